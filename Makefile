@@ -1,0 +1,73 @@
+# The only list of commands. `make run` and `make test` are all a fresh machine needs: each sets up what is missing.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# Set-up is done again when the project's metadata changes.
+READY  := $(VENV)/.ready
+PROTO_VENV := .venv-proto
+PROTO_BIN  := $(PROTO_VENV)/bin
+PROTO_OUT  := protos/redfence_proto
+SOURCES := protos server client_sdk storage_demo tests bench
+
+.PHONY: help setup run demo test unit check fmt fix lint type proto proto-check bench clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(READY) ## make the environment in .venv (done by the others when needed)
+
+$(READY): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "redfence needs Python 3.11 or newer; set PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "redfence needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[embedded]" --group dev
+	@touch $@
+
+run: $(READY) ## serve: an embedded quorum, the lock server and the storage demo
+	@exec $(BIN)/redfence dev $(ARGS)
+
+demo: $(READY) ## a paused holder's late write is refused, and what happens without fencing
+	@$(BIN)/redfence demo gc-pause
+	@echo
+	@$(BIN)/redfence demo gc-pause --no-fencing; test $$? -eq 1
+
+test: $(READY) ## every test
+	@$(BIN)/python -m pytest $(ARGS)
+
+unit: $(READY) ## the fast tests only
+	@$(BIN)/python -m pytest tests/unit tests/project $(ARGS)
+
+check: lint type proto-check ## everything a reviewer should not have to look for
+
+lint: $(READY)
+	@$(BIN)/ruff format --check $(SOURCES)
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/buf lint
+
+type: $(READY)
+	@$(BIN)/mypy $(SOURCES)
+
+fmt fix: $(READY) ## repair what `make lint` complains about, where a tool can
+	@$(BIN)/ruff check --fix $(SOURCES)
+	@$(BIN)/ruff format $(SOURCES)
+
+$(PROTO_VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(PROTO_VENV)
+	$(PROTO_BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(PROTO_BIN)/python -m pip install --quiet --disable-pip-version-check --group proto
+	@touch $@
+
+proto: $(PROTO_VENV)/.ready ## generate the Python code of protos/
+	@PATH="$(PROTO_BIN):$$PATH" $(PROTO_BIN)/python protos/generate.py $(PROTO_OUT)
+
+proto-check: $(PROTO_VENV)/.ready ## is the generated code up to date?
+	@PATH="$(PROTO_BIN):$$PATH" $(PROTO_BIN)/python protos/generate.py --check $(PROTO_OUT)
+
+bench: $(READY) ## measure; prints, never fails on a number
+	@$(BIN)/python -m bench $(ARGS)
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) $(PROTO_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -31,7 +31,7 @@ class RichError:
         retry_after_ms: when set, trying again no sooner than this can help.
     """
 
-    reason: lock_pb2.ErrorReason
+    reason: lock_pb2.ErrorReason.ValueType
     message: str
     metadata: Mapping[str, str] = field(default_factory=dict)
     retry_after_ms: int | None = None

@@ -1,0 +1,1 @@
+"""The redfence lock server."""

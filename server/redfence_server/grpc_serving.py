@@ -1,0 +1,126 @@
+"""How redfence runs a gRPC server: limits, health, reflection, and an orderly end.
+
+The limits were measured, not guessed: without the pending-request options a burst of a thousand calls is cancelled at random, without the ping
+options a frozen peer is noticed after half a minute, and without a bound on streams a flood of resets takes memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from redfence_proto import bounds
+
+_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", bounds.MESSAGE_BYTES_MAX),
+    ("grpc.max_metadata_size", 16 * 1024),
+    # Streams of one connection; a client's further calls queue at the client.
+    ("grpc.max_concurrent_streams", 1_000),
+    ("grpc.server.max_pending_requests", 100_000),
+    ("grpc.server.max_pending_requests_hard_limit", 200_000),
+    # A client may ping every 5 s without data, and a client that does not answer ours is dropped after 5 s.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # No bound on a connection's age: it would cut every waiting call and stream for nothing.
+    ("grpc.max_connection_idle_ms", 600_000),
+    # Two servers on one port would share the calls at random; better an error.
+    ("grpc.so_reuseport", 0),
+)
+
+
+class ListenError(Exception):
+    """The address cannot be served on; the message says which and why."""
+
+
+def new_server() -> grpc.aio.Server:
+    """Return a server with redfence's limits and nothing on it yet."""
+    return grpc.aio.server(options=_OPTIONS)
+
+
+def add_health_and_reflection(
+    server: grpc.aio.Server, service_names: Sequence[str]
+) -> health.aio.HealthServicer:
+    """Add the standard health and reflection services; health starts as NOT_SERVING for "" and every name."""
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    reflection.enable_server_reflection(
+        (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+    )
+    return servicer
+
+
+async def set_health(
+    servicer: health.aio.HealthServicer, service_names: Sequence[str], *, serving: bool
+) -> None:
+    """Set the health of the server as a whole and of every named service."""
+    status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+    for name in ("", *service_names):
+        await servicer.set(name, status)
+
+
+def bind(server: grpc.aio.Server, listen: str) -> int:
+    """Bind HOST:PORT (port 0: any free one) and return the port.
+
+    Raises:
+        ListenError: the address is malformed or in use.
+    """
+    host, separator, port_text = listen.rpartition(":")
+    if not separator or not host or not port_text.isdecimal() or int(port_text) > 65_535:
+        raise ListenError(f"{listen!r} is not HOST:PORT with a port from 0 to 65535")
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise ListenError(
+            f"cannot listen on {listen}: the address is in use or not of this machine"
+        ) from error
+    if port == 0:
+        raise ListenError(f"cannot listen on {listen}: the address is in use or not of this machine")
+    return port
+
+
+async def wait_for_stop_signal() -> signal.Signals:
+    """Return the first SIGTERM or SIGINT that arrives; a second one is left to the default action."""
+    loop = asyncio.get_running_loop()
+    received: asyncio.Future[signal.Signals] = loop.create_future()
+
+    def note(number: signal.Signals) -> None:
+        if not received.done():
+            received.set_result(number)
+            # Whoever signals twice wants out now.
+            for each in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(each)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, note, number)
+    return await received
+
+
+async def drain(server: grpc.aio.Server, *, on_drain: Callable[[], Awaitable[None]], grace_s: float) -> None:
+    """Refuse new calls, tell the streams by `on_drain`, and return when all have ended, after `grace_s` at the latest.
+
+    `server.stop` alone would wait the whole grace for open streams, which only their own servicer can end.
+    """
+    stopping = asyncio.create_task(server.stop(grace_s), name="grpc-stop")
+    await on_drain()
+    await stopping
+
+
+async def run_until_signal(
+    server: grpc.aio.Server, *, on_drain: Callable[[], Awaitable[None]], grace_s: float
+) -> None:
+    """Serve a started server until SIGTERM or SIGINT, then drain it."""
+    number = await wait_for_stop_signal()
+    structlog.get_logger().info("draining", signal=number.name, grace_s=grace_s)
+    await drain(server, on_drain=on_drain, grace_s=grace_s)
+    structlog.get_logger().info("stopped")

@@ -1,0 +1,54 @@
+"""Structured logs on standard error: one event a line, JSON for machines or columns for a terminal.
+
+Levels by consequence: debug is for the one who reads the code; info is a change of state that was asked for; warning is something lost that
+is being made good (one node); error is something a caller notices (a quorum, a database).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from enum import StrEnum
+
+import structlog
+
+
+class LogFormat(StrEnum):
+    """How events are written; AUTO is CONSOLE on a terminal and JSON elsewhere."""
+
+    AUTO = "auto"
+    JSON = "json"
+    CONSOLE = "console"
+
+
+class LogLevel(StrEnum):
+    """The lowest level that is written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def configure(*, log_format: LogFormat = LogFormat.AUTO, level: LogLevel = LogLevel.INFO) -> None:
+    """Send every event of this process to standard error in one format."""
+    if log_format is LogFormat.AUTO:
+        log_format = LogFormat.CONSOLE if sys.stderr.isatty() else LogFormat.JSON
+    renderer: structlog.typing.Processor
+    if log_format is LogFormat.JSON:
+        renderer = structlog.processors.JSONRenderer(sort_keys=True)
+    else:
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.StackInfoRenderer(),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )

@@ -1,0 +1,114 @@
+"""The data directory of embedded nodes: used by one server at a time, and always with the number of nodes it was made for."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Self
+
+LOCK_NAME = "lock"
+COUNT_NAME = "node-count"
+# The nodes of a killed server hold the lock as well, for the moment until the kernel has ended them.
+_LOCK_TIMEOUT_S = 2.0
+_LOCK_RETRY_INTERVAL_S = 0.02
+
+
+class DataDirectoryError(Exception):
+    """The directory cannot be used; the message says why and what to do."""
+
+
+class DataDirectory:
+    """A directory that this process alone uses until `close`."""
+
+    def __init__(self, path: Path, *, lock_fd: int, temporary: bool) -> None:
+        self.path = path
+        # Nodes inherit it: the lock lasts until the last of them is gone, even if this process dies first.
+        self.lock_fd = lock_fd
+        self._temporary = temporary
+        self._closed = False
+
+    @classmethod
+    async def open(cls, path: Path | None, *, count: int) -> Self:
+        """Take a directory into use; None makes a temporary one, which `close` removes.
+
+        Cancellation: nothing stays locked.
+
+        Raises:
+            DataDirectoryError: it cannot be written, another server uses it, or it was made for another number of nodes.
+        """
+        temporary = path is None
+        try:
+            path = _made_directory(path)
+            lock_fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                await _lock(lock_fd, path)
+                _check_count(path, count)
+            except BaseException:
+                os.close(lock_fd)
+                raise
+        except OSError as error:
+            raise DataDirectoryError(f"the data directory {path} cannot be used: {error}") from error
+        return cls(path, lock_fd=lock_fd, temporary=temporary)
+
+    def node_folder(self, index: int) -> Path:
+        """Where the node with this index keeps everything."""
+        return self.path / f"node-{index}"
+
+    def close(self) -> None:
+        """Give up the lock, and remove a temporary directory. Harmless to repeat."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._temporary:
+            shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.lock_fd)
+
+
+def _made_directory(path: Path | None) -> Path:
+    if path is None:
+        return Path(tempfile.mkdtemp(prefix="redfence-"))
+    # Absolute, for the nodes work in folders of their own.
+    path = path.absolute()
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+async def _lock(lock_fd: int, path: Path) -> None:
+    try:
+        async with asyncio.timeout(_LOCK_TIMEOUT_S):
+            while not _try_lock(lock_fd):  # noqa: ASYNC110  (a lock of the kernel's sets no event)
+                await asyncio.sleep(_LOCK_RETRY_INTERVAL_S)
+    except TimeoutError:
+        user = os.pread(lock_fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        raise DataDirectoryError(
+            f"the data directory {path} is in use by another server (process {user}): stop it, or choose another directory"
+        ) from None
+    os.ftruncate(lock_fd, 0)
+    os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+
+
+def _try_lock(lock_fd: int) -> bool:
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _check_count(path: Path, count: int) -> None:
+    file = path / COUNT_NAME
+    if not file.exists():
+        # Whole or not there at all, whenever this process is killed.
+        draft = file.with_suffix(".new")
+        draft.write_text(f"{count}\n", encoding="ascii")
+        draft.replace(file)
+    formed = file.read_text(encoding="ascii", errors="replace").strip()
+    if formed != str(count):
+        raise DataDirectoryError(
+            f"the data directory {path} was made for {formed} nodes, not {count}: "
+            f"a cluster keeps its size; start with {formed} nodes, or choose another directory"
+        )

@@ -1,0 +1,137 @@
+"""What can go wrong, in the server's own terms.
+
+RedfenceServerError
+├── StartupError               the server cannot start; the message is for the operator
+│   ├── ConfigError            a setting is wrong; the message names it
+│   ├── NodeRejectedError      a node must not vote: replica, other cluster, wrong place …
+│   └── EmbeddedError          an embedded node cannot be run
+├── InvalidFieldError          a caller's field is malformed or out of bounds
+├── UnavailableError           the call cannot be decided now; trying again can help
+│   ├── NoQuorumError          fewer than a quorum of nodes answered
+│   ├── ValidityExhaustedError a quorum granted, too late
+│   └── DrainingError          this server is stopping
+└── OverloadedError            a bound on waiting or unanswered work is reached
+    ├── TooManyWaitersError
+    └── TooManyCommandsError
+
+Losing to another holder is not here: it is an outcome. grpc_errors.py maps each class to a status and a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from redfence_proto.v1 import lock_pb2
+
+
+class RedfenceServerError(Exception):
+    """Root of everything this package raises on purpose."""
+
+
+class StartupError(RedfenceServerError):
+    """The server cannot start."""
+
+
+class ConfigError(StartupError):
+    """A setting is wrong; the message names it."""
+
+
+class NodeRejectedError(StartupError):
+    """A configured node must not vote."""
+
+
+class EmbeddedError(StartupError):
+    """An embedded node cannot be run."""
+
+
+@dataclass(eq=False)
+class InvalidFieldError(RedfenceServerError):
+    """A caller's field is malformed or out of bounds.
+
+    Attributes:
+        field_name: as the proto spells it.
+        problem: a sentence without the field's name; never repeats a secret.
+        reason: the contract's reason.
+        metadata: more for machines, e.g. the bounds.
+    """
+
+    field_name: str
+    problem: str
+    reason: lock_pb2.ErrorReason.ValueType
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Name the field first."""
+        return f"{self.field_name} {self.problem}"
+
+
+class UnavailableError(RedfenceServerError):
+    """The call cannot be decided now."""
+
+
+@dataclass(eq=False)
+class NoQuorumError(UnavailableError):
+    """Fewer than a quorum of nodes answered.
+
+    Attributes:
+        silent: which nodes did not, and why, e.g. "1=timed_out,2=unreachable".
+    """
+
+    silent: str
+
+    def __str__(self) -> str:
+        """Name the nodes."""
+        return f"no quorum of nodes answered ({self.silent})"
+
+
+@dataclass(eq=False)
+class ValidityExhaustedError(UnavailableError):
+    """A quorum granted, but so late that the lease was worth nothing any more; it was undone.
+
+    Attributes:
+        elapsed_ms: how long the nodes took.
+        ttl_ms: what was asked for.
+    """
+
+    elapsed_ms: float
+    ttl_ms: int
+
+    def __str__(self) -> str:
+        """Tell what to change."""
+        return f"the nodes took {self.elapsed_ms:.0f} ms to grant a ttl of {self.ttl_ms} ms; ask for a longer ttl"
+
+
+class DrainingError(UnavailableError):
+    """This server is stopping; another one can take the call."""
+
+    def __str__(self) -> str:
+        """Tell where to go."""
+        return "this server is stopping; go on at another one, with the same lease id"
+
+
+@dataclass(eq=False)
+class OverloadedError(RedfenceServerError):
+    """A bound is reached.
+
+    Attributes:
+        limit: the bound.
+    """
+
+    limit: int
+
+
+class TooManyWaitersError(OverloadedError):
+    """So many acquires wait at this server that it takes no more."""
+
+    def __str__(self) -> str:
+        """Name the bound."""
+        return f"{self.limit} acquires are waiting at this server; it takes no more"
+
+
+class TooManyCommandsError(OverloadedError):
+    """So many commands of one stream are unanswered that it takes no more."""
+
+    def __str__(self) -> str:
+        """Name the bound."""
+        return f"{self.limit} commands are unanswered on this stream; it takes no more"

@@ -1,0 +1,188 @@
+"""What the algorithm says to one node, and what it hears back: the seam between the quorum and the wire.
+
+`NodeLink` implements it over a real connection; the tests' fake node implements it in memory and is held to the
+real one by one contract suite (tests/contract/test_lock_node.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol
+
+# --- commands: one per Lua script -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Mint:
+    """Take the lock for a lease, with the node's next token. `nonce` is the attempt's id."""
+
+    resource: str
+    digest: str
+    nonce: str
+    holder: str
+    ttl_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Raise the hold that answered `nonce` to the token of the grant."""
+
+    resource: str
+    digest: str
+    nonce: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """Delete the hold that the attempt `nonce` made, unless a retry shares it.
+
+    A node that cannot be reached gets it when it is back, if that is before `worthless_at_ms` on the server's clock:
+    after that the hold has expired by itself.
+    """
+
+    resource: str
+    nonce: str
+    worthless_at_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Start the ttl of a lease anew, where it holds."""
+
+    resource: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Delete the hold of a lease, where it holds."""
+
+    resource: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Tell who holds the lock."""
+
+    resource: str
+
+
+Command = Mint | Commit | Undo | Renew | Release | Inspect
+
+
+# --- replies ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The lease holds the lock on this node; nonce and token are those of the hold, which a retry may have found there."""
+
+    nonce: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A lease with this digest holds the lock on this node."""
+
+    digest: str
+    token: int
+    holder: str
+    remaining_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """The lease still holds the lock on this node and its ttl starts anew."""
+
+    token: int
+    ttl_ms: int
+
+
+class Plain(Enum):
+    """Replies that carry nothing but themselves."""
+
+    COMMITTED = auto()
+    """The hold lasted without a gap from its mint to this commit."""
+    LOST = auto()
+    """The hold to commit is not there any more."""
+    UNDONE = auto()
+    """The hold was this attempt's alone and is gone."""
+    KEPT = auto()
+    """There was nothing to undo, or a retry shares it."""
+    NOT_HELD = auto()
+    """The lease does not hold the lock on this node."""
+    RELEASED = auto()
+    """The lease held the lock on this node and does not any more."""
+    FREE = auto()
+    """Nobody holds the lock on this node."""
+
+
+class Silence(Enum):
+    """Why there is no reply that counts. The command may have been applied, except for UNREACHABLE."""
+
+    TIMED_OUT = auto()
+    """No reply came within the node timeout."""
+    UNREACHABLE = auto()
+    """The command was not sent: there is no admitted connection, or too much is unanswered on it."""
+    DISCONNECTED = auto()
+    """The connection broke before the reply came."""
+    REFUSED = auto()
+    """The node answered with an error, or that this server is not admitted to it any more."""
+
+
+Reply = Granted | Held | Renewed | Plain | Silence
+
+
+class NodeState(Enum):
+    """Whether a node votes."""
+
+    JOINING = auto()
+    """The server is connecting to it and checking its identity."""
+    READY = auto()
+    """It votes."""
+    QUARANTINED = auto()
+    """It is reachable but not trusted."""
+    UNREACHABLE = auto()
+    """There is no connection to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """What this server knows of one node.
+
+    Attributes:
+        address: HOST:PORT or a socket's path, never with a password.
+        detail: why it does not vote; empty when READY.
+        run_id: the node's id of its present run; empty before it was first reached.
+        latency_ms: how long the last answered command took; None before the first.
+        since_ms: how long it has been in this state.
+    """
+
+    address: str
+    state: NodeState
+    detail: str
+    run_id: str
+    latency_ms: float | None
+    since_ms: float
+
+
+class LockNode(Protocol):
+    """One node. `index` is its place in the cluster, from 0."""
+
+    index: int
+
+    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> None:
+        """Carry out `command` and tell `on_reply` exactly once, never before `send` has returned.
+
+        Commands of one node are applied in the order they were sent. A reply or a `Silence` comes within the node timeout.
+        """
+        ...
+
+    def report(self) -> NodeReport:
+        """Tell what is known of the node, without asking it."""
+        ...

@@ -1,0 +1,38 @@
+-- form: give an empty node its place in a new cluster, or confirm the place it was given.
+--
+-- KEYS  1 node, 2 high: as in mint.lua
+-- ARGV  1 cluster id
+--       2 node index
+--       3 number of nodes
+--       4 greatest ttl the cluster allows, in ms
+--       5 admission id to give
+--       6 the node's run_id
+--       7 state to reach: 'forming', then 'ready' once every node is forming
+-- Returns  {'formed'}      the node has this identity and state
+--          {'not_empty'}   the node holds keys but no identity; nothing was changed
+--          {'other'}       the node has another identity, or is ahead of the state asked for; nothing was changed
+--
+-- Atomic because two operators may form at once, and because an identity must never be given to a node that already
+-- holds anything: it would vote as if it had never forgotten.
+local identity = redis.call('HMGET', KEYS[1], 'cluster_id', 'index', 'nodes', 'state')
+if not identity[1] then
+  if ARGV[7] ~= 'forming' then
+    return {'other'}
+  end
+  if redis.call('DBSIZE') ~= 0 then
+    return {'not_empty'}
+  end
+  redis.call('SET', KEYS[2], '0')
+  redis.call('HSET', KEYS[1], 'cluster_id', ARGV[1], 'index', ARGV[2], 'nodes', ARGV[3], 'max_ttl_ms', ARGV[4],
+    'admission', ARGV[5], 'run_id', ARGV[6], 'state', 'forming')
+  return {'formed'}
+end
+if identity[1] ~= ARGV[1] or identity[2] ~= ARGV[2] or identity[3] ~= ARGV[3] then
+  return {'other'}
+end
+if identity[4] == 'forming' and ARGV[7] == 'ready' then
+  redis.call('HSET', KEYS[1], 'state', 'ready')
+elseif identity[4] ~= ARGV[7] then
+  return {'other'}
+end
+return {'formed'}

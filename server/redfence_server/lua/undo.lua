@@ -1,0 +1,22 @@
+-- undo: take back what a failed attempt minted on this node.
+--
+-- KEYS  1 node, 2 lock: as in mint.lua
+-- ARGV  1 admission id
+--       2 nonce: the id of the attempt
+-- Returns  {'undone'}        the hold was this attempt's alone and is gone
+--          {'kept'}          there is no such hold, or a retry of the same lease shares it
+--          {'not_admitted'}  as in mint.lua
+--
+-- Atomic because the hold must not change owner between the look and the deletion. It goes by the nonce and not
+-- by the lease: deleting by lease would end a grant that another server made to a retry of the same Acquire. The
+-- numbers stay used.
+if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] then
+  return {'not_admitted'}
+end
+
+local hold = redis.call('HMGET', KEYS[2], 'nonce', 'shared')
+if hold[1] == ARGV[2] and hold[2] ~= '1' then
+  redis.call('DEL', KEYS[2])
+  return {'undone'}
+end
+return {'kept'}

@@ -1,0 +1,143 @@
+"""One socket to one node that carries the commands of every caller.
+
+Commands issued in one turn of the event loop leave in one write, and the node answers them with one fsync. Replies come in
+order, so a queue matches them; nobody but this class ever reads the socket, so a caller that goes away cannot leave a
+reply for the next one. Timeouts need one timer for the whole queue: the oldest command is the first to be overdue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import hiredis
+
+from redfence_server.lock_node import Silence
+
+# Above this many unanswered commands the node is as good as unreachable; each takes about half a kilobyte.
+_UNANSWERED_MAX: Final = 20_000
+# A socket whose oldest command is unanswered for this many node timeouts is given up and dialled anew.
+_STALLED_AFTER_TIMEOUTS: Final = 4
+_INCOMPLETE: Final = object()
+
+ReplyError: type[Exception] = hiredis.ReplyError
+
+
+class _Unanswered:
+    __slots__ = ("on_raw", "sent_at")
+
+    def __init__(self, on_raw: Callable[[Any], None], sent_at: float) -> None:
+        self.on_raw = on_raw
+        self.sent_at = sent_at
+
+
+class NodeConnection(asyncio.Protocol):
+    """Pipelines packed commands over one transport.
+
+    Args:
+        node_timeout_ms: a command without a reply for this long is told `Silence.TIMED_OUT`. Its late reply is dropped.
+        on_lost: told once, with the reason, when the connection has ended; every unanswered command has been told by then.
+    """
+
+    def __init__(self, *, node_timeout_ms: int, on_lost: Callable[[str], None]) -> None:
+        self._timeout_s = node_timeout_ms / 1000
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
+        self._transport: asyncio.Transport | None = None
+        self._outbox: list[bytes] = []
+        self._unanswered: deque[_Unanswered] = deque()
+        # Commands already told TIMED_OUT whose replies are still owed by the node; always older than `_unanswered`.
+        self._overdue: deque[_Unanswered] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._end_reason = ""
+        self.latency_ms: float | None = None
+
+    def call(self, packed: bytes, on_raw: Callable[[Any], None]) -> bool:
+        """Send a packed command; `on_raw` is told the parsed reply, a `ReplyError`, or a `Silence`, exactly once and later.
+
+        Returns False, and tells nothing, if the connection has ended or too much is unanswered.
+        """
+        if self._transport is None or len(self._unanswered) + len(self._overdue) >= _UNANSWERED_MAX:
+            return False
+        if not self._outbox:
+            self._loop.call_soon(self._flush)
+        self._outbox.append(packed)
+        now = self._loop.time()
+        self._unanswered.append(_Unanswered(on_raw, now))
+        if self._timer is None:
+            self._timer = self._loop.call_at(now + self._timeout_s, self._expire)
+        return True
+
+    def abort(self, reason: str) -> None:
+        """End the connection now."""
+        if self._transport is not None:
+            self._end_reason = reason
+            self._transport.abort()
+
+    def _flush(self) -> None:
+        outbox, self._outbox = self._outbox, []
+        if self._transport is not None and outbox:
+            self._transport.write(b"".join(outbox))
+
+    def _expire(self) -> None:
+        """Tell the overdue, and give the connection up if the node owes replies for too long."""
+        self._timer = None
+        now = self._loop.time()
+        if self._overdue and now - self._overdue[0].sent_at >= _STALLED_AFTER_TIMEOUTS * self._timeout_s:
+            self.abort("it answers nothing any more")
+            return
+        while self._unanswered and now - self._unanswered[0].sent_at >= self._timeout_s:
+            entry = self._unanswered.popleft()
+            self._overdue.append(entry)
+            entry.on_raw(Silence.TIMED_OUT)
+        if self._transport is None:
+            return
+        if self._unanswered:
+            self._timer = self._loop.call_at(self._unanswered[0].sent_at + self._timeout_s, self._expire)
+        elif self._overdue:
+            stalled_at = self._overdue[0].sent_at + _STALLED_AFTER_TIMEOUTS * self._timeout_s
+            self._timer = self._loop.call_at(stalled_at, self._expire)
+
+    # --- asyncio.Protocol -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start to carry commands."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Match replies with commands, oldest first."""
+        self._reader.feed(data)
+        entry = None
+        while True:
+            try:
+                raw = self._reader.gets()
+            except hiredis.ProtocolError as error:
+                self.abort(f"it does not speak the Redis protocol: {error}")
+                return
+            if raw is _INCOMPLETE:
+                break
+            if self._overdue:
+                entry = self._overdue.popleft()
+            elif self._unanswered:
+                entry = self._unanswered.popleft()
+                entry.on_raw(raw)
+            else:
+                self.abort("it sent a reply to no command")
+                return
+        if entry is not None:
+            self.latency_ms = (self._loop.time() - entry.sent_at) * 1000
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell every waiting caller, then the owner."""
+        self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._overdue.clear()
+        while self._unanswered:
+            self._unanswered.popleft().on_raw(Silence.DISCONNECTED)
+        self._on_lost(self._end_reason or (str(exc) if exc else "it closed the connection"))

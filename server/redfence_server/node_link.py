@@ -1,0 +1,272 @@
+"""The server's lasting link to one node: dial, admission, commands, and again after every break.
+
+States: JOINING -> READY -> (connection breaks) UNREACHABLE -> JOINING …; QUARANTINED when the node answers but must not vote.
+Commands go out only in READY, so a node is never sent anything before it was admitted on that very connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import structlog
+
+from redfence_server import node_admission, scripts
+from redfence_server.clock import Clock
+from redfence_server.lock_node import Command, NodeReport, NodeState, Reply, Silence, Undo
+from redfence_server.node_admission import Admitted, Expectation, Identity, Rejected
+from redfence_server.node_connection import NodeConnection, ReplyError
+from redfence_server.randomness import Randomness
+from redfence_server.redis_dial import DialError, DialledNode, NodeUrl, dial
+
+# How long to wait before dialling again: doubled from the first to the last, with jitter of a half.
+_BACKOFF_MS_FIRST: Final = 50
+_BACKOFF_MS_LAST: Final = 2_000
+# A node that is up but must not vote is looked at again this often.
+_QUARANTINE_RECHECK_MS: Final = 2_000
+# Undos kept for a node that is away. Beyond it the oldest are dropped: their holds end by their ttl.
+_KEPT_UNDOS_MAX: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """What every link of a server shares.
+
+    Attributes:
+        node_timeout_ms: how long a command may stay unanswered.
+        dial_timeout_ms: how long each step of connecting may take.
+        assume_durable: the operator's word that a restarted node forgets nothing.
+    """
+
+    keys: scripts.Keyspace
+    node_count: int
+    node_timeout_ms: int
+    dial_timeout_ms: int
+    assume_durable: bool
+
+
+class ClusterIdentity:
+    """Which cluster the nodes belong to: set by the first admitted node, and binding for the others."""
+
+    def __init__(self) -> None:
+        self.cluster_id: str | None = None
+        self.max_ttl_ms: int | None = None
+
+    def learn(self, identity: Identity) -> None:
+        """Take over a first node's cluster."""
+        if self.cluster_id is None:
+            self.cluster_id = identity.cluster_id
+            self.max_ttl_ms = identity.max_ttl_ms
+
+
+class NodeLink:
+    """A `LockNode` over the wire. Start it once; it keeps itself connected until closed."""
+
+    def __init__(
+        self,
+        url: NodeUrl,
+        *,
+        index: int,
+        settings: LinkSettings,
+        cluster: ClusterIdentity,
+        clock: Clock,
+        randomness: Randomness,
+    ) -> None:
+        self.index = index
+        self._url = url
+        self._settings = settings
+        self._cluster = cluster
+        self._clock = clock
+        self._randomness = randomness
+        self._log = structlog.get_logger().bind(node_index=index, node_address=url.address)
+        self._connection: NodeConnection | None = None
+        self._admission = ""
+        self._state = NodeState.JOINING
+        self._detail = "connecting for the first time"
+        self._since_ms = clock.now_ms()
+        self._run_id = ""
+        self._kept_undos: deque[Undo] = deque(maxlen=_KEPT_UNDOS_MAX)
+        self._task: asyncio.Task[None] | None = None
+        self._lost: asyncio.Future[str] | None = None
+        self.rejected: Rejected | None = None
+        """Why the node was turned away, when it was."""
+        self.examined = asyncio.Event()
+        """Set once the first try to join has come to an end, good or bad."""
+
+    # --- LockNode -------------------------------------------------------------------------------------------------
+
+    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> None:
+        """Carry out `command` and tell `on_reply` exactly once, later; see `LockNode`."""
+        connection = self._connection
+        if connection is not None:
+            packed = scripts.pack(command, self._settings.keys, self._admission)
+            if connection.call(packed, partial(self._on_raw, command, on_reply)):
+                return
+        self._keep_undo(command)
+        if on_reply is not None:
+            asyncio.get_running_loop().call_soon(on_reply, Silence.UNREACHABLE)
+
+    def report(self) -> NodeReport:
+        """Tell what is known of the node, without asking it."""
+        return NodeReport(
+            address=self._url.address,
+            state=self._state,
+            detail=self._detail,
+            run_id=self._run_id,
+            latency_ms=self._connection.latency_ms if self._connection else None,
+            since_ms=self._clock.now_ms() - self._since_ms,
+        )
+
+    def _on_raw(self, command: Command, on_reply: Callable[[Reply], None] | None, raw: Any) -> None:
+        reply: Reply
+        if isinstance(raw, Silence):
+            reply = raw
+            if raw is Silence.DISCONNECTED:
+                self._keep_undo(command)
+        elif isinstance(raw, ReplyError):
+            reply = self._refused(str(raw))
+        else:
+            try:
+                reply = scripts.read_reply(raw)
+            except scripts.NotAdmittedError:
+                reply = self._refused("not_admitted")
+            except scripts.NumbersExhaustedError:
+                self._log.error("node_numbers_exhausted")
+                reply = Silence.REFUSED
+        if on_reply is not None:
+            on_reply(reply)
+
+    def _refused(self, problem: str) -> Silence:
+        """Start over with the node: its identity or its scripts are not what was found at admission."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._log.warning("node_refused_command", problem=problem)
+            connection.abort(f"it refused a command: {problem}")
+        return Silence.REFUSED
+
+    def _keep_undo(self, command: Command) -> None:
+        # Only undos: they go by an attempt's nonce, so they can do no harm however late they come. A late release
+        # could end a later hold of a caller that uses a lease id twice.
+        if isinstance(command, Undo):
+            self._kept_undos.append(command)
+
+    def _send_kept_undos(self) -> None:
+        kept, self._kept_undos = self._kept_undos, deque(maxlen=_KEPT_UNDOS_MAX)
+        now_ms = self._clock.now_ms()
+        for undo in kept:
+            if undo.worthless_at_ms > now_ms:
+                self.send(undo)
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to connect, and stay connected until `close`."""
+        self._task = asyncio.create_task(self._run(), name=f"node-link-{self.index}")
+
+    async def close(self) -> None:
+        """End the connection and wait for it; commands under way are told `Silence.DISCONNECTED`. May be repeated."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        backoff_ms: float = _BACKOFF_MS_FIRST
+        while True:
+            pause_ms = backoff_ms
+            try:
+                await self._join_and_serve()
+                backoff_ms = pause_ms = _BACKOFF_MS_FIRST
+            except DialError as error:
+                self._become(NodeState.UNREACHABLE, str(error))
+                backoff_ms = min(2 * backoff_ms, _BACKOFF_MS_LAST)
+            except _TurnedAwayError:
+                pause_ms = _QUARANTINE_RECHECK_MS
+            self.examined.set()
+            await asyncio.sleep(pause_ms * self._randomness.uniform(0.5, 1.0) / 1000)
+
+    async def _join_and_serve(self) -> None:
+        """Return when a connection that was admitted has ended."""
+        if self._state is not NodeState.QUARANTINED:  # while rechecked it stays so, for whoever looks
+            self._become(NodeState.JOINING, "connecting")
+        dialled = await dial(self._url, timeout_ms=self._settings.dial_timeout_ms)
+        try:
+            identity = await self._admit(dialled)
+            for source in scripts.sources():
+                await dialled.command("SCRIPT", "LOAD", source)
+            self._lost = asyncio.get_running_loop().create_future()
+            connection = NodeConnection(
+                node_timeout_ms=self._settings.node_timeout_ms, on_lost=self._note_loss
+            )
+            dialled.hand_over(connection)
+            self._admission = identity.admission
+            self._connection = connection
+            self._send_kept_undos()
+            self._become(NodeState.READY, "")
+            self.examined.set()
+            reason = await self._lost
+            self._become(NodeState.UNREACHABLE, reason)
+        finally:
+            self._connection = None
+            await dialled.close()
+
+    def _note_loss(self, reason: str) -> None:
+        self._connection = None
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(reason)
+
+    async def _admit(self, dialled: DialledNode) -> Identity:
+        found = await node_admission.examine(dialled, self._settings.keys)
+        self._run_id = found.run_id
+        expected = Expectation(
+            index=self.index,
+            node_count=self._settings.node_count,
+            cluster_id=self._cluster.cluster_id,
+            assume_durable=self._settings.assume_durable,
+        )
+        judgement = node_admission.judge(expected, found)
+        if isinstance(judgement, Rejected):
+            self.rejected = judgement
+            self._become(NodeState.QUARANTINED, judgement.detail)
+            raise _TurnedAwayError
+        if judgement.restarted:
+            await self._readmit(dialled, judgement, found.run_id)
+        self.rejected = None
+        self._cluster.learn(judgement.identity)
+        return judgement.identity
+
+    async def _readmit(self, dialled: DialledNode, judgement: Admitted, run_id: str) -> None:
+        identity = judgement.identity
+        answer = await dialled.command(
+            "EVAL",
+            scripts.load("readmit"),
+            1,
+            self._settings.keys.node,
+            identity.admission,
+            identity.run_id,
+            run_id,
+        )
+        if answer != [b"readmitted"]:
+            raise DialError("its identity changed while it was being readmitted")
+        self._log.info("node_readmitted", run_id_before=identity.run_id, run_id=run_id)
+
+    def _become(self, state: NodeState, detail: str) -> None:
+        if state is self._state and detail == self._detail:
+            return
+        changed = state is not self._state
+        if changed:
+            self._since_ms = self._clock.now_ms()
+        self._state, self._detail = state, detail
+        if state is NodeState.JOINING:
+            return
+        if state is NodeState.READY:
+            self._log.info("node_ready", run_id=self._run_id)
+        else:
+            self._log.warning("node_lost", state=state.name.lower(), detail=detail)
+
+
+class _TurnedAwayError(Exception):
+    """The node answered but must not vote."""

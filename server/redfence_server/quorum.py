@@ -1,0 +1,270 @@
+"""Decide, from what the nodes answered. Pure: no clock, no I/O, no randomness.
+
+Every attempt to grant a lease is judged by one rule. A node *stands at* the token it minted for the attempt, raised to M
+once it has acknowledged a commit of M. M is the greatest token that any node has answered so far. The attempt is granted when a quorum
+stands at M; until then, nodes below M are asked to commit it. In the steady state a quorum mints M at once and nothing is
+committed: a commit that coincides with its mint.
+
+Why M must be the greatest of *all* answers so far, also of a node that answers late: a node may count towards the quorum
+only if M is no less than what it minted, for what it minted is what proves that M is greater than the tokens before. A late, greater answer
+therefore raises M and the commits start over; that happens at most once per node.
+
+The safety argument is at the head of redlock.py. tests/unit/redfence_server/test_quorum.py enumerates all reply vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from redfence_server.lock_node import Granted, Held, Plain, Renewed, Reply, Silence
+
+NODE_COUNTS = (1, 3, 5, 7)
+"""An even number of nodes tolerates no more failures than the odd number below it, and can split in two halves."""
+
+DRIFT_RATIO = 0.01
+"""How much of a ttl node clocks may gain on ours. Raised: leases are shorter for their holders. Lowered: a fast
+node clock frees the lock while its holder still counts on it."""
+DRIFT_FIXED_MS = 2
+"""What expiry rounding (1 ms) on the nodes can take from a short ttl, doubled."""
+
+
+def majority(node_count: int) -> int:
+    """Return the size of a quorum: any two quorums share a node."""
+    assert node_count in NODE_COUNTS, node_count
+    size = node_count // 2 + 1
+    assert 2 * size > node_count
+    return size
+
+
+def validity_left_ms(ttl_ms: int, elapsed_ms: float) -> float:
+    """Return how long a lease can still be counted on, `elapsed_ms` after the instant its ttl is counted from."""
+    return ttl_ms - elapsed_ms - (ttl_ms * DRIFT_RATIO + DRIFT_FIXED_MS)
+
+
+# --- acquire ----------------------------------------------------------------------------------------------------
+
+
+class Failure(Enum):
+    """Why an attempt cannot be granted any more."""
+
+    HELD = auto()
+    """Enough nodes are held by other leases, and one of those may have a quorum."""
+    SPLIT = auto()
+    """Enough nodes are held by other leases, but none of those has a quorum: nobody will be granted."""
+    NO_QUORUM = auto()
+    """Fewer than a quorum of nodes answered."""
+    EXPIRED = auto()
+    """Holds ended between mint and commit: the nodes were slower than the ttl is long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Send a commit of `token` to these nodes (index, nonce); an empty tuple means wait."""
+
+    token: int
+    targets: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A quorum stands at `token`."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The attempt has failed. `silent` names the nodes that did not answer, by index."""
+
+    failure: Failure
+    held: tuple[Held, ...]
+    silent: tuple[tuple[int, Silence], ...]
+
+
+Decision = Ask | Grant | Refusal
+WAIT = Ask(0, ())
+
+
+class Tally:
+    """The answers to one attempt so far. Feed it every answer; it returns what to do next."""
+
+    def __init__(self, node_count: int) -> None:
+        self._quorum = majority(node_count)
+        self._replies: list[Reply | None] = [None] * node_count
+        self._standing = [0] * node_count  # 0: not granted here, or the hold was lost
+        self._asked = [0] * node_count  # the greatest token this node was asked to commit
+        self._greatest = 0
+
+    def minted(self, node: int, reply: Reply) -> Decision:
+        """Note a node's answer to the mint."""
+        assert self._replies[node] is None, "a mint is answered once"
+        self._replies[node] = reply
+        if isinstance(reply, Granted):
+            self._standing[node] = reply.token
+            self._greatest = max(self._greatest, reply.token)
+        return self._decide()
+
+    def committed(self, node: int, token: int, reply: Reply) -> Decision:
+        """Note a node's answer to the commit of `token`."""
+        if reply is Plain.COMMITTED:
+            # A hold lost to an earlier commit's silence stays lost: being wrong in that direction is safe.
+            if self._standing[node]:
+                self._standing[node] = max(self._standing[node], token)
+        else:
+            self._standing[node] = 0
+        return self._decide()
+
+    def may_hold(self, node: int) -> bool:
+        """Tell whether the attempt may have left a hold on the node: only one that answered `Held` surely has none."""
+        return not isinstance(self._replies[node], Held)
+
+    def _decide(self) -> Decision:
+        # The order matters: a grant is sound whatever else was answered.
+        greatest = self._greatest
+        if greatest and self._standing.count(greatest) >= self._quorum:
+            return Grant(greatest)
+        standing = len(self._standing) - self._standing.count(0)
+        if standing >= self._quorum:
+            return self._ask(greatest)
+        if standing + self._replies.count(None) < self._quorum:
+            return self._refuse()
+        return WAIT
+
+    def late(self, node: int, reply: Reply) -> Ask:
+        """Note a mint answered after the grant. A node left behind is aligned, so that the next attempt needs no commit."""
+        assert self._replies[node] is None, "a mint is answered once"
+        self._replies[node] = reply
+        if isinstance(reply, Granted) and reply.token < self._greatest:
+            return Ask(self._greatest, ((node, reply.nonce),))
+        return WAIT
+
+    def _ask(self, token: int) -> Ask:
+        targets: list[tuple[int, str]] = []
+        for node, reply in enumerate(self._replies):
+            behind = 0 < self._standing[node] < token and self._asked[node] < token
+            if behind and isinstance(reply, Granted):
+                self._asked[node] = token
+                targets.append((node, reply.nonce))
+        return Ask(token, tuple(targets))
+
+    def _refuse(self) -> Refusal:
+        held = tuple(reply for reply in self._replies if isinstance(reply, Held))
+        silent = tuple(
+            (node, reply) for node, reply in enumerate(self._replies) if isinstance(reply, Silence)
+        )
+        node_count = len(self._replies)
+        if len(silent) > node_count - self._quorum:
+            return Refusal(Failure.NO_QUORUM, held, silent)
+        if not held:
+            return Refusal(Failure.EXPIRED, held, silent)
+        unknown = len(silent) + self._replies.count(None)
+        most = max(len(group) for group in by_lease(held))
+        split = most + unknown < self._quorum
+        return Refusal(Failure.SPLIT if split else Failure.HELD, held, silent)
+
+
+# --- renew, release, inspect: vectors of replies, None where none has come yet; None returned means wait --------
+
+Replies = Sequence[Reply | None]
+
+
+class RenewVerdict(Enum):
+    """What a renewal came to."""
+
+    ACTIVE = auto()
+    """Renewed on a quorum."""
+    LOST = auto()
+    """So many nodes do not hold the lease that it can never again have a quorum."""
+    AT_RISK = auto()
+    """Too few nodes answered to tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """The verdict; when ACTIVE the ttl and the token, which is 0 if no quorum of the answers agrees on it."""
+
+    verdict: RenewVerdict
+    token: int = 0
+    ttl_ms: int = 0
+
+
+def judge_renew(replies: Replies) -> Renewal | None:
+    """Decide a renewal."""
+    quorum = majority(len(replies))
+    renewed = [reply for reply in replies if isinstance(reply, Renewed)]
+    if len(renewed) >= quorum:
+        tokens = [reply.token for reply in renewed]
+        agreed = next((token for token in tokens if tokens.count(token) >= quorum), 0)
+        return Renewal(RenewVerdict.ACTIVE, agreed, min(reply.ttl_ms for reply in renewed))
+    if replies.count(Plain.NOT_HELD) > len(replies) - quorum:
+        return Renewal(RenewVerdict.LOST)
+    return None if None in replies else Renewal(RenewVerdict.AT_RISK)
+
+
+class ReleaseVerdict(Enum):
+    """What a release came to."""
+
+    RELEASED = auto()
+    """The lease held the lock on a node and does not any more."""
+    NOT_HELD = auto()
+    """A quorum does not hold the lease, so it was not held."""
+    NO_QUORUM = auto()
+    """Too few nodes answered to tell."""
+
+
+def judge_release(replies: Replies) -> ReleaseVerdict | None:
+    """Decide a release: a lease that was held has a node in every quorum of answers."""
+    quorum = majority(len(replies))
+    released = replies.count(Plain.RELEASED)
+    if released + replies.count(Plain.NOT_HELD) >= quorum:
+        return ReleaseVerdict.RELEASED if released else ReleaseVerdict.NOT_HELD
+    silent = sum(isinstance(reply, Silence) for reply in replies)
+    return ReleaseVerdict.NO_QUORUM if silent > len(replies) - quorum else None
+
+
+class TokenVerdict(Enum):
+    """Whether a token is that of the lease which holds the lock."""
+
+    LIVE = auto()
+    NOT_LIVE = auto()
+    NO_QUORUM = auto()
+
+
+def judge_token(replies: Replies, token: int) -> TokenVerdict | None:
+    """Decide whether the lease with this token holds a quorum."""
+    quorum = majority(len(replies))
+    groups = by_lease([reply for reply in replies if isinstance(reply, Held)])
+    # By lease and not by token: a node the grant never reached may show another number for the same lease.
+    most = max((len(group) for group in groups if any(hold.token == token for hold in group)), default=0)
+    if most >= quorum:
+        return TokenVerdict.LIVE
+    silent = sum(isinstance(reply, Silence) for reply in replies)
+    if most + silent + replies.count(None) < quorum:
+        return TokenVerdict.NOT_LIVE
+    return None if None in replies else TokenVerdict.NO_QUORUM
+
+
+def judge_all_answered(replies: Replies) -> Replies | None:
+    """Wait for every node, each within its timeout."""
+    return None if None in replies else replies
+
+
+def by_lease(holds: Sequence[Held]) -> list[list[Held]]:
+    """Group holds by lease, the lease on the most nodes first."""
+    groups: dict[str, list[Held]] = {}
+    for hold in holds:
+        groups.setdefault(hold.digest, []).append(hold)
+    return sorted(groups.values(), key=len, reverse=True)
+
+
+def present_hold(holds: Sequence[Held]) -> Held | None:
+    """Sum up what the nodes say of the lease that is on most of them, for a human; None if there is no hold."""
+    groups = by_lease(holds)
+    if not groups:
+        return None
+    group = groups[0]
+    tokens = [hold.token for hold in group]
+    token = max(tokens, key=lambda each: (tokens.count(each), each))
+    return Held(group[0].digest, token, group[0].holder, max(hold.remaining_ms for hold in group))

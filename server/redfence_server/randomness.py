@@ -1,0 +1,34 @@
+"""Chance, as a thing that is passed in."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Protocol
+
+
+class Randomness(Protocol):
+    """A source of ids nobody can guess and of numbers for jitter."""
+
+    def hex_id(self) -> str:
+        """Return 128 fresh random bits as 32 lower-case hex digits."""
+        ...
+
+    def uniform(self, low: float, high: float) -> float:
+        """Return a number between `low` and `high`, for jitter; it may be guessable."""
+        ...
+
+
+class SystemRandomness:
+    """The machine's randomness."""
+
+    def __init__(self) -> None:
+        self._jitter = random.Random()
+
+    def hex_id(self) -> str:
+        """Return 128 fresh random bits as 32 lower-case hex digits."""
+        return os.urandom(16).hex()
+
+    def uniform(self, low: float, high: float) -> float:
+        """Return a number between `low` and `high`."""
+        return self._jitter.uniform(low, high)

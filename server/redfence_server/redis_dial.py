@@ -1,0 +1,123 @@
+"""Open a connection to a node: redis-py does the URL, TLS, authentication and database, and then hands the socket over.
+
+The commands of the algorithm do not go through redis-py: they share one pipelined connection per node (node_connection.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis.asyncio as redis_asyncio
+from redis.asyncio.connection import parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from redfence_server.errors import ConfigError
+
+
+class DialError(Exception):
+    """No usable connection: unreachable, refused, wrong password, or an answer that is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUrl:
+    """Where a node is, checked when it is made; the password stays out of its repr.
+
+    Raises:
+        ConfigError: the URL is malformed.
+    """
+
+    url: str = field(repr=False)
+    address: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        try:
+            parsed = parse_url(self.url)
+            port = urlsplit(self.url).port
+        except ValueError as error:
+            raise ConfigError(f"node: {_without_password(self.url)!r} is not a node URL: {error}") from error
+        if "path" in parsed:
+            address = str(parsed["path"])
+        elif host := parsed.get("host"):
+            address = f"{host}:{port or 6379}"
+        else:
+            raise ConfigError(f"node: {_without_password(self.url)!r} names no host; write redis://HOST:PORT")
+        object.__setattr__(self, "address", address)
+
+
+def _without_password(url: str) -> str:
+    head, at, tail = url.rpartition("@")
+    return f"{head.partition('://')[0]}://…@{tail}" if at else url
+
+
+class DialledNode:
+    """An open, authenticated connection, for commands one at a time until it is handed over."""
+
+    def __init__(self, connection: redis_asyncio.Connection) -> None:
+        self._connection = connection
+
+    async def command(self, *parts: str | bytes | int) -> Any:
+        """Return the node's answer.
+
+        Cancellation: the connection is off by one afterwards; close it.
+
+        Raises:
+            DialError: the connection broke, timed out, or the node answered with an error.
+        """
+        try:
+            await self._connection.send_command(*parts)
+            return await self._connection.read_response()
+        except (RedisError, OSError) as error:
+            raise DialError(f"{parts[0]!s}: {error}") from error
+
+    def hand_over(self, protocol: asyncio.Protocol) -> None:
+        """Give the socket to `protocol`. No answer may be outstanding. The connection must still be closed through this object."""
+        # redis-py has no public way to lend its socket; tests/contract/test_redis_dial.py watches this one.
+        writer = self._connection._writer  # noqa: SLF001
+        assert writer is not None
+        transport = writer.transport
+        assert isinstance(transport, asyncio.Transport)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+
+    async def close(self) -> None:
+        """Close at once, without waiting for the peer. May be repeated."""
+        await self._connection.disconnect(nowait=True)
+
+
+async def dial(node: NodeUrl, *, timeout_ms: int) -> DialledNode:
+    """Return an open, authenticated connection.
+
+    Args:
+        node: where to.
+        timeout_ms: bound on connecting, and later on each command until the hand-over.
+
+    Raises:
+        DialError: it could not be opened.
+
+    Cancellation: nothing stays open.
+    """
+    pool = redis_asyncio.ConnectionPool.from_url(
+        node.url,
+        protocol=2,
+        # redis-py's own retries would run a command twice after a lost reply.
+        retry=Retry(NoBackoff(), 0),
+        socket_timeout=timeout_ms / 1000,
+        socket_connect_timeout=timeout_ms / 1000,
+        client_name="redfence",
+    )
+    connection = pool.make_connection()  # type: ignore[no-untyped-call]
+    try:
+        async with asyncio.timeout(2 * timeout_ms / 1000):
+            await connection.connect()
+    except (RedisError, OSError) as error:
+        await connection.disconnect(nowait=True)
+        raise DialError(str(error)) from error
+    except asyncio.CancelledError:
+        await connection.disconnect(nowait=True)
+        raise
+    return DialledNode(connection)

@@ -1,0 +1,151 @@
+"""The Lua scripts: how a command becomes an EVALSHA, and how its reply is read.
+
+One file per operation under lua/, loaded once; each file's head is its contract.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import hiredis
+
+from redfence_server.lock_node import (
+    Command,
+    Commit,
+    Granted,
+    Held,
+    Inspect,
+    Mint,
+    Plain,
+    Release,
+    Renew,
+    Renewed,
+    Reply,
+    Undo,
+)
+
+COUNTER_IDLE_MS_DEFAULT = 24 * 3_600_000
+
+
+def load(name: str) -> bytes:
+    """Return the source of one script."""
+    return resources.files(__package__).joinpath("lua", f"{name}.lua").read_bytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Keyspace:
+    """Names of the keys on a node.
+
+    Attributes:
+        prefix: what every key starts with.
+        counter_idle_ms: how long the counter of a resource is kept after its last use. It then starts again at the node's
+            `high`, so any value is safe; a short one saves memory and makes numbers jump.
+    """
+
+    prefix: str = "redfence:"
+    counter_idle_ms: int = COUNTER_IDLE_MS_DEFAULT
+
+    @property
+    def node(self) -> str:
+        """The node's identity."""
+        return f"{self.prefix}node"
+
+    @property
+    def high(self) -> str:
+        """The greatest number the node ever minted or learnt."""
+        return f"{self.prefix}high"
+
+    def lock(self, resource: str) -> str:
+        """The hold of a resource."""
+        return f"{self.prefix}lock:{resource}"
+
+    def counter(self, resource: str) -> str:
+        """The last number minted or learnt for a resource."""
+        return f"{self.prefix}counter:{resource}"
+
+
+_NAMES: dict[type[Command], str] = {
+    Mint: "mint",
+    Commit: "commit",
+    Undo: "undo",
+    Renew: "renew",
+    Release: "release",
+    Inspect: "inspect",
+}
+_SOURCES = {kind: load(name) for kind, name in _NAMES.items()}
+# SHA-1 is the name that EVALSHA wants, not a protection.
+_SHAS = {kind: hashlib.sha1(source, usedforsecurity=False).hexdigest() for kind, source in _SOURCES.items()}
+
+
+def sources() -> list[bytes]:
+    """Return every script that a connection must have loaded before its first command."""
+    return list(_SOURCES.values())
+
+
+def pack(command: Command, keys: Keyspace, admission: str) -> bytes:
+    """Return the bytes to send for `command` to a node that admitted the server under `admission`."""
+    sha = _SHAS[type(command)]
+    lock = keys.lock(command.resource)
+    parts: tuple[str | int, ...]
+    match command:
+        case Mint(resource, digest, nonce, holder, ttl_ms):
+            counter = keys.counter(resource)
+            parts = ("EVALSHA", sha, 4, keys.node, keys.high, lock, counter, admission)
+            parts += (digest, nonce, holder, ttl_ms, keys.counter_idle_ms)
+        case Commit(resource, digest, nonce, token):
+            counter = keys.counter(resource)
+            parts = ("EVALSHA", sha, 4, keys.node, keys.high, lock, counter, admission)
+            parts += (digest, nonce, token, keys.counter_idle_ms)
+        case Undo(_, nonce):
+            parts = ("EVALSHA", sha, 2, keys.node, lock, admission, nonce)
+        case Renew(_, digest) | Release(_, digest):
+            parts = ("EVALSHA", sha, 2, keys.node, lock, admission, digest)
+        case Inspect():
+            parts = ("EVALSHA", sha, 2, keys.node, lock, admission)
+    return hiredis.pack_command(parts)  # type: ignore[arg-type]  (its stub says: a tuple of one)
+
+
+class NotAdmittedError(Exception):
+    """The node is not the one the server was admitted to: its identity is gone or was changed by another server."""
+
+
+class NumbersExhaustedError(Exception):
+    """The node has minted every number below 2^53."""
+
+
+_PLAIN = {
+    b"committed": Plain.COMMITTED,
+    b"lost": Plain.LOST,
+    b"undone": Plain.UNDONE,
+    b"kept": Plain.KEPT,
+    b"not_held": Plain.NOT_HELD,
+    b"released": Plain.RELEASED,
+    b"free": Plain.FREE,
+}
+
+
+def read_reply(raw: Any) -> Reply:
+    """Return what a script answered.
+
+    Raises:
+        NotAdmittedError: the script changed nothing because the admission id was wrong.
+        NumbersExhaustedError: no number is left to mint.
+        ValueError: the answer is none of those that the scripts give.
+    """
+    match raw:
+        case [b"granted", bytes(nonce), int(token)]:
+            return Granted(nonce.decode(), token)
+        case [b"renewed", int(token), int(ttl_ms)]:
+            return Renewed(token, ttl_ms)
+        case [b"held", bytes(digest), int(token), bytes(holder), int(remaining_ms)]:
+            return Held(digest.decode(), token, holder.decode(errors="replace"), max(0, remaining_ms))
+        case [bytes(word)] if word in _PLAIN:
+            return _PLAIN[word]
+        case [b"not_admitted"]:
+            raise NotAdmittedError
+        case [b"exhausted"]:
+            raise NumbersExhaustedError
+    raise ValueError(f"no script answers {raw!r}")

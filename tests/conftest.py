@@ -1,0 +1,129 @@
+"""Fixtures: real nodes, broken networks and real commands; all of them end with the test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import pytest
+from harness.processes import CommandProcesses
+from harness.redis_nodes import ENGINES, NodeSet, RedisNode, engine_binary
+from harness.tcp_proxy import TcpProxy
+
+from redfence_server.redis_binary import RedisBinary, RedisBinaryError, find_redis_binary
+from redfence_server.redis_process import AppendFsync
+
+REQUIRE_VARIABLE = "REDFENCE_REQUIRE_REDIS"
+
+
+class FlushedNodes(Protocol):
+    """Lends running, empty nodes."""
+
+    async def __call__(self, count: int, *, binary: RedisBinary | None = None) -> list[RedisNode]: ...
+
+
+class FreshNodes(Protocol):
+    """Starts nodes for this test alone."""
+
+    async def __call__(
+        self, count: int, *, binary: RedisBinary | None = None, appendfsync: AppendFsync = "always"
+    ) -> list[RedisNode]: ...
+
+
+class StartProxy(Protocol):
+    """Puts a proxy before a node."""
+
+    def __call__(self, node: RedisNode) -> Awaitable[TcpProxy]: ...
+
+
+def _missing(what: str) -> NoReturn:
+    """Skip on a laptop; fail where everything must be there."""
+    if os.environ.get(REQUIRE_VARIABLE) == "1":
+        pytest.fail(f"{what}, and {REQUIRE_VARIABLE}=1")
+    pytest.skip(what)
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> RedisBinary:
+    """Each engine in turn: the test runs once on Valkey and once on Redis."""
+    binary = engine_binary(request.param)
+    if binary is None:
+        _missing(f"no {request.param} on this machine")
+    return binary
+
+
+@pytest.fixture(scope="session")
+def redis_binary() -> RedisBinary:
+    """One engine, the one that the product would choose."""
+    try:
+        return find_redis_binary()
+    except RedisBinaryError as error:
+        _missing(str(error))
+
+
+@pytest.fixture(scope="session")
+def node_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeSet]:
+    """Nodes that many tests use in turn."""
+    nodes = NodeSet(tmp_path_factory.mktemp("node-pool"))
+    yield nodes
+    nodes.close()
+
+
+@pytest.fixture
+def flushed_nodes(node_pool: NodeSet, redis_binary: RedisBinary) -> Iterator[FlushedNodes]:
+    """Lends running, empty nodes in no time.
+
+    `await flushed_nodes(3)`. Send them commands, but leave their configuration alone.
+    """
+
+    async def lend(count: int, *, binary: RedisBinary | None = None) -> list[RedisNode]:
+        return await node_pool.borrow(count, binary=binary or redis_binary)
+
+    yield lend
+    node_pool.take_back()
+
+
+@pytest.fixture
+def fresh_nodes(tmp_path: Path, redis_binary: RedisBinary) -> Iterator[FreshNodes]:
+    """Starts new nodes, to kill, pause, wipe and configure.
+
+    `await fresh_nodes(3)`.
+    """
+    nodes = NodeSet(tmp_path / "nodes")
+
+    async def start(
+        count: int, *, binary: RedisBinary | None = None, appendfsync: AppendFsync = "always"
+    ) -> list[RedisNode]:
+        return await nodes.start(count, binary=binary or redis_binary, appendfsync=appendfsync)
+
+    yield start
+    nodes.close()
+
+
+@pytest.fixture
+async def start_proxy() -> AsyncIterator[StartProxy]:
+    """Puts a network that can be broken before a node.
+
+    `await start_proxy(node)`.
+    """
+    proxies: list[TcpProxy] = []
+
+    async def start(node: RedisNode) -> TcpProxy:
+        proxy = TcpProxy(node.port)
+        proxies.append(proxy)
+        await proxy.start()
+        return proxy
+
+    yield start
+    for proxy in proxies:
+        await proxy.stop()
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Iterator[CommandProcesses]:
+    """Starts real processes: `commands.start_redfence("dev")`."""
+    processes = CommandProcesses(tmp_path)
+    yield processes
+    processes.close()

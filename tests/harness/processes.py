@@ -1,0 +1,133 @@
+"""Real commands as real processes, their output in files, and none left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from redfence_server.process_leash import leashed
+
+_LOOK_INTERVAL_S = 0.005
+_KILL_TIMEOUT_S = 10.0
+
+
+class CommandProcess:
+    """One started command. It is in a session of its own, and dies with the test run at the latest."""
+
+    def __init__(
+        self, command: Sequence[str], *, folder: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._command = command
+        self._stdout_path, self._stderr_path = folder / "stdout", folder / "stderr"
+        with self._stdout_path.open("wb") as stdout, self._stderr_path.open("wb") as stderr:
+            # Files, not pipes: nobody has to read for the command to go on.
+            self._popen = subprocess.Popen(
+                leashed(list(command)),
+                cwd=folder,
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process id, also after its end."""
+        return self._popen.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs; then its exit status, or the signal's number negated."""
+        return self._popen.poll()
+
+    @property
+    def stdout(self) -> str:
+        """What it has written so far."""
+        return self._stdout_path.read_text(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        """What it has written so far."""
+        return self._stderr_path.read_text(errors="replace")
+
+    async def wait_for_line(self, pattern: str, *, timeout_s: float = 10.0) -> re.Match[str]:
+        """Return the first whole line of standard output in which `pattern` is found; fail if the command ends without it."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    # Asked before the output is read: what it wrote last counts.
+                    ended = self.exit_status is not None
+                    for line in self.stdout.splitlines(keepends=True):
+                        if line.endswith("\n") and (found := re.search(pattern, line)):
+                            return found
+                    if ended:
+                        raise AssertionError(
+                            self._told(
+                                f"ended with status {self.exit_status} without a line like {pattern!r}"
+                            )
+                        )
+                    await asyncio.sleep(_LOOK_INTERVAL_S)
+        except TimeoutError:
+            raise AssertionError(self._told(f"wrote no line like {pattern!r} in {timeout_s:g} s")) from None
+
+    async def wait(self, *, timeout_s: float = 10.0) -> int:
+        """Return the exit status once the command has ended by itself."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (status := self.exit_status) is None:  # noqa: ASYNC110  (a process sets no event)
+                    await asyncio.sleep(_LOOK_INTERVAL_S)
+        except TimeoutError:
+            raise AssertionError(self._told(f"had not ended after {timeout_s:g} s")) from None
+        return status
+
+    async def stop(self, *, number: signal.Signals = signal.SIGTERM, timeout_s: float = 10.0) -> int:
+        """Ask the command to end and return its exit status; not to end is a failure."""
+        self.send_signal(number)
+        return await self.wait(timeout_s=timeout_s)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal, SIGSTOP and SIGCONT included; nothing happens after the command's end."""
+        self._popen.send_signal(number)
+
+    def kill(self) -> None:
+        """End the command by kill -9; it is gone on return. Harmless to repeat."""
+        self.send_signal(signal.SIGKILL)
+        self._popen.wait(_KILL_TIMEOUT_S)
+
+    def _told(self, what: str) -> str:
+        return f"{' '.join(self._command)} {what}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+
+
+class CommandProcesses:
+    """Every command of one test; `close` ends them all."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started: list[CommandProcess] = []
+
+    def start(self, *command: str, environment: Mapping[str, str] | None = None) -> CommandProcess:
+        """Start a command; its program is an absolute path."""
+        process = CommandProcess(
+            command, folder=self._folder / f"command-{len(self._started)}", environment=environment
+        )
+        self._started.append(process)
+        return process
+
+    def start_redfence(self, *arguments: str, environment: Mapping[str, str] | None = None) -> CommandProcess:
+        """Start the installed console command `redfence`."""
+        return self.start(
+            str(Path(sys.executable).with_name("redfence")), *arguments, environment=environment
+        )
+
+    def close(self) -> None:
+        """Kill whatever still runs; harmless to repeat."""
+        for process in self._started:
+            process.kill()

@@ -1,0 +1,277 @@
+"""A TCP proxy for one pair of server and node, whose network can be broken and healed while it runs.
+
+TCP delivers bytes in order or breaks the connection; it never leaves a hole. So does the proxy: a connection that has lost a byte carries
+nothing more in that direction, and is reset when the network heals. What a partition merely holds back arrives late, as TCP would send it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from dataclasses import dataclass, field
+from enum import Enum
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+from harness.ports import HOST, free_port
+
+_CHUNK_BYTES = 64 * 1024
+# Chunks under way in one direction of one connection; beyond, the sender feels it, as it would in a network.
+_CHUNKS_MAX = 256
+# An RST instead of an orderly end: linger for zero seconds.
+_LINGER_RST = struct.pack("ii", 1, 0)
+
+
+# The instant of its arrival, and the bytes; none are the end of the stream.
+_Chunk = tuple[float, bytes]
+
+
+class Flow(Enum):
+    """What happens to bytes of one direction."""
+
+    PASS = "they arrive"
+    HOLD = "they arrive when the network heals"
+    DROP = "they never arrive"
+
+
+@dataclass(slots=True)
+class Direction:
+    """One direction of every connection, and what it has carried.
+
+    Attributes:
+        flow: change it by the proxy's methods.
+        delay_ms: how much later than sent bytes arrive; their order stays.
+        slice_bytes: bytes arrive at most so many at a time; None as they come.
+        passed_bytes: how many arrived.
+        kept_bytes: how many were held back or lost so far, for tests to wait for.
+    """
+
+    flow: Flow = Flow.PASS
+    delay_ms: float = 0.0
+    slice_bytes: int | None = None
+    passed_bytes: int = 0
+    kept_bytes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    near: asyncio.StreamWriter
+    far: asyncio.StreamWriter
+    carrier: asyncio.Task[None]
+    lossy: set[int] = field(default_factory=set)  # ids of directions that have lost a byte
+
+    def reset(self) -> None:
+        """Break both ends at once; what was under way is gone."""
+        _break(self.near)
+        _break(self.far)
+        self.carrier.cancel()
+
+
+class TcpProxy:
+    """Listens on a port of its own, which stays the same until `stop`, and forwards to one node.
+
+    `requests` flow to the node, `replies` from it. Faults stay until `heal`; a new one adds to those before.
+    """
+
+    def __init__(self, target_port: int) -> None:
+        self.port = free_port()
+        self.requests = Direction()
+        self.replies = Direction()
+        self._target_port = target_port
+        self._listener: asyncio.Server | None = None
+        self._connections: set[_Connection] = set()
+        self._carriers: set[asyncio.Task[None]] = set()
+        self._replies_to_lose = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def connection_count(self) -> int:
+        """How many connections are open through the proxy."""
+        return len(self._connections)
+
+    def url(self, node_url: str) -> str:
+        """Return the node's address with the proxy's port in place of the node's."""
+        parts = urlsplit(node_url)
+        return parts._replace(netloc=f"{parts.netloc.rpartition(':')[0]}:{self.port}").geturl()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen."""
+        self._listener = await asyncio.start_server(self._accept, HOST, self.port)
+
+    async def stop(self) -> None:
+        """Return when nothing listens, no connection is open and no task runs. Harmless to repeat."""
+        self._stop_listening()
+        self.reset()
+        carriers = tuple(self._carriers)
+        for carrier in carriers:
+            carrier.cancel()
+        await asyncio.gather(*carriers, return_exceptions=True)
+
+    def hold(self, *, requests: bool = True, replies: bool = True) -> None:
+        """Partition the pair: connections stay, also new ones are taken, and nothing arrives before `heal`."""
+        self._set_flow(Flow.HOLD, requests=requests, replies=replies)
+
+    def drop(self, *, requests: bool = True, replies: bool = True) -> None:
+        """Swallow bytes: connections stay, also new ones are taken, and nothing arrives, ever."""
+        self._set_flow(Flow.DROP, requests=requests, replies=replies)
+
+    def delay(self, *, requests_ms: float = 0.0, replies_ms: float = 0.0) -> None:
+        """Let bytes that are sent from now on arrive later; they still overlap on their way."""
+        self.requests.delay_ms, self.replies.delay_ms = requests_ms, replies_ms
+
+    def slice(self, *, slice_bytes: int) -> None:
+        """Let bytes arrive in pieces, both ways."""
+        self.requests.slice_bytes = self.replies.slice_bytes = slice_bytes
+
+    def lose_replies(self, count: int) -> None:
+        """Swallow the next `count` chunks of replies and reset the connection of each: applied, but never told."""
+        self._replies_to_lose = count
+
+    def reset(self) -> None:
+        """Break every open connection with an RST; new ones are taken."""
+        for connection in tuple(self._connections):
+            connection.reset()
+
+    def refuse(self) -> None:
+        """Break every open connection and refuse new ones, as a node that is down does."""
+        self._stop_listening()
+        self.reset()
+
+    async def heal(self) -> None:
+        """End every fault; what was held back arrives now, and connections that lost bytes are reset."""
+        for connection in tuple(self._connections):
+            if connection.lossy:
+                connection.reset()
+        for direction in (self.requests, self.replies):
+            direction.flow, direction.delay_ms, direction.slice_bytes = Flow.PASS, 0.0, None
+        self._replies_to_lose = 0
+        self._wake()
+        if self._listener is None:
+            await self.start()
+
+    def _set_flow(self, flow: Flow, *, requests: bool, replies: bool) -> None:
+        if requests:
+            self.requests.flow = flow
+        if replies:
+            self.replies.flow = flow
+        self._wake()
+
+    def _wake(self) -> None:
+        # Whoever waits has this event in hand; who comes later waits for the next change.
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    async def _accept(self, near_reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
+        carrier = asyncio.current_task()
+        assert carrier is not None
+        self._carriers.add(carrier)
+        carrier.add_done_callback(self._carriers.discard)
+        try:
+            far_reader, far = await asyncio.open_connection(HOST, self._target_port)
+        except (OSError, asyncio.CancelledError):
+            # The node is down: the nearest thing to a refusal that is left to us.
+            _break(near)
+            return
+        connection = _Connection(near, far, carrier)
+        self._connections.add(connection)
+        to_node: asyncio.Queue[_Chunk] = asyncio.Queue(_CHUNKS_MAX)
+        from_node: asyncio.Queue[_Chunk] = asyncio.Queue(_CHUNKS_MAX)
+        takes = (
+            asyncio.create_task(self._take(self.requests, near_reader, to_node)),
+            asyncio.create_task(self._take(self.replies, far_reader, from_node)),
+        )
+        delivers = (
+            asyncio.create_task(self._deliver(self.requests, connection, to_node, far)),
+            asyncio.create_task(self._deliver(self.replies, connection, from_node, near)),
+        )
+        try:
+            # An orderly end of one side ends both: no node and no client goes on with half a connection.
+            done, _ = await asyncio.wait(delivers, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except asyncio.CancelledError:
+            pass  # by reset
+        finally:
+            for each in (*takes, *delivers):
+                each.cancel()
+            self._connections.discard(connection)
+            near.close()
+            far.close()
+
+    async def _take(
+        self, direction: Direction, reader: asyncio.StreamReader, under_way: asyncio.Queue[_Chunk]
+    ) -> None:
+        """Put every chunk on its way, the end of the stream as well."""
+        loop = asyncio.get_running_loop()
+        chunk = b"-"
+        while chunk:
+            try:
+                chunk = await reader.read(_CHUNK_BYTES)
+            except OSError:
+                chunk = b""
+            await under_way.put((loop.time() + direction.delay_ms / 1000, chunk))
+
+    async def _deliver(
+        self,
+        direction: Direction,
+        connection: _Connection,
+        under_way: asyncio.Queue[_Chunk],
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Deliver, hold back or lose every chunk, in order."""
+        loop = asyncio.get_running_loop()
+        while True:
+            arrives_at, chunk = await under_way.get()
+            await asyncio.sleep(max(0.0, arrives_at - loop.time()))
+            if direction.flow is not Flow.PASS:
+                direction.kept_bytes += len(chunk)
+            while direction.flow is Flow.HOLD:
+                await self._changed.wait()
+            if direction.flow is Flow.DROP or id(direction) in connection.lossy:
+                connection.lossy.add(id(direction))
+                continue
+            if not chunk:
+                return
+            if direction is self.replies and self._replies_to_lose:
+                self._replies_to_lose -= 1
+                direction.kept_bytes += len(chunk)
+                connection.reset()
+                continue
+            await _write(direction, chunk, writer)
+
+
+async def _write(direction: Direction, chunk: bytes, writer: asyncio.StreamWriter) -> None:
+    size = direction.slice_bytes or len(chunk)
+    for start in range(0, len(chunk), size):
+        piece = chunk[start : start + size]
+        try:
+            writer.write(piece)
+            await writer.drain()
+            # Let the receiver see this piece on its own.
+            await asyncio.sleep(0)
+        except OSError:
+            # The receiver is gone, which its own direction finds out.
+            return
+        direction.passed_bytes += len(piece)
+
+
+def _break(writer: asyncio.StreamWriter) -> None:
+    if not writer.is_closing():
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RST)
+    writer.transport.abort()

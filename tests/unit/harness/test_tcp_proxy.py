@@ -1,0 +1,271 @@
+"""Every fault of the proxy, shown against an echo server in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+from harness.eventually import eventually
+from harness.ports import HOST, free_port
+from harness.tcp_proxy import TcpProxy
+
+_DEADLINE_S = 5.0
+
+
+@dataclass(slots=True)
+class Node:
+    """Echoes every byte, and remembers it."""
+
+    port: int
+    server: asyncio.Server
+    received: bytes = b""
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    """A server that echoes."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while chunk := await reader.read(65_536):
+                echoing.received += chunk
+                writer.write(chunk)
+        except ConnectionResetError:
+            pass
+        finally:
+            writer.close()
+
+    port = free_port()
+    echoing = Node(port, await asyncio.start_server(echo, HOST, port))
+    yield echoing
+    echoing.server.close()
+
+
+@pytest.fixture
+async def proxy(node: Node) -> AsyncIterator[TcpProxy]:
+    """A proxy before the node."""
+    async with TcpProxy(node.port) as started:
+        yield started
+
+
+@dataclass(slots=True)
+class Peer:
+    """The near side of one connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def exchange(self, data: bytes) -> bytes:
+        """Send and return as many bytes as were sent."""
+        self.writer.write(data)
+        async with asyncio.timeout(_DEADLINE_S):
+            return await self.reader.readexactly(len(data))
+
+
+Connect = Callable[[], Awaitable[Peer]]
+
+
+@pytest.fixture
+async def connect(proxy: TcpProxy) -> AsyncIterator[Connect]:
+    """Opens connections through the proxy and closes them after the test."""
+    peers: list[Peer] = []
+
+    async def open_one() -> Peer:
+        peers.append(Peer(*await asyncio.open_connection(HOST, proxy.port)))
+        return peers[-1]
+
+    yield open_one
+    for peer in peers:
+        peer.writer.close()
+
+
+async def test_bytes_pass_both_ways_and_an_orderly_end_passes_too(
+    node: Node, proxy: TcpProxy, connect: Connect
+) -> None:
+    """Without a fault the proxy is not there."""
+    peer = await connect()
+    assert await peer.exchange(b"x" * 200_000) == b"x" * 200_000
+    assert proxy.requests.passed_bytes == proxy.replies.passed_bytes == 200_000
+    peer.writer.close()
+    await eventually(lambda: proxy.connection_count == 0)
+
+
+async def test_the_nodes_end_of_the_connection_reaches_the_peer() -> None:
+    """A connection that the node closes is closed for its peer."""
+    closing = await asyncio.start_server(lambda _reader, writer: writer.close(), HOST, free_port())
+    port = closing.sockets[0].getsockname()[1]
+    async with TcpProxy(port) as proxy:
+        reader, writer = await asyncio.open_connection(HOST, proxy.port)
+        async with asyncio.timeout(_DEADLINE_S):
+            assert await reader.read() == b""
+        writer.close()
+    closing.close()
+
+
+async def test_a_held_request_arrives_when_the_network_heals(
+    node: Node, proxy: TcpProxy, connect: Connect
+) -> None:
+    """A partition delays what was sent into it, and loses nothing."""
+    peer = await connect()
+    proxy.hold(replies=False)
+    peer.writer.write(b"late")
+    await eventually(lambda: proxy.requests.kept_bytes == 4)
+    assert node.received == b""
+    await proxy.heal()
+    async with asyncio.timeout(_DEADLINE_S):
+        assert await peer.reader.readexactly(4) == b"late"
+
+
+async def test_a_held_reply_leaves_the_request_applied(node: Node, proxy: TcpProxy, connect: Connect) -> None:
+    """A one-way partition: the node acts and the peer is not told until the network heals."""
+    peer = await connect()
+    proxy.hold(requests=False)
+    peer.writer.write(b"applied")
+    await eventually(lambda: node.received == b"applied" and proxy.replies.kept_bytes == 7)
+    assert proxy.replies.passed_bytes == 0
+    await proxy.heal()
+    async with asyncio.timeout(_DEADLINE_S):
+        assert await peer.reader.readexactly(7) == b"applied"
+
+
+async def test_a_dropped_request_never_arrives_and_healing_breaks_the_connection(
+    node: Node, proxy: TcpProxy, connect: Connect
+) -> None:
+    """TCP leaves no hole: a connection that lost bytes cannot go on."""
+    peer = await connect()
+    proxy.drop(replies=False)
+    peer.writer.write(b"lost")
+    await eventually(lambda: proxy.requests.kept_bytes == 4)
+    await proxy.heal()
+    with pytest.raises(ConnectionResetError):
+        await peer.exchange(b"more")
+    assert node.received == b""
+    assert await (await connect()).exchange(b"again") == b"again"
+
+
+async def test_a_dropped_reply_leaves_the_request_applied(
+    node: Node, proxy: TcpProxy, connect: Connect
+) -> None:
+    """The node acts, and the peer is never told."""
+    peer = await connect()
+    proxy.drop(requests=False)
+    peer.writer.write(b"applied")
+    await eventually(lambda: proxy.replies.kept_bytes == 7)
+    assert (node.received, proxy.replies.passed_bytes) == (b"applied", 0)
+
+
+async def test_a_connection_made_during_a_partition_is_taken_and_never_answered(
+    node: Node, proxy: TcpProxy, connect: Connect
+) -> None:
+    """A node that accepts and never answers."""
+    proxy.drop()
+    peer = await connect()
+    peer.writer.write(b"hello")
+    await eventually(lambda: proxy.requests.kept_bytes == 5)
+    assert (node.received, proxy.connection_count) == (b"", 1)
+
+
+async def test_a_delay_is_kept_in_each_direction_and_requests_overlap_on_their_way(
+    node: Node, proxy: TcpProxy, connect: Connect
+) -> None:
+    """A slow network is late, not narrow: ten requests in flight take one delay, not ten."""
+    loop = asyncio.get_running_loop()
+    peer = await connect()
+    proxy.delay(requests_ms=20, replies_ms=20)
+    started_at = loop.time()
+    for _ in range(10):
+        peer.writer.write(b"x")
+        await asyncio.sleep(0.001)
+    async with asyncio.timeout(_DEADLINE_S):
+        assert await peer.reader.readexactly(10) == b"x" * 10
+    assert 0.040 <= loop.time() - started_at < 0.2
+
+
+async def test_slices_arrive_whole_in_the_end(node: Node, proxy: TcpProxy, connect: Connect) -> None:
+    """Bytes may arrive one at a time; they all arrive, in order."""
+    peer = await connect()
+    proxy.slice(slice_bytes=1)
+    peer.writer.write(b"abcdef")
+    async with asyncio.timeout(_DEADLINE_S):
+        first = await peer.reader.read(6)
+        rest = await peer.reader.readexactly(6 - len(first))
+    assert len(first) < 6
+    assert first + rest == b"abcdef"
+
+
+async def test_a_lost_reply_breaks_its_connection_after_the_request_was_applied(
+    node: Node, proxy: TcpProxy, connect: Connect
+) -> None:
+    """Applied, but never told; the next connection is not touched."""
+    peer = await connect()
+    proxy.lose_replies(1)
+    with pytest.raises(ConnectionResetError):
+        await peer.exchange(b"applied")
+    assert node.received == b"applied"
+    assert await (await connect()).exchange(b"told") == b"told"
+
+
+async def test_a_reset_breaks_open_connections_with_an_rst_and_takes_new_ones(
+    node: Node, proxy: TcpProxy, connect: Connect
+) -> None:
+    """A reset is an error to the peer, not an orderly end."""
+    peer = await connect()
+    await peer.exchange(b"x")
+    proxy.reset()
+    with pytest.raises(ConnectionResetError):
+        await peer.reader.read()
+    assert await (await connect()).exchange(b"y") == b"y"
+
+
+async def test_a_refusing_proxy_refuses_until_healed_and_then_has_the_same_port(
+    node: Node, proxy: TcpProxy, connect: Connect
+) -> None:
+    """As a node that is down and comes back."""
+    peer = await connect()
+    await peer.exchange(b"x")
+    proxy.refuse()
+    with pytest.raises(ConnectionResetError):
+        await peer.reader.read()
+    with pytest.raises(ConnectionRefusedError):
+        await connect()
+    await proxy.heal()
+    assert await (await connect()).exchange(b"y") == b"y"
+
+
+async def test_a_connection_to_a_node_that_is_down_is_reset(
+    node: Node, proxy: TcpProxy, connect: Connect
+) -> None:
+    """Nobody waits for a node that is not there."""
+    node.server.close()
+    peer = await connect()
+    with pytest.raises(ConnectionResetError):
+        await peer.reader.read()
+
+
+async def test_a_stopped_proxy_leaves_no_task_and_no_connection(
+    node: Node, proxy: TcpProxy, connect: Connect
+) -> None:
+    """Also when bytes are held, lost or on their way."""
+    before = asyncio.all_tasks()
+    peers = [await connect() for _ in range(3)]
+    proxy.delay(requests_ms=10_000)
+    peers[0].writer.write(b"on its way")
+    proxy.drop(requests=False)
+    peers[1].writer.write(b"lost")
+    await eventually(lambda: proxy.connection_count == 3)
+    await proxy.stop()
+    assert proxy.connection_count == 0
+    for peer in peers:
+        with pytest.raises(ConnectionResetError):
+            await peer.reader.read()
+    await eventually(lambda: not (asyncio.all_tasks() - before))
+
+
+def test_the_url_through_the_proxy_differs_in_the_port_alone() -> None:
+    """The password and the database stay."""
+    proxy = TcpProxy(7000)
+    assert (
+        proxy.url("redis://:7000secret@127.0.0.1:7000/0") == f"redis://:7000secret@127.0.0.1:{proxy.port}/0"
+    )

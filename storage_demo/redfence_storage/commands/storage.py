@@ -1,0 +1,99 @@
+"""`redfence storage`: serves the storage demo until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import grpc
+
+    from redfence_storage.sqlite_store import SqliteStore
+
+HELP = "serve a small key-value store that refuses stale fencing tokens"
+
+_DB_VARIABLE = "REDFENCE_STORAGE_DB"
+_LISTEN_VARIABLE = "REDFENCE_STORAGE_LISTEN"
+_LISTEN_DEFAULT = "127.0.0.1:7410"
+# Every call under way is answered within one commit; more is only for a disk that hangs.
+_GRACE_S = 5.0
+_EXIT_UNUSABLE = 2
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add this command's options; an option beats the environment."""
+    parser.add_argument(
+        "--db",
+        metavar="PATH",
+        type=Path,
+        default=os.environ.get(_DB_VARIABLE),
+        help=f"the SQLite file; made if it is missing [${_DB_VARIABLE}]",
+    )
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        default=os.environ.get(_LISTEN_VARIABLE, _LISTEN_DEFAULT),
+        help=f"the address to serve on; port 0 takes any free one [${_LISTEN_VARIABLE}; {_LISTEN_DEFAULT}]",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal, and return the exit status: 0, or 2 where the options cannot be served."""
+    import asyncio
+
+    from redfence_server import grpc_serving, log_setup
+    from redfence_storage.errors import DatabaseUnusable
+    from redfence_storage.sqlite_store import SqliteStore
+
+    if not args.db:
+        return _refuse(f"say which file to use: --db PATH, or {_DB_VARIABLE}")
+    log_setup.configure()
+    try:
+        store = SqliteStore.open(args.db)
+    except DatabaseUnusable as error:
+        return _refuse(str(error))
+    try:
+        return asyncio.run(_serve(store, listen=args.listen, db=args.db))
+    except grpc_serving.ListenError as error:
+        return _refuse(str(error))
+
+
+async def _serve(store: SqliteStore, *, listen: str, db: Path) -> int:
+    import asyncio
+
+    from redfence_proto.storage.v1 import storage_pb2_grpc
+    from redfence_server import grpc_serving
+    from redfence_storage.group_commit import GroupCommit
+    from redfence_storage.grpc_servicer import SERVICE_NAME, StorageServicer
+
+    commit = GroupCommit(store)
+    try:
+        server: grpc.aio.Server = grpc_serving.new_server()
+        storage_pb2_grpc.add_StorageServiceServicer_to_server(StorageServicer(commit), server)
+        health = grpc_serving.add_health_and_reflection(server, [SERVICE_NAME])
+        port = grpc_serving.bind(server, listen)
+        await server.start()
+
+        async def say_not_serving() -> None:
+            await grpc_serving.set_health(health, [SERVICE_NAME], serving=False)
+
+        until_signal = asyncio.create_task(
+            grpc_serving.run_until_signal(server, on_drain=say_not_serving, grace_s=_GRACE_S),
+            name="until-signal",
+        )
+        await grpc_serving.set_health(health, [SERVICE_NAME], serving=True)
+        # The signals are handled from here on: whoever reads the line may send one at once.
+        print(f"redfence storage ready on {listen.rpartition(':')[0]}:{port} (db {db})", flush=True)
+        await until_signal
+    finally:
+        # After the last call was answered, so that nothing submitted is lost.
+        await commit.close()
+    return 0
+
+
+def _refuse(problem: str) -> int:
+    print(f"redfence storage: {problem}", file=sys.stderr)
+    return _EXIT_UNUSABLE

@@ -1,0 +1,71 @@
+"""What a caller is told when a call fails: one table from the storage's errors to status codes and reasons."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import grpc
+import structlog
+
+from redfence_proto.rich_error import RichError, to_trailing_metadata
+from redfence_proto.v1 import lock_pb2
+from redfence_storage import errors
+
+# `DatabaseUnusable` is missing on purpose: it ends the process before there is anybody to answer.
+_Row: TypeAlias = tuple[grpc.StatusCode, "lock_pb2.ErrorReason.ValueType"]
+TABLE: dict[type[errors.StorageError], _Row] = {
+    errors.InvalidResource: (grpc.StatusCode.INVALID_ARGUMENT, lock_pb2.ERROR_REASON_INVALID_RESOURCE),
+    errors.InvalidFencingToken: (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        lock_pb2.ERROR_REASON_INVALID_FENCING_TOKEN,
+    ),
+    errors.InvalidKey: (grpc.StatusCode.INVALID_ARGUMENT, lock_pb2.ERROR_REASON_INVALID_KEY),
+    errors.InvalidValue: (grpc.StatusCode.INVALID_ARGUMENT, lock_pb2.ERROR_REASON_INVALID_VALUE),
+    errors.InvalidPage: (grpc.StatusCode.INVALID_ARGUMENT, lock_pb2.ERROR_REASON_INVALID_PAGE),
+    errors.InvalidPageToken: (grpc.StatusCode.INVALID_ARGUMENT, lock_pb2.ERROR_REASON_INVALID_PAGE),
+    errors.StaleToken: (grpc.StatusCode.FAILED_PRECONDITION, lock_pb2.ERROR_REASON_STALE_TOKEN),
+    errors.KeyNotFound: (grpc.StatusCode.NOT_FOUND, lock_pb2.ERROR_REASON_KEY_NOT_FOUND),
+    errors.TooManyWrites: (grpc.StatusCode.RESOURCE_EXHAUSTED, lock_pb2.ERROR_REASON_TOO_MANY_WRITES),
+    errors.StorageFailed: (grpc.StatusCode.UNAVAILABLE, lock_pb2.ERROR_REASON_STORAGE_FAILED),
+    errors.StoreClosed: (grpc.StatusCode.UNAVAILABLE, lock_pb2.ERROR_REASON_DRAINING),
+}
+_DEFECT: _Row = (grpc.StatusCode.INTERNAL, lock_pb2.ERROR_REASON_INTERNAL)
+
+
+class ErrorsAnswered:
+    """Ends the call with the right status when the body of `async with` raises.
+
+    What is not in the table is a defect: it is logged with its traceback, and the caller is told INTERNAL and nothing of it.
+    """
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._context = context
+
+    async def __aenter__(self) -> None:
+        """Do nothing."""
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Abort the call if the body raised; a cancellation passes through."""
+        if not isinstance(error, Exception):
+            return
+        (code, reason), rich = _DEFECT, None
+        if isinstance(error, errors.StorageError) and type(error) in TABLE:
+            code, reason = TABLE[type(error)]
+            rich = RichError(
+                reason=reason,
+                message=str(error),
+                metadata=error.metadata,
+                retry_after_ms=error.retry_after_ms,
+            )
+        else:
+            structlog.get_logger().error("unexpected_error", exc_info=error)
+            rich = RichError(reason=reason, message="a defect in the storage; the outcome is unknown")
+        await self._context.abort(
+            code, rich.message, trailing_metadata=to_trailing_metadata(code.value[0], rich)
+        )

@@ -1,0 +1,113 @@
+"""Turns requests into commands that are within the contract's bounds, or says which field is not."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from redfence_proto import bounds
+from redfence_proto.storage.v1 import storage_pb2
+from redfence_storage.errors import (
+    InvalidFencingToken,
+    InvalidKey,
+    InvalidPage,
+    InvalidPageToken,
+    InvalidResource,
+    InvalidValue,
+)
+from redfence_storage.store import Delete, Fence, Get, ListKeys, Put
+
+KEY_BYTES_MAX = 1_024
+VALUE_BYTES_MAX = 32 * 1024
+PAGE_SIZE_DEFAULT = 100
+PAGE_SIZE_MAX = 1_000
+# A page of long keys is cut short, or it would not fit into a message; the rest is for names and framing.
+PAGE_BYTES_MAX = bounds.MESSAGE_BYTES_MAX // 2
+
+
+def put_command(request: storage_pb2.PutRequest) -> Put:
+    """Return the command, or raise the `InvalidRequest` of the first bad field."""
+    size = len(request.value)
+    if size > VALUE_BYTES_MAX:
+        raise InvalidValue(
+            f"is {size} bytes long; at most {VALUE_BYTES_MAX} are allowed",
+            metadata={"max": str(VALUE_BYTES_MAX)},
+        )
+    return Put(
+        resource=_resource(request.resource),
+        token=_token(request.fencing_token),
+        key=_key(request.key),
+        value=request.value,
+    )
+
+
+def get_command(request: storage_pb2.GetRequest) -> Get:
+    """Return the command, or raise the `InvalidRequest` of the first bad field."""
+    return Get(
+        resource=_resource(request.resource),
+        token=_token(request.fencing_token) if request.HasField("fencing_token") else None,
+        key=_key(request.key),
+    )
+
+
+def delete_command(request: storage_pb2.DeleteRequest) -> Delete:
+    """Return the command, or raise the `InvalidRequest` of the first bad field."""
+    return Delete(
+        resource=_resource(request.resource), token=_token(request.fencing_token), key=_key(request.key)
+    )
+
+
+def fence_command(request: storage_pb2.FenceRequest) -> Fence:
+    """Return the command, or raise the `InvalidRequest` of the first bad field."""
+    return Fence(resource=_resource(request.resource), token=_token(request.fencing_token))
+
+
+def list_keys_command(request: storage_pb2.ListKeysRequest) -> ListKeys:
+    """Return the command, or raise the `InvalidRequest` of the first bad field."""
+    if request.page_size > PAGE_SIZE_MAX:
+        raise InvalidPage(f"is {request.page_size}; at most {PAGE_SIZE_MAX} are allowed")
+    return ListKeys(
+        resource=_resource(request.resource),
+        after_key=_key_of_page_token(request.page_token) if request.page_token else "",
+        keys_max=request.page_size or PAGE_SIZE_DEFAULT,
+        bytes_max=PAGE_BYTES_MAX,
+    )
+
+
+def page_token_after(key: str) -> str:
+    """Return the page token that goes on after `key`; opaque to callers."""
+    return base64.urlsafe_b64encode(key.encode()).decode()
+
+
+def _key_of_page_token(page_token: str) -> str:
+    try:
+        key = base64.b64decode(page_token.encode(), altchars=b"-_", validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError) as error:
+        raise InvalidPageToken("is malformed; send next_page_token as it came") from error
+    if _key_problem(key):
+        raise InvalidPageToken("is malformed; send next_page_token as it came")
+    return key
+
+
+def _resource(resource: str) -> str:
+    if problem := bounds.resource_problem(resource):
+        raise InvalidResource(problem)
+    return resource
+
+
+def _token(token: int) -> int:
+    if problem := bounds.fencing_token_problem(token):
+        raise InvalidFencingToken(problem)
+    return token
+
+
+def _key(key: str) -> str:
+    if problem := _key_problem(key):
+        raise InvalidKey(problem)
+    return key
+
+
+def _key_problem(key: str) -> str | None:
+    if not key:
+        return "is empty; a value needs a key"
+    return bounds.text_problem(key, bytes_max=KEY_BYTES_MAX)

@@ -1,0 +1,82 @@
+"""StorageService over gRPC: translates between the contract and the store, and decides nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from redfence_proto.storage.v1 import storage_pb2, storage_pb2_grpc
+from redfence_storage.errors import KeyNotFound
+from redfence_storage.group_commit import GroupCommit
+from redfence_storage.grpc_errors import ErrorsAnswered
+from redfence_storage.grpc_requests import (
+    delete_command,
+    fence_command,
+    get_command,
+    list_keys_command,
+    page_token_after,
+    put_command,
+)
+
+SERVICE_NAME = storage_pb2.DESCRIPTOR.services_by_name["StorageService"].full_name
+
+
+class StorageServicer(storage_pb2_grpc.StorageServiceServicer):
+    """Answers each call once what it did is on disk.
+
+    Cancellation: a caller that goes away gives up the answer only; what it asked for is carried out or refused all the same.
+    """
+
+    def __init__(self, store: GroupCommit) -> None:
+        self._store = store
+
+    async def Put(  # noqa: N802  (the contract's name)
+        self, request: storage_pb2.PutRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> storage_pb2.PutResponse:
+        """Set a key's value."""
+        async with ErrorsAnswered(context):
+            accepted = await self._store.carry_out(put_command(request))
+        return storage_pb2.PutResponse(highest_token=accepted.highest_token)
+
+    async def Get(  # noqa: N802
+        self, request: storage_pb2.GetRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> storage_pb2.GetResponse:
+        """Read a key."""
+        async with ErrorsAnswered(context):
+            reading = await self._store.carry_out(get_command(request))
+            if reading.stored is None:
+                raise KeyNotFound(request.resource, key=request.key)
+        return storage_pb2.GetResponse(
+            value=reading.stored.value,
+            written_token=reading.stored.written_token,
+            highest_token=reading.highest_token,
+        )
+
+    async def Delete(  # noqa: N802
+        self, request: storage_pb2.DeleteRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> storage_pb2.DeleteResponse:
+        """Remove a key."""
+        async with ErrorsAnswered(context):
+            removal = await self._store.carry_out(delete_command(request))
+        return storage_pb2.DeleteResponse(deleted=removal.deleted, highest_token=removal.highest_token)
+
+    async def Fence(  # noqa: N802
+        self, request: storage_pb2.FenceRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> storage_pb2.FenceResponse:
+        """Raise the highest token."""
+        async with ErrorsAnswered(context):
+            accepted = await self._store.carry_out(fence_command(request))
+        return storage_pb2.FenceResponse(highest_token=accepted.highest_token)
+
+    async def ListKeys(  # noqa: N802
+        self, request: storage_pb2.ListKeysRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> storage_pb2.ListKeysResponse:
+        """List a page of keys."""
+        async with ErrorsAnswered(context):
+            page = await self._store.carry_out(list_keys_command(request))
+        return storage_pb2.ListKeysResponse(
+            keys=page.keys,
+            next_page_token=page_token_after(page.keys[-1]) if page.more else "",
+            highest_token=page.highest_token,
+        )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import pytest
+from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
 from harness.processes import CommandProcesses
 from harness.redis_nodes import ENGINES, NodeSet, RedisNode, engine_binary
 from harness.tcp_proxy import TcpProxy
@@ -16,26 +17,6 @@ from redfence_server.redis_binary import RedisBinary, RedisBinaryError, find_red
 from redfence_server.redis_process import AppendFsync
 
 REQUIRE_VARIABLE = "REDFENCE_REQUIRE_REDIS"
-
-
-class FlushedNodes(Protocol):
-    """Lends running, empty nodes."""
-
-    async def __call__(self, count: int, *, binary: RedisBinary | None = None) -> list[RedisNode]: ...
-
-
-class FreshNodes(Protocol):
-    """Starts nodes for this test alone."""
-
-    async def __call__(
-        self, count: int, *, binary: RedisBinary | None = None, appendfsync: AppendFsync = "always"
-    ) -> list[RedisNode]: ...
-
-
-class StartProxy(Protocol):
-    """Puts a proxy before a node."""
-
-    def __call__(self, node: RedisNode) -> Awaitable[TcpProxy]: ...
 
 
 def _missing(what: str) -> NoReturn:

@@ -13,7 +13,7 @@ from typing import Self
 LOCK_NAME = "lock"
 COUNT_NAME = "node-count"
 # The nodes of a killed server hold the lock as well, for the moment until the kernel has ended them.
-_LOCK_TIMEOUT_S = 2.0
+_LOCK_TIMEOUT_S = 1.0
 _LOCK_RETRY_INTERVAL_S = 0.02
 
 

@@ -27,7 +27,7 @@ _LOG_TAIL_BYTES = 4096
 _LOOK_INTERVAL_S_FIRST = 0.002
 _LOOK_INTERVAL_S_MAX = 0.05
 # A stranger on the port may take the connection and say nothing; our process's death must be noticed meanwhile.
-_ANSWER_TIMEOUT_S = 1.0
+_ANSWER_TIMEOUT_S = 0.2
 _KILL_TIMEOUT_S = 10.0
 
 

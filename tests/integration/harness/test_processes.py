@@ -1,0 +1,66 @@
+"""The harness's commands do what its tests rely on."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from harness.processes import CommandProcesses
+
+_SERVER = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
+print("nothing yet", flush=True)
+print("ready on 4711", flush=True)
+print("for the curious", file=sys.stderr, flush=True)
+while True:
+    signal.pause()
+"""
+
+
+async def test_a_line_is_waited_for_and_a_command_is_stopped(commands: CommandProcesses) -> None:
+    """Its output is at hand, and its exit status."""
+    process = commands.start(sys.executable, "-c", _SERVER)
+    assert (await process.wait_for_line(r"ready on (\d+)"))[1] == "4711"
+    assert process.stdout.startswith("nothing yet\n")
+    assert process.exit_status is None
+    assert await process.stop() == 7
+    assert process.stderr == "for the curious\n"
+
+
+async def test_a_command_that_ends_or_stays_silent_is_a_failure_with_its_output(
+    commands: CommandProcesses,
+) -> None:
+    """The failed test shows what the command said."""
+    process = commands.start(sys.executable, "-c", "import sys; print('reddy'); sys.exit('broken')")
+    with pytest.raises(AssertionError, match=r"(?s)ended with status 1 without .*reddy.*broken"):
+        await process.wait_for_line("ready")
+    silent = commands.start(sys.executable, "-c", _SERVER)
+    with pytest.raises(AssertionError, match=r"wrote no line like 'never' in 0.1 s"):
+        await silent.wait_for_line("never", timeout_s=0.1)
+    with pytest.raises(AssertionError, match=r"had not ended after 0.1 s"):
+        await silent.wait(timeout_s=0.1)
+
+
+async def test_a_frozen_command_is_killed_all_the_same(tmp_path: Path) -> None:
+    """No command outlives its test."""
+    commands = CommandProcesses(tmp_path)
+    process = commands.start(sys.executable, "-c", _SERVER)
+    await process.wait_for_line("ready")
+    process.send_signal(signal.SIGSTOP)
+    commands.close()
+    assert process.exit_status == -signal.SIGKILL
+    commands.close()
+
+
+async def test_a_commands_environment_is_this_ones_and_more(commands: CommandProcesses) -> None:
+    """Settings for a command under test are passed to it alone."""
+    process = commands.start(
+        sys.executable,
+        "-c",
+        "import os; print(os.environ['MORE'], 'PATH' in os.environ)",
+        environment={"MORE": "x"},
+    )
+    assert await process.wait_for_line("^x True$")

@@ -1,0 +1,238 @@
+"""Embedded nodes, with real processes of every engine on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import hiredis
+import pytest
+from harness.eventually import eventually
+from harness.processes import CommandProcesses
+from structlog.testing import capture_logs
+
+from redfence_server.embedded import NODE_DIED_EVENT, EmbeddedNodes, EmbeddedNodesError, free_port
+from redfence_server.redis_binary import RedisBinary
+from redfence_server.redis_process import call
+
+_PARENT = """
+import asyncio, os, pathlib, sys
+from redfence_server.embedded import EmbeddedNodes
+from redfence_server.redis_binary import inspect
+async def main():
+    async with EmbeddedNodes(
+        count=3, data_dir=pathlib.Path(sys.argv[1]), binary=inspect(pathlib.Path(sys.argv[2]))
+    ) as nodes:
+        print("pids", *nodes.pids, flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+async def ask(url: str, *command: str) -> object:
+    """Send one command to a node by its address."""
+    parts = urlsplit(url)
+    assert parts.port is not None
+    assert parts.password is not None
+    return (await call(parts.port, ("AUTH", parts.password), command))[1]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process that is not merely waiting to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def command_line(pid: int) -> str:
+    """What `ps` shows."""
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def working_directory(pid: int) -> Path:
+    """Where the process works."""
+    return Path(f"/proc/{pid}/cwd").readlink()
+
+
+def open_files(pid: int) -> set[Path]:
+    """What the process has open."""
+    return {link.readlink() for link in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+async def test_nodes_answer_on_their_urls_and_are_durable(tmp_path: Path, engine: RedisBinary) -> None:
+    """What admission will ask for as proof of durability is so."""
+    async with EmbeddedNodes(count=3, data_dir=tmp_path, binary=engine) as nodes:
+        assert len({urlsplit(url).port for url in nodes.urls}) == 3
+        for url in nodes.urls:
+            assert await ask(url, "PING") == b"PONG"
+            for name, value in {
+                b"appendonly": b"yes",
+                b"appendfsync": b"always",
+                b"aof-load-truncated": b"no",
+                b"save": b"",
+                b"maxmemory-policy": b"noeviction",
+            }.items():
+                assert await ask(url, "CONFIG", "GET", name.decode()) == [name, value]
+
+
+async def test_others_on_the_machine_are_refused_and_cannot_see_the_password(
+    tmp_path: Path, engine: RedisBinary
+) -> None:
+    """The nodes listen on the loopback, which every user of the machine reaches."""
+    async with EmbeddedNodes(count=1, data_dir=tmp_path, binary=engine) as nodes:
+        parts = urlsplit(nodes.urls[0])
+        assert parts.port is not None
+        [refusal] = await call(parts.port, ("PING",))
+        assert isinstance(refusal, hiredis.ReplyError)
+        assert str(refusal).startswith("NOAUTH")
+        assert parts.password is not None
+        assert parts.password not in command_line(nodes.pids[0])
+        assert (tmp_path / "node-0").stat().st_mode & 0o077 == 0
+
+
+async def test_a_restart_on_the_same_directory_keeps_the_data(tmp_path: Path, engine: RedisBinary) -> None:
+    """A node never forgets."""
+    async with EmbeddedNodes(count=3, data_dir=tmp_path, binary=engine) as nodes:
+        for index, url in enumerate(nodes.urls):
+            await ask(url, "SET", "key", str(index))
+    async with EmbeddedNodes(count=3, data_dir=tmp_path, binary=engine) as nodes:
+        assert [await ask(url, "GET", "key") for url in nodes.urls] == [b"0", b"1", b"2"]
+
+
+async def test_without_a_directory_nothing_is_left(redis_binary: RedisBinary) -> None:
+    """Temporary nodes leave neither files nor processes."""
+    async with EmbeddedNodes(count=3, binary=redis_binary) as nodes:
+        pids = nodes.pids
+        folder = working_directory(pids[0]).parent
+        assert folder.exists()
+    assert not folder.exists()
+    assert not any(is_alive(pid) for pid in pids)
+    await nodes.stop()
+
+
+async def test_a_second_server_on_the_directory_is_refused(tmp_path: Path, redis_binary: RedisBinary) -> None:
+    """The second says who has it; the first goes on."""
+    async with EmbeddedNodes(count=1, data_dir=tmp_path, binary=redis_binary) as nodes:
+        with pytest.raises(EmbeddedNodesError, match=rf"in use by another server \(process {os.getpid()}\)"):
+            await EmbeddedNodes(count=1, data_dir=tmp_path, binary=redis_binary).start()
+        assert await ask(nodes.urls[0], "PING") == b"PONG"
+
+
+async def test_a_node_whose_port_is_taken_gets_another(tmp_path: Path, engine: RedisBinary) -> None:
+    """A port is seen free a moment before it is used; somebody may be faster, and may even answer."""
+    with socket.create_server(("127.0.0.1", 0)) as rival:
+        taken = rival.getsockname()[1]
+        choices = [taken, taken]
+        nodes = EmbeddedNodes(
+            count=1,
+            data_dir=tmp_path,
+            binary=engine,
+            choose_port=lambda: choices.pop() if choices else free_port(),
+        )
+        async with nodes:
+            assert choices == []
+            assert urlsplit(nodes.urls[0]).port != taken
+            assert await ask(nodes.urls[0], "PING") == b"PONG"
+
+
+async def test_a_machine_without_a_free_port_is_an_error_in_the_end(
+    tmp_path: Path, redis_binary: RedisBinary
+) -> None:
+    """Tries are bounded."""
+    with socket.create_server(("127.0.0.1", 0)) as rival:
+        taken = rival.getsockname()[1]
+        nodes = EmbeddedNodes(count=1, data_dir=tmp_path, binary=redis_binary, choose_port=lambda: int(taken))
+        with pytest.raises(EmbeddedNodesError, match=r"(?i)address already in use"):
+            await nodes.start()
+
+
+async def test_a_node_that_does_not_start_is_an_error_with_its_log_and_stops_the_others(
+    tmp_path: Path, engine: RedisBinary
+) -> None:
+    """A log whose end is damaged must not be loaded as if it were whole; the operator sees why."""
+    async with EmbeddedNodes(count=3, data_dir=tmp_path, binary=engine) as nodes:
+        await ask(nodes.urls[1], "SET", "key", "value")
+    [log] = (tmp_path / "node-1").glob("appendonlydir/*.incr.aof")
+    os.truncate(log, log.stat().st_size - 1)
+    nodes = EmbeddedNodes(count=3, data_dir=tmp_path, binary=engine)
+    with pytest.raises(EmbeddedNodesError, match=r"(?s)node-1 ended with status 1; its log .*end of file"):
+        await nodes.start()
+    assert not any(is_alive(pid) for pid in nodes.pids)
+
+
+async def test_a_cancelled_start_leaves_nothing(tmp_path: Path, redis_binary: RedisBinary) -> None:
+    """Half-started nodes end with the start."""
+    nodes = EmbeddedNodes(count=3, data_dir=tmp_path, binary=redis_binary)
+    start = asyncio.create_task(nodes.start())
+    await eventually((tmp_path / "node-2" / "node.log").exists)
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert not any(is_alive(pid) for pid in nodes.pids)
+    async with EmbeddedNodes(count=3, data_dir=tmp_path, binary=redis_binary):
+        pass
+
+
+async def test_a_cancelled_stop_has_stopped(tmp_path: Path, redis_binary: RedisBinary) -> None:
+    """Whoever is in a hurry gets kill -9, not orphans."""
+    nodes = EmbeddedNodes(count=3, data_dir=tmp_path, binary=redis_binary)
+    await nodes.start()
+    stop = asyncio.create_task(nodes.stop())
+    await asyncio.sleep(0)
+    stop.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stop
+    assert not any(is_alive(pid) for pid in nodes.pids)
+
+
+async def test_a_node_that_does_not_end_is_killed(tmp_path: Path, redis_binary: RedisBinary) -> None:
+    """A frozen node holds nobody up for longer than the bound."""
+    nodes = EmbeddedNodes(count=1, data_dir=tmp_path, binary=redis_binary, stop_timeout_s=0.05)
+    await nodes.start()
+    os.kill(nodes.pids[0], 19)
+    await nodes.stop()
+    assert not is_alive(nodes.pids[0])
+
+
+async def test_a_node_that_dies_is_reported_once_and_the_others_go_on(
+    tmp_path: Path, redis_binary: RedisBinary
+) -> None:
+    """Nobody is left to guess why a quorum is thinner."""
+    with capture_logs() as logs:
+        async with EmbeddedNodes(count=3, data_dir=tmp_path, binary=redis_binary) as nodes:
+            os.kill(nodes.pids[1], 9)
+            await eventually(lambda: logs, interval_s=0.01)
+            assert await ask(nodes.urls[0], "PING") == b"PONG"
+    assert logs == [{"event": NODE_DIED_EVENT, "index": 1, "exit_status": -9, "log_level": "error"}]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nodes can outlive a killed server")
+async def test_kill_9_of_the_server_leaves_no_node_and_the_directory_is_free_again(
+    tmp_path: Path, commands: CommandProcesses, engine: RedisBinary
+) -> None:
+    """Nodes never outlive their server, and the next one starts on their data."""
+    data_dir = tmp_path / "data"
+    server = commands.start(sys.executable, "-c", _PARENT, str(data_dir), str(engine.path))
+    pids = [int(pid) for pid in (await server.wait_for_line(r"^pids (.*)$"))[1].split()]
+    assert all(is_alive(pid) for pid in pids)
+    server.kill()
+    await eventually(lambda: not any(is_alive(pid) for pid in pids), interval_s=0.002)
+    async with EmbeddedNodes(count=3, data_dir=data_dir, binary=engine):
+        pass
+
+
+async def test_a_terminals_ctrl_c_does_not_reach_the_nodes(tmp_path: Path, redis_binary: RedisBinary) -> None:
+    """The server drains first: its nodes are in sessions of their own."""
+    async with EmbeddedNodes(count=3, data_dir=tmp_path, binary=redis_binary) as nodes:
+        assert all(os.getsid(pid) == pid for pid in nodes.pids)
+
+
+async def test_the_directory_is_locked_by_the_nodes_too(tmp_path: Path, redis_binary: RedisBinary) -> None:
+    """As long as one node lives, nobody else starts nodes on its files."""
+    async with EmbeddedNodes(count=1, data_dir=tmp_path, binary=redis_binary) as nodes:
+        assert tmp_path / "lock" in open_files(nodes.pids[0])

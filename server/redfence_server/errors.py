@@ -3,8 +3,7 @@
 RedfenceServerError
 ├── StartupError               the server cannot start; the message is for the operator
 │   ├── ConfigError            a setting is wrong; the message names it
-│   ├── NodeRejectedError      a node must not vote: replica, other cluster, wrong place …
-│   └── EmbeddedError          an embedded node cannot be run
+│   └── NodeRejectedError      a node must not vote: replica, other cluster, wrong place …
 ├── InvalidFieldError          a caller's field is malformed or out of bounds
 ├── UnavailableError           the call cannot be decided now; trying again can help
 │   ├── NoQuorumError          fewer than a quorum of nodes answered
@@ -41,10 +40,6 @@ class NodeRejectedError(StartupError):
     """A configured node must not vote."""
 
 
-class EmbeddedError(StartupError):
-    """An embedded node cannot be run."""
-
-
 @dataclass(eq=False)
 class InvalidFieldError(RedfenceServerError):
     """A caller's field is malformed or out of bounds.
@@ -75,14 +70,16 @@ class NoQuorumError(UnavailableError):
     """Fewer than a quorum of nodes answered.
 
     Attributes:
-        silent: which nodes did not, and why, e.g. "1=timed_out,2=unreachable".
+        detail: for humans.
+        silent: which nodes did not answer and why, e.g. "1=timed_out,2=unreachable"; empty if not known.
     """
 
-    silent: str
+    detail: str
+    silent: str = ""
 
     def __str__(self) -> str:
-        """Name the nodes."""
-        return f"no quorum of nodes answered ({self.silent})"
+        """Tell what is known."""
+        return f"no quorum of nodes answered: {self.detail}"
 
 
 @dataclass(eq=False)

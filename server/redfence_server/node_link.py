@@ -54,13 +54,13 @@ class ClusterIdentity:
 
     def __init__(self) -> None:
         self.cluster_id: str | None = None
-        self.max_ttl_ms: int | None = None
+        self.ttl_ms_max: int | None = None
 
     def learn(self, identity: Identity) -> None:
         """Take over a first node's cluster."""
         if self.cluster_id is None:
             self.cluster_id = identity.cluster_id
-            self.max_ttl_ms = identity.max_ttl_ms
+            self.ttl_ms_max = identity.max_ttl_ms
 
 
 class NodeLink:

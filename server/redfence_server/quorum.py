@@ -228,22 +228,38 @@ class TokenVerdict(Enum):
     """Whether a token is that of the lease which holds the lock."""
 
     LIVE = auto()
+    """The lease with this token holds a quorum."""
     NOT_LIVE = auto()
+    """It cannot hold a quorum."""
     NO_QUORUM = auto()
+    """Too few nodes answered to tell."""
 
 
-def judge_token(replies: Replies, token: int) -> TokenVerdict | None:
+@dataclass(frozen=True, slots=True)
+class TokenJudgement:
+    """The verdict, and the hold that most of the nodes asked so far see."""
+
+    verdict: TokenVerdict
+    current: Held | None
+
+
+def judge_token(replies: Replies, token: int) -> TokenJudgement | None:
     """Decide whether the lease with this token holds a quorum."""
     quorum = majority(len(replies))
-    groups = by_lease([reply for reply in replies if isinstance(reply, Held)])
+    holds = [reply for reply in replies if isinstance(reply, Held)]
     # By lease and not by token: a node the grant never reached may show another number for the same lease.
-    most = max((len(group) for group in groups if any(hold.token == token for hold in group)), default=0)
-    if most >= quorum:
-        return TokenVerdict.LIVE
+    leases = (group for group in by_lease(holds) if any(hold.token == token for hold in group))
+    most = max(map(len, leases), default=0)
     silent = sum(isinstance(reply, Silence) for reply in replies)
-    if most + silent + replies.count(None) < quorum:
-        return TokenVerdict.NOT_LIVE
-    return None if None in replies else TokenVerdict.NO_QUORUM
+    if most >= quorum:
+        verdict = TokenVerdict.LIVE
+    elif most + silent + replies.count(None) < quorum:
+        verdict = TokenVerdict.NOT_LIVE
+    elif None in replies:
+        return None
+    else:
+        verdict = TokenVerdict.NO_QUORUM
+    return TokenJudgement(verdict, present_hold(holds))
 
 
 def judge_all_answered(replies: Replies) -> Replies | None:

@@ -43,7 +43,16 @@ from redfence_server.lock_node import (
     Reply,
     Undo,
 )
-from redfence_server.quorum import Ask, Failure, Grant, Refusal, ReleaseVerdict, Renewal, Tally, TokenVerdict
+from redfence_server.quorum import (
+    Ask,
+    Failure,
+    Grant,
+    Refusal,
+    ReleaseVerdict,
+    Renewal,
+    Tally,
+    TokenJudgement,
+)
 from redfence_server.randomness import Randomness
 
 Verdict = TypeVar("Verdict")
@@ -109,7 +118,7 @@ class Redlock:
         """
         return await self._ask_all(Release(resource, digest), quorum.judge_release)
 
-    async def check_token(self, *, resource: str, token: int) -> TokenVerdict:
+    async def check_token(self, *, resource: str, token: int) -> TokenJudgement:
         """Tell whether the lease with this token holds a quorum."""
         return await self._ask_all(Inspect(resource), partial(quorum.judge_token, token=token))
 

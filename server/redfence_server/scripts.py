@@ -105,7 +105,8 @@ def pack(command: Command, keys: Keyspace, admission: str) -> bytes:
             parts = ("EVALSHA", sha, 2, keys.node, lock, admission, digest)
         case Inspect():
             parts = ("EVALSHA", sha, 2, keys.node, lock, admission)
-    return hiredis.pack_command(parts)  # type: ignore[arg-type]  (its stub says: a tuple of one)
+    packed: bytes = hiredis.pack_command(parts)  # type: ignore[arg-type]  # its stub says: a tuple of one
+    return packed
 
 
 class NotAdmittedError(Exception):

@@ -135,14 +135,12 @@ class LockServiceServicer(object):
         Closing the stream cancels the acquires that are still under way on it (what was minted for them is
         undone); it releases nothing that was granted.
 
-        Status codes that end the stream:
-        INVALID_ARGUMENT    a command has no kind that this server knows (UNKNOWN_COMMAND), or its id is zero
-        or still in use
-        (INVALID_COMMAND_ID). Commands before it were carried out.
+        A command that fails is answered by an `error` and does not end the stream. Status codes that do:
+        INVALID_ARGUMENT    a command's id is zero or still unanswered (INVALID_COMMAND_ID).
         RESOURCE_EXHAUSTED  more commands are unanswered on this stream than the server allows
         (TOO_MANY_COMMANDS).
-        OK                  the server drained; `draining` was sent before. Go on at another server, with the
-        same lease ids.
+        OK                  the server drained; `draining` was sent before. Go on at another server, with the same
+        lease ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

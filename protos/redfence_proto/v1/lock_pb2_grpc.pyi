@@ -118,14 +118,12 @@ class LockServiceStub:
     Closing the stream cancels the acquires that are still under way on it (what was minted for them is
     undone); it releases nothing that was granted.
 
-    Status codes that end the stream:
-      INVALID_ARGUMENT    a command has no kind that this server knows (UNKNOWN_COMMAND), or its id is zero
-                          or still in use
-                          (INVALID_COMMAND_ID). Commands before it were carried out.
+    A command that fails is answered by an `error` and does not end the stream. Status codes that do:
+      INVALID_ARGUMENT    a command's id is zero or still unanswered (INVALID_COMMAND_ID).
       RESOURCE_EXHAUSTED  more commands are unanswered on this stream than the server allows
                           (TOO_MANY_COMMANDS).
-      OK                  the server drained; `draining` was sent before. Go on at another server, with the
-                          same lease ids.
+      OK                  the server drained; `draining` was sent before. Go on at another server, with the same
+                          lease ids.
     """
     GetLock: _grpc.UnaryUnaryMultiCallable[_lock_pb2.GetLockRequest, _lock_pb2.GetLockResponse]
     """GetLock tells who holds a resource, as a quorum of nodes sees it now. For humans and dashboards: by the
@@ -196,14 +194,12 @@ class LockServiceAsyncStub(LockServiceStub):
     Closing the stream cancels the acquires that are still under way on it (what was minted for them is
     undone); it releases nothing that was granted.
 
-    Status codes that end the stream:
-      INVALID_ARGUMENT    a command has no kind that this server knows (UNKNOWN_COMMAND), or its id is zero
-                          or still in use
-                          (INVALID_COMMAND_ID). Commands before it were carried out.
+    A command that fails is answered by an `error` and does not end the stream. Status codes that do:
+      INVALID_ARGUMENT    a command's id is zero or still unanswered (INVALID_COMMAND_ID).
       RESOURCE_EXHAUSTED  more commands are unanswered on this stream than the server allows
                           (TOO_MANY_COMMANDS).
-      OK                  the server drained; `draining` was sent before. Go on at another server, with the
-                          same lease ids.
+      OK                  the server drained; `draining` was sent before. Go on at another server, with the same
+                          lease ids.
     """
     GetLock: _aio.UnaryUnaryMultiCallable[_lock_pb2.GetLockRequest, _lock_pb2.GetLockResponse]  # type: ignore[assignment]
     """GetLock tells who holds a resource, as a quorum of nodes sees it now. For humans and dashboards: by the
@@ -295,14 +291,12 @@ class LockServiceServicer(metaclass=_abc_1.ABCMeta):
         Closing the stream cancels the acquires that are still under way on it (what was minted for them is
         undone); it releases nothing that was granted.
 
-        Status codes that end the stream:
-          INVALID_ARGUMENT    a command has no kind that this server knows (UNKNOWN_COMMAND), or its id is zero
-                              or still in use
-                              (INVALID_COMMAND_ID). Commands before it were carried out.
+        A command that fails is answered by an `error` and does not end the stream. Status codes that do:
+          INVALID_ARGUMENT    a command's id is zero or still unanswered (INVALID_COMMAND_ID).
           RESOURCE_EXHAUSTED  more commands are unanswered on this stream than the server allows
                               (TOO_MANY_COMMANDS).
-          OK                  the server drained; `draining` was sent before. Go on at another server, with the
-                              same lease ids.
+          OK                  the server drained; `draining` was sent before. Go on at another server, with the same
+                              lease ids.
         """
 
     @_abc_1.abstractmethod

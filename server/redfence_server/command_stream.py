@@ -1,0 +1,82 @@
+"""The commands under way on one stream, and their results on the way back.
+
+Every command is a task of its own, so a slow one holds nobody up. Results that are ready together leave together. The
+stream ends when it was told that no more commands come and every result has been written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Generic, TypeVar
+
+from redfence_server.errors import TooManyCommandsError
+
+Item = TypeVar("Item")
+
+
+class CommandStream(Generic[Item]):
+    """Runs a stream's commands and hands their results to one writer.
+
+    Args:
+        open_max: how many commands may be without a written result; it bounds the memory of a peer that does not read.
+        batch_max: how many results leave in one write at most.
+    """
+
+    def __init__(self, *, open_max: int, batch_max: int) -> None:
+        self._open_max = open_max
+        self._batch_max = batch_max
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._outbox: deque[Item] = deque()
+        self._wake = asyncio.Event()
+        self._no_more_commands = False
+
+    def start(self, command: Coroutine[None, None, Item]) -> asyncio.Task[None]:
+        """Run a command; what it returns is written.
+
+        Raises:
+            TooManyCommandsError: the bound is reached; the command was not begun.
+        """
+        if len(self._tasks) + len(self._outbox) >= self._open_max:
+            command.close()
+            raise TooManyCommandsError(self._open_max)
+        task = asyncio.create_task(self._carry_out(command))
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def put(self, item: Item) -> None:
+        """Write a result, or whatever else the peer is to be told."""
+        self._outbox.append(item)
+        self._wake.set()
+
+    def finish(self) -> None:
+        """End the stream once the commands under way are answered."""
+        self._no_more_commands = True
+        self._wake.set()
+
+    def cancel(self) -> None:
+        """Cancel every command under way."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def write_all(self, write: Callable[[list[Item]], Awaitable[None]]) -> None:
+        """Write results as they come; return when the stream is finished and nothing is left to write."""
+        outbox = self._outbox
+        while True:
+            if outbox:
+                size = min(len(outbox), self._batch_max)
+                await write([outbox.popleft() for _ in range(size)])
+            elif self._no_more_commands and not self._tasks:
+                return
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+
+    async def _carry_out(self, command: Coroutine[None, None, Item]) -> None:
+        self.put(await command)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._wake.set()

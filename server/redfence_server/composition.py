@@ -1,0 +1,110 @@
+"""Put the parts together: the only place that makes real clocks, randomness, nodes and servers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+
+from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
+from redfence_server import grpc_serving
+from redfence_server.clock import SystemClock
+from redfence_server.config import ServeConfig
+from redfence_server.errors import ConfigError
+from redfence_server.grpc_servicer import AdminServicer, LockServicer, StreamSettings
+from redfence_server.lock_service import LockService
+from redfence_server.node_cluster import NodeCluster, check_urls
+from redfence_server.node_link import LinkSettings
+from redfence_server.randomness import SystemRandomness
+from redfence_server.redlock import Redlock
+from redfence_server.scripts import Keyspace
+
+SERVICE_NAMES = tuple(
+    lock_pb2.DESCRIPTOR.services_by_name[name].full_name for name in ("LockService", "AdminService")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A lock server that answers. `drain` refuses new calls and returns when the present ones have ended."""
+
+    port: int
+    grpc_server: grpc.aio.Server
+    servicer: LockServicer
+
+
+def keyspace(config: ServeConfig) -> Keyspace:
+    """Return the names of the keys on the nodes."""
+    return Keyspace(prefix=config.key_prefix, counter_idle_ms=config.counter_idle_ms)
+
+
+@asynccontextmanager
+async def lock_server(config: ServeConfig) -> AsyncIterator[RunningServer]:
+    """Run a lock server within `async with`: it answers from the entry on, and nothing of it is left after the exit.
+
+    Raises:
+        StartupError: a setting is wrong, a node must not vote, or there is no quorum.
+    """
+    clock, randomness = SystemClock(), SystemRandomness()
+    cluster = NodeCluster(
+        check_urls(config.nodes),
+        settings=LinkSettings(
+            keys=keyspace(config),
+            node_count=len(config.nodes),
+            node_timeout_ms=config.node_timeout_ms,
+            dial_timeout_ms=config.dial_timeout_ms,
+            assume_durable=config.assume_durable,
+        ),
+        clock=clock,
+        randomness=randomness,
+    )
+    service = LockService(
+        Redlock(cluster.links, clock=clock, randomness=randomness),
+        clock=clock,
+        randomness=randomness,
+        ttl_ms_max=cluster.ttl_ms_max,
+        waiters_max=config.waiters_max,
+    )
+    servicer = LockServicer(
+        service,
+        clock=clock,
+        randomness=randomness,
+        settings=StreamSettings(commands_max=config.commands_max, drain_grace_ms=config.drain_grace_ms),
+    )
+    server = grpc_serving.new_server()
+    lock_pb2_grpc.add_LockServiceServicer_to_server(servicer, server)
+    lock_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster.view), server)
+    health = grpc_serving.add_health_and_reflection(server, SERVICE_NAMES)
+    try:
+        # The port first: it is the likelier mistake, and nobody is connected to a node in vain.
+        port = _bind(server, config.listen)
+        await cluster.start(timeout_ms=config.start_timeout_ms)
+        await server.start()
+        await grpc_serving.set_health(health, SERVICE_NAMES, serving=True)
+        yield RunningServer(port, server, servicer)
+    finally:
+        await grpc_serving.set_health(health, SERVICE_NAMES, serving=False)
+        await server.stop(0)
+        await cluster.close()
+
+
+def _bind(server: grpc.aio.Server, listen: str) -> int:
+    try:
+        return grpc_serving.bind(server, listen)
+    except grpc_serving.ListenError as error:
+        raise ConfigError(f"listen: {error}") from error
+
+
+async def serve_until_signal(config: ServeConfig, *, on_ready: Callable[[RunningServer], None]) -> None:
+    """Serve until SIGTERM or SIGINT, then drain and return.
+
+    Raises:
+        StartupError: the server could not start.
+    """
+    async with lock_server(config) as running:
+        on_ready(running)
+        await grpc_serving.run_until_signal(
+            running.grpc_server, on_drain=running.servicer.drain, grace_s=config.drain_grace_ms / 1000
+        )

@@ -1,0 +1,151 @@
+"""What an operator can set: by flag, by environment (`REDFENCE_…`), or in a TOML file, in this order of precedence.
+
+Every setting has one name everywhere: `node_timeout_ms` is `--node-timeout-ms`, `REDFENCE_NODE_TIMEOUT_MS`, and
+`node_timeout_ms` in the file. Values are checked once, here, and do not change afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from redfence_server.errors import ConfigError
+from redfence_server.log_setup import LogFormat, LogLevel
+from redfence_server.scripts import COUNTER_IDLE_MS_DEFAULT
+
+_ENV_PREFIX = "REDFENCE_"
+
+
+class ServeConfig(BaseSettings):
+    """Settings of a lock server."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=_ENV_PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True
+    )
+
+    nodes: Annotated[tuple[str, ...], NoDecode] = Field(
+        description="URLs of the nodes, redis://[[USER]:PASSWORD@]HOST:PORT[/DB] or rediss://…, in the order in which the "
+        "cluster was formed (as a flag: --node, repeated; in the environment: separated by commas)"
+    )
+    listen: str = Field("127.0.0.1:50051", description="HOST:PORT to serve on; port 0 takes any free one")
+    key_prefix: str = Field(
+        "redfence:", description="what every key on the nodes starts with", pattern=r"^[^{}\s]*$"
+    )
+    node_timeout_ms: int = Field(
+        500, ge=10, le=60_000, description="how long a node may take to answer before it does not count"
+    )
+    dial_timeout_ms: int = Field(
+        2_000, ge=10, le=60_000, description="how long each step of connecting to a node may take"
+    )
+    start_timeout_ms: int = Field(
+        10_000, ge=0, le=600_000, description="how long to wait at the start for a quorum of nodes"
+    )
+    counter_idle_ms: int = Field(
+        COUNTER_IDLE_MS_DEFAULT,
+        ge=1_000,
+        description="how long a node keeps the counter of an unused resource",
+    )
+    waiters_max: int = Field(
+        10_000, ge=1, le=1_000_000, description="how many acquires may wait at this server"
+    )
+    commands_max: int = Field(
+        10_000, ge=1, le=1_000_000, description="how many commands of one stream may be unanswered"
+    )
+    drain_grace_ms: int = Field(
+        10_000, ge=0, le=600_000, description="how long calls under way may take to end after SIGTERM"
+    )
+    assume_durable: bool = Field(
+        default=False,
+        description="your word that a node which restarted has forgotten nothing, when it cannot prove it",
+    )
+    log_format: LogFormat = Field(LogFormat.AUTO, description="json, console, or auto: console on a terminal")
+    log_level: LogLevel = Field(LogLevel.INFO, description="debug, info, warning or error")
+
+    @field_validator("nodes", mode="before")
+    @classmethod
+    def _split_nodes(cls, value: Any) -> Any:
+        return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Order the sources: flags, environment, file."""
+        del dotenv_settings, file_secret_settings
+        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls))
+
+
+def load(flags: Mapping[str, Any], *, config_file: Path | None = None) -> ServeConfig:
+    """Return the settings; `flags` holds only what was given.
+
+    Raises:
+        ConfigError: a value is wrong or a setting unknown; the message names it.
+    """
+    if config_file is not None:
+        _check_file(config_file)
+
+    class FromFile(ServeConfig):
+        model_config = SettingsConfigDict(toml_file=config_file)
+
+    try:
+        return FromFile(**flags)
+    except ValidationError as error:
+        problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise ConfigError("; ".join(problems)) from error
+
+
+def _check_file(path: Path) -> None:
+    """Fail with the file's name, which a missing or malformed file would otherwise not be given."""
+    try:
+        tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"config: cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config: {path} is not TOML: {error}") from error
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, leave_out: frozenset[str] = frozenset()) -> None:
+    """Give the parser one flag for each setting. A flag that is not given leaves no attribute behind."""
+    for name, info in ServeConfig.model_fields.items():
+        if name in leave_out:
+            continue
+        default = "" if info.is_required() else f" (default: {info.default})"
+        options: dict[str, Any] = {
+            "dest": name,
+            "default": argparse.SUPPRESS,
+            "help": f"{info.description}{default}".replace("%", "%%"),
+        }
+        if name == "nodes":
+            parser.add_argument("--node", action="append", metavar="URL", **options)
+        elif info.annotation is bool:
+            parser.add_argument(
+                f"--{name.replace('_', '-')}", action=argparse.BooleanOptionalAction, **options
+            )
+        else:
+            parser.add_argument(f"--{name.replace('_', '-')}", metavar=_metavar(name), **options)
+
+
+def _metavar(name: str) -> str:
+    return "HOST:PORT" if name == "listen" else name.rpartition("_")[2].upper()
+
+
+def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings among parsed arguments."""
+    return {name: value for name, value in vars(arguments).items() if name in ServeConfig.model_fields}

@@ -1,0 +1,211 @@
+"""The streaming calls: Session and KeepAlive. Proto in, proto out; what to do is decided by lock_service.py."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, Protocol
+
+import grpc
+import structlog
+
+from redfence_proto.v1 import lock_pb2
+from redfence_server import grpc_errors, messages
+from redfence_server.clock import Clock
+from redfence_server.command_stream import CommandStream
+from redfence_server.errors import InvalidFieldError, RedfenceServerError
+from redfence_server.lock_service import LockService
+from redfence_server.randomness import Randomness
+
+# A result is below 1 KiB and a message below 64 KiB.
+_RESULTS_PER_MESSAGE_MAX: Final = 60
+
+StreamContext = grpc.aio.ServicerContext[Any, Any]
+
+
+class Drainable(Protocol):
+    """A stream that can be told that the server is stopping."""
+
+    def drain(self) -> None:
+        """Tell the peer, and end once the commands under way are answered."""
+        ...
+
+
+class SessionStream:
+    """One Session call."""
+
+    def __init__(
+        self,
+        context: StreamContext,
+        *,
+        service: LockService,
+        clock: Clock,
+        randomness: Randomness,
+        commands_max: int,
+        notice: lock_pb2.Draining,
+    ) -> None:
+        self._context = context
+        self._service = service
+        self._clock = clock
+        self._randomness = randomness
+        self._notice = notice
+        self._draining = False
+        self._commands: CommandStream[lock_pb2.SessionResult] = CommandStream(
+            open_max=commands_max, batch_max=_RESULTS_PER_MESSAGE_MAX
+        )
+        self._acquires: dict[int, asyncio.Task[None]] = {}
+        self._open_ids: set[int] = set()
+
+    def drain(self) -> None:
+        """Tell the peer, and end once the commands under way are answered."""
+        self._draining = True
+        self._commands.finish()
+
+    async def serve(self) -> None:
+        """Carry out commands until the peer closes, the server drains, or the peer breaks the rules.
+
+        Cancellation: acquires under way are cancelled, and so undone.
+        """
+        reading = asyncio.create_task(self._read(), name="session-read")
+        try:
+            await self._commands.write_all(self._write)
+            if self._draining:
+                await self._context.write(lock_pb2.SessionResponse(draining=self._notice))
+        finally:
+            self._commands.cancel()
+            reading.cancel()
+            outcome = await asyncio.gather(reading, return_exceptions=True)
+        if isinstance(outcome[0], RedfenceServerError):
+            raise outcome[0]
+
+    async def _write(self, results: list[lock_pb2.SessionResult]) -> None:
+        self._open_ids.difference_update(result.id for result in results)
+        await self._context.write(lock_pb2.SessionResponse(results=results))
+
+    async def _read(self) -> None:
+        try:
+            while (request := await self._context.read()) is not grpc.aio.EOF:
+                arrived_at_ms = self._clock.now_ms()
+                for command in request.commands:
+                    self._begin(command, arrived_at_ms)
+        except RedfenceServerError:
+            self._commands.cancel()
+            raise
+        finally:
+            self._commands.finish()
+
+    def _begin(self, command: lock_pb2.SessionCommand, arrived_at_ms: float) -> None:
+        command_id = command.id
+        if command_id == 0 or command_id in self._open_ids:
+            problem = "is 0; ids start at 1" if command_id == 0 else f"{command_id} is still unanswered"
+            metadata = {"command_id": str(command_id)}
+            raise InvalidFieldError(
+                "commands.id", problem, lock_pb2.ERROR_REASON_INVALID_COMMAND_ID, metadata
+            )
+        task = self._commands.start(self._answer(command, arrived_at_ms))
+        self._open_ids.add(command_id)
+        if command.HasField("acquire"):
+            self._acquires[command_id] = task
+            task.add_done_callback(lambda _: self._acquires.pop(command_id, None))
+
+    async def _answer(self, command: lock_pb2.SessionCommand, arrived_at_ms: float) -> lock_pb2.SessionResult:
+        result = lock_pb2.SessionResult(id=command.id)
+        try:
+            await self._carry_out(command, arrived_at_ms, result)
+        except RedfenceServerError as error:
+            result.error.CopyFrom(grpc_errors.to_message(*grpc_errors.describe(error)))
+        except asyncio.CancelledError:
+            # By a cancel command; or the stream has ended, and nobody reads this.
+            result.error.CopyFrom(grpc_errors.to_message(grpc.StatusCode.CANCELLED, grpc_errors.CANCELLED))
+        except Exception:
+            structlog.get_logger().exception("defect", where="session")
+            result.error.CopyFrom(grpc_errors.to_message(grpc.StatusCode.INTERNAL, grpc_errors.INTERNAL))
+        return result
+
+    async def _carry_out(
+        self, command: lock_pb2.SessionCommand, arrived_at_ms: float, result: lock_pb2.SessionResult
+    ) -> None:
+        match command.WhichOneof("command"):
+            case "acquire":
+                call = messages.read_acquire(
+                    command.acquire,
+                    ttl_ms_max=self._service.ttl_ms_max,
+                    new_lease_id=self._randomness.hex_id,
+                    arrived_at_ms=arrived_at_ms,
+                )
+                granted = await self._service.acquire(call)
+                result.acquire.CopyFrom(messages.acquire_response(call, granted))
+            case "release":
+                released = await self._service.release(*messages.read_lease(command.release))
+                result.release.CopyFrom(messages.release_response(released))
+            case "renew":
+                renewed = await self._service.renew(*messages.read_lease(command.renew))
+                result.renew.CopyFrom(messages.keep_alive_response(command.renew, renewed))
+            case "cancel":
+                task = self._acquires.get(command.cancel.id)
+                result.cancel.found = task is not None
+                if task is not None:
+                    task.cancel()
+            case _:
+                raise InvalidFieldError(
+                    "commands.command",
+                    "is missing, or of a kind that this server does not know",
+                    lock_pb2.ERROR_REASON_UNKNOWN_COMMAND,
+                    {"command_id": str(command.id)},
+                )
+
+
+class KeepAliveStream:
+    """One KeepAlive call."""
+
+    def __init__(
+        self, context: StreamContext, *, service: LockService, commands_max: int, notice: lock_pb2.Draining
+    ) -> None:
+        self._context = context
+        self._service = service
+        self._notice = notice
+        self._draining = False
+        self._renewals: CommandStream[lock_pb2.KeepAliveResponse] = CommandStream(
+            open_max=commands_max, batch_max=1
+        )
+
+    def drain(self) -> None:
+        """Tell the peer, and end once the renewals under way are answered."""
+        self._draining = True
+        self._renewals.finish()
+
+    async def serve(self) -> None:
+        """Renew until the peer closes or the server drains."""
+        reading = asyncio.create_task(self._read(), name="keepalive-read")
+        try:
+            await self._renewals.write_all(self._write)
+            if self._draining:
+                await self._context.write(lock_pb2.KeepAliveResponse(draining=self._notice))
+        finally:
+            self._renewals.cancel()
+            reading.cancel()
+            outcome = await asyncio.gather(reading, return_exceptions=True)
+        if isinstance(outcome[0], RedfenceServerError):
+            raise outcome[0]
+
+    async def _write(self, responses: list[lock_pb2.KeepAliveResponse]) -> None:
+        for response in responses:
+            await self._context.write(response)
+
+    async def _read(self) -> None:
+        try:
+            while (request := await self._context.read()) is not grpc.aio.EOF:
+                # Renewals of one lease stay in order: each node answers them in order, and so each is decided before the next.
+                self._renewals.start(self._answer(request))
+        finally:
+            self._renewals.finish()
+
+    async def _answer(self, request: lock_pb2.KeepAliveRequest) -> lock_pb2.KeepAliveResponse:
+        try:
+            renewed = await self._service.renew(*messages.read_lease(request))
+            return messages.keep_alive_response(request, renewed)
+        except RedfenceServerError as error:
+            failed = grpc_errors.to_message(*grpc_errors.describe(error))
+        except Exception:
+            structlog.get_logger().exception("defect", where="keepalive")
+            failed = grpc_errors.to_message(grpc.StatusCode.INTERNAL, grpc_errors.INTERNAL)
+        return lock_pb2.KeepAliveResponse(resource=request.resource, sequence=request.sequence, error=failed)

@@ -1,0 +1,193 @@
+"""Proto <-> values. No decisions: a message that cannot be a value is an error that names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from redfence_proto.v1 import lock_pb2
+from redfence_server import model
+from redfence_server.errors import InvalidFieldError
+from redfence_server.lock_node import Held, NodeReport, NodeState, Plain, Silence
+from redfence_server.lock_service import LockView, Renewed, TokenView
+from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotGranted
+from redfence_server.node_cluster import ClusterView
+from redfence_server.quorum import RenewVerdict
+
+
+def duration(milliseconds: float) -> Duration:
+    """Return a wire duration, in whole milliseconds and never negative."""
+    whole = max(0, int(milliseconds))
+    return Duration(seconds=whole // 1000, nanos=whole % 1000 * 1_000_000)
+
+
+def _milliseconds(message: Message, field: str, reason: lock_pb2.ErrorReason.ValueType) -> int | None:
+    """Return a duration field in ms, or None if it is unset."""
+    if not message.HasField(field):
+        return None
+    wire: Duration = getattr(message, field)
+    if not -315_576_000_000 <= wire.seconds <= 315_576_000_000 or not abs(wire.nanos) < 1_000_000_000:
+        raise InvalidFieldError(field, "is not a duration that the standard allows", reason)
+    nanoseconds = wire.seconds * 1_000_000_000 + wire.nanos
+    if nanoseconds % 1_000_000:
+        raise InvalidFieldError(field, f"is {nanoseconds} ns; whole milliseconds are needed", reason)
+    return nanoseconds // 1_000_000
+
+
+def read_acquire(
+    request: lock_pb2.AcquireRequest,
+    *,
+    ttl_ms_max: int,
+    new_lease_id: Callable[[], str],
+    arrived_at_ms: float,
+    answer_within_ms: float | None = None,
+) -> AcquireCall:
+    """Return the checked call.
+
+    Raises:
+        InvalidFieldError: a field is malformed or out of bounds.
+    """
+    wait_ms = _milliseconds(request, "wait_timeout", lock_pb2.ERROR_REASON_INVALID_WAIT_TIMEOUT) or 0
+    if wait_ms < 0:
+        raise InvalidFieldError(
+            "wait_timeout",
+            f"is {wait_ms} ms; it must not be negative",
+            lock_pb2.ERROR_REASON_INVALID_WAIT_TIMEOUT,
+        )
+    ttl_ms = _milliseconds(request, "ttl", lock_pb2.ERROR_REASON_INVALID_TTL)
+    return AcquireCall(
+        resource=model.check_resource(request.resource),
+        lease_id=LeaseId(request.lease_id or new_lease_id()),
+        ttl_ms=model.check_ttl_ms(ttl_ms, ttl_ms_max=ttl_ms_max),
+        holder=model.check_holder(request.holder),
+        wait_ms=wait_ms,
+        arrived_at_ms=arrived_at_ms,
+        answer_within_ms=answer_within_ms,
+    )
+
+
+def read_lease(request: lock_pb2.ReleaseRequest | lock_pb2.KeepAliveRequest) -> tuple[str, LeaseId]:
+    """Return which lease a request is about.
+
+    Raises:
+        InvalidFieldError: a field is malformed.
+    """
+    return model.check_resource(request.resource), LeaseId(request.lease_id)
+
+
+def acquire_response(call: AcquireCall, outcome: Lease | NotGranted) -> lock_pb2.AcquireResponse:
+    """Answer an Acquire."""
+    if isinstance(outcome, Lease):
+        return lock_pb2.AcquireResponse(
+            outcome=lock_pb2.ACQUIRE_OUTCOME_GRANTED,
+            lease=lock_pb2.Lease(
+                resource=call.resource,
+                lease_id=call.lease_id.secret,
+                fencing_token=outcome.token,
+                ttl=duration(call.ttl_ms),
+                validity=duration(outcome.validity_ms),
+            ),
+        )
+    kind = lock_pb2.ACQUIRE_OUTCOME_WAIT_TIMEOUT if outcome.waited else lock_pb2.ACQUIRE_OUTCOME_HELD
+    return lock_pb2.AcquireResponse(outcome=kind, current=_current(outcome.current))
+
+
+def release_response(released: bool) -> lock_pb2.ReleaseResponse:  # noqa: FBT001  (the one thing it says)
+    """Answer a Release."""
+    outcome = lock_pb2.RELEASE_OUTCOME_RELEASED if released else lock_pb2.RELEASE_OUTCOME_NOT_HELD
+    return lock_pb2.ReleaseResponse(outcome=outcome)
+
+
+_STATES = {
+    RenewVerdict.ACTIVE: (lock_pb2.LEASE_STATE_ACTIVE, lock_pb2.LEASE_STATE_REASON_UNSPECIFIED),
+    RenewVerdict.AT_RISK: (lock_pb2.LEASE_STATE_AT_RISK, lock_pb2.LEASE_STATE_REASON_QUORUM_UNAVAILABLE),
+    RenewVerdict.LOST: (lock_pb2.LEASE_STATE_LOST, lock_pb2.LEASE_STATE_REASON_NOT_HELD),
+}
+
+
+def keep_alive_response(request: lock_pb2.KeepAliveRequest, renewed: Renewed) -> lock_pb2.KeepAliveResponse:
+    """Answer one renewal."""
+    state, reason = _STATES[renewed.verdict]
+    response = lock_pb2.KeepAliveResponse(
+        resource=request.resource, sequence=request.sequence, state=state, reason=reason
+    )
+    if renewed.verdict is RenewVerdict.ACTIVE:
+        response.fencing_token = renewed.token
+        response.validity.CopyFrom(duration(renewed.validity_ms))
+    return response
+
+
+def get_lock_response(resource: str, view: LockView) -> lock_pb2.GetLockResponse:
+    """Answer a GetLock."""
+    return lock_pb2.GetLockResponse(
+        resource=resource,
+        current=_current(view.current),
+        waiters=view.waiters,
+        nodes=[_node_hold(index, answer) for index, answer in enumerate(view.nodes)],
+    )
+
+
+def check_token_response(view: TokenView) -> lock_pb2.CheckTokenResponse:
+    """Answer a CheckToken."""
+    state = lock_pb2.TOKEN_STATE_LIVE if view.live else lock_pb2.TOKEN_STATE_NOT_LIVE
+    return lock_pb2.CheckTokenResponse(state=state, current=_current(view.current))
+
+
+_ANSWERS = {
+    Silence.TIMED_OUT: lock_pb2.NODE_ANSWER_TIMED_OUT,
+    Silence.UNREACHABLE: lock_pb2.NODE_ANSWER_UNREACHABLE,
+    Silence.DISCONNECTED: lock_pb2.NODE_ANSWER_UNREACHABLE,
+    Silence.REFUSED: lock_pb2.NODE_ANSWER_REFUSED,
+}
+
+
+def _node_hold(index: int, answer: Held | Plain | Silence) -> lock_pb2.NodeHold:
+    if isinstance(answer, Silence):
+        return lock_pb2.NodeHold(node_index=index, answer=_ANSWERS[answer])
+    hold = None
+    if isinstance(answer, Held):
+        hold = _current(CurrentHold(answer.holder, answer.token, answer.remaining_ms))
+    return lock_pb2.NodeHold(node_index=index, answer=lock_pb2.NODE_ANSWER_ANSWERED, hold=hold)
+
+
+def _current(hold: CurrentHold | None) -> lock_pb2.CurrentHold | None:
+    if hold is None:
+        return None
+    return lock_pb2.CurrentHold(
+        holder=hold.holder, fencing_token=hold.token, remaining=duration(hold.remaining_ms)
+    )
+
+
+_NODE_STATES = {
+    NodeState.JOINING: lock_pb2.NODE_STATE_JOINING,
+    NodeState.READY: lock_pb2.NODE_STATE_READY,
+    NodeState.QUARANTINED: lock_pb2.NODE_STATE_QUARANTINED,
+    NodeState.UNREACHABLE: lock_pb2.NODE_STATE_UNREACHABLE,
+}
+
+
+def cluster_status_response(view: ClusterView, *, server_version: str) -> lock_pb2.ClusterStatusResponse:
+    """Answer a ClusterStatus."""
+    return lock_pb2.ClusterStatusResponse(
+        cluster_id=view.cluster_id,
+        quorum=view.quorum,
+        nodes=[_node_status(index, report) for index, report in enumerate(view.nodes)],
+        max_ttl=duration(view.ttl_ms_max),
+        server_version=server_version,
+    )
+
+
+def _node_status(index: int, report: NodeReport) -> lock_pb2.NodeStatus:
+    status = lock_pb2.NodeStatus(
+        index=index,
+        address=report.address,
+        state=_NODE_STATES[report.state],
+        detail=report.detail,
+        run_id=report.run_id,
+        since=duration(report.since_ms),
+    )
+    if report.latency_ms is not None:
+        status.latency.FromMicroseconds(int(report.latency_ms * 1000))
+    return status

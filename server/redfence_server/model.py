@@ -1,0 +1,125 @@
+"""What callers ask for and are told, as frozen values; a value that exists is valid.
+
+The bounds are the contract's (redfence_proto.bounds); the messages name the field as the proto spells it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from redfence_proto import bounds
+from redfence_proto.v1 import lock_pb2
+from redfence_server.errors import InvalidFieldError
+
+
+def check_resource(resource: str) -> str:
+    """Return a valid resource name.
+
+    Raises:
+        InvalidFieldError: it breaks its bounds.
+    """
+    if problem := bounds.resource_problem(resource):
+        raise InvalidFieldError("resource", problem, lock_pb2.ERROR_REASON_INVALID_RESOURCE)
+    return resource
+
+
+def check_holder(holder: str) -> str:
+    """Return a valid holder label.
+
+    Raises:
+        InvalidFieldError: it breaks its bounds.
+    """
+    if problem := bounds.text_problem(holder, bytes_max=bounds.HOLDER_BYTES_MAX):
+        raise InvalidFieldError("holder", problem, lock_pb2.ERROR_REASON_INVALID_HOLDER)
+    return holder
+
+
+def check_ttl_ms(ttl_ms: int | None, *, ttl_ms_max: int) -> int:
+    """Return a valid ttl; None stands for a missing one.
+
+    Raises:
+        InvalidFieldError: it is missing or out of bounds.
+    """
+    limits = f"at least {bounds.TTL_MS_MIN} ms and at most {ttl_ms_max} ms are allowed"
+    if ttl_ms is None:
+        problem = f"is missing; {limits}"
+    elif not bounds.TTL_MS_MIN <= ttl_ms <= ttl_ms_max:
+        problem = f"is {ttl_ms} ms; {limits}"
+    else:
+        return ttl_ms
+    metadata = {"min": f"{bounds.TTL_MS_MIN}ms", "max": f"{ttl_ms_max}ms"}
+    raise InvalidFieldError("ttl", problem, lock_pb2.ERROR_REASON_INVALID_TTL, metadata)
+
+
+def check_token(token: int) -> int:
+    """Return a valid fencing token.
+
+    Raises:
+        InvalidFieldError: it is zero or 2^53 or more.
+    """
+    if problem := bounds.fencing_token_problem(token):
+        raise InvalidFieldError("fencing_token", problem, lock_pb2.ERROR_REASON_INVALID_FENCING_TOKEN)
+    return token
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseId:
+    """The secret that proves ownership of a lease. Its repr hides it, so that no log can show it.
+
+    Attributes:
+        secret: 32 lower-case hex digits.
+        digest: what the nodes store; it proves nothing.
+    """
+
+    secret: str = field(repr=False)
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        if problem := bounds.lease_id_problem(self.secret):
+            raise InvalidFieldError("lease_id", problem, lock_pb2.ERROR_REASON_INVALID_LEASE_ID)
+        object.__setattr__(self, "digest", hashlib.sha256(self.secret.encode()).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireCall:
+    """A checked Acquire.
+
+    Attributes:
+        wait_ms: how long to wait for a held resource; 0 is try-once.
+        arrived_at_ms: when the request reached this server.
+        answer_within_ms: how long after that the caller gives up; None if it never does.
+    """
+
+    resource: str
+    lease_id: LeaseId
+    ttl_ms: int
+    holder: str
+    wait_ms: int
+    arrived_at_ms: float
+    answer_within_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentHold:
+    """The present holder of a resource, as a quorum or most of the answering nodes see it."""
+
+    holder: str
+    token: int
+    remaining_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A grant. `validity_ms` counts from the instant the caller sent its request."""
+
+    token: int
+    validity_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotGranted:
+    """The resource is held. `waited`: the caller had asked to wait, and the wait is over."""
+
+    current: CurrentHold | None
+    waited: bool

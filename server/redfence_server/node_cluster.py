@@ -1,0 +1,124 @@
+"""All links of one server, and whether it may start with them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from redfence_server import quorum
+from redfence_server.clock import Clock
+from redfence_server.errors import ConfigError, NodeRejectedError
+from redfence_server.lock_node import NodeReport, NodeState
+from redfence_server.node_link import ClusterIdentity, LinkSettings, NodeLink
+from redfence_server.randomness import Randomness
+from redfence_server.redis_dial import NodeUrl
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """What this server knows of its cluster. `cluster_id` is empty while no node was admitted."""
+
+    cluster_id: str
+    quorum: int
+    ttl_ms_max: int
+    nodes: tuple[NodeReport, ...]
+
+
+def check_urls(urls: Sequence[str]) -> tuple[NodeUrl, ...]:
+    """Return the nodes' addresses, in the order that is their index.
+
+    Raises:
+        ConfigError: a URL is malformed, a node is named twice, or their number is not 1, 3, 5 or 7.
+    """
+    nodes = tuple(NodeUrl(url) for url in urls)
+    seen: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        if node.address in seen:
+            raise ConfigError(
+                f"node: {node.address} is named twice, as node {seen[node.address]} and node {index}"
+            )
+        seen[node.address] = index
+    if len(nodes) not in quorum.NODE_COUNTS:
+        raise ConfigError(
+            f"node: {len(nodes)} nodes are configured; 1, 3, 5 or 7 are needed, for an even number tolerates no more "
+            "failures than one less"
+        )
+    return nodes
+
+
+class NodeCluster:
+    """Starts and ends the links; a server without a quorum at its start does not start."""
+
+    def __init__(
+        self, nodes: Sequence[NodeUrl], *, settings: LinkSettings, clock: Clock, randomness: Randomness
+    ) -> None:
+        self._identity = ClusterIdentity()
+        self.links = [
+            NodeLink(
+                url,
+                index=index,
+                settings=settings,
+                cluster=self._identity,
+                clock=clock,
+                randomness=randomness,
+            )
+            for index, url in enumerate(nodes)
+        ]
+
+    def ttl_ms_max(self) -> int:
+        """Return the greatest ttl the cluster allows."""
+        assert self._identity.ttl_ms_max is not None, "asked before a node was admitted"
+        return self._identity.ttl_ms_max
+
+    def view(self) -> ClusterView:
+        """Tell what is known, without asking a node."""
+        return ClusterView(
+            cluster_id=self._identity.cluster_id or "",
+            quorum=quorum.majority(len(self.links)),
+            ttl_ms_max=self._identity.ttl_ms_max or 0,
+            nodes=tuple(link.report() for link in self.links),
+        )
+
+    async def start(self, *, timeout_ms: int) -> None:
+        """Connect to all nodes; return once each was tried and a quorum is ready.
+
+        Raises:
+            NodeRejectedError: a node is misconfigured, or no quorum was ready in time. The message names the nodes.
+        """
+        for link in self.links:
+            link.start()
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await asyncio.gather(*(link.examined.wait() for link in self.links))
+                self._refuse_misconfigured()
+                while not self._has_quorum():
+                    await asyncio.sleep(0.02)
+                    self._refuse_misconfigured()
+        except TimeoutError as error:
+            self._refuse_misconfigured()
+            if not self._has_quorum():
+                raise NodeRejectedError(f"no quorum of nodes is ready: {self._problems()}") from error
+
+    async def close(self) -> None:
+        """End all links."""
+        await asyncio.gather(*(link.close() for link in self.links))
+
+    def _has_quorum(self) -> bool:
+        ready = sum(link.report().state is NodeState.READY for link in self.links)
+        return ready >= quorum.majority(len(self.links))
+
+    def _refuse_misconfigured(self) -> None:
+        for link in self.links:
+            if link.rejected is not None and link.rejected.reason.misconfigured:
+                raise NodeRejectedError(
+                    f"node {link.index} ({link.report().address}): {link.rejected.detail}"
+                )
+
+    def _problems(self) -> str:
+        reports = [(link.index, link.report()) for link in self.links]
+        return "; ".join(
+            f"node {index} ({report.address}): {report.detail}"
+            for index, report in reports
+            if report.state is not NodeState.READY
+        )

@@ -148,9 +148,6 @@ class EmbeddedNodes:
                 for process in self._processes.values():
                     stops.create_task(process.stop(timeout_s=self._stop_timeout_s))
         finally:
-            # A stop that was cancelled before it began has ended nothing.
-            for process in self._processes.values():
-                process.kill()
             if self._directory is not None:
                 self._directory.close()
                 self._directory = None

@@ -166,7 +166,7 @@ class NodeSet:
         idle = [
             node
             for node in self._nodes
-            if node.binary == binary and node.is_running and not node.disturbed and node not in self._lent
+            if node.binary == binary and node.is_running and node not in self._lent
         ][:count]
         await asyncio.gather(*(node.flush() for node in idle))
         nodes = idle + await self.start(count - len(idle), binary=binary)

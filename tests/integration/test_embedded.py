@@ -229,7 +229,11 @@ async def test_kill_9_of_the_server_leaves_no_node_and_the_directory_is_free_aga
     pids = [int(pid) for pid in (await server.wait_for_line(r"^pids (.*)$"))[1].split()]
     assert all(is_alive(pid) for pid in pids)
     server.kill()
-    await eventually(lambda: not any(is_alive(pid) for pid in pids), interval_s=0.002)
+    try:
+        await eventually(lambda: not any(is_alive(pid) for pid in pids), interval_s=0.002)
+    finally:
+        for pid in filter(is_alive, pids):
+            os.kill(pid, signal.SIGKILL)
     async with EmbeddedNodes(count=3, data_dir=data_dir, binary=engine):
         pass
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -104,7 +106,13 @@ async def serve_until_signal(config: ServeConfig, *, on_ready: Callable[[Running
         StartupError: the server could not start.
     """
     async with lock_server(config) as running:
+        stop = grpc_serving.stop_signal()
         on_ready(running)
-        await grpc_serving.run_until_signal(
-            running.grpc_server, on_drain=running.servicer.drain, grace_s=config.drain_grace_ms / 1000
-        )
+        await drain_at(stop, running, grace_ms=config.drain_grace_ms)
+
+
+async def drain_at(stop: asyncio.Future[signal.Signals], running: RunningServer, *, grace_ms: int) -> None:
+    """Serve until `stop`, then drain."""
+    await grpc_serving.run_until_signal(
+        running.grpc_server, on_drain=running.servicer.drain, grace_s=grace_ms / 1000, stop=stop
+    )

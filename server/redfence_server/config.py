@@ -10,11 +10,13 @@ import argparse
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -34,6 +36,8 @@ class ServeConfig(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix=_ENV_PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True
     )
+
+    fallbacks: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     nodes: Annotated[tuple[str, ...], NoDecode] = Field(
         description="URLs of the nodes, redis://[[USER]:PASSWORD@]HOST:PORT[/DB] or rediss://…, in the order in which the "
@@ -89,11 +93,22 @@ class ServeConfig(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Order the sources: flags, environment, file."""
         del dotenv_settings, file_secret_settings
-        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls))
+        fallbacks = InitSettingsSource(settings_cls, init_kwargs=dict(cls.fallbacks))
+        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls), fallbacks)
 
 
-def load(flags: Mapping[str, Any], *, config_file: Path | None = None) -> ServeConfig:
-    """Return the settings; `flags` holds only what was given.
+def load(
+    flags: Mapping[str, Any],
+    *,
+    config_file: Path | None = None,
+    command_defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> ServeConfig:
+    """Return the settings.
+
+    Args:
+        flags: only those that were given.
+        config_file: a TOML file, or None.
+        command_defaults: what a command prefers to the general default; anything given wins over it.
 
     Raises:
         ConfigError: a value is wrong or a setting unknown; the message names it.
@@ -103,6 +118,7 @@ def load(flags: Mapping[str, Any], *, config_file: Path | None = None) -> ServeC
 
     class FromFile(ServeConfig):
         model_config = SettingsConfigDict(toml_file=config_file)
+        fallbacks = command_defaults
 
     try:
         return FromFile(**flags)

@@ -89,21 +89,21 @@ def bind(server: grpc.aio.Server, listen: str) -> int:
     return port
 
 
-async def wait_for_stop_signal() -> signal.Signals:
-    """Return the first SIGTERM or SIGINT that arrives; a second one is left to the default action."""
+def stop_signal() -> asyncio.Future[signal.Signals]:
+    """Catch SIGTERM and SIGINT from now on; the future is done with the first. A second one has its default effect."""
     loop = asyncio.get_running_loop()
     received: asyncio.Future[signal.Signals] = loop.create_future()
 
     def note(number: signal.Signals) -> None:
         if not received.done():
             received.set_result(number)
-            # Whoever signals twice wants out now.
-            for each in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(each)
+        # Whoever signals twice wants out now.
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(each)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, note, number)
-    return await received
+    return received
 
 
 async def drain(server: grpc.aio.Server, *, on_drain: Callable[[], Awaitable[None]], grace_s: float) -> None:
@@ -117,10 +117,21 @@ async def drain(server: grpc.aio.Server, *, on_drain: Callable[[], Awaitable[Non
 
 
 async def run_until_signal(
-    server: grpc.aio.Server, *, on_drain: Callable[[], Awaitable[None]], grace_s: float
+    server: grpc.aio.Server,
+    *,
+    on_drain: Callable[[], Awaitable[None]],
+    grace_s: float,
+    stop: asyncio.Future[signal.Signals] | None = None,
 ) -> None:
-    """Serve a started server until SIGTERM or SIGINT, then drain it."""
-    number = await wait_for_stop_signal()
+    """Serve a started server until SIGTERM or SIGINT, then drain it.
+
+    Args:
+        server: serves already.
+        on_drain: tells the open streams.
+        grace_s: bound on the drain.
+        stop: from `stop_signal`, if the signals are caught already; they must be before anybody is told "ready".
+    """
+    number = await (stop or stop_signal())
     structlog.get_logger().info("draining", signal=number.name, grace_s=grace_s)
     await drain(server, on_drain=on_drain, grace_s=grace_s)
     structlog.get_logger().info("stopped")

@@ -88,6 +88,7 @@ class NodeLink:
         self._state = NodeState.JOINING
         self._detail = "connecting for the first time"
         self._since_ms = clock.now_ms()
+        self._logged_state: NodeState | None = None
         self._run_id = ""
         self._kept_undos: deque[Undo] = deque(maxlen=_KEPT_UNDOS_MAX)
         self._task: asyncio.Task[None] | None = None
@@ -254,14 +255,13 @@ class NodeLink:
         self._log.info("node_readmitted", run_id_before=identity.run_id, run_id=run_id)
 
     def _become(self, state: NodeState, detail: str) -> None:
-        if state is self._state and detail == self._detail:
-            return
-        changed = state is not self._state
-        if changed:
+        if state is not self._state:
             self._since_ms = self._clock.now_ms()
         self._state, self._detail = state, detail
-        if state is NodeState.JOINING:
+        # A node that stays away is dialled again and again; that is told once.
+        if state is NodeState.JOINING or state is self._logged_state:
             return
+        self._logged_state = state
         if state is NodeState.READY:
             self._log.info("node_ready", run_id=self._run_id)
         else:

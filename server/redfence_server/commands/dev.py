@@ -1,0 +1,169 @@
+"""`redfence dev`: everything on this machine by one command: nodes, lock server, storage demo."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from redfence_server import config, log_setup
+from redfence_server.errors import ConfigError, StartupError
+
+HELP = "run an embedded quorum, a lock server on it, and the storage demo"
+EXIT_CANNOT_START = 2
+_STORAGE_START_TIMEOUT_S = 20.0
+_STORAGE_STOP_TIMEOUT_S = 10.0
+# Set by the embedded quorum itself.
+_FIXED = frozenset({"nodes", "assume_durable"})
+# A terminal wants one line and what is wrong, not every step.
+_DEFAULTS = {"log_level": log_setup.LogLevel.WARNING}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    # Not --node N: that names a node of `redfence serve`.
+    parser.add_argument(
+        "--nodes",
+        dest="node_count",
+        type=int,
+        default=3,
+        metavar="N",
+        help="1, 3, 5 or 7 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="keep everything here for the next start (default: a temporary one)",
+    )
+    parser.add_argument(
+        "--storage-listen",
+        default="127.0.0.1:50052",
+        metavar="HOST:PORT",
+        help="where the storage demo serves (default: %(default)s)",
+    )
+    config.add_arguments(parser, leave_out=_FIXED)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until Ctrl-C or SIGTERM; 0 after an orderly end, 2 if it could not start, 1 if the storage ended by itself."""
+    from redfence_server.embedded import EmbeddedNodesError
+
+    try:
+        return asyncio.run(_run(arguments))
+    except (StartupError, EmbeddedNodesError) as error:
+        sys.stderr.write(f"redfence dev: {error}\n")
+        return EXIT_CANNOT_START
+
+
+async def _run(arguments: argparse.Namespace) -> int:
+    from redfence_server import composition, grpc_serving
+
+    stop = grpc_serving.stop_signal()
+    main = asyncio.current_task()
+    assert main is not None
+
+    def interrupt(_: object) -> None:
+        main.cancel()
+
+    stop.add_done_callback(interrupt)
+    try:
+        async with AsyncExitStack() as stack:
+            data_dir = arguments.data_dir or Path(stack.enter_context(_scratch()))
+            settings = await stack.enter_async_context(_quorum(arguments, data_dir))
+            running = await stack.enter_async_context(composition.lock_server(settings))
+            storage, storage_address = await stack.enter_async_context(_storage(arguments, data_dir))
+            stop.remove_done_callback(interrupt)
+            host = settings.listen.rpartition(":")[0]
+            print(
+                f"redfence ready: lock server on {host}:{running.port}, storage on {storage_address}, "
+                f"{arguments.node_count} nodes in {data_dir}; Ctrl-C stops all",
+                flush=True,
+            )
+            serving = asyncio.create_task(
+                composition.drain_at(stop, running, grace_ms=settings.drain_grace_ms), name="serve"
+            )
+            storage_ends = asyncio.create_task(storage.wait(), name="watch-storage")
+            await asyncio.wait({serving, storage_ends}, return_when=asyncio.FIRST_COMPLETED)
+            storage_ends.cancel()
+            if not serving.done():
+                serving.cancel()
+                sys.stderr.write(f"redfence dev: the storage ended with status {storage.returncode}\n")
+                return 1
+    except asyncio.CancelledError:
+        if not stop.done():
+            raise
+    return 0
+
+
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="redfence-dev-", ignore_cleanup_errors=True)
+
+
+@asynccontextmanager
+async def _quorum(arguments: argparse.Namespace, data_dir: Path) -> AsyncIterator[config.ServeConfig]:
+    """Run the nodes, formed into a cluster, and yield the settings of a server over them."""
+    from redfence_proto import bounds
+    from redfence_server import cluster_forming, composition
+    from redfence_server.embedded import EmbeddedNodes
+    from redfence_server.node_cluster import check_urls
+    from redfence_server.randomness import SystemRandomness
+
+    flags = config.given_flags(arguments)
+    # Wrong settings are told before anything is started.
+    checked = config.load({**flags, "nodes": ()}, command_defaults=_DEFAULTS)
+    log_setup.configure(log_format=checked.log_format, level=checked.log_level)
+    async with EmbeddedNodes(count=arguments.node_count, data_dir=data_dir) as nodes:
+        settings = checked.model_copy(update={"nodes": nodes.urls})
+        await cluster_forming.form(
+            check_urls(nodes.urls),
+            keys=composition.keyspace(settings),
+            ttl_ms_max=bounds.TTL_MS_MAX_DEFAULT,
+            randomness=SystemRandomness(),
+        )
+        yield settings
+
+
+@asynccontextmanager
+async def _storage(
+    arguments: argparse.Namespace, data_dir: Path
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """Run the storage demo as a process of its own, and yield it with its address once it is ready."""
+    from redfence_server.process_leash import leashed
+
+    command = [sys.executable, "-m", "redfence", "storage", "--listen", arguments.storage_listen]
+    command += ["--db", str(data_dir / "storage.db")]
+    # In a session of its own: a terminal's Ctrl-C is for us, and we end it when its callers have gone.
+    process = await asyncio.create_subprocess_exec(
+        *leashed(command),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(_STORAGE_START_TIMEOUT_S):
+            line = (await process.stdout.readline()).decode()
+        if " ready on " not in line:
+            raise ConfigError(f"the storage demo could not start on {arguments.storage_listen}; see above")
+        yield process, line.partition(" ready on ")[2].partition(" ")[0]
+    except TimeoutError as error:
+        raise ConfigError("the storage demo did not start in time") from error
+    finally:
+        await _end(process)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(_STORAGE_STOP_TIMEOUT_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()

@@ -1,0 +1,80 @@
+"""redfence: distributed locks with fencing tokens.
+
+    async with redfence.AsyncClient("127.0.0.1:50051") as client:
+        async with client.lock("orders/42", ttl=10) as lease:
+            await storage.put("orders/42", "total", b"17", fencing_token=lease.token)
+
+`Client` is the same for threads, with the same methods. `redfence.testing` has a server for tests, in memory.
+"""
+
+from redfence._async_client import AsyncClient
+from redfence._async_lease import AsyncLease, AsyncLock, AsyncLossEvent
+from redfence._config import ClientOptions
+from redfence._errors import (
+    AccessDeniedError,
+    AcquireTimeoutError,
+    ClosedError,
+    InvalidArgumentError,
+    LeaseLostError,
+    LockHeldError,
+    LossReason,
+    NotAcquiredError,
+    NotFoundError,
+    OutcomeUnknownError,
+    OverloadedError,
+    RedfenceError,
+    ServerError,
+    StaleTokenError,
+    UnavailableError,
+    from_rpc_error,
+)
+from redfence._lease_core import LeaseState
+from redfence._reports import (
+    ClusterReport,
+    Hold,
+    LockReport,
+    NodeAnswer,
+    NodeHold,
+    NodeReport,
+    NodeState,
+    TokenReport,
+)
+from redfence._sync_client import Client
+from redfence._sync_lease import Lease, Lock, LossEvent
+
+__all__ = [
+    "AccessDeniedError",
+    "AcquireTimeoutError",
+    "AsyncClient",
+    "AsyncLease",
+    "AsyncLock",
+    "AsyncLossEvent",
+    "Client",
+    "ClientOptions",
+    "ClosedError",
+    "ClusterReport",
+    "Hold",
+    "InvalidArgumentError",
+    "Lease",
+    "LeaseLostError",
+    "LeaseState",
+    "Lock",
+    "LockHeldError",
+    "LockReport",
+    "LossEvent",
+    "LossReason",
+    "NodeAnswer",
+    "NodeHold",
+    "NodeReport",
+    "NodeState",
+    "NotAcquiredError",
+    "NotFoundError",
+    "OutcomeUnknownError",
+    "OverloadedError",
+    "RedfenceError",
+    "ServerError",
+    "StaleTokenError",
+    "TokenReport",
+    "UnavailableError",
+    "from_rpc_error",
+]

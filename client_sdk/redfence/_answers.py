@@ -1,0 +1,108 @@
+"""What an answer to an acquire means for its caller. Pure."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from redfence import _requests
+from redfence._calls import AcquireCall
+from redfence._errors import (
+    AcquireTimeoutError,
+    InvalidArgumentError,
+    LockHeldError,
+    NotAcquiredError,
+    RedfenceError,
+    from_wire,
+)
+from redfence_proto.v1 import lock_pb2
+
+# A rest of a wait that is shorter than a round trip is not worth asking for.
+WAIT_REST_MS = 20
+
+_UNAVAILABLE_CODE = 14
+
+
+class Again(enum.Enum):
+    """The acquisition goes on: send it again."""
+
+    HERE = enum.auto()
+    """To the same server: only a piece of the wait is over."""
+    ELSEWHERE = enum.auto()
+    """To another server: this one has no quorum, and perhaps only this one."""
+    AFTER_DRAIN = enum.auto()
+    """To another server: this one is stopping."""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The lease is the caller's.
+
+    Attributes:
+        token: its fencing token.
+        validity_ms: how long it may be counted on from the instant before the sending.
+    """
+
+    token: int
+    validity_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The acquisition is over.
+
+    Attributes:
+        error: for the caller.
+        release: whether a node may keep a hold that only a Release removes.
+    """
+
+    error: RedfenceError
+    release: bool
+
+
+AcquireAnswer: TypeAlias = Granted | Again | Refused
+
+
+def read_acquire(
+    call: AcquireCall, result: lock_pb2.SessionResult, *, now_ms: float, address_count: int
+) -> AcquireAnswer:
+    """Judge a result of `call`."""
+    answer = result.acquire
+    if answer.outcome == lock_pb2.ACQUIRE_OUTCOME_GRANTED:
+        return Granted(answer.lease.fencing_token, _requests.duration_ms(answer.lease.validity))
+    if result.WhichOneof("result") != "acquire":
+        return _read_error(call, result.error, address_count)
+    if call.wait_ms_left(now_ms) > WAIT_REST_MS:
+        return Again.HERE
+    # An earlier sending may have left a hold that counts as shared, which the server's undo spares.
+    return Refused(_not_acquired(call, answer), release=call.times_sent > 1)
+
+
+def _read_error(call: AcquireCall, error: lock_pb2.Error, address_count: int) -> AcquireAnswer:
+    if error.reason == lock_pb2.ERROR_REASON_DRAINING:
+        return Again.AFTER_DRAIN
+    if error.code == _UNAVAILABLE_CODE and call.refusals + 1 < address_count:
+        return Again.ELSEWHERE
+    refusal = from_wire(error)
+    return Refused(refusal, release=not isinstance(refusal, InvalidArgumentError))
+
+
+def _not_acquired(call: AcquireCall, answer: lock_pb2.AcquireResponse) -> NotAcquiredError:
+    seen = answer.HasField("current")
+    current = answer.current
+    by = f" by {current.holder!r}" if current.holder else ""
+    name = call.order.resource
+    if call.order.wait_ms == 0:
+        kind: type[NotAcquiredError] = LockHeldError
+        message = f"{name!r} is held{by}"
+    else:
+        kind = AcquireTimeoutError
+        message = f"{name!r} was still held{by} after {(call.order.wait_ms or 0) / 1000:g} s"
+    return kind(
+        message,
+        resource=name,
+        holder=current.holder,
+        token=current.fencing_token if seen else None,
+        remaining=_requests.duration_ms(current.remaining) / 1000 if seen else None,
+    )

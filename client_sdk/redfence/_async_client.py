@@ -1,0 +1,165 @@
+"""The client for asyncio: checks what it is asked, and lets its session do the rest."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from redfence import _reports, _requests
+from redfence._async_lease import AsyncLease, AsyncLock
+from redfence._async_session import AsyncSession
+from redfence._clock import Clock, SystemClock
+from redfence._config import ClientOptions
+from redfence._endpoints import Endpoints
+from redfence._grpc_async_link import GrpcAsyncConnector
+from redfence._grpc_channel import Metadata
+from redfence._links import AsyncConnector
+from redfence._randomness import Randomness, SystemRandomness
+from redfence._reports import ClusterReport, LockReport, TokenReport
+from redfence._requests import Seconds
+from redfence._session_core import SessionCore
+from redfence_proto.v1 import lock_pb2
+
+
+class AsyncClient:
+    """Acquires locks over one stream to one of several servers, and keeps its leases alive.
+
+    It belongs to one event loop. It connects with the first call; leaving its `async with` closes it.
+
+    Args:
+        addresses: of lock servers of one cluster, e.g. "127.0.0.1:50051". The first that answers is used; when it fails,
+            the next.
+        credentials: for TLS; None: plaintext.
+        metadata: sent with every call.
+        options: what can be tuned.
+        connector: how servers are reached; `redfence.testing` gives another one.
+        clock: time.
+        randomness: where lease ids and jitter come from.
+
+    Raises:
+        InvalidArgumentError: an address is missing or no string.
+    """
+
+    def __init__(
+        self,
+        *addresses: str,
+        credentials: grpc.ChannelCredentials | None = None,
+        metadata: Metadata = (),
+        options: ClientOptions | None = None,
+        connector: AsyncConnector | None = None,
+        clock: Clock | None = None,
+        randomness: Randomness | None = None,
+    ) -> None:
+        options = options or ClientOptions()
+        randomness = randomness or SystemRandomness()
+        endpoints = Endpoints(addresses, options=options, randomness=randomness)
+        self._session = AsyncSession(
+            SessionCore(options=options, randomness=randomness, address_count=len(endpoints)),
+            endpoints=endpoints,
+            connector=connector or GrpcAsyncConnector(credentials=credentials, metadata=metadata),
+            options=options,
+            clock=clock or SystemClock(),
+        )
+
+    async def __aenter__(self) -> Self:
+        """Return the client; it connects with the first call."""
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the client."""
+        await self.close()
+
+    def lock(
+        self,
+        resource: str,
+        *,
+        ttl: Seconds,
+        wait: Seconds | None = None,
+        holder: str = "",
+        max_hold: Seconds | None = None,
+    ) -> AsyncLock:
+        """Return a context manager that holds the lock around its body, renews it, and releases it at the end.
+
+        If the lease is lost, the body is cancelled and the `async with` raises LeaseLostError. The arguments are those
+        of `acquire`.
+        """
+        order = _requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
+        return AsyncLock(order, self._session)
+
+    async def acquire(
+        self,
+        resource: str,
+        *,
+        ttl: Seconds,
+        wait: Seconds | None = None,
+        holder: str = "",
+        max_hold: Seconds | None = None,
+    ) -> AsyncLease:
+        """Return a lease that is held and kept alive until `release`; prefer `lock`.
+
+        Args:
+            resource: the name to lock: 1 to 256 bytes, no control characters, no braces.
+            ttl: seconds until the lock is free again if this process dies, from 0.1 to what the cluster allows.
+            wait: seconds to wait for a held lock; 0 tries once; None waits for ever.
+            holder: a label shown to whoever finds the lock held.
+            max_hold: seconds after which the lease is not renewed any more, so a stuck holder loses it.
+
+        Raises:
+            LockHeldError: somebody else holds it, and `wait` is 0.
+            AcquireTimeoutError: the wait ran out.
+            UnavailableError: no server could be reached, or it reached no quorum.
+            OutcomeUnknownError: no answer came in time; what may have been granted is being released.
+            LeaseLostError: the grant arrived after its validity had ended.
+            InvalidArgumentError: an argument is out of bounds.
+            ClosedError: the client is closed.
+
+        Cancellation: what was or will be granted is released in the background, bounded by the rpc timeout.
+        """
+        order = _requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
+        return AsyncLease(await self._session.acquire(order), self._session)
+
+    async def get_lock(self, resource: str) -> LockReport:
+        """Return who holds a resource. For humans: do not decide a write by it.
+
+        Raises:
+            UnavailableError: no server, or no quorum.
+            InvalidArgumentError: no resource name.
+        """
+        _requests.check_resource(resource)
+        request = lock_pb2.GetLockRequest(resource=resource)
+        return _reports.read_lock(await self._session.call("GetLock", request))
+
+    async def check_token(self, resource: str, token: int) -> TokenReport:
+        """Return whether `token` belongs to the lease that holds the resource now, for storage without a memory.
+
+        Raises:
+            UnavailableError: no server, or the answering nodes cannot decide it.
+            InvalidArgumentError: no resource name, or no fencing token.
+        """
+        _requests.check_resource(resource)
+        _requests.check_token(token)
+        request = lock_pb2.CheckTokenRequest(resource=resource, fencing_token=token)
+        return _reports.read_token(await self._session.call("CheckToken", request))
+
+    async def cluster_status(self) -> ClusterReport:
+        """Return what the server knows of its nodes.
+
+        Raises:
+            UnavailableError: no server could be reached.
+        """
+        return _reports.read_cluster(
+            await self._session.call("ClusterStatus", lock_pb2.ClusterStatusRequest())
+        )
+
+    async def close(self) -> None:
+        """Release what is held, and end the background work. Repeating it is harmless.
+
+        Calls under way fail with ClosedError; leases still held count as lost.
+
+        Cancellation: the background work ends at once; leases that were not released end by their ttl.
+        """
+        await self._session.close()

@@ -1,0 +1,232 @@
+"""Runs a session core on an asyncio loop: one task for the link, one for writing, one timer for everything timed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+from redfence._calls import AcquireCall
+from redfence._clock import Clock
+from redfence._config import ClientOptions
+from redfence._endpoints import Endpoints
+from redfence._errors import RedfenceError, UnavailableError
+from redfence._lease_core import LeaseCore
+from redfence._links import AsyncConnector, AsyncLink, Method
+from redfence._requests import AcquireOrder
+from redfence._session_core import SessionCore
+
+# The loop's clock stops in suspend and ours does not: looking once a second, an expired lease is noticed within a
+# second of waking up.
+TIMER_MS_MAX = 1000
+
+
+class AsyncSession:
+    """Owns the tasks and the timer of one client; they start with the first call and end with `close`."""
+
+    def __init__(
+        self,
+        core: SessionCore,
+        *,
+        endpoints: Endpoints,
+        connector: AsyncConnector,
+        options: ClientOptions,
+        clock: Clock,
+    ) -> None:
+        self._core = core
+        self._endpoints = endpoints
+        self._connector = connector
+        self._options = options
+        self._clock = clock
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._link: AsyncLink | None = None
+        self._work = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ms = math.inf
+        self._unwatch: Callable[[], None] | None = None
+
+    def now_ms(self) -> float:
+        """Return the present instant."""
+        return self._clock.now_ms()
+
+    async def acquire(self, order: AcquireOrder) -> LeaseCore:
+        """Acquire; if this is cancelled, whatever was or will be granted is released.
+
+        Cancellation: the acquisition is given up in the background, bounded by the rpc timeout.
+        """
+        waiter = self._start().create_future()
+        call = self._core.acquire(order, waiter, now_ms=self._clock.now_ms())
+        self._poke()
+        try:
+            lease: LeaseCore = await waiter
+        except asyncio.CancelledError:
+            self._abandon(call)
+            raise
+        return lease
+
+    def _abandon(self, call: AcquireCall) -> None:
+        self._core.abandon(call, now_ms=self._clock.now_ms())
+        self._poke()
+
+    async def release(self, lease: LeaseCore) -> bool:
+        """Release, and return whether the lease was still held.
+
+        Cancellation: the release goes on in the background, bounded by the rpc timeout.
+        """
+        waiter: asyncio.Future[bool] = self._start().create_future()
+        self._core.release(lease, waiter, now_ms=self._clock.now_ms())
+        self._poke()
+        return await waiter
+
+    def release_soon(self, lease: LeaseCore) -> None:
+        """Release without waiting for the answer."""
+        self._core.release(lease, None, now_ms=self._clock.now_ms())
+        self._poke()
+
+    async def call(self, method: Method, request: Any) -> Any:
+        """Make a single call on the present link; a broken link is replaced once per address.
+
+        Cancellation: the call is cancelled.
+        """
+        for tries_left in reversed(range(len(self._endpoints) + 1)):
+            waiter: asyncio.Future[None] = self._start().create_future()
+            self._core.await_link(waiter, now_ms=self._clock.now_ms())
+            self._poke()
+            await waiter
+            link = self._link
+            if link is None:
+                continue  # it was there, and broke before we could run
+            try:
+                return await link.call(method, request, timeout_ms=self._options.rpc_timeout_ms)
+            except UnavailableError as error:
+                if error.error_reason or not tries_left:
+                    raise
+                # The transport failed, not the server.
+                link.abort()
+                await asyncio.sleep(0)
+        raise UnavailableError("every link broke before it could be used")
+
+    async def close(self) -> None:
+        """End the tasks, after releasing what is held; bounded by the close timeout.
+
+        Cancellation: the tasks are ended at once; leases that were not released end by their ttl.
+        """
+        idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._core.close(idle, now_ms=self._clock.now_ms())
+        try:
+            if self._task is not None:
+                self._poke()
+                await asyncio.wait([idle], timeout=self._options.close_timeout_ms / 1000)
+        finally:
+            await self._stop()
+
+    async def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
+        if self._task is not None:
+            task, self._task = self._task, None
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()  # a defect: do not hide it
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        self._core.check_open()
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._task = self._loop.create_task(self._run(), name="redfence-session")
+            self._unwatch = self._clock.watch(self._time_moved)
+        return self._loop
+
+    # After each word with the core: let the writer write and the timer ring in time.
+
+    def _poke(self) -> None:
+        if self._core.has_output or self._link is None:
+            self._work.set()
+        next_ms = self._core.next_alarm_ms()
+        if next_ms < self._timer_at_ms:
+            self._set_timer(next_ms)
+
+    def _set_timer(self, at_ms: float) -> None:
+        assert self._loop is not None, "a session without a loop has no alarms"
+        if self._timer is not None:
+            self._timer.cancel()
+        now_ms = self._clock.now_ms()
+        delay_ms = min(max(at_ms - now_ms, 0.0), TIMER_MS_MAX)
+        self._timer_at_ms = now_ms + delay_ms
+        self._timer = self._loop.call_later(delay_ms / 1000, self._ring)
+
+    def _ring(self) -> None:
+        self._timer_at_ms = math.inf
+        now_ms = self._clock.now_ms()
+        self._core.tick(now_ms)
+        if self._link is not None and self._core.should_leave(now_ms):
+            self._link.abort()
+        self._poke()
+
+    def _time_moved(self) -> None:
+        assert self._loop is not None, "only a started session watches the clock"
+        self._loop.call_soon_threadsafe(self._ring)
+
+    # The link.
+
+    async def _run(self) -> None:
+        """Keep a link while there is anything to do; end only by cancellation."""
+        while True:
+            while not self._core.wants_link:
+                self._work.clear()
+                await self._work.wait()
+            address = self._endpoints.current()
+            try:
+                link = await self._connector.connect(address, timeout_ms=self._options.connect_timeout_ms)
+            except RedfenceError as error:
+                self._core.link_failed(error)
+            else:
+                await self._use(link)
+            self._poke()
+            await asyncio.sleep(self._endpoints.go_on() / 1000)
+
+    async def _use(self, link: AsyncLink) -> None:
+        self._link = link
+        self._core.link_up(now_ms=self._clock.now_ms())
+        self._poke()
+        writer = asyncio.create_task(self._write(link), name="redfence-session-writer")
+        error: RedfenceError | None = None
+        try:
+            await self._read(link)
+        except RedfenceError as exc:
+            error = exc
+        finally:
+            self._link = None
+            self._core.link_down(error, now_ms=self._clock.now_ms())
+            writer.cancel()
+            await asyncio.wait([writer])
+            await link.close()
+
+    async def _read(self, link: AsyncLink) -> None:
+        while (response := await link.receive()) is not None:
+            now_ms = self._clock.now_ms()
+            self._core.received(response, now_ms=now_ms)
+            if self._core.should_leave(now_ms):
+                return
+            if not self._core.leaving:
+                self._endpoints.worked()
+            self._poke()
+
+    async def _write(self, link: AsyncLink) -> None:
+        # What was asked for within one turn of the loop leaves in one message; what is asked for while a message
+        # is being written leaves in the next one.
+        with contextlib.suppress(RedfenceError):  # the reader learns of it too, and acts on it
+            while True:
+                batch = self._core.take_batch(self._clock.now_ms())
+                if batch is None:
+                    self._work.clear()
+                    await self._work.wait()
+                else:
+                    await link.send(batch)

@@ -1,0 +1,145 @@
+"""Links to the server in memory, in both colours, and the addresses behind which it can be stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from queue import SimpleQueue
+from typing import Any
+
+from redfence._errors import UnavailableError
+from redfence._fake_server import Deliver, FakeServer, FakeSession
+from redfence._links import Method
+from redfence_proto.v1 import lock_pb2
+
+_EVERYWHERE = "*"
+
+
+class FakeNetwork:
+    """One server behind any number of addresses.
+
+    Attributes:
+        server: that server.
+    """
+
+    def __init__(self, server: FakeServer) -> None:
+        self.server = server
+        self._stopped: frozenset[str] = frozenset()
+        self._sessions: dict[FakeSession, str] = {}
+
+    def stop(self, addresses: Collection[str]) -> None:
+        """Break the links to these addresses, or to all, and refuse new ones."""
+        self._stopped |= set(addresses) or {_EVERYWHERE}
+        for session, address in list(self._sessions.items()):
+            if self._is_stopped(address):
+                self.disconnect(session)
+
+    def start(self, addresses: Collection[str]) -> None:
+        """Accept links to these addresses again, or to all."""
+        self._stopped = self._stopped - set(addresses) if addresses else frozenset()
+
+    def connect(self, address: str, deliver: Deliver) -> FakeSession:
+        """Open a session.
+
+        Raises:
+            UnavailableError: the address is stopped.
+        """
+        if self._is_stopped(address):
+            raise UnavailableError(f"{address} refused the connection")
+        session = self.server.connect(deliver)
+        self._sessions[session] = address
+        return session
+
+    def disconnect(self, session: FakeSession) -> None:
+        """End a session; harmless if it has ended."""
+        self._sessions.pop(session, None)
+        session.close()
+
+    def _is_stopped(self, address: str) -> bool:
+        return _EVERYWHERE in self._stopped or address in self._stopped
+
+
+class FakeAsyncConnector:
+    """Makes links for asyncio."""
+
+    def __init__(self, network: FakeNetwork) -> None:
+        self._network = network
+
+    async def connect(self, address: str, /, *, timeout_ms: int) -> FakeAsyncLink:  # noqa: ARG002
+        """Open a session; it takes no time."""
+        return FakeAsyncLink(self._network, address)
+
+
+class FakeAsyncLink:
+    """A session in memory."""
+
+    def __init__(self, network: FakeNetwork, address: str) -> None:
+        self._network = network
+        self._loop = asyncio.get_running_loop()
+        self._responses: asyncio.Queue[lock_pb2.SessionResponse | None] = asyncio.Queue()
+        self._session = network.connect(address, self._deliver)
+
+    def _deliver(self, response: lock_pb2.SessionResponse | None) -> None:
+        # The server may live longer than the loop of one of its clients.
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._responses.put_nowait, response)
+
+    async def send(self, request: lock_pb2.SessionRequest, /) -> None:
+        """Carry out the commands; their answers arrive through the loop."""
+        self._session.handle(request)
+
+    async def receive(self) -> lock_pb2.SessionResponse | None:
+        """Return the next message, or None at the end."""
+        return await self._responses.get()
+
+    async def call(self, method: Method, request: Any, /, *, timeout_ms: int) -> Any:  # noqa: ARG002
+        """Make a single call; it takes no time."""
+        return self._network.server.call(method, request)
+
+    def abort(self) -> None:
+        """End the session."""
+        self._network.disconnect(self._session)
+
+    async def close(self) -> None:
+        """End the session."""
+        self.abort()
+
+
+class FakeSyncConnector:
+    """Makes links for threads."""
+
+    def __init__(self, network: FakeNetwork) -> None:
+        self._network = network
+
+    def connect(self, address: str, /, *, timeout_ms: int) -> FakeSyncLink:  # noqa: ARG002
+        """Open a session; it takes no time."""
+        return FakeSyncLink(self._network, address)
+
+
+class FakeSyncLink:
+    """A session in memory."""
+
+    def __init__(self, network: FakeNetwork, address: str) -> None:
+        self._network = network
+        self._responses: SimpleQueue[lock_pb2.SessionResponse | None] = SimpleQueue()
+        self._session = network.connect(address, self._responses.put)
+
+    def send(self, request: lock_pb2.SessionRequest, /) -> None:
+        """Carry out the commands; their answers arrive through the queue."""
+        self._session.handle(request)
+
+    def receive(self) -> lock_pb2.SessionResponse | None:
+        """Return the next message, or None at the end."""
+        return self._responses.get()
+
+    def call(self, method: Method, request: Any, /, *, timeout_ms: int) -> Any:  # noqa: ARG002
+        """Make a single call; it takes no time."""
+        return self._network.server.call(method, request)
+
+    def abort(self) -> None:
+        """End the session."""
+        self._network.disconnect(self._session)
+
+    def close(self) -> None:
+        """End the session."""
+        self.abort()

@@ -1,0 +1,397 @@
+"""A lock server in memory: the contract's behaviour without nodes, quorum or network. Thread-safe.
+
+It answers commands exactly as the contract says and grants ordered tokens; faults are switched on by its owner.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from redfence._clock import Clock
+from redfence._links import Method
+from redfence._requests import duration_ms
+from redfence_proto import bounds
+from redfence_proto.v1 import lock_pb2
+
+Deliver = Callable[[lock_pb2.SessionResponse | None], None]
+"""Takes each response of a session; None when it ends. Called with the server's lock held: it must only pass it on."""
+
+_INVALID_ARGUMENT, _UNAVAILABLE, _CANCELLED = 3, 14, 1
+
+
+@dataclass(slots=True)
+class FakeHold:
+    """One lease.
+
+    Attributes:
+        lease_id: its secret.
+        holder: its label.
+        token: its fencing token.
+        ttl_ms: as asked for.
+        expires_at_ms: when it ends unless renewed.
+    """
+
+    lease_id: str
+    holder: str
+    token: int
+    ttl_ms: float
+    expires_at_ms: float
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    session: FakeSession
+    command_id: int
+    request: lock_pb2.AcquireRequest
+    arrived_at_ms: float
+    until_ms: float
+
+
+@dataclass(eq=False)
+class FakeSession:
+    """One stream of one client.
+
+    Attributes:
+        server: where it ends.
+        deliver: takes the responses.
+        open: whether it still carries anything.
+        held_back: responses kept while the server is frozen.
+    """
+
+    server: FakeServer
+    deliver: Deliver
+    open: bool = True
+    held_back: list[lock_pb2.SessionRequest] = field(default_factory=list)
+
+    def handle(self, request: lock_pb2.SessionRequest) -> None:
+        """Carry out the commands."""
+        self.server.handle(self, request)
+
+    def close(self) -> None:
+        """End the stream: its waiting acquires are cancelled."""
+        self.server.close(self)
+
+
+class FakeServer:
+    """The rules, over a dictionary.
+
+    Args:
+        clock: time; leases expire and waits end when `tick` is called.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._holds: dict[str, FakeHold] = {}
+        self._tokens: dict[str, int] = {}
+        self._waiting: dict[str, deque[_Waiting]] = {}
+        self._sessions: dict[FakeSession, None] = {}
+        # The faults.
+        self.frozen = False
+        self.quorum_lost = False
+        # How many commands of each kind came, e.g. for "was it renewed?".
+        self.counts: dict[str, int] = {}
+
+    # Streams.
+
+    def connect(self, deliver: Deliver) -> FakeSession:
+        """Open a stream."""
+        with self._lock:
+            session = FakeSession(self, deliver)
+            self._sessions[session] = None
+            return session
+
+    def handle(self, session: FakeSession, request: lock_pb2.SessionRequest) -> None:
+        """Carry out one message of a stream."""
+        with self._lock:
+            if not session.open:
+                return
+            if self.frozen:
+                session.held_back.append(request)
+                return
+            now_ms = self._expire()
+            results = []
+            for command in request.commands:
+                result = lock_pb2.SessionResult(id=command.id)
+                if self._carry_out(session, command, result, now_ms):
+                    results.append(result)
+            if results:
+                session.deliver(lock_pb2.SessionResponse(results=results))
+
+    def close(self, session: FakeSession) -> None:
+        """End a stream and cancel its waiting acquires."""
+        with self._lock:
+            if not session.open:
+                return
+            session.open = False
+            self._sessions.pop(session, None)
+            for queue in self._waiting.values():
+                for waiting in [w for w in queue if w.session is session]:
+                    queue.remove(waiting)
+            session.deliver(None)
+
+    def drain(self) -> None:
+        """Answer every waiting acquire with DRAINING, announce the end on every stream, and end them."""
+        with self._lock:
+            for queue in self._waiting.values():
+                while queue:
+                    waiting = queue.popleft()
+                    result = lock_pb2.SessionResult(id=waiting.command_id)
+                    _error(result, _UNAVAILABLE, lock_pb2.ERROR_REASON_DRAINING, "this server is stopping")
+                    waiting.session.deliver(lock_pb2.SessionResponse(results=[result]))
+            for session in list(self._sessions):
+                session.deliver(lock_pb2.SessionResponse(draining=lock_pb2.Draining()))
+                self.close(session)
+
+    def thaw(self) -> None:
+        """Carry out what was sent while the server was frozen."""
+        with self._lock:
+            self.frozen = False
+            for session in list(self._sessions):
+                held_back, session.held_back = session.held_back, []
+                for request in held_back:
+                    self.handle(session, request)
+
+    # Time.
+
+    def tick(self) -> None:
+        """End what has expired, grant what was waited for, and end waits."""
+        with self._lock:
+            if not self.frozen:
+                self._expire()
+
+    def next_event_at_ms(self) -> float:
+        """Return when `tick` has something to do; infinite if never."""
+        with self._lock:
+            instants = [hold.expires_at_ms for hold in self._holds.values()]
+            instants += [waiting.until_ms for queue in self._waiting.values() for waiting in queue]
+            return min(instants, default=float("inf"))
+
+    # What the owner may do.
+
+    def hold_of(self, resource: str) -> FakeHold | None:
+        """Return who holds a resource."""
+        with self._lock:
+            self._expire()
+            return self._holds.get(resource)
+
+    def end(self, resource: str) -> bool:
+        """End a lease as if its time were over; return whether there was one."""
+        with self._lock:
+            ended = self._holds.pop(resource, None) is not None
+            self._grant_next(resource)
+            return ended
+
+    def grant(self, resource: str, *, holder: str, ttl_ms: float) -> int:
+        """Give a resource to somebody else, whoever holds it; return the new token."""
+        with self._lock:
+            return self._grant(resource, lease_id="-" * 32, holder=holder, ttl_ms=ttl_ms).token
+
+    def waiters(self, resource: str) -> int:
+        """Return how many acquires wait for a resource."""
+        with self._lock:
+            return len(self._waiting.get(resource, ()))
+
+    # Single calls.
+
+    def call(self, method: Method, request: Any) -> Any:
+        """Answer a single call."""
+        with self._lock:
+            self._expire()
+            if method == "ClusterStatus":
+                return self._cluster_status()
+            current = self._holds.get(request.resource)
+            hold = self._current(current) if current else None
+            if method == "GetLock":
+                return lock_pb2.GetLockResponse(
+                    resource=request.resource, current=hold, waiters=self.waiters(request.resource)
+                )
+            live = current is not None and current.token == request.fencing_token
+            state = lock_pb2.TOKEN_STATE_LIVE if live else lock_pb2.TOKEN_STATE_NOT_LIVE
+            return lock_pb2.CheckTokenResponse(state=state, current=hold)
+
+    def _cluster_status(self) -> lock_pb2.ClusterStatusResponse:
+        response = lock_pb2.ClusterStatusResponse(cluster_id="fake", quorum=1, server_version="fake")
+        response.max_ttl.FromMilliseconds(bounds.TTL_MS_MAX_DEFAULT)
+        state = lock_pb2.NODE_STATE_UNREACHABLE if self.quorum_lost else lock_pb2.NODE_STATE_READY
+        response.nodes.add(index=0, address="memory", state=state)
+        return response
+
+    # The commands. All of these run with the lock held.
+
+    def _carry_out(
+        self,
+        session: FakeSession,
+        command: lock_pb2.SessionCommand,
+        result: lock_pb2.SessionResult,
+        now_ms: float,
+    ) -> bool:
+        """Fill in the result; return whether it is to be sent now."""
+        kind = command.WhichOneof("command") or ""
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        if kind == "acquire":
+            return self._acquire(session, command.id, command.acquire, result, now_ms)
+        if kind == "release":
+            self._release(command.release, result)
+        elif kind == "renew":
+            self._renew(command.renew, result, now_ms)
+        else:
+            self._cancel(session, command.cancel.id, result)
+        return True
+
+    def _acquire(
+        self,
+        session: FakeSession,
+        command_id: int,
+        request: lock_pb2.AcquireRequest,
+        result: lock_pb2.SessionResult,
+        now_ms: float,
+    ) -> bool:
+        if problem := bounds.resource_problem(request.resource):
+            _error(result, _INVALID_ARGUMENT, lock_pb2.ERROR_REASON_INVALID_RESOURCE, f"resource {problem}")
+            return True
+        if not bounds.TTL_MS_MIN <= duration_ms(request.ttl) <= bounds.TTL_MS_MAX_DEFAULT:
+            _error(result, _INVALID_ARGUMENT, lock_pb2.ERROR_REASON_INVALID_TTL, "ttl is out of bounds")
+            return True
+        if self.quorum_lost:
+            _error(
+                result, _UNAVAILABLE, lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE, "no quorum of nodes answered"
+            )
+            return True
+        hold = self._holds.get(request.resource)
+        queue = self._waiting.setdefault(request.resource, deque())
+        if hold is not None and hold.lease_id == request.lease_id:
+            # A retry: the same grant again.
+            hold.expires_at_ms = now_ms + hold.ttl_ms
+            self._answer_grant(result, request, hold, waited_ms=0)
+        elif hold is None and not queue:
+            hold = self._grant_to(request)
+            self._answer_grant(result, request, hold, waited_ms=0)
+        elif wait_ms := duration_ms(request.wait_timeout):
+            queue.append(_Waiting(session, command_id, request, now_ms, now_ms + wait_ms))
+            return False
+        else:
+            result.acquire.outcome = lock_pb2.ACQUIRE_OUTCOME_HELD
+            if hold is not None:
+                result.acquire.current.CopyFrom(self._current(hold))
+        return True
+
+    def _release(self, request: lock_pb2.ReleaseRequest, result: lock_pb2.SessionResult) -> None:
+        if self.quorum_lost:
+            _error(
+                result, _UNAVAILABLE, lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE, "no quorum of nodes answered"
+            )
+            return
+        hold = self._holds.get(request.resource)
+        if hold is None or hold.lease_id != request.lease_id:
+            result.release.outcome = lock_pb2.RELEASE_OUTCOME_NOT_HELD
+            return
+        result.release.outcome = lock_pb2.RELEASE_OUTCOME_RELEASED
+        self.end(request.resource)
+
+    def _renew(
+        self, request: lock_pb2.KeepAliveRequest, result: lock_pb2.SessionResult, now_ms: float
+    ) -> None:
+        renewed = result.renew
+        renewed.resource = request.resource
+        hold = self._holds.get(request.resource)
+        if self.quorum_lost:
+            renewed.state = lock_pb2.LEASE_STATE_AT_RISK
+            renewed.reason = lock_pb2.LEASE_STATE_REASON_QUORUM_UNAVAILABLE
+        elif hold is None or hold.lease_id != request.lease_id:
+            renewed.state = lock_pb2.LEASE_STATE_LOST
+            renewed.reason = lock_pb2.LEASE_STATE_REASON_NOT_HELD
+        else:
+            hold.expires_at_ms = now_ms + hold.ttl_ms
+            renewed.state = lock_pb2.LEASE_STATE_ACTIVE
+            renewed.fencing_token = hold.token
+            renewed.validity.FromMilliseconds(int(_validity_ms(hold.ttl_ms)))
+
+    def _cancel(self, session: FakeSession, command_id: int, result: lock_pb2.SessionResult) -> None:
+        result.cancel.found = False
+        for queue in self._waiting.values():
+            for waiting in queue:
+                if waiting.session is session and waiting.command_id == command_id:
+                    queue.remove(waiting)
+                    result.cancel.found = True
+                    cancelled = lock_pb2.SessionResult(id=command_id)
+                    _error(cancelled, _CANCELLED, lock_pb2.ERROR_REASON_CANCELLED, "cancelled by the caller")
+                    session.deliver(lock_pb2.SessionResponse(results=[cancelled]))
+                    return
+
+    def _expire(self) -> float:
+        now_ms = self._clock.now_ms()
+        for resource in [name for name, hold in self._holds.items() if hold.expires_at_ms <= now_ms]:
+            self.end(resource)
+        for queue in self._waiting.values():
+            for waiting in [w for w in queue if w.until_ms <= now_ms]:
+                queue.remove(waiting)
+                result = lock_pb2.SessionResult(id=waiting.command_id)
+                result.acquire.outcome = lock_pb2.ACQUIRE_OUTCOME_WAIT_TIMEOUT
+                if hold := self._holds.get(waiting.request.resource):
+                    result.acquire.current.CopyFrom(self._current(hold))
+                waiting.session.deliver(lock_pb2.SessionResponse(results=[result]))
+        return now_ms
+
+    def _grant_next(self, resource: str) -> None:
+        queue = self._waiting.get(resource)
+        if not queue or resource in self._holds:
+            return
+        waiting = queue.popleft()
+        hold = self._grant_to(waiting.request)
+        result = lock_pb2.SessionResult(id=waiting.command_id)
+        waited_ms = self._clock.now_ms() - waiting.arrived_at_ms
+        self._answer_grant(result, waiting.request, hold, waited_ms=waited_ms)
+        waiting.session.deliver(lock_pb2.SessionResponse(results=[result]))
+
+    def _grant_to(self, request: lock_pb2.AcquireRequest) -> FakeHold:
+        return self._grant(
+            request.resource,
+            lease_id=request.lease_id,
+            holder=request.holder,
+            ttl_ms=duration_ms(request.ttl),
+        )
+
+    def _grant(self, resource: str, *, lease_id: str, holder: str, ttl_ms: float) -> FakeHold:
+        token = self._tokens[resource] = self._tokens.get(resource, 0) + 1
+        hold = self._holds[resource] = FakeHold(
+            lease_id, holder, token, ttl_ms, self._clock.now_ms() + ttl_ms
+        )
+        return hold
+
+    def _answer_grant(
+        self,
+        result: lock_pb2.SessionResult,
+        request: lock_pb2.AcquireRequest,
+        hold: FakeHold,
+        *,
+        waited_ms: float,
+    ) -> None:
+        result.acquire.outcome = lock_pb2.ACQUIRE_OUTCOME_GRANTED
+        lease = result.acquire.lease
+        lease.resource = request.resource
+        lease.lease_id = request.lease_id
+        lease.fencing_token = hold.token
+        lease.ttl.CopyFrom(request.ttl)
+        lease.validity.FromMilliseconds(int(waited_ms + _validity_ms(hold.ttl_ms)))
+
+    def _current(self, hold: FakeHold) -> lock_pb2.CurrentHold:
+        current = lock_pb2.CurrentHold(holder=hold.holder, fencing_token=hold.token)
+        current.remaining.FromMilliseconds(int(max(0.0, hold.expires_at_ms - self._clock.now_ms())))
+        return current
+
+
+def _validity_ms(ttl_ms: float) -> float:
+    return ttl_ms - (ttl_ms / 100 + 2)
+
+
+def _error(
+    result: lock_pb2.SessionResult, code: int, reason: lock_pb2.ErrorReason.ValueType, message: str
+) -> None:
+    result.error.code = code
+    result.error.reason = reason
+    result.error.message = message

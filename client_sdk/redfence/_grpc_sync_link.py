@@ -1,0 +1,122 @@
+"""Links over gRPC for threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+
+from redfence._errors import UnavailableError, from_rpc_error
+from redfence._grpc_channel import CHANNEL_OPTIONS, Metadata
+from redfence._links import Method
+from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
+
+
+class GrpcSyncConnector:
+    """Opens a channel and a session for each link.
+
+    Args:
+        credentials: for TLS; None: plaintext.
+        metadata: sent with every call.
+    """
+
+    def __init__(self, *, credentials: grpc.ChannelCredentials | None, metadata: Metadata) -> None:
+        self._credentials = credentials
+        self._metadata = tuple(metadata)
+
+    def connect(self, address: str, /, *, timeout_ms: int) -> GrpcSyncLink:
+        """Open a session with the server at `address`.
+
+        Raises:
+            UnavailableError: nobody accepted the connection in time.
+        """
+        if self._credentials is None:
+            channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        else:
+            channel = grpc.secure_channel(address, self._credentials, options=CHANNEL_OPTIONS)
+        try:
+            _wait_until_ready(channel, address, timeout_ms)
+            return GrpcSyncLink(channel, self._metadata)
+        except BaseException:
+            channel.close()
+            raise
+
+
+def _wait_until_ready(channel: grpc.Channel, address: str, timeout_ms: int) -> None:
+    settled = threading.Event()
+    seen: list[grpc.ChannelConnectivity] = []
+
+    def watch(state: grpc.ChannelConnectivity) -> None:
+        # Waiting on after a failure would mean gRPC's own back-off; another address may be well.
+        if state in {grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE}:
+            seen.append(state)
+            settled.set()
+
+    channel.subscribe(watch, try_to_connect=True)
+    try:
+        settled.wait(timeout_ms / 1000)
+    finally:
+        channel.unsubscribe(watch)
+    if not seen:
+        raise UnavailableError(f"{address} did not accept a connection within {timeout_ms} ms")
+    if seen[0] is not grpc.ChannelConnectivity.READY:
+        raise UnavailableError(f"{address} refused the connection")
+
+
+class GrpcSyncLink:
+    """One channel with one session on it; gRPC's own thread writes what `send` hands over."""
+
+    def __init__(self, channel: grpc.Channel, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
+        self._channel = channel
+        self._metadata = metadata
+        lock = lock_pb2_grpc.LockServiceStub(channel)
+        admin = lock_pb2_grpc.AdminServiceStub(channel)
+        self._methods: dict[Method, Any] = {
+            "GetLock": lock.GetLock,
+            "CheckToken": lock.CheckToken,
+            "ClusterStatus": admin.ClusterStatus,
+        }
+        # Bounded by the commands that the session core allows in flight. None ends the stream.
+        self._outgoing: SimpleQueue[lock_pb2.SessionRequest | None] = SimpleQueue()
+        self._aborted = False
+        self._stream: Any = lock.Session(self._requests(), metadata=metadata)
+
+    def _requests(self) -> Iterator[lock_pb2.SessionRequest]:
+        return iter(self._outgoing.get, None)
+
+    def send(self, request: lock_pb2.SessionRequest, /) -> None:
+        """Hand over a message to be written."""
+        self._outgoing.put(request)
+
+    def receive(self) -> lock_pb2.SessionResponse | None:
+        """Return the next message, or None at the end."""
+        try:
+            response: lock_pb2.SessionResponse | None = next(self._stream, None)
+        except grpc.RpcError as exc:
+            if self._aborted:
+                return None
+            raise from_rpc_error(exc) from exc
+        return response
+
+    def call(self, method: Method, request: Any, /, *, timeout_ms: int) -> Any:
+        """Make a single call."""
+        try:
+            return self._methods[method](request, timeout=timeout_ms / 1000, metadata=self._metadata)
+        except grpc.RpcError as exc:
+            raise from_rpc_error(exc) from exc
+        except ValueError as exc:  # what grpc says of a channel that was closed meanwhile
+            raise UnavailableError("the connection was closed during the call") from exc
+
+    def abort(self) -> None:
+        """End the stream at once."""
+        self._aborted = True
+        self._outgoing.put(None)
+        self._stream.cancel()
+
+    def close(self) -> None:
+        """End the stream and the channel."""
+        self.abort()
+        self._channel.close()

@@ -1,0 +1,150 @@
+"""Callers' arguments to the contract's messages, and checked before anything is sent. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeAlias
+
+from google.protobuf.duration_pb2 import Duration
+
+from redfence._errors import InvalidArgumentError
+from redfence_proto import bounds
+from redfence_proto.v1 import lock_pb2
+
+Seconds: TypeAlias = float | int | timedelta
+"""A length of time: a number of seconds, or a timedelta. It is rounded to whole milliseconds."""
+
+# google.protobuf.Duration holds about 10,000 years; what is longer cannot be sent at all.
+_DURATION_MS_MAX = 315_576_000_000 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireOrder:
+    """What a caller wants, checked.
+
+    Attributes:
+        resource: the name to lock.
+        ttl_ms: how long the lease lasts unless renewed.
+        wait_ms: how long to wait; 0: try once; None: for ever.
+        holder: a label for humans.
+        max_hold_ms: how long the lease is renewed at most; None: as long as it is held.
+    """
+
+    resource: str
+    ttl_ms: int
+    wait_ms: int | None
+    holder: str
+    max_hold_ms: int | None
+
+
+def acquire_order(
+    resource: str, *, ttl: Seconds, wait: Seconds | None, holder: str, max_hold: Seconds | None
+) -> AcquireOrder:
+    """Check a caller's arguments; the server checks the rest (the cluster's greatest ttl).
+
+    Raises:
+        InvalidArgumentError: an argument has the wrong type or breaks the contract's bounds.
+    """
+    check_resource(resource)
+    _check_text("holder", holder, bytes_max=bounds.HOLDER_BYTES_MAX)
+    order = AcquireOrder(
+        resource,
+        milliseconds("ttl", ttl),
+        None if wait is None else milliseconds("wait", wait),
+        holder,
+        None if max_hold is None else milliseconds("max_hold", max_hold),
+    )
+    if order.ttl_ms < bounds.TTL_MS_MIN:
+        raise InvalidArgumentError(f"ttl must be at least {bounds.TTL_MS_MIN / 1000} seconds, not {ttl!r}")
+    return order
+
+
+def check_resource(resource: str) -> None:
+    """Refuse what is no resource name.
+
+    A name that is too long would end the whole session at the transport, so this is not left to the server.
+    """
+    if not isinstance(resource, str):
+        raise InvalidArgumentError(f"resource must be a str, not {type(resource).__name__}")
+    try:
+        problem = bounds.resource_problem(resource)
+    except UnicodeEncodeError as exc:
+        raise InvalidArgumentError("resource cannot be encoded as UTF-8") from exc
+    if problem:
+        raise InvalidArgumentError(f"resource {problem}")
+
+
+def _check_text(name: str, text: str, *, bytes_max: int) -> None:
+    if not isinstance(text, str):
+        raise InvalidArgumentError(f"{name} must be a str, not {type(text).__name__}")
+    try:
+        problem = text and bounds.text_problem(text, bytes_max=bytes_max)
+    except UnicodeEncodeError as exc:
+        raise InvalidArgumentError(f"{name} cannot be encoded as UTF-8") from exc
+    if problem:
+        raise InvalidArgumentError(f"{name} {problem}")
+
+
+def check_token(token: int) -> None:
+    """Refuse what is no fencing token."""
+    if type(token) is not int:
+        raise InvalidArgumentError(f"token must be an int, not {type(token).__name__}")
+    if problem := bounds.fencing_token_problem(token):
+        raise InvalidArgumentError(f"token {problem}")
+
+
+def milliseconds(name: str, length: Seconds) -> int:
+    """Return a length of time in whole milliseconds, never negative."""
+    if isinstance(length, timedelta):
+        length = length.total_seconds()
+    if isinstance(length, bool) or not isinstance(length, int | float):
+        raise InvalidArgumentError(
+            f"{name} must be seconds (a number) or a timedelta, not {type(length).__name__}"
+        )
+    if not math.isfinite(length):
+        hint = " (None waits for ever)" if name == "wait" else ""
+        raise InvalidArgumentError(f"{name} must be finite, not {length!r}{hint}")
+    length_ms = round(length * 1000)
+    if not 0 <= length_ms <= _DURATION_MS_MAX:
+        raise InvalidArgumentError(f"{name} is out of bounds: {length!r} seconds")
+    return length_ms
+
+
+def write_acquire(
+    command: lock_pb2.SessionCommand, order: AcquireOrder, *, lease_id: str, wait_ms: int
+) -> None:
+    """Fill in an acquire; `wait_ms` is the piece of the wait asked for now."""
+    acquire = command.acquire
+    acquire.resource = order.resource
+    acquire.lease_id = lease_id
+    if order.holder:
+        acquire.holder = order.holder
+    _write_duration(acquire.ttl, order.ttl_ms)
+    if wait_ms:
+        _write_duration(acquire.wait_timeout, wait_ms)
+
+
+def write_release(command: lock_pb2.SessionCommand, *, resource: str, lease_id: str) -> None:
+    """Fill in a release."""
+    release = command.release
+    release.resource = resource
+    release.lease_id = lease_id
+
+
+def write_renew(command: lock_pb2.SessionCommand, *, resource: str, lease_id: str) -> None:
+    """Fill in a renewal."""
+    renew = command.renew
+    renew.resource = resource
+    renew.lease_id = lease_id
+
+
+def duration_ms(duration: Duration) -> float:
+    """Return a duration in milliseconds, not rounded: `ToMilliseconds` is slower and rounds."""
+    return duration.seconds * 1e3 + duration.nanos / 1e6
+
+
+def _write_duration(duration: Duration, length_ms: int) -> None:
+    duration.seconds, rest_ms = divmod(length_ms, 1000)
+    duration.nanos = rest_ms * 1_000_000

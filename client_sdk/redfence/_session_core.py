@@ -1,0 +1,509 @@
+"""Every decision of a client's session, without I/O: which commands to send, what an answer means, what to repeat.
+
+A driver owns a link to one server at a time and tells this core what happens, with the present instant: callers' wishes
+(`acquire`, `abandon`, `release`), the link (`link_up`, `received`, `link_down`, `link_failed`) and the passing of time
+(`tick`). After each it asks what to write (`take_batch`), when to come back (`next_alarm_ms`), and whether to
+leave this server (`should_leave`). The core is not thread-safe and never blocks.
+
+What is repeated when a stream breaks. An acquire, with the same lease id: if it was granted and only the answer was lost,
+the same grant comes back. A release: repeating it is harmless. A renewal is not repeated but counts as
+failed; its lease asks again by itself.
+
+Whoever gives up on an acquire, because the caller was cancelled or no answer came in time, sends a Release for its lease
+id. It is sent *after* the acquire was answered, or can no longer be: commands are carried out concurrently, and a Release
+that overtakes its Acquire releases nothing. This cleaning up belongs to the core and not to the caller, so it survives
+the caller's cancellation; it is bounded by the rpc timeout.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from itertools import count
+from typing import TypeAlias
+
+from redfence import _requests
+from redfence._alarms import Alarms
+from redfence._answers import WAIT_REST_MS, Again, Granted, Refused, read_acquire
+from redfence._calls import (
+    AcquireCall,
+    CancelCall,
+    LinkCall,
+    ReleaseCall,
+    RenewCall,
+    StreamCall,
+    UrgentCall,
+    Waiter,
+)
+from redfence._config import ClientOptions
+from redfence._errors import (
+    AccessDeniedError,
+    ClosedError,
+    LeaseLostError,
+    LossReason,
+    OutcomeUnknownError,
+    RedfenceError,
+    UnavailableError,
+    from_wire,
+)
+from redfence._lease_core import LeaseCore, LeaseState
+from redfence._randomness import Randomness
+from redfence._requests import AcquireOrder
+from redfence_proto.v1 import lock_pb2
+
+_log = logging.getLogger("redfence")
+
+# A command is at most about 600 bytes (a resource and a holder of 256 bytes each), so a message stays below 64 KiB.
+COMMANDS_PER_MESSAGE_MAX = 100
+# Unanswered at a time on one stream; servers end a stream that has too many. Waiting acquires stay unanswered for
+# long, so they may not use up the room that releases and renewals need.
+ACQUIRES_IN_FLIGHT_MAX = 768
+COMMANDS_IN_FLIGHT_MAX = 1000
+# A draining server answers what is under way; it gets no longer than this, for no lease is renewed meanwhile.
+DRAIN_MS_MAX = 1000
+# A server that seems cut off is left for another one no more often than this, or all of them would be tried in a circle.
+LEAVE_INTERVAL_MS = 1000
+
+_Alarmed: TypeAlias = LeaseCore | AcquireCall | ReleaseCall | LinkCall
+
+
+class SessionCore:
+    """The state of one client: its leases, its calls under way, and its link."""
+
+    def __init__(self, *, options: ClientOptions, randomness: Randomness, address_count: int) -> None:
+        self._options = options
+        self._randomness = randomness
+        self._address_count = address_count
+        self._alarms: Alarms[_Alarmed] = Alarms()
+        self._leases: dict[LeaseCore, None] = {}
+        # To be sent; the urgent ones first. Settled calls are skipped when they surface.
+        self._acquires: deque[AcquireCall] = deque()
+        self._urgent: deque[UrgentCall] = deque()
+        # Sent on the present stream.
+        self._unanswered: dict[int, StreamCall] = {}
+        self._acquires_in_flight = 0
+        # What has to end before the client may close: releases, and acquires that were given up under way.
+        self._cleanups: dict[ReleaseCall | AcquireCall, None] = {}
+        self._link_calls: dict[LinkCall, None] = {}
+        self._command_ids = count(1)
+        self._up = False
+        self._heard_at_ms = -math.inf
+        self._leave_at_ms = math.inf
+        self._left_at_ms = -math.inf
+        self._last_error: RedfenceError | None = None
+        self._closed = False
+        self._idle_waiter: Waiter | None = None
+
+    # What callers want.
+
+    def acquire(self, order: AcquireOrder, waiter: Waiter, *, now_ms: float) -> AcquireCall:
+        """Start an acquisition; `waiter` gets the LeaseCore or the error."""
+        self.check_open()
+        call = AcquireCall(order, self._randomness.lease_id(), waiter, now_ms)
+        self._acquires.append(call)
+        self._alarms.set(call, self._bound_at_ms(call, now_ms))
+        return call
+
+    def abandon(self, call: AcquireCall, *, now_ms: float) -> None:
+        """Give up an acquisition: whatever was or will be granted for it is released."""
+        if call.lease is not None:
+            # It was granted in the very moment in which its caller was cancelled.
+            self.release(call.lease, None, now_ms=now_ms)
+        elif not call.settled and not call.abandoned:
+            self._abandon(call, now_ms)
+
+    def release(self, lease: LeaseCore, waiter: Waiter | None, *, now_ms: float) -> None:
+        """End a lease; `waiter` gets whether it was still held, or the error."""
+        lease.end(LossReason.RELEASED, now_ms=now_ms)
+        self._after(lease, now_ms)
+        self._queue_release(lease.resource, lease.lease_id, now_ms, waiter)
+
+    def await_link(self, waiter: Waiter, *, now_ms: float) -> None:
+        """Resolve `waiter` as soon as a server is reachable, or fail it after the rpc timeout."""
+        self.check_open()
+        if self._up:
+            waiter.set_result(None)
+            return
+        call = LinkCall(waiter)
+        self._link_calls[call] = None
+        self._alarms.set(call, now_ms + self._options.rpc_timeout_ms)
+
+    def check_open(self) -> None:
+        """Raise ClosedError if the client was closed."""
+        if self._closed:
+            raise ClosedError("the client is closed; make a new one")
+
+    def close(self, waiter: Waiter, *, now_ms: float) -> None:
+        """Give up every call and lease; `waiter` is resolved when all releases were answered or given up."""
+        self._closed = True
+        self._idle_waiter = waiter
+        error = ClosedError("the client was closed during the call")
+        under_way = [call for call in self._unanswered.values() if isinstance(call, AcquireCall)]
+        for call in (*self._acquires, *under_way):
+            if not call.settled and not call.abandoned:
+                _fail(call.waiter, error)
+                self._abandon(call, now_ms)
+        for link_call in list(self._link_calls):
+            self._settle_link_call(link_call, error)
+        for lease in list(self._leases):
+            lease.end(LossReason.CLIENT_CLOSED, now_ms=now_ms)
+            self._after(lease, now_ms)
+            self._queue_release(lease.resource, lease.lease_id, now_ms)
+        self._check_idle()
+
+    # What the driver asks.
+
+    @property
+    def wants_link(self) -> bool:
+        """Whether there is anything to do that needs a server."""
+        while self._acquires and self._acquires[0].settled:
+            self._acquires.popleft()
+        return bool(self._acquires or self._cleanups or self._leases or self._link_calls)
+
+    @property
+    def has_output(self) -> bool:
+        """Whether `take_batch` may have something to write."""
+        return self._up and not self.leaving and bool(self._urgent or self._acquires)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether this link takes no more commands."""
+        return self._leave_at_ms < math.inf
+
+    def next_alarm_ms(self) -> float:
+        """Return when `tick` has to be called; infinite if never."""
+        return min(self._alarms.next_at_ms(), self._leave_at_ms)
+
+    def should_leave(self, now_ms: float) -> bool:
+        """Whether to end this link and go on at another address."""
+        return self.leaving and (now_ms >= self._leave_at_ms or not self._unanswered)
+
+    def take_batch(self, now_ms: float) -> lock_pb2.SessionRequest | None:
+        """Return the commands to write now, in one message; None if there are none. Write it at once.
+
+        The instants from which validity counts are taken here, before the sending.
+        """
+        if not self.has_output:
+            return None
+        batch = lock_pb2.SessionRequest()
+        commands = batch.commands
+        wait_ms_max = self._options.server_wait_ms_max
+        size = 0
+        while size < COMMANDS_PER_MESSAGE_MAX and (call := self._next_call()) is not None:
+            size += 1
+            command_id = next(self._command_ids)
+            call.write(commands.add(id=command_id), now_ms=now_ms, wait_ms_max=wait_ms_max)
+            self._unanswered[command_id] = call
+            if type(call) is AcquireCall:
+                self._acquires_in_flight += 1
+                call.command_id = command_id
+                if call.times_sent > 1:
+                    self._alarms.set(call, self._bound_at_ms(call, now_ms))
+        return batch if size else None
+
+    # What happens to the link.
+
+    def link_up(self, *, now_ms: float) -> None:
+        """A stream to a server is open."""
+        self._up = True
+        self._heard_at_ms = now_ms
+        for link_call in list(self._link_calls):
+            self._settle_link_call(link_call, None)
+        for call in self._acquires:
+            if not call.settled:
+                self._alarms.set(call, self._bound_at_ms(call, now_ms))
+        for lease in self._leases:
+            lease.renew_soon(now_ms)
+            self._alarms.set(lease, lease.wake_at_ms)
+
+    def link_failed(self, error: RedfenceError) -> None:
+        """An address could not be reached, or refused us."""
+        self._last_error = error
+        if isinstance(error, AccessDeniedError):
+            # No patience helps against wrong credentials.
+            for call in self._acquires:
+                if not call.settled:
+                    self._end(call)
+                    _fail(call.waiter, error)
+            for link_call in list(self._link_calls):
+                self._settle_link_call(link_call, error)
+
+    def link_down(self, error: RedfenceError | None, *, now_ms: float) -> None:
+        """The stream is gone, with whatever was unanswered on it; no error means that we left."""
+        self._up = False
+        self._leave_at_ms = math.inf
+        self._acquires_in_flight = 0
+        lost = [*self._unanswered.values(), *self._urgent]
+        self._unanswered = {}
+        self._urgent = deque(call for call in lost if type(call) is ReleaseCall and not call.settled)
+        again = [call for call in lost if type(call) is AcquireCall and not call.settled]
+        for call in reversed(again):
+            call.command_id = 0
+            if call.abandoned:
+                # The server gives it up with the stream; in case it was granted before, release it.
+                self._clean_up(call, now_ms)
+            else:
+                self._acquires.appendleft(call)
+        for call in self._acquires:
+            if not call.settled:
+                self._alarms.set(call, self._bound_at_ms(call, now_ms))
+        for renewal in lost:
+            if type(renewal) is RenewCall:
+                renewal.lease.renewal_failed(sent_at_ms=now_ms, now_ms=now_ms)
+                self._after(renewal.lease, now_ms)
+        if error is not None:
+            self.link_failed(error)
+        self._check_idle()
+
+    def received(self, response: lock_pb2.SessionResponse, *, now_ms: float) -> None:
+        """The server answered."""
+        self._heard_at_ms = now_ms
+        for result in response.results:
+            call = self._unanswered.pop(result.id, None)
+            if type(call) is AcquireCall:
+                self._acquires_in_flight -= 1
+                call.command_id = 0
+                self._acquire_answered(call, result, now_ms)
+            elif type(call) is ReleaseCall:
+                self._release_answered(call, result, now_ms)
+            elif type(call) is RenewCall:
+                self._renew_answered(call, result, now_ms)
+        if response.HasField("draining"):
+            grace_ms = _requests.duration_ms(response.draining.grace)
+            self._leave_by(now_ms + min(grace_ms, DRAIN_MS_MAX))
+
+    def tick(self, now_ms: float) -> None:
+        """Time has passed: renew what is due, end what has expired, give up what was not answered."""
+        for item in self._alarms.take_due(now_ms):
+            if isinstance(item, LeaseCore):
+                if item.wake(now_ms):
+                    self._renew(item, now_ms)
+                self._after(item, now_ms)
+            elif isinstance(item, AcquireCall):
+                self._acquire_overdue(item, now_ms)
+            elif isinstance(item, ReleaseCall):
+                self._leave_silent(now_ms)
+                self._settle_release(item, self._no_answer(f"releasing {item.resource!r}", sent=True))
+            else:
+                self._settle_link_call(item, self._no_answer("the call", sent=False))
+
+    # Acquires.
+
+    def _acquire_answered(self, call: AcquireCall, result: lock_pb2.SessionResult, now_ms: float) -> None:
+        answer = read_acquire(call, result, now_ms=now_ms, address_count=self._address_count)
+        if call.abandoned or call.settled:
+            if not call.settled or isinstance(answer, Granted):
+                self._clean_up(call, now_ms)
+        elif isinstance(answer, Granted):
+            self._granted(call, answer, now_ms)
+        elif isinstance(answer, Refused):
+            self._end(call)
+            if answer.release:
+                self._queue_release(call.order.resource, call.lease_id, now_ms)
+            _fail(call.waiter, answer.error)
+        else:
+            self._acquires.append(call)
+            if answer is Again.AFTER_DRAIN:
+                self._leave_by(now_ms + DRAIN_MS_MAX)
+            elif answer is Again.ELSEWHERE:
+                call.refusals += 1
+                self._leave_unfit(now_ms)
+
+    def _granted(self, call: AcquireCall, grant: Granted, now_ms: float) -> None:
+        lease = LeaseCore(
+            resource=call.order.resource,
+            lease_id=call.lease_id,
+            token=grant.token,
+            ttl_ms=call.order.ttl_ms,
+            sent_at_ms=call.sent_at_ms,
+            validity_ms=grant.validity_ms,
+            now_ms=now_ms,
+            max_hold_ms=call.order.max_hold_ms,
+            fraction=self._randomness.fraction,
+        )
+        reason = lease.ended(now_ms)
+        if reason or call.waiter.done():
+            # It came too late to be worth anything, or nobody waits for it any more.
+            self._clean_up(call, now_ms)
+            _fail(
+                call.waiter,
+                LeaseLostError(resource=lease.resource, token=lease.token, reason=LossReason.EXPIRED),
+            )
+            return
+        self._end(call)
+        call.lease = lease
+        self._leases[lease] = None
+        self._alarms.set(lease, lease.wake_at_ms)
+        call.waiter.set_result(lease)
+
+    def _acquire_overdue(self, call: AcquireCall, now_ms: float) -> None:
+        if self._up and not call.times_sent and call.wait_ms_left(now_ms) > WAIT_REST_MS:
+            # It still queues behind as many others as one stream may carry.
+            self._alarms.set(call, self._bound_at_ms(call, now_ms))
+            return
+        if call.command_id:
+            self._leave_silent(now_ms)
+            self._urgent.append(CancelCall(call.command_id))
+        sent = call.times_sent > 0
+        if sent:
+            self._clean_up(call, now_ms)
+        else:
+            self._end(call)
+        if not call.abandoned:
+            _fail(call.waiter, self._no_answer(f"acquiring {call.order.resource!r}", sent=sent))
+
+    def _abandon(self, call: AcquireCall, now_ms: float) -> None:
+        call.abandoned = True
+        if call.command_id:
+            # Under way: the Release follows its answer.
+            self._cleanups[call] = None
+            self._urgent.append(CancelCall(call.command_id))
+            self._alarms.set(call, now_ms + self._options.rpc_timeout_ms / 2)
+        elif call.times_sent:
+            self._clean_up(call, now_ms)
+        else:
+            self._end(call)
+
+    def _clean_up(self, call: AcquireCall, now_ms: float) -> None:
+        self._queue_release(call.order.resource, call.lease_id, now_ms)
+        self._end(call)
+
+    def _end(self, call: AcquireCall | ReleaseCall) -> None:
+        call.settled = True
+        self._alarms.clear(call)
+        if self._cleanups.pop(call, call) is None:
+            self._check_idle()
+
+    def _bound_at_ms(self, call: AcquireCall, now_ms: float) -> float:
+        """Return when to give the call up: it may wait as asked, plus the rpc timeout, and without a link only that."""
+        piece_ms = min(call.wait_ms_left(now_ms), self._options.server_wait_ms_max) if self._up else 0.0
+        bound_at_ms = now_ms + piece_ms + self._options.rpc_timeout_ms
+        if call.order.wait_ms is None:
+            return bound_at_ms
+        return min(bound_at_ms, call.started_at_ms + call.order.wait_ms + self._options.rpc_timeout_ms)
+
+    # Releases.
+
+    def _queue_release(
+        self, resource: str, lease_id: str, now_ms: float, waiter: Waiter | None = None
+    ) -> None:
+        call = ReleaseCall(resource, lease_id, waiter)
+        self._cleanups[call] = None
+        self._urgent.append(call)
+        self._alarms.set(call, now_ms + self._options.rpc_timeout_ms)
+
+    def _release_answered(self, call: ReleaseCall, result: lock_pb2.SessionResult, now_ms: float) -> None:
+        if call.settled:
+            return
+        if result.WhichOneof("result") == "release":
+            self._end(call)
+            if call.waiter is not None and not call.waiter.done():
+                call.waiter.set_result(result.release.outcome == lock_pb2.RELEASE_OUTCOME_RELEASED)
+        elif result.error.reason == lock_pb2.ERROR_REASON_DRAINING:
+            self._urgent.append(call)
+            self._leave_by(now_ms + DRAIN_MS_MAX)
+        else:
+            self._settle_release(call, from_wire(result.error))
+
+    def _settle_release(self, call: ReleaseCall, error: RedfenceError) -> None:
+        self._end(call)
+        if call.waiter is None:
+            _log.warning("release_failed resource=%r error=%r", call.resource, str(error))
+        else:
+            _fail(call.waiter, error)
+
+    # Leases.
+
+    def _renew(self, lease: LeaseCore, now_ms: float) -> None:
+        if not self._up or self.leaving:
+            lease.renewal_failed(sent_at_ms=now_ms, now_ms=now_ms)
+            return
+        self._urgent.append(RenewCall(lease))
+        if lease.state is LeaseState.AT_RISK and (lease.asked_at_ms or 0.0) > self._heard_at_ms:
+            # Not a word since a renewal was asked for: the server may be frozen, and the next one well.
+            self._leave_unfit(now_ms)
+
+    def _renew_answered(self, call: RenewCall, result: lock_pb2.SessionResult, now_ms: float) -> None:
+        lease, answer = call.lease, result.renew
+        if answer.state == lock_pb2.LEASE_STATE_ACTIVE:
+            validity_ms = _requests.duration_ms(answer.validity)
+            lease.renewed(sent_at_ms=call.sent_at_ms, validity_ms=validity_ms, now_ms=now_ms)
+        elif answer.state == lock_pb2.LEASE_STATE_LOST:
+            lease.end(LossReason.NOT_HELD, now_ms=now_ms)
+        else:
+            lease.renewal_failed(sent_at_ms=call.sent_at_ms, now_ms=now_ms)
+            self._leave_unfit(now_ms)
+        self._after(lease, now_ms)
+
+    def _after(self, lease: LeaseCore, now_ms: float) -> None:
+        if lease.ended(now_ms) is None:
+            self._alarms.set(lease, lease.wake_at_ms)
+        elif lease in self._leases:
+            del self._leases[lease]
+            self._alarms.clear(lease)
+            if lease.state is LeaseState.LOST and lease.loss is not None:
+                _log.warning(
+                    "lease_lost resource=%r token=%d why=%s", lease.resource, lease.token, lease.loss.value
+                )
+                if lease.on_lost is not None:
+                    lease.on_lost()
+
+    # The link.
+
+    def _next_call(self) -> StreamCall | None:
+        in_flight = len(self._unanswered)
+        while self._urgent and in_flight < COMMANDS_IN_FLIGHT_MAX:
+            urgent = self._urgent.popleft()
+            if not urgent.settled:
+                return urgent
+        while (
+            self._acquires
+            and self._acquires_in_flight < ACQUIRES_IN_FLIGHT_MAX
+            and in_flight < COMMANDS_IN_FLIGHT_MAX
+        ):
+            acquire = self._acquires.popleft()
+            if not acquire.settled:
+                return acquire
+        return None
+
+    def _leave_by(self, at_ms: float) -> None:
+        self._leave_at_ms = min(self._leave_at_ms, at_ms)
+
+    def _leave_unfit(self, now_ms: float) -> None:
+        """Go to another server, if there is one and we did not just come from there."""
+        if self._address_count > 1:
+            self._leave_silent(now_ms)
+
+    def _leave_silent(self, now_ms: float) -> None:
+        """Make a new link, elsewhere if possible: this one carries no answers."""
+        if self._up and now_ms - self._left_at_ms >= LEAVE_INTERVAL_MS:
+            self._left_at_ms = now_ms
+            self._leave_by(now_ms)
+
+    def _settle_link_call(self, call: LinkCall, error: RedfenceError | None) -> None:
+        self._alarms.clear(call)
+        del self._link_calls[call]
+        if error is not None:
+            _fail(call.waiter, error)
+        elif not call.waiter.done():
+            call.waiter.set_result(None)
+
+    def _no_answer(self, what: str, *, sent: bool) -> RedfenceError:
+        because = f": {self._last_error}" if self._last_error else ""
+        error: RedfenceError
+        if sent:
+            error = OutcomeUnknownError(f"no answer in time to {what}; it may have taken effect{because}")
+        else:
+            error = UnavailableError(f"no server could be reached in time for {what}{because}")
+        error.__cause__ = self._last_error
+        return error
+
+    def _check_idle(self) -> None:
+        if self._idle_waiter is not None and not self._cleanups and not self._idle_waiter.done():
+            self._idle_waiter.set_result(None)
+
+
+def _fail(waiter: Waiter, error: RedfenceError) -> None:
+    if not waiter.done():
+        waiter.set_exception(error)

@@ -1,0 +1,237 @@
+"""Runs a session core on threads: one for the link, one for the timer, both daemons that end with `close`.
+
+One lock guards the core. It is held for moments only and never while waiting: callers wait on futures, so Ctrl-C gets
+through. Lock order: this lock, then a link's own.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from typing import Any
+
+from redfence._clock import Clock
+from redfence._config import ClientOptions
+from redfence._endpoints import Endpoints
+from redfence._errors import RedfenceError, UnavailableError
+from redfence._lease_core import LeaseCore
+from redfence._links import Method, SyncConnector, SyncLink
+from redfence._requests import AcquireOrder
+from redfence._session_core import SessionCore
+
+# See _async_session.TIMER_MS_MAX.
+TIMER_MS_MAX = 1000
+
+
+class SyncSession:
+    """Owns the threads of one client; they start with the first call and end with `close`."""
+
+    def __init__(
+        self,
+        core: SessionCore,
+        *,
+        endpoints: Endpoints,
+        connector: SyncConnector,
+        options: ClientOptions,
+        clock: Clock,
+    ) -> None:
+        self._core = core
+        self._endpoints = endpoints
+        self._connector = connector
+        self._options = options
+        self._clock = clock
+        self._lock = threading.Lock()
+        # Both threads wait here for: a new reason to have a link, an earlier alarm, the end.
+        self._changed = threading.Condition(self._lock)
+        self._threads: list[threading.Thread] = []
+        self._link: SyncLink | None = None
+        self._timer_at_ms = math.inf
+        self._stopping = False
+        self._unwatch: Callable[[], None] | None = None
+
+    def now_ms(self) -> float:
+        """Return the present instant."""
+        return self._clock.now_ms()
+
+    def acquire(self, order: AcquireOrder) -> LeaseCore:
+        """Acquire; if this is interrupted, whatever was or will be granted is released."""
+        waiter: Future[LeaseCore] = Future()
+        with self._lock:
+            self._start()
+            call = self._core.acquire(order, waiter, now_ms=self._clock.now_ms())
+            self._poke()
+        try:
+            return waiter.result()
+        except BaseException:
+            # After an error of the core this does nothing; after Ctrl-C it gives the acquisition up.
+            with self._lock:
+                self._core.abandon(call, now_ms=self._clock.now_ms())
+                self._poke()
+            raise
+
+    def release(self, lease: LeaseCore) -> bool:
+        """Release, and return whether the lease was still held."""
+        waiter: Future[bool] = Future()
+        self._release(lease, waiter)
+        return waiter.result()
+
+    def release_soon(self, lease: LeaseCore) -> None:
+        """Release without waiting for the answer."""
+        self._release(lease, None)
+
+    def _release(self, lease: LeaseCore, waiter: Future[bool] | None) -> None:
+        with self._lock:
+            self._start()
+            self._core.release(lease, waiter, now_ms=self._clock.now_ms())
+            self._poke()
+
+    def call(self, method: Method, request: Any) -> Any:
+        """Make a single call on the present link; a broken link is replaced once per address."""
+        for tries_left in reversed(range(len(self._endpoints) + 1)):
+            waiter: Future[None] = Future()
+            with self._lock:
+                self._start()
+                self._core.await_link(waiter, now_ms=self._clock.now_ms())
+                self._poke()
+            waiter.result()
+            link = self._link
+            if link is None:
+                continue  # it was there, and broke before we could run
+            try:
+                return link.call(method, request, timeout_ms=self._options.rpc_timeout_ms)
+            except UnavailableError as error:
+                if error.error_reason or not tries_left:
+                    raise
+                # The transport failed, not the server.
+                link.abort()
+        raise UnavailableError("every link broke before it could be used")
+
+    def close(self) -> None:
+        """End the threads, after releasing what is held; bounded by the close timeout."""
+        idle: Future[None] = Future()
+        with self._lock:
+            self._core.close(idle, now_ms=self._clock.now_ms())
+            self._poke()
+        try:
+            if self._threads:
+                with suppress(FutureTimeoutError):
+                    idle.result(self._options.close_timeout_ms / 1000)
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._stopping = True
+            self._changed.notify_all()
+            link = self._link
+            threads, self._threads = self._threads, []
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
+        if link is not None:
+            link.abort()
+        # A thread can be in the middle of connecting, for at most the connect timeout.
+        for thread in threads:
+            thread.join(self._options.connect_timeout_ms / 1000 + 1)
+
+    def _start(self) -> None:
+        self._core.check_open()
+        if not self._threads:
+            for name, target in (("redfence-session", self._run_link), ("redfence-timer", self._run_timer)):
+                thread = threading.Thread(target=target, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._unwatch = self._clock.watch(self._time_moved)
+
+    # All of these run with the lock held.
+
+    def _poke(self) -> None:
+        """After each word with the core: write what there is, and see that the threads wake in time."""
+        now_ms = self._clock.now_ms()
+        link = self._link
+        if link is not None:
+            while (batch := self._core.take_batch(now_ms)) is not None:
+                link.send(batch)
+            if self._core.should_leave(now_ms):
+                link.abort()
+        if link is None or self._core.next_alarm_ms() < self._timer_at_ms:
+            self._changed.notify_all()
+
+    def _tick(self) -> None:
+        self._core.tick(self._clock.now_ms())
+        self._poke()
+
+    def _time_moved(self) -> None:
+        with self._lock:
+            self._tick()
+
+    # The threads.
+
+    def _run_timer(self) -> None:
+        with self._lock:
+            while not self._stopping:
+                now_ms = self._clock.now_ms()
+                next_ms = self._core.next_alarm_ms()
+                if next_ms <= now_ms:
+                    self._tick()
+                elif next_ms == math.inf:
+                    self._changed.wait()
+                else:
+                    delay_ms = min(next_ms - now_ms, TIMER_MS_MAX)
+                    self._timer_at_ms = now_ms + delay_ms
+                    self._changed.wait(delay_ms / 1000)
+                    self._timer_at_ms = math.inf
+
+    def _run_link(self) -> None:
+        """Keep a link while there is anything to do."""
+        while self._wait_for_work():
+            address = self._endpoints.current()
+            try:
+                link = self._connector.connect(address, timeout_ms=self._options.connect_timeout_ms)
+            except RedfenceError as error:
+                with self._lock:
+                    self._core.link_failed(error)
+            else:
+                self._use(link)
+            self._pause(self._endpoints.go_on())
+
+    def _wait_for_work(self) -> bool:
+        with self._lock:
+            while not self._stopping and not self._core.wants_link:
+                self._changed.wait()
+            return not self._stopping
+
+    def _pause(self, pause_ms: float) -> None:
+        with self._lock:
+            self._changed.wait_for(lambda: self._stopping, timeout=pause_ms / 1000)
+
+    def _use(self, link: SyncLink) -> None:
+        with self._lock:
+            if not self._stopping:
+                self._link = link
+                self._core.link_up(now_ms=self._clock.now_ms())
+                self._poke()
+        error: RedfenceError | None = None
+        try:
+            if self._link is not None:
+                self._read(link)
+        except RedfenceError as exc:
+            error = exc
+        finally:
+            with self._lock:
+                self._link = None
+                self._core.link_down(error, now_ms=self._clock.now_ms())
+                self._poke()
+            link.close()
+
+    def _read(self, link: SyncLink) -> None:
+        while (response := link.receive()) is not None:
+            with self._lock:
+                self._core.received(response, now_ms=self._clock.now_ms())
+                if not self._core.leaving:
+                    self._endpoints.worked()
+                self._poke()

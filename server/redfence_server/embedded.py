@@ -15,6 +15,7 @@ from typing import Self
 import structlog
 
 from redfence_server.embedded_directory import DataDirectory, DataDirectoryError
+from redfence_server.errors import StartupError
 from redfence_server.randomness import Randomness, SystemRandomness
 from redfence_server.redis_binary import RedisBinary, RedisBinaryError, find_redis_binary
 from redfence_server.redis_process import HOST, NodeConf, NodeProcess, NodeStartError, PortTakenError
@@ -26,7 +27,7 @@ _PORT_TRIES_MAX = 8
 _WATCH_INTERVAL_S = 0.25
 
 
-class EmbeddedNodesError(Exception):
+class EmbeddedNodesError(StartupError):
     """There are no nodes; the message, for humans, says why and what to do."""
 
 

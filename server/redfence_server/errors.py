@@ -3,7 +3,8 @@
 RedfenceServerError
 ├── StartupError               the server cannot start; the message is for the operator
 │   ├── ConfigError            a setting is wrong; the message names it
-│   └── NodeRejectedError      a node must not vote: replica, other cluster, wrong place …
+│   ├── NodeRejectedError      a node must not vote: replica, other cluster, wrong place …
+│   └── EmbeddedNodesError     the embedded nodes cannot be run (embedded.py)
 ├── InvalidFieldError          a caller's field is malformed or out of bounds
 ├── UnavailableError           the call cannot be decided now; trying again can help
 │   ├── NoQuorumError          fewer than a quorum of nodes answered

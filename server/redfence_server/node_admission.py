@@ -137,9 +137,9 @@ async def examine(node: DialledNode, keys: scripts.Keyspace) -> Findings:
     Raises:
         DialError: the connection broke or the node refused to tell.
     """
-    info = _read_info(await node.command("INFO", "server"))
+    info = await _info(node, "server")
     # From INFO and not from ROLE: access lists commonly allow it.
-    replication = _read_info(await node.command("INFO", "replication"))
+    replication = await _info(node, "replication")
     return Findings(
         identity=read_identity(await node.command("HGETALL", keys.node)),
         run_id=info.get("run_id", ""),
@@ -189,7 +189,11 @@ async def _durability_gap(node: DialledNode) -> str:
     return "; ".join(gaps)
 
 
-def _read_info(raw: bytes) -> Mapping[str, str]:
+async def _info(node: DialledNode, section: str) -> Mapping[str, str]:
+    raw = await node.command("INFO", section)
+    if not isinstance(raw, bytes):
+        # Also a connection that has ended up at itself, on a port that the node has left.
+        raise DialError("it does not answer INFO as a Redis server does")
     lines = (line.partition(":") for line in raw.decode(errors="replace").splitlines())
     return {name: value.strip() for name, colon, value in lines if colon}
 

@@ -167,12 +167,20 @@ class NodeLink:
     def start(self) -> None:
         """Begin to connect, and stay connected until `close`."""
         self._task = asyncio.create_task(self._run(), name=f"node-link-{self.index}")
+        self._task.add_done_callback(self._note_death)
 
     async def close(self) -> None:
         """End the connection and wait for it; commands under way are told `Silence.DISCONNECTED`. May be repeated."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    def _note_death(self, task: asyncio.Task[None]) -> None:
+        """Tell of a defect that ended the link: the node stays lost until the server is started anew."""
+        if not task.cancelled() and (defect := task.exception()) is not None:
+            self._log.error("defect", where="node_link", exc_info=defect)
+            self._become(NodeState.UNREACHABLE, f"a defect ended the link: {defect!r}")
+            self.examined.set()
 
     async def _run(self) -> None:
         backoff_ms: float = _BACKOFF_MS_FIRST

@@ -52,11 +52,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM; 0 after an orderly end, 2 if it could not start, 1 if the storage ended by itself."""
-    from redfence_server.embedded import EmbeddedNodesError
-
     try:
         return asyncio.run(_run(arguments))
-    except (StartupError, EmbeddedNodesError) as error:
+    except StartupError as error:
         sys.stderr.write(f"redfence dev: {error}\n")
         return EXIT_CANNOT_START
 

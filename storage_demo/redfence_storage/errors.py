@@ -127,6 +127,9 @@ class StorageFailed(StorageError):
 class StoreClosed(StorageError):
     """The store takes no more commands."""
 
+    # By then another process may serve the file.
+    retry_after_ms = 1_000
+
     def __init__(self) -> None:
         super().__init__("the storage is stopping")
 

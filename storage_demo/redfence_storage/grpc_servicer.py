@@ -31,7 +31,7 @@ class StorageServicer(storage_pb2_grpc.StorageServiceServicer):
     def __init__(self, store: GroupCommit) -> None:
         self._store = store
 
-    async def Put(  # noqa: N802  (the contract's name)
+    async def Put(
         self, request: storage_pb2.PutRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> storage_pb2.PutResponse:
         """Set a key's value."""
@@ -39,7 +39,7 @@ class StorageServicer(storage_pb2_grpc.StorageServiceServicer):
             accepted = await self._store.carry_out(put_command(request))
         return storage_pb2.PutResponse(highest_token=accepted.highest_token)
 
-    async def Get(  # noqa: N802
+    async def Get(
         self, request: storage_pb2.GetRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> storage_pb2.GetResponse:
         """Read a key."""
@@ -53,7 +53,7 @@ class StorageServicer(storage_pb2_grpc.StorageServiceServicer):
             highest_token=reading.highest_token,
         )
 
-    async def Delete(  # noqa: N802
+    async def Delete(
         self, request: storage_pb2.DeleteRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> storage_pb2.DeleteResponse:
         """Remove a key."""
@@ -61,7 +61,7 @@ class StorageServicer(storage_pb2_grpc.StorageServiceServicer):
             removal = await self._store.carry_out(delete_command(request))
         return storage_pb2.DeleteResponse(deleted=removal.deleted, highest_token=removal.highest_token)
 
-    async def Fence(  # noqa: N802
+    async def Fence(
         self, request: storage_pb2.FenceRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> storage_pb2.FenceResponse:
         """Raise the highest token."""
@@ -69,7 +69,7 @@ class StorageServicer(storage_pb2_grpc.StorageServiceServicer):
             accepted = await self._store.carry_out(fence_command(request))
         return storage_pb2.FenceResponse(highest_token=accepted.highest_token)
 
-    async def ListKeys(  # noqa: N802
+    async def ListKeys(
         self, request: storage_pb2.ListKeysRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> storage_pb2.ListKeysResponse:
         """List a page of keys."""

@@ -1,0 +1,1 @@
+"""Measurements; each module prints its figures and fails on none."""

@@ -1,0 +1,58 @@
+"""The fenced store in a few dictionaries: what the real one is compared with. Written apart from it, on purpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redfence_storage.errors import StaleToken
+from redfence_storage.store import (
+    Accepted,
+    Command,
+    Delete,
+    Fence,
+    Get,
+    KeyPage,
+    ListKeys,
+    Put,
+    Reading,
+    Removal,
+    StoredValue,
+)
+
+
+class StorageModel:
+    """Carries out commands at once, in memory."""
+
+    def __init__(self) -> None:
+        self.highest: dict[str, int] = {}
+        self.values: dict[tuple[str, str], StoredValue] = {}
+
+    def carry_out(self, command: Command[Any]) -> object:
+        """Return the result, or ("stale", highest token) where the command must be refused."""
+        assert isinstance(command, Put | Get | Delete | Fence | ListKeys)
+        name = command.resource
+        seen = self.highest.get(name, 0)
+        token = getattr(command, "token", None)
+        if token is not None:
+            if token < seen:
+                return ("stale", seen)
+            seen = self.highest[name] = token
+        match command:
+            case Put():
+                self.values[name, command.key] = StoredValue(command.value, command.token)
+                return Accepted(seen)
+            case Get():
+                return Reading(self.values.get((name, command.key)), seen)
+            case Delete():
+                return Removal(self.values.pop((name, command.key), None) is not None, seen)
+            case Fence():
+                return Accepted(seen)
+            case ListKeys():
+                keys = sorted(key for owner, key in self.values if owner == name and key > command.after_key)
+                page = tuple(keys[: command.keys_max])
+                return KeyPage(page, more=len(keys) > len(page), highest_token=seen)
+
+
+def comparable(outcome: object) -> object:
+    """Return a real store's outcome in the model's terms."""
+    return ("stale", outcome.highest_token) if isinstance(outcome, StaleToken) else outcome

@@ -1,0 +1,194 @@
+"""The store on real SQLite files."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.storage_model import StorageModel, comparable
+from harness.storage_server import full_disk
+from redfence_storage.errors import StaleToken, StorageFailed
+from redfence_storage.sqlite_store import SqliteStore
+from redfence_storage.store import (
+    Accepted,
+    Command,
+    Delete,
+    Fence,
+    Get,
+    KeyPage,
+    ListKeys,
+    Put,
+    Reading,
+    Removal,
+    StoredValue,
+)
+
+NAME = "orders/42"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "storage.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[SqliteStore]:
+    store = SqliteStore.open(path)
+    yield store
+    store.close()
+
+
+def every_command(name: str, *, tokens: tuple[int, ...], keys: tuple[str, ...]) -> list[Command[Any]]:
+    """Return each kind of command with each token and key; values tell the token they were written with."""
+    return [
+        ListKeys(resource=name, after_key="", keys_max=10, bytes_max=1_000),
+        *(Fence(resource=name, token=token) for token in tokens),
+        *(Get(resource=name, token=token, key=key) for token in (None, *tokens) for key in keys),
+        *(Delete(resource=name, token=token, key=key) for token in tokens for key in keys),
+        *(Put(resource=name, token=token, key=key, value=b"%d" % token) for token in tokens for key in keys),
+    ]
+
+
+@pytest.mark.parametrize("one_batch", [True, False])
+def test_every_sequence_of_three_commands_does_what_the_model_does(
+    store: SqliteStore, *, one_batch: bool
+) -> None:
+    """All kinds of commands in every order, with three tokens, in one transaction or each in its own turn: the model agrees."""
+    model = StorageModel()
+    kinds = len(every_command("", tokens=(1, 2, 3), keys=("k",)))
+    sequences = [
+        [every_command(f"r{number}", tokens=(1, 2, 3), keys=("k",))[choice] for choice in choices]
+        for number, choices in enumerate(itertools.product(range(kinds), repeat=3))
+    ]
+    flat = [command for sequence in sequences for command in sequence]
+    # The n-th commands of all sequences make the n-th batch: their resources are their own.
+    batches = [flat] if one_batch else [list(batch) for batch in zip(*sequences, strict=True)]
+    for batch in batches:
+        outcomes = [comparable(outcome) for outcome in store.transact(batch)]
+        assert outcomes == [model.carry_out(command) for command in batch]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_long_random_walks_in_batches_with_reopenings_do_what_the_model_does(path: Path, seed: int) -> None:
+    """Over several resources, keys and tokens, in batches of any size and across restarts, the model agrees."""
+    choose, model = random.Random(seed), StorageModel()
+    commands = [
+        command
+        for name in ("a", "b")
+        for command in every_command(name, tokens=tuple(range(1, 9)), keys=("k", "ä", "z"))
+    ]
+    for _ in range(5):
+        store = SqliteStore.open(path)
+        for _ in range(10):
+            batch = choose.choices(commands, k=choose.randrange(1, 12))
+            outcomes = [comparable(outcome) for outcome in store.transact(batch)]
+            assert outcomes == [model.carry_out(command) for command in batch]
+        store.close()
+
+
+def test_a_stale_write_in_a_batch_refuses_only_itself(store: SqliteStore) -> None:
+    """The commands before and after a refused one are carried out, and the refused one left no trace."""
+    before, stale, after = store.transact(
+        [
+            Put(resource=NAME, token=5, key="a", value=b"5"),
+            Put(resource=NAME, token=4, key="b", value=b"4"),
+            Put(resource=NAME, token=6, key="c", value=b"6"),
+        ]
+    )
+    assert (before, after) == (Accepted(5), Accepted(6))
+    assert isinstance(stale, StaleToken)
+    assert store.transact([Get(resource=NAME, token=None, key="b")]) == [Reading(None, 6)]
+
+
+def test_a_fenced_read_shuts_out_the_earlier_holder_even_when_it_finds_nothing(store: SqliteStore) -> None:
+    """A stale write cannot land between a new holder's read and its first write."""
+    assert store.transact([Get(resource=NAME, token=8, key="k")]) == [Reading(None, 8)]
+    (late,) = store.transact([Put(resource=NAME, token=7, key="k", value=b"late")])
+    assert isinstance(late, StaleToken)
+
+
+def test_deleting_the_last_key_does_not_lower_the_highest_token(store: SqliteStore) -> None:
+    """The fence outlives all the data it guards."""
+    store.transact([Put(resource=NAME, token=9, key="k", value=b"")])
+    assert store.transact([Delete(resource=NAME, token=9, key="k")]) == [Removal(True, 9)]
+    (late,) = store.transact([Put(resource=NAME, token=8, key="k", value=b"late")])
+    assert isinstance(late, StaleToken)
+
+
+def test_a_reopened_file_has_every_value_and_every_fence(path: Path) -> None:
+    """Closing and opening loses nothing, bytes and greatest token included."""
+    token, value = 2**53 - 1, bytes(range(256))
+    store = SqliteStore.open(path)
+    store.transact([Put(resource=NAME, token=token, key="schlüssel", value=value)])
+    store.transact([Fence(resource="fenced only", token=3)])
+    store.close()
+
+    store = SqliteStore.open(path)
+    reading, fence = store.transact(
+        [
+            Get(resource=NAME, token=None, key="schlüssel"),
+            ListKeys(resource="fenced only", after_key="", keys_max=1, bytes_max=1),
+        ]
+    )
+    store.close()
+    assert reading == Reading(StoredValue(value, token), token)
+    assert fence == KeyPage((), more=False, highest_token=3)
+
+
+def test_keys_are_listed_in_byte_order_whole_and_without_end_only_where_more_follow(
+    store: SqliteStore,
+) -> None:
+    """Pages of any size put together are the keys sorted by their UTF-8 bytes."""
+    keys = ["b", "a", "aa", "ä", "Z", "\U0001f512", "豆"]
+    store.transact([Put(resource=NAME, token=1, key=key, value=b"") for key in keys])
+    in_order = sorted(keys, key=str.encode)
+    for keys_max in range(1, 9):
+        listed: list[str] = []
+        after_key, more = "", True
+        while more:
+            (page,) = store.transact(
+                [ListKeys(resource=NAME, after_key=after_key, keys_max=keys_max, bytes_max=1_000)]
+            )
+            assert isinstance(page, KeyPage)
+            assert len(page.keys) <= keys_max
+            listed += page.keys
+            after_key, more = page.keys[-1], page.more
+        assert listed == in_order
+
+
+def test_a_page_of_long_keys_ends_early_but_never_empty(store: SqliteStore) -> None:
+    """The bytes of a page are bounded, and yet the listing always gets on."""
+    store.transact([Put(resource=NAME, token=1, key=letter * 10, value=b"") for letter in "abc"])
+    for bytes_max, count in ((1, 1), (19, 1), (20, 2), (29, 2), (30, 3)):
+        (page,) = store.transact([ListKeys(resource=NAME, after_key="", keys_max=10, bytes_max=bytes_max)])
+        assert isinstance(page, KeyPage)
+        assert (len(page.keys), page.more) == (count, count < 3)
+
+
+def test_a_batch_that_does_not_fit_on_the_disk_fails_whole_and_the_store_goes_on(
+    store: SqliteStore,
+) -> None:
+    """After a full disk nothing of the batch is there, raises included, and later writes work."""
+    store.transact([Put(resource=NAME, token=1, key="k", value=b"first")])
+    with (
+        full_disk(after_bytes=32_768),
+        pytest.raises(StorageFailed),
+    ):
+        store.transact(
+            [
+                Fence(resource=NAME, token=5),
+                Put(resource=NAME, token=5, key="k", value=b"x" * 32_768),
+                Put(resource=NAME, token=4, key="k", value=b"stale"),
+            ]
+        )
+    assert store.transact(
+        [
+            Get(resource=NAME, token=None, key="k"),
+            Put(resource=NAME, token=2, key="k", value=b"second"),
+        ]
+    ) == [Reading(StoredValue(b"first", 1), 1), Accepted(2)]

@@ -1,0 +1,48 @@
+"""What the benchmarks run against: real nodes with fsync on every write, and a real server in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from redfence_proto import bounds
+from redfence_server import cluster_forming
+from redfence_server.embedded import EmbeddedNodes
+from redfence_server.node_cluster import check_urls
+from redfence_server.randomness import SystemRandomness
+from redfence_server.scripts import Keyspace
+
+
+@asynccontextmanager
+async def formed_nodes(count: int) -> AsyncIterator[EmbeddedNodes]:
+    """Run a formed quorum."""
+    async with EmbeddedNodes(count=count) as nodes:
+        await cluster_forming.form(
+            check_urls(nodes.urls),
+            keys=Keyspace(),
+            ttl_ms_max=bounds.TTL_MS_MAX_DEFAULT,
+            randomness=SystemRandomness(),
+        )
+        yield nodes
+
+
+@asynccontextmanager
+async def served(nodes: EmbeddedNodes) -> AsyncIterator[str]:
+    """Run `redfence serve` over the nodes and yield its address."""
+    environment = {**os.environ, "REDFENCE_NODES": ",".join(nodes.urls), "REDFENCE_LOG_LEVEL": "error"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "redfence", "serve", "--listen", "127.0.0.1:0"),
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        line = (await process.stdout.readline()).decode()
+        yield line.partition(" on ")[2].partition(" ")[0]
+    finally:
+        process.terminate()
+        await process.wait()

@@ -1,0 +1,47 @@
+"""Callers that acquire and release as fast as they are answered, through the SDK, and what they saw."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import redfence
+
+
+@dataclass
+class Seen:
+    """Latencies of the acquires, in ms, and how long all of it took."""
+
+    acquire_ms: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def pairs_per_second(self) -> float:
+        """Finished pairs of acquire and release per second."""
+        return len(self.acquire_ms) / self.seconds
+
+    def percentile(self, percent: float) -> float:
+        """Return the latency that this share of the acquires did not exceed."""
+        ordered = sorted(self.acquire_ms)
+        return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+
+async def pairs(client: redfence.AsyncClient, *, callers: int, seconds: float) -> Seen:
+    """Let each caller lock a resource of its own again and again; tokens must rise."""
+    seen = Seen()
+    start = time.monotonic()
+
+    async def caller(number: int) -> None:
+        resource, last_token = f"bench/{number}", 0
+        while time.monotonic() - start < seconds:
+            before = time.perf_counter()
+            lease = await client.acquire(resource, ttl=30, wait=0)
+            seen.acquire_ms.append((time.perf_counter() - before) * 1000)
+            assert lease.token > last_token, "a token did not rise"
+            last_token = lease.token
+            await lease.release()
+
+    await asyncio.gather(*(caller(number) for number in range(callers)))
+    seen.seconds = time.monotonic() - start
+    return seen

@@ -1,0 +1,36 @@
+"""Acquire and release pairs per second: 64 callers on one Session, N = 3 and 5, fsync on every write, all on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+
+import redfence
+from bench import cluster, load
+
+CALLERS = 64
+SECONDS = 5.0
+
+
+async def main() -> None:
+    """Measure and print."""
+    for node_count in (3, 5):
+        async with (
+            cluster.formed_nodes(node_count) as nodes,
+            cluster.served(nodes) as address,
+            redfence.AsyncClient(address) as client,
+        ):
+            await load.pairs(client, callers=CALLERS, seconds=1.0)
+            seen = await load.pairs(client, callers=CALLERS, seconds=SECONDS)
+            print(
+                f"session_pairs  N={node_count}  {CALLERS} callers  {seen.pairs_per_second:8,.0f} pairs/s  "
+                f"acquire p50 {seen.percentile(50):6.2f} ms  p99 {seen.percentile(99):6.2f} ms"
+            )
+
+
+def run() -> None:
+    """Run from `make bench`."""
+    asyncio.run(main())
+
+
+if __name__ == "__main__":
+    run()

@@ -30,14 +30,25 @@ TABLE: dict[type[errors.StorageError], _Row] = {
     errors.StorageFailed: (grpc.StatusCode.UNAVAILABLE, lock_pb2.ERROR_REASON_STORAGE_FAILED),
     errors.StoreClosed: (grpc.StatusCode.UNAVAILABLE, lock_pb2.ERROR_REASON_DRAINING),
 }
-_DEFECT: _Row = (grpc.StatusCode.INTERNAL, lock_pb2.ERROR_REASON_INTERNAL)
+
+
+def told(error: Exception) -> tuple[grpc.StatusCode, RichError]:
+    """Return what a caller is told of the error; of a defect, which is not in the table, no more than that it is one."""
+    if isinstance(error, errors.StorageError) and type(error) in TABLE:
+        code, reason = TABLE[type(error)]
+        return code, RichError(
+            reason=reason,
+            message=str(error),
+            metadata=error.metadata,
+            retry_after_ms=error.retry_after_ms,
+        )
+    return grpc.StatusCode.INTERNAL, RichError(
+        reason=lock_pb2.ERROR_REASON_INTERNAL, message="a defect in the storage; the outcome is unknown"
+    )
 
 
 class ErrorsAnswered:
-    """Ends the call with the right status when the body of `async with` raises.
-
-    What is not in the table is a defect: it is logged with its traceback, and the caller is told INTERNAL and nothing of it.
-    """
+    """Ends the call with the right status when the body of `async with` raises, and logs a defect with its traceback."""
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self._context = context
@@ -54,18 +65,9 @@ class ErrorsAnswered:
         """Abort the call if the body raised; a cancellation passes through."""
         if not isinstance(error, Exception):
             return
-        (code, reason), rich = _DEFECT, None
-        if isinstance(error, errors.StorageError) and type(error) in TABLE:
-            code, reason = TABLE[type(error)]
-            rich = RichError(
-                reason=reason,
-                message=str(error),
-                metadata=error.metadata,
-                retry_after_ms=error.retry_after_ms,
-            )
-        else:
+        code, rich = told(error)
+        if code is grpc.StatusCode.INTERNAL:
             structlog.get_logger().error("unexpected_error", exc_info=error)
-            rich = RichError(reason=reason, message="a defect in the storage; the outcome is unknown")
         await self._context.abort(
             code, rich.message, trailing_metadata=to_trailing_metadata(code.value[0], rich)
         )

@@ -86,11 +86,13 @@ async def test_a_cancelled_caller_neither_undoes_its_command_nor_holds_up_the_ot
     store: HeldStore, commit: GroupCommit
 ) -> None:
     """Giving up an answer gives up nothing else."""
-    waits = await held(store, commit, put(1))
-    gone = await start(commit, put(2, "gone"))
+    before = await held(store, commit, put(1))
+    gone, behind = await start(commit, put(2, "gone")), await start(commit, put(2))
     gone.cancel()
     store.gate.set()
-    assert await waits == Accepted(1)
+    async with asyncio.timeout(10):
+        assert await before == Accepted(1)
+        assert await behind == Accepted(2)
     reading = await commit.carry_out(Get(resource=NAME, token=None, key="gone"))
     assert reading.stored is not None
     assert reading.highest_token == 2

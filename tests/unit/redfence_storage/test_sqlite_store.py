@@ -192,3 +192,15 @@ def test_a_batch_that_does_not_fit_on_the_disk_fails_whole_and_the_store_goes_on
             Put(resource=NAME, token=2, key="k", value=b"second"),
         ]
     ) == [Reading(StoredValue(b"first", 1), 1), Accepted(2)]
+
+
+def test_a_defect_in_the_middle_of_a_batch_undoes_the_commands_before_it(store: SqliteStore) -> None:
+    """Whatever ends a transaction early: it is all or nothing, and the next one begins afresh."""
+    with pytest.raises(UnicodeEncodeError):
+        store.transact(
+            [
+                Put(resource=NAME, token=5, key="k", value=b"v"),
+                Fence(resource="\ud800", token=1),
+            ]
+        )
+    assert store.transact([Get(resource=NAME, token=None, key="k")]) == [Reading(None, 0)]

@@ -1,0 +1,1 @@
+"""The console script `redfence`, and the commands that need the SDK alone."""

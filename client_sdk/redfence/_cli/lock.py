@@ -1,0 +1,251 @@
+"""`redfence lock NAME -- CMD…`: runs a command while holding a lock, and never a moment longer."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+from redfence._cli import durations, servers
+from redfence._cli.child import Child
+from redfence._cli.lock_plan import Plan, Stage, Step, make_plan, next_step
+from redfence._errors import (
+    InvalidArgumentError,
+    LeaseLostError,
+    NotAcquiredError,
+    RedfenceError,
+)
+from redfence._sync_client import Client
+from redfence._sync_lease import Lease
+
+HELP = "run a command while holding a lock"
+
+EXIT_USAGE = 2
+EXIT_UNREACHABLE = 69
+EXIT_NOT_ACQUIRED = 75
+EXIT_LEASE_LOST = 122
+EXIT_NOT_EXECUTABLE = 126
+EXIT_NOT_FOUND = 127
+
+# The most specific first.
+_EXIT_BY_ERROR: dict[type[Exception], int] = {
+    InvalidArgumentError: EXIT_USAGE,
+    ValueError: EXIT_USAGE,
+    NotAcquiredError: EXIT_NOT_ACQUIRED,
+    LeaseLostError: EXIT_LEASE_LOST,
+    RedfenceError: EXIT_UNREACHABLE,
+}
+
+_FORWARDED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_EPILOG = """\
+The command finds the lock's name in REDFENCE_RESOURCE and the fencing token in REDFENCE_TOKEN. It runs in a process group of
+its own, and the lock is released when all of that group has ended: what the command leaves running is ended too. If the
+lease cannot be renewed, the group gets SIGTERM and then SIGKILL early enough to be dead before the lease ends.
+
+exit status: the command's own (128 + n for signal n); 2 wrong usage; 69 no server could be reached; 75 the lock was not
+acquired; 122 the lease was lost; 126 the command cannot be executed; 127 it was not found."""
+
+
+class _Interrupted(BaseException):
+    """A signal came while the lock was waited for."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.usage = "redfence lock NAME [options] -- CMD [ARGUMENT …]"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EPILOG
+    parser.add_argument("name", metavar="NAME", help="the lock")
+    parser.add_argument(
+        "--ttl",
+        type=durations.seconds,
+        default=10.0,
+        metavar="DURATION",
+        help="after how long the lock is free if this machine dies, e.g. 10s, 500ms, 2m (default: 10s)",
+    )
+    waiting = parser.add_mutually_exclusive_group()
+    waiting.add_argument(
+        "--wait",
+        type=durations.seconds,
+        metavar="DURATION",
+        help="how long to wait for the lock (default: for ever)",
+    )
+    waiting.add_argument(
+        "--nonblock",
+        action="store_const",
+        const=0.0,
+        dest="wait",
+        help="do not wait: fail if the lock is held",
+    )
+    parser.add_argument(
+        "--kill-after",
+        type=durations.seconds,
+        metavar="DURATION",
+        help="how long the command may take to end after SIGTERM when the lease is in danger (default: a quarter of the ttl, "
+        "at most 10s)",
+    )
+    parser.add_argument(
+        "--holder", metavar="LABEL", help="who holds it, for others to see (default: user@host/pid)"
+    )
+    servers.add_server_argument(parser)
+    parser.set_defaults(takes_rest=True)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Acquire, run, release; return the command's status or one of ours."""
+    if not arguments.rest:
+        return _say("no command: write it behind --, e.g. redfence lock NAME -- make deploy", EXIT_USAGE)
+    kill_after_ms = None if arguments.kill_after is None else arguments.kill_after * 1000
+    try:
+        plan = make_plan(ttl_ms=arguments.ttl * 1000, kill_after_ms=kill_after_ms)
+        return _hold_and_run(arguments, plan)
+    except _Interrupted as interrupted:
+        return 128 + interrupted.number
+    except tuple(_EXIT_BY_ERROR) as error:
+        return _say(
+            str(error), next(status for kind, status in _EXIT_BY_ERROR.items() if isinstance(error, kind))
+        )
+
+
+def _hold_and_run(arguments: argparse.Namespace, plan: Plan) -> int:
+    holder = arguments.holder if arguments.holder is not None else _default_holder()
+    with Client(*servers.addresses(arguments)) as client, _interruptible():
+        lease = client.acquire(arguments.name, ttl=arguments.ttl, wait=arguments.wait, holder=holder)
+        try:
+            return _run_under(lease, arguments.rest, plan)
+        finally:
+            _release(lease)
+
+
+def _run_under(lease: Lease, command: list[str], plan: Plan) -> int:
+    environment = dict(os.environ, REDFENCE_RESOURCE=lease.resource, REDFENCE_TOKEN=str(lease.token))
+    with _wake_ups(lease) as wake_ups:
+        try:
+            child = Child(command, environment=environment)
+        except OSError as error:
+            found = error.errno not in {errno.ENOENT, errno.ENOTDIR}
+            return _say(f"{command[0]}: {error.strerror}", EXIT_NOT_EXECUTABLE if found else EXIT_NOT_FOUND)
+        try:
+            return _supervise(child, lease, plan, wake_ups)
+        finally:
+            child.give_back_terminal()
+
+
+def _supervise(child: Child, lease: Lease, plan: Plan, wake_ups: int) -> int:
+    """Wait for the group's end; forward signals; stop it in time."""
+    stage = Stage.RUNNING
+    terminated_at_s = 0.0
+    in_danger = False
+    while not child.reap():
+        now_s = time.monotonic()
+        terminated_for_ms = (now_s - terminated_at_s) * 1000 if stage is Stage.TERMINATED else 0.0
+        remaining_ms, lost = lease.remaining() * 1000, lease.lost.is_set()
+        step = next_step(
+            plan, stage=stage, lost=lost, remaining_ms=remaining_ms, terminated_for_ms=terminated_for_ms
+        )
+        if step.stage is Stage.RUNNING and child.status is not None:
+            # The command is over, but not all that it started; nothing of it may outlive the lock.
+            step = Step(Stage.TERMINATED, plan.kill_after_ms)
+        elif step.stage is not stage and child.status is None and not in_danger:
+            in_danger = True
+            _say("the lease is lost" if lost else "the lease cannot be renewed: stopping the command", 0)
+        if step.stage is not stage:
+            child.signal(signal.SIGKILL if step.stage is Stage.KILLED else signal.SIGTERM)
+            if step.stage is Stage.TERMINATED:
+                # A stopped process does not see SIGTERM before it goes on.
+                child.signal(signal.SIGCONT)
+                terminated_at_s = now_s
+            stage = step.stage
+        for number in _wait(wake_ups, step.wait_ms):
+            if number in _FORWARDED:
+                child.signal(number)
+    if in_danger or lease.lost.is_set():
+        return EXIT_LEASE_LOST
+    assert child.status is not None, "the group is over, hence the command"
+    return child.status
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Turn the forwarded signals into an exception while there is no command to forward them to."""
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        raise _Interrupted(number)
+
+    before = {number: signal.signal(number, interrupt) for number in _FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _wake_ups(lease: Lease) -> Iterator[int]:
+    """Give a file descriptor that carries the number of each signal that comes, and 0 when the lease is lost."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    os.set_blocking(write_end, False)
+    before = {number: signal.signal(number, _ignore) for number in (*_FORWARDED, signal.SIGCHLD)}
+    fd_before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+
+    def tell_loss() -> None:
+        lease.lost.wait()
+        with contextlib.suppress(OSError):  # the pipe is full, which wakes as well
+            os.write(write_end, b"\0")
+
+    # A daemon: if the lease is never lost, it waits until this process ends.
+    threading.Thread(target=tell_loss, name="redfence-lock-loss", daemon=True).start()
+    try:
+        yield read_end
+    finally:
+        # The ends stay open: the thread above may still write, and this process is about to end.
+        signal.set_wakeup_fd(fd_before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(wake_ups: int, wait_ms: float) -> bytes:
+    """Wait for a wake-up; return the numbers of the signals that came."""
+    ready, _, _ = select.select([wake_ups], [], [], wait_ms / 1000)
+    return os.read(wake_ups, 4096) if ready else b""
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing here: the wake-up descriptor has the signal."""
+
+
+def _release(lease: Lease) -> None:
+    try:
+        lease.release()
+    except RedfenceError as error:
+        _say(f"the release was not confirmed, the lock is free after the ttl at the latest: {error}", 0)
+
+
+def _default_holder() -> str:
+    user = os.environ.get("USER", str(os.getuid()))
+    return f"{user}@{os.uname().nodename}/{os.getpid()}"
+
+
+def _say(message: str, status: int) -> int:
+    print(f"redfence lock: {message}", file=sys.stderr, flush=True)
+    return status

@@ -1,0 +1,55 @@
+"""The console script `redfence`: finds the subcommand, runs it, and turns expected errors into one line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from redfence._cli import commands
+from redfence._errors import RedfenceError
+
+EXIT_FAILED = 1
+# As a shell reports a program that Ctrl-C ended.
+EXIT_INTERRUPTED = 130
+# Packages of this project: one of theirs that is missing is a defect, not an extra that was not installed.
+_OWN = ("redfence", "redfence_proto", "redfence_server", "redfence_storage")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit status; a traceback is a defect."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # argparse cannot give a subcommand what stands behind `--` untouched.
+    own, rest = _split(arguments)
+    parser = argparse.ArgumentParser(prog="redfence", description="Distributed locks with fencing tokens.")
+    parser.add_argument("--version", action="version", version=f"redfence {version('redfence')}")
+    commands.add_commands(parser, group=commands.GROUP, arguments=own)
+    parsed = parser.parse_args(own)
+    if rest and not parsed.takes_rest:
+        parser.error(f"redfence {parsed.command_name} takes nothing behind --")
+    parsed.rest = rest
+    try:
+        status: int = parsed.run(parsed)
+    except RedfenceError as error:
+        print(f"redfence {parsed.command_name}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in _OWN:
+            raise
+        print(commands.missing(parsed.command_name, error), file=sys.stderr)
+        return commands.EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return status
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    if "--" not in arguments:
+        return arguments, []
+    dashes = arguments.index("--")
+    return arguments[:dashes], arguments[dashes + 1 :]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""The in-memory lock server behind real gRPC on a free port, in a thread of its own.
+
+It stands between `redfence.testing` (no gRPC) and the real server (no switchable faults): the links' gRPC code runs for real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from grpc import aio
+
+from redfence._clock import SystemClock
+from redfence._fake_server import FakeServer
+from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
+
+
+class FakeServicer(lock_pb2_grpc.LockServiceServicer, lock_pb2_grpc.AdminServiceServicer):
+    """Passes everything on to a FakeServer."""
+
+    def __init__(self, server: FakeServer) -> None:
+        self._server = server
+
+    async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[lock_pb2.SessionResponse]:
+        loop = asyncio.get_running_loop()
+        responses: asyncio.Queue[lock_pb2.SessionResponse | None] = asyncio.Queue()
+        session = self._server.connect(
+            lambda response: loop.call_soon_threadsafe(responses.put_nowait, response)
+        )
+
+        async def read() -> None:
+            async for request in request_iterator:
+                session.handle(request)
+            session.close()
+
+        reader = asyncio.create_task(read())
+        try:
+            while (response := await responses.get()) is not None:
+                while not responses.empty() and (more := responses.get_nowait()) is not None:
+                    response.MergeFrom(more)
+                yield response
+        finally:
+            reader.cancel()
+            session.close()
+
+    async def GetLock(self, request: Any, context: Any) -> Any:
+        return self._server.call("GetLock", request)
+
+    async def CheckToken(self, request: Any, context: Any) -> Any:
+        return self._server.call("CheckToken", request)
+
+    async def ClusterStatus(self, request: Any, context: Any) -> Any:
+        return self._server.call("ClusterStatus", request)
+
+
+class GrpcFake:
+    """Serves one FakeServer on a free port, again and again if it has to.
+
+    Attributes:
+        server: the rules and the state.
+        address: where it listens once started; the same after a restart.
+    """
+
+    def __init__(self, server: FakeServer | None = None) -> None:
+        self.server = server or FakeServer(SystemClock())
+        self.address = "127.0.0.1:0"
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="grpc-fake", daemon=True)
+        self._thread.start()
+        self._serving: Any = None
+
+    def start(self) -> None:
+        """Listen."""
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+
+    def stop(self) -> None:
+        """Stop listening and break every connection."""
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
+
+    def end(self) -> None:
+        """Stop for good."""
+        self.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    async def _start(self) -> None:
+        server = aio.server(
+            options=[("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 5000)]
+        )
+        servicer = FakeServicer(self.server)
+        lock_pb2_grpc.add_LockServiceServicer_to_server(servicer, server)
+        lock_pb2_grpc.add_AdminServiceServicer_to_server(servicer, server)
+        self.address = f"127.0.0.1:{server.add_insecure_port(self.address)}"
+        await server.start()
+        self._serving = server, asyncio.create_task(self._tick())
+
+    async def _stop(self) -> None:
+        if self._serving is not None:
+            (server, ticker), self._serving = self._serving, None
+            ticker.cancel()
+            await asyncio.wait([ticker])
+            await server.stop(None)
+
+    async def _tick(self) -> None:
+        while True:
+            self.server.tick()
+            await asyncio.sleep(0.01)
+
+
+@contextmanager
+def serving(server: FakeServer | None = None) -> Iterator[GrpcFake]:
+    """Serve until the block ends."""
+    fake = GrpcFake(server)
+    fake.start()
+    try:
+        yield fake
+    finally:
+        fake.end()

@@ -141,12 +141,19 @@ async def examine(node: DialledNode, keys: scripts.Keyspace) -> Findings:
     # From INFO and not from ROLE: access lists commonly allow it.
     replication = await _info(node, "replication")
     return Findings(
-        identity=read_identity(await node.command("HGETALL", keys.node)),
+        identity=await _identity(node, keys),
         run_id=info.get("run_id", ""),
         version=info.get("valkey_version") or info.get("redis_version", "0"),
         is_replica=replication.get("role") != "master",
         durability_gap=await _durability_gap(node),
     )
+
+
+async def _identity(node: DialledNode, keys: scripts.Keyspace) -> Identity | None:
+    # Without its greatest number a node has forgotten what it is there for, whatever else it still has.
+    if await node.command("EXISTS", keys.high) != 1:
+        return None
+    return read_identity(await node.command("HGETALL", keys.node))
 
 
 def read_identity(flat: list[bytes]) -> Identity | None:

@@ -67,8 +67,8 @@ class NodeConnection(asyncio.Protocol):
         self._outbox.append(packed)
         now = self._loop.time()
         self._unanswered.append(_Unanswered(on_raw, now))
-        if self._timer is None:
-            self._timer = self._loop.call_at(now + self._timeout_s, self._expire)
+        if self._timer is None or self._timer.when() > now + self._timeout_s:
+            self._arm(now + self._timeout_s)
         return True
 
     def abort(self, reason: str) -> None:
@@ -82,24 +82,26 @@ class NodeConnection(asyncio.Protocol):
         if self._transport is not None and outbox:
             self._transport.write(b"".join(outbox))
 
+    def _arm(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._expire)
+
     def _expire(self) -> None:
         """Tell the overdue, and give the connection up if the node owes replies for too long."""
-        self._timer = None
         now = self._loop.time()
-        if self._overdue and now - self._overdue[0].sent_at >= _STALLED_AFTER_TIMEOUTS * self._timeout_s:
-            self.abort("it answers nothing any more")
-            return
         while self._unanswered and now - self._unanswered[0].sent_at >= self._timeout_s:
             entry = self._unanswered.popleft()
             self._overdue.append(entry)
-            entry.on_raw(Silence.TIMED_OUT)
-        if self._transport is None:
+            entry.on_raw(Silence.TIMED_OUT)  # may call `call`, which leaves the timer to us
+        if self._overdue and now - self._overdue[0].sent_at >= _STALLED_AFTER_TIMEOUTS * self._timeout_s:
+            self.abort("it answers nothing any more")
             return
+        self._timer = None
         if self._unanswered:
-            self._timer = self._loop.call_at(self._unanswered[0].sent_at + self._timeout_s, self._expire)
+            self._arm(self._unanswered[0].sent_at + self._timeout_s)
         elif self._overdue:
-            stalled_at = self._overdue[0].sent_at + _STALLED_AFTER_TIMEOUTS * self._timeout_s
-            self._timer = self._loop.call_at(stalled_at, self._expire)
+            self._arm(self._overdue[0].sent_at + _STALLED_AFTER_TIMEOUTS * self._timeout_s)
 
     # --- asyncio.Protocol -----------------------------------------------------------------------------------------
 

@@ -126,8 +126,8 @@ class NodeLink:
         reply: Reply
         if isinstance(raw, Silence):
             reply = raw
-            if raw is Silence.DISCONNECTED:
-                self._keep_undo(command)
+            # An undo that timed out may still be carried out; but if the connection is given up, it is not.
+            self._keep_undo(command)
         elif isinstance(raw, ReplyError):
             reply = self._refused(str(raw))
         else:

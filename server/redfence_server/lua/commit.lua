@@ -12,7 +12,7 @@
 --
 -- Atomic because the proof that tokens are ordered needs hold and counter to be judged at one instant. The nonce is
 -- part of the condition: without it, a late commit of a first attempt could land in a second hold of the same lease.
-if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] then
+if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] or redis.call('EXISTS', KEYS[2]) == 0 then
   return {'not_admitted'}
 end
 
@@ -22,7 +22,7 @@ if hold[1] ~= ARGV[2] or hold[2] ~= ARGV[3] then
 end
 
 local token = tonumber(ARGV[4])
-local high = tonumber(redis.call('GET', KEYS[2]) or 0)
+local high = tonumber(redis.call('GET', KEYS[2]))
 if tonumber(hold[3]) < token then
   redis.call('HSET', KEYS[3], 'token', ARGV[4])
 end

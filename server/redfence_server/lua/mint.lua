@@ -14,12 +14,12 @@
 -- Returns  {'granted', nonce, token}                  the lease holds the lock here; the nonce and token of *this hold*
 --          {'held', digest, token, holder, pttl_ms}   another lease does
 --          {'exhausted'}                              the numbers below 2^53 are used up; nothing changed
---          {'not_admitted'}                           the node is not the one the server was admitted to;
---                                                     nothing changed
+--          {'not_admitted'}                           the node is not the one the server was admitted to, or
+--                                                     has lost its `high`; nothing changed
 --
 -- Atomic because the number must grow in the same step that takes the lock: between the two, another attempt
 -- could take the lock and a smaller number.
-if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] then
+if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] or redis.call('EXISTS', KEYS[2]) == 0 then
   return {'not_admitted'}
 end
 
@@ -36,7 +36,7 @@ if hold[1] then
   return {'granted', hold[2], tonumber(hold[3])}
 end
 
-local high = tonumber(redis.call('GET', KEYS[2]) or 0)
+local high = tonumber(redis.call('GET', KEYS[2]))
 -- A counter that was dropped as idle starts again at `high`, which is no less than it ever was.
 local token = tonumber(redis.call('GET', KEYS[4]) or high) + 1
 if token >= 9007199254740992 then

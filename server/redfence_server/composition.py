@@ -21,7 +21,7 @@ from redfence_server.node_cluster import NodeCluster, check_urls
 from redfence_server.node_link import LinkSettings
 from redfence_server.randomness import SystemRandomness
 from redfence_server.redlock import Redlock
-from redfence_server.scripts import Keyspace
+from redfence_server.scripts import Keyspace, Packer
 
 SERVICE_NAMES = tuple(
     lock_pb2.DESCRIPTOR.services_by_name[name].full_name for name in ("LockService", "AdminService")
@@ -54,6 +54,7 @@ async def lock_server(config: ServeConfig) -> AsyncIterator[RunningServer]:
         check_urls(config.nodes),
         settings=LinkSettings(
             keys=keyspace(config),
+            packer=Packer(keyspace(config)),
             node_count=len(config.nodes),
             node_timeout_ms=config.node_timeout_ms,
             dial_timeout_ms=config.dial_timeout_ms,

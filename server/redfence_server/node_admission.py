@@ -172,12 +172,18 @@ def read_identity(flat: list[bytes]) -> Identity | None:
             index=int(fields["index"]),
             node_count=int(fields["nodes"]),
             max_ttl_ms=int(fields["max_ttl_ms"]),
-            admission=fields["admission"],
+            admission=_admission(fields["admission"]),
             run_id=fields["run_id"],
             state=fields["state"],
         )
     except (KeyError, ValueError) as error:
         raise DialError(f"its identity is malformed: {error!r}") from error
+
+
+def _admission(text: str) -> str:
+    if len(text) != scripts.ADMISSION_DIGITS:
+        raise ValueError(f"an admission id has {scripts.ADMISSION_DIGITS} digits")
+    return text
 
 
 _DURABLE = {"appendonly": "yes", "appendfsync": "always", "aof-load-truncated": "no"}

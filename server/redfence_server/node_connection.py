@@ -22,15 +22,10 @@ _UNANSWERED_MAX: Final = 20_000
 _STALLED_AFTER_TIMEOUTS: Final = 4
 _INCOMPLETE: Final = object()
 
+# Whom to tell the reply, and when the command was issued, in seconds of the event loop.
+_Unanswered = tuple[Callable[[Any], None], float]
+
 ReplyError: type[Exception] = hiredis.ReplyError
-
-
-class _Unanswered:
-    __slots__ = ("on_raw", "sent_at")
-
-    def __init__(self, on_raw: Callable[[Any], None], sent_at: float) -> None:
-        self.on_raw = on_raw
-        self.sent_at = sent_at
 
 
 class NodeConnection(asyncio.Protocol):
@@ -66,7 +61,7 @@ class NodeConnection(asyncio.Protocol):
             self._loop.call_soon(self._flush)
         self._outbox.append(packed)
         now = self._loop.time()
-        self._unanswered.append(_Unanswered(on_raw, now))
+        self._unanswered.append((on_raw, now))
         if self._timer is None or self._timer.when() > now + self._timeout_s:
             self._arm(now + self._timeout_s)
         return True
@@ -90,18 +85,18 @@ class NodeConnection(asyncio.Protocol):
     def _expire(self) -> None:
         """Tell the overdue, and give the connection up if the node owes replies for too long."""
         now = self._loop.time()
-        while self._unanswered and now - self._unanswered[0].sent_at >= self._timeout_s:
+        while self._unanswered and now - self._unanswered[0][1] >= self._timeout_s:
             entry = self._unanswered.popleft()
             self._overdue.append(entry)
-            entry.on_raw(Silence.TIMED_OUT)  # may call `call`, which leaves the timer to us
-        if self._overdue and now - self._overdue[0].sent_at >= _STALLED_AFTER_TIMEOUTS * self._timeout_s:
+            entry[0](Silence.TIMED_OUT)  # may call `call`, which leaves the timer to us
+        if self._overdue and now - self._overdue[0][1] >= _STALLED_AFTER_TIMEOUTS * self._timeout_s:
             self.abort("it answers nothing any more")
             return
         self._timer = None
         if self._unanswered:
-            self._arm(self._unanswered[0].sent_at + self._timeout_s)
+            self._arm(self._unanswered[0][1] + self._timeout_s)
         elif self._overdue:
-            self._arm(self._overdue[0].sent_at + _STALLED_AFTER_TIMEOUTS * self._timeout_s)
+            self._arm(self._overdue[0][1] + _STALLED_AFTER_TIMEOUTS * self._timeout_s)
 
     # --- asyncio.Protocol -----------------------------------------------------------------------------------------
 
@@ -113,7 +108,7 @@ class NodeConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Match replies with commands, oldest first."""
         self._reader.feed(data)
-        entry = None
+        sent_at = None
         while True:
             try:
                 raw = self._reader.gets()
@@ -123,15 +118,15 @@ class NodeConnection(asyncio.Protocol):
             if raw is _INCOMPLETE:
                 break
             if self._overdue:
-                entry = self._overdue.popleft()
+                _, sent_at = self._overdue.popleft()
             elif self._unanswered:
-                entry = self._unanswered.popleft()
-                entry.on_raw(raw)
+                on_raw, sent_at = self._unanswered.popleft()
+                on_raw(raw)
             else:
                 self.abort("it sent a reply to no command")
                 return
-        if entry is not None:
-            self.latency_ms = (self._loop.time() - entry.sent_at) * 1000
+        if sent_at is not None:
+            self.latency_ms = (self._loop.time() - sent_at) * 1000
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell every waiting caller, then the owner."""
@@ -141,5 +136,6 @@ class NodeConnection(asyncio.Protocol):
             self._timer = None
         self._overdue.clear()
         while self._unanswered:
-            self._unanswered.popleft().on_raw(Silence.DISCONNECTED)
+            on_raw, _ = self._unanswered.popleft()
+            on_raw(Silence.DISCONNECTED)
         self._on_lost(self._end_reason or (str(exc) if exc else "it closed the connection"))

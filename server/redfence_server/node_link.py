@@ -37,12 +37,14 @@ class LinkSettings:
     """What every link of a server shares.
 
     Attributes:
+        packer: one for all links, so that a command for all nodes is packed once.
         node_timeout_ms: how long a command may stay unanswered.
         dial_timeout_ms: how long each step of connecting may take.
         assume_durable: the operator's word that a restarted node forgets nothing.
     """
 
     keys: scripts.Keyspace
+    packer: scripts.Packer
     node_count: int
     node_timeout_ms: int
     dial_timeout_ms: int
@@ -84,7 +86,7 @@ class NodeLink:
         self._randomness = randomness
         self._log = structlog.get_logger().bind(node_index=index, node_address=url.address)
         self._connection: NodeConnection | None = None
-        self._admission = ""
+        self._admission = b""
         self._state = NodeState.JOINING
         self._detail = "connecting for the first time"
         self._since_ms = clock.now_ms()
@@ -104,7 +106,7 @@ class NodeLink:
         """Carry out `command` and tell `on_reply` exactly once, later; see `LockNode`."""
         connection = self._connection
         if connection is not None:
-            packed = scripts.pack(command, self._settings.keys, self._admission)
+            packed = self._settings.packer.pack(command, self._admission)
             if connection.call(packed, partial(self._on_raw, command, on_reply)):
                 return
         self._keep_undo(command)
@@ -211,7 +213,7 @@ class NodeLink:
                 node_timeout_ms=self._settings.node_timeout_ms, on_lost=self._note_loss
             )
             dialled.hand_over(connection)
-            self._admission = identity.admission
+            self._admission = identity.admission.encode()
             self._connection = connection
             self._send_kept_undos()
             self._become(NodeState.READY, "")

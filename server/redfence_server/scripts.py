@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, Final
 
 import hiredis
 
@@ -27,6 +27,7 @@ from redfence_server.lock_node import (
     Undo,
 )
 
+ADMISSION_DIGITS: Final = 32
 COUNTER_IDLE_MS_DEFAULT = 24 * 3_600_000
 
 
@@ -85,28 +86,43 @@ def sources() -> list[bytes]:
     return list(_SOURCES.values())
 
 
-def pack(command: Command, keys: Keyspace, admission: str) -> bytes:
-    """Return the bytes to send for `command` to a node that admitted the server under `admission`."""
-    sha = _SHAS[type(command)]
-    lock = keys.lock(command.resource)
-    parts: tuple[str | int, ...]
-    match command:
-        case Mint(resource, digest, nonce, holder, ttl_ms):
-            counter = keys.counter(resource)
-            parts = ("EVALSHA", sha, 4, keys.node, keys.high, lock, counter, admission)
-            parts += (digest, nonce, holder, ttl_ms, keys.counter_idle_ms)
-        case Commit(resource, digest, nonce, token):
-            counter = keys.counter(resource)
-            parts = ("EVALSHA", sha, 4, keys.node, keys.high, lock, counter, admission)
-            parts += (digest, nonce, token, keys.counter_idle_ms)
-        case Undo(_, nonce):
-            parts = ("EVALSHA", sha, 2, keys.node, lock, admission, nonce)
-        case Renew(_, digest) | Release(_, digest):
-            parts = ("EVALSHA", sha, 2, keys.node, lock, admission, digest)
-        case Inspect():
-            parts = ("EVALSHA", sha, 2, keys.node, lock, admission)
-    packed: bytes = hiredis.pack_command(parts)  # type: ignore[arg-type]  # its stub says: a tuple of one
-    return packed
+class Packer:
+    """Turns commands into the bytes to send. A command for N nodes is packed once: only the admission id differs."""
+
+    # Stands for the admission id in what is packed once; no caller can send it, for names have no control characters.
+    _HOLE: Final = "\0" * ADMISSION_DIGITS
+
+    def __init__(self, keys: Keyspace) -> None:
+        self._keys = keys
+        self._command: Command | None = None
+        self._head = self._tail = b""
+
+    def pack(self, command: Command, admission: bytes) -> bytes:
+        """Return the bytes to send for `command` to a node that admitted the server under `admission`."""
+        assert len(admission) == ADMISSION_DIGITS, "the hole is as long as what fills it"
+        if command is not self._command:
+            packed: bytes = hiredis.pack_command(self._parts(command))  # type: ignore[arg-type]  # its stub says: a tuple of one
+            self._head, _, self._tail = packed.partition(self._HOLE.encode())
+            self._command = command
+        return self._head + admission + self._tail
+
+    def _parts(self, command: Command) -> tuple[str | int, ...]:
+        keys, hole = self._keys, self._HOLE
+        sha = _SHAS[type(command)]
+        lock = keys.lock(command.resource)
+        match command:
+            case Mint(resource, digest, nonce, holder, ttl_ms):
+                head = ("EVALSHA", sha, 4, keys.node, keys.high, lock, keys.counter(resource), hole)
+                return (*head, digest, nonce, holder, ttl_ms, keys.counter_idle_ms)
+            case Commit(resource, digest, nonce, token):
+                head = ("EVALSHA", sha, 4, keys.node, keys.high, lock, keys.counter(resource), hole)
+                return (*head, digest, nonce, token, keys.counter_idle_ms)
+            case Undo(_, nonce):
+                return ("EVALSHA", sha, 2, keys.node, lock, hole, nonce)
+            case Renew(_, digest) | Release(_, digest):
+                return ("EVALSHA", sha, 2, keys.node, lock, hole, digest)
+            case Inspect():
+                return ("EVALSHA", sha, 2, keys.node, lock, hole)
 
 
 class NotAdmittedError(Exception):
@@ -128,7 +144,7 @@ _PLAIN = {
 }
 
 
-def read_reply(raw: Any) -> Reply:
+def read_reply(raw: list[Any]) -> Reply:
     """Return what a script answered.
 
     Raises:
@@ -136,17 +152,18 @@ def read_reply(raw: Any) -> Reply:
         NumbersExhaustedError: no number is left to mint.
         ValueError: the answer is none of those that the scripts give.
     """
-    match raw:
-        case [b"granted", bytes(nonce), int(token)]:
-            return Granted(nonce.decode(), token)
-        case [b"renewed", int(token), int(ttl_ms)]:
-            return Renewed(token, ttl_ms)
-        case [b"held", bytes(digest), int(token), bytes(holder), int(remaining_ms)]:
-            return Held(digest.decode(), token, holder.decode(errors="replace"), max(0, remaining_ms))
-        case [bytes(word)] if word in _PLAIN:
-            return _PLAIN[word]
-        case [b"not_admitted"]:
-            raise NotAdmittedError
-        case [b"exhausted"]:
-            raise NumbersExhaustedError
+    word = raw[0]
+    if word in _PLAIN:
+        return _PLAIN[word]
+    if word == b"granted":
+        return Granted(raw[1].decode(), raw[2])
+    if word == b"held":
+        # PTTL is negative for a hold that expires in this very millisecond.
+        return Held(raw[1].decode(), raw[2], raw[3].decode(errors="replace"), max(0, raw[4]))
+    if word == b"renewed":
+        return Renewed(raw[1], raw[2])
+    if word == b"not_admitted":
+        raise NotAdmittedError
+    if word == b"exhausted":
+        raise NumbersExhaustedError
     raise ValueError(f"no script answers {raw!r}")

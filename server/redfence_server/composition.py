@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -30,11 +30,11 @@ SERVICE_NAMES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A lock server that answers. `drain` refuses new calls and returns when the present ones have ended."""
+    """A lock server that answers. `drain` tells everybody who watches, waits or has a stream to go elsewhere."""
 
     port: int
     grpc_server: grpc.aio.Server
-    servicer: LockServicer
+    drain: Callable[[], Awaitable[None]]
 
 
 def keyspace(config: ServeConfig) -> Keyspace:
@@ -86,7 +86,12 @@ async def lock_server(config: ServeConfig) -> AsyncIterator[RunningServer]:
         await cluster.start(timeout_ms=config.start_timeout_ms)
         await server.start()
         await grpc_serving.set_health(health, SERVICE_NAMES, serving=True)
-        yield RunningServer(port, server, servicer)
+
+        async def drain() -> None:
+            await grpc_serving.set_health(health, SERVICE_NAMES, serving=False)
+            await servicer.drain()
+
+        yield RunningServer(port, server, drain)
     finally:
         await grpc_serving.set_health(health, SERVICE_NAMES, serving=False)
         await server.stop(0)
@@ -115,5 +120,5 @@ async def serve_until_signal(config: ServeConfig, *, on_ready: Callable[[Running
 async def drain_at(stop: asyncio.Future[signal.Signals], running: RunningServer, *, grace_ms: int) -> None:
     """Serve until `stop`, then drain."""
     await grpc_serving.run_until_signal(
-        running.grpc_server, on_drain=running.servicer.drain, grace_s=grace_ms / 1000, stop=stop
+        running.grpc_server, on_drain=running.drain, grace_s=grace_ms / 1000, stop=stop
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import grpc
 import structlog
@@ -43,6 +44,40 @@ class ListenError(Exception):
     """The address cannot be served on; the message says which and why."""
 
 
+class _Health(health.aio.HealthServicer):  # type: ignore[misc]  # the package has no types
+    """The standard health service, but for its watches: they end when serving does.
+
+    The package's own keeps each open for ever, and so one watcher makes every drain take its whole grace.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._statuses: dict[str, health_pb2.HealthCheckResponse.ServingStatus] = {}
+        self._changed = asyncio.Event()
+
+    async def set(self, service: str, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        """Set the status of one service."""
+        await super().set(service, status)
+        self._statuses[service] = status
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def Watch(  # noqa: N802  (the contract's name)
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        """Tell every change, until the server as a whole serves no more."""
+        told = None
+        while True:
+            changed = self._changed
+            status = self._statuses.get(request.service, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+            if status != told:
+                await context.write(health_pb2.HealthCheckResponse(status=status))
+                told = status
+            if self._statuses.get("") == health_pb2.HealthCheckResponse.NOT_SERVING:
+                return
+            await changed.wait()
+
+
 def new_server() -> grpc.aio.Server:
     """Return a server with redfence's limits and nothing on it yet."""
     return grpc.aio.server(options=_OPTIONS)
@@ -51,8 +86,8 @@ def new_server() -> grpc.aio.Server:
 def add_health_and_reflection(
     server: grpc.aio.Server, service_names: Sequence[str]
 ) -> health.aio.HealthServicer:
-    """Add the standard health and reflection services; health starts as NOT_SERVING for "" and every name."""
-    servicer = health.aio.HealthServicer()
+    """Add the standard health and reflection services; set the health before the server starts to serve."""
+    servicer = _Health()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     reflection.enable_server_reflection(
         (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
@@ -63,9 +98,9 @@ def add_health_and_reflection(
 async def set_health(
     servicer: health.aio.HealthServicer, service_names: Sequence[str], *, serving: bool
 ) -> None:
-    """Set the health of the server as a whole and of every named service."""
+    """Set the health of every named service and of the server as a whole; no longer to serve is for good."""
     status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-    for name in ("", *service_names):
+    for name in (*service_names, ""):
         await servicer.set(name, status)
 
 

@@ -1,0 +1,112 @@
+"""`redfence demo`: stories that show what the lock server is for."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+HELP = "show what a fencing token is for, with real processes"
+
+EXIT_REFUSED = 0
+EXIT_CORRUPTED = 1
+EXIT_NOT_PLAYED = 2
+_SERVER_DEFAULT = "127.0.0.1:50051"
+_STORAGE_DEFAULT = "127.0.0.1:50052"
+_KNOCK_TIMEOUT_S = 1.0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the stories."""
+    stories = parser.add_subparsers(dest="story", required=True, metavar="STORY")
+    gc_pause = stories.add_parser(
+        "gc-pause",
+        help="a holder is paused past its lease and writes when it wakes up",
+        description="Stops a real process with SIGSTOP past its lease and lets it write when it wakes up. Exits 0 if the stale "
+        "write was refused, 1 if it corrupted the data (as it does with --no-fencing), 2 if the story could not be played.",
+    )
+    gc_pause.add_argument(
+        "--no-fencing", action="store_true", help="keep the data in a plain file, which checks no tokens"
+    )
+    gc_pause.add_argument(
+        "--server",
+        default=os.environ.get("REDFENCE_SERVER"),
+        metavar="HOST:PORT",
+        help=f"the lock server [$REDFENCE_SERVER; {_SERVER_DEFAULT}; one is started if nobody listens there]",
+    )
+    gc_pause.add_argument(
+        "--storage",
+        default=os.environ.get("REDFENCE_STORAGE"),
+        metavar="HOST:PORT",
+        help=f"the storage demo [$REDFENCE_STORAGE; {_STORAGE_DEFAULT}; as above]",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Play the story."""
+    import tempfile
+    from pathlib import Path
+
+    from redfence_storage.pause_demo.conductor import DemoError, Stage, play
+
+    try:
+        with _servers(args) as (server, storage), tempfile.TemporaryDirectory() as folder:
+            stage = Stage(
+                server=server, storage=None if args.no_fencing else storage, folder=Path(folder), tell=_tell
+            )
+            survived = play(stage)
+    except DemoError as error:
+        print(f"redfence demo: {error}", file=sys.stderr)
+        return EXIT_NOT_PLAYED
+    return EXIT_REFUSED if survived else EXIT_CORRUPTED
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)
+
+
+@contextmanager
+def _servers(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Yield a lock server and a storage: those named, those at the default addresses, or new ones for this story."""
+    server, storage = args.server or _SERVER_DEFAULT, args.storage or _STORAGE_DEFAULT
+    if args.server or args.storage or (_somebody_listens(server) and _somebody_listens(storage)):
+        yield server, storage
+        return
+    _tell(f"(Nobody listens on {server} and {storage}: starting a quorum for this story.)")
+    from redfence_storage.pause_demo.conductor import DemoError
+
+    command = [
+        sys.executable,
+        "-m",
+        "redfence",
+        "dev",
+        "--listen",
+        "127.0.0.1:0",
+        "--storage-listen",
+        "127.0.0.1:0",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            # As in: redfence ready: lock server on HOST:PORT, storage on HOST:PORT, …
+            words = process.stdout.readline().replace(",", "").split()
+            addresses = [after for word, after in pairwise(words) if word == "on"]
+            if len(addresses) != 2:
+                raise DemoError("no lock server could be started; see above")
+            yield addresses[0], addresses[1]
+        finally:
+            process.terminate()
+
+
+def _somebody_listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=_KNOCK_TIMEOUT_S):
+            return True
+    except OSError:
+        return False

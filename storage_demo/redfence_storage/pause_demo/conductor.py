@@ -1,0 +1,172 @@
+"""Plays the story: holder A is stopped past its lease, holder B takes over, A wakes up and writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from redfence_storage.pause_demo.account import OPENING_BALANCE, PlainAccount
+
+TTL_S = 2.0
+# B waits for A's lease to end by itself; longer means the lock server is not what it should be.
+_TAKE_OVER_S = 10.0
+_DEPOSIT_A, _DEPOSIT_B = 10, 5
+
+
+class DemoError(Exception):
+    """The story could not be played; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where the demo plays.
+
+    Attributes:
+        server: the lock server.
+        storage: the storage that checks tokens; None for a plain file.
+        folder: where the plain file is.
+        tell: writes one line of the story.
+    """
+
+    server: str
+    storage: str | None
+    folder: Path
+    tell: Callable[[str], None]
+
+
+class Worker:
+    """A worker process. Use it in `with`: it is gone afterwards, whatever happened."""
+
+    def __init__(self, stage: Stage, *, name: str, resource: str, amount: int, wait_s: float) -> None:
+        where = (
+            ["--storage", stage.storage] if stage.storage else ["--file", str(stage.folder / "balance.txt")]
+        )
+        self._name = name
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "redfence_storage.pause_demo.worker", "--name", name),
+                *("--server", stage.server, "--resource", resource, "--ttl", str(TTL_S)),
+                *("--wait", str(wait_s), "--amount", str(amount), *where),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    def hear(self, *expected: str) -> dict[str, Any]:
+        """Return the worker's next event.
+
+        Raises:
+            DemoError: it is another than the expected.
+        """
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        event: dict[str, Any] = json.loads(line) if line else {"event": "nothing", "message": "it ended"}
+        if event["event"] not in expected:
+            raise DemoError(f"{self._name}: {event.get('message', event)}")
+        return event
+
+    def go_on(self) -> None:
+        """Let it write."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stop the process, all its threads at once, as a garbage collector or a hypervisor would."""
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
+
+
+def play(stage: Stage) -> bool:
+    """Play the story and return whether the data survived it.
+
+    Raises:
+        DemoError: something else than the story happened.
+    """
+    resource = f"demo/account-{secrets.token_hex(4)}"
+    guard = "a storage that checks fencing tokens" if stage.storage else "a plain file, which checks nothing"
+    stage.tell(f"The account {resource} holds {OPENING_BALANCE}, kept in {guard}.")
+    with Worker(stage, name="A", resource=resource, amount=_DEPOSIT_A, wait_s=0) as a:
+        before = a.hear("ready_to_write")
+        stage.tell(
+            f"A  got the lock for {TTL_S:g} s with token {before['token']}, read {before['balance']} and is about to write "
+            f"{before['balance'] + _DEPOSIT_A}. Its lease is good for another {before['remaining']} s."
+        )
+        started = time.monotonic()
+        with a.stopped():
+            stage.tell(
+                f"A  is stopped in mid-thought (SIGSTOP to process {a.pid}), as by a long garbage collection."
+            )
+            after = _take_over(stage, resource)
+            # A will find its order to write when it wakes: it goes on exactly where it was.
+            a.go_on()
+        stage.tell(
+            f"A  wakes up after {time.monotonic() - started:.1f} s (SIGCONT), knows nothing of all this, and writes "
+            f"{before['balance'] + _DEPOSIT_A} with token {before['token']}."
+        )
+        end = a.hear("refused", "written")
+    return _judge(stage, end, token=before["token"], expected=after)
+
+
+def _take_over(stage: Stage, resource: str) -> int:
+    """Let B do its work while A is stopped; return the balance it wrote."""
+    with Worker(stage, name="B", resource=resource, amount=_DEPOSIT_B, wait_s=_TAKE_OVER_S) as b:
+        ready = b.hear("ready_to_write")
+        stage.tell(f"B  waited until A's lease had expired, and got the lock with token {ready['token']}.")
+        b.go_on()
+        written = b.hear("written")
+        stage.tell(
+            f"B  read {ready['balance']}, deposited {_DEPOSIT_B}, wrote {written['balance']}, and released the lock."
+        )
+        balance: int = written["balance"]
+        return balance
+
+
+def _judge(stage: Stage, end: dict[str, Any], *, token: int, expected: int) -> bool:
+    if end["event"] == "refused":
+        stage.tell(
+            f"OK  The storage refused A's write: token {token} is stale, it has seen {end['highest_token']}. "
+            f"The account holds {expected}, as B left it."
+        )
+        return True
+    found = end["balance"]
+    if stage.storage is None:
+        found = PlainAccount(stage.folder / "balance.txt").read(token)
+        stage.tell(f"The file {stage.folder / 'balance.txt'} now says {found}.")
+    stage.tell(
+        f"CORRUPTED  A's late write went through: the account holds {found}, and B's deposit of {_DEPOSIT_B} is lost."
+    )
+    return False

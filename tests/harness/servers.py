@@ -1,0 +1,210 @@
+"""Lock servers inside the test's process, over real nodes and real gRPC, and a look at the nodes behind their back."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import grpc
+
+from harness.redis_nodes import RedisNode
+from harness.tcp_proxy import TcpProxy
+from redfence_proto import bounds
+from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
+from redfence_server import cluster_forming, composition, config
+from redfence_server.composition import RunningServer
+from redfence_server.messages import duration
+from redfence_server.node_cluster import check_urls
+from redfence_server.randomness import SystemRandomness
+from redfence_server.scripts import Keyspace
+
+# The whole memory of a node in one atomic look: each key, its value, and the instant at which it expires.
+_DUMP = """
+local all = {}
+for _, key in ipairs(redis.call('KEYS', '*')) do
+  all[#all + 1] = {key, redis.call('DUMP', key), redis.call('PEXPIRETIME', key)}
+end
+return all
+"""
+_LOOK_INTERVAL_S = 0.005
+
+Memory = Mapping[bytes, tuple[bytes, int]]
+
+
+class LockServer:
+    """One lock server on a port of its own, and a channel to it.
+
+    Attributes:
+        nodes: by index.
+        proxies: one for each node, or none.
+        locks: the generated stub of `LockService`.
+    """
+
+    def __init__(
+        self,
+        running: RunningServer,
+        channel: grpc.aio.Channel,
+        *,
+        nodes: Sequence[RedisNode],
+        proxies: Sequence[TcpProxy],
+    ) -> None:
+        self.running = running
+        self.channel = channel
+        self.nodes = nodes
+        self.proxies = proxies
+        self.locks = lock_pb2_grpc.LockServiceStub(channel)
+        self.admin = lock_pb2_grpc.AdminServiceStub(channel)
+
+    @property
+    def target(self) -> str:
+        """Where it serves."""
+        return f"127.0.0.1:{self.running.port}"
+
+    async def acquire(
+        self, resource: str, *, timeout_s: float | None = None, **fields: Any
+    ) -> lock_pb2.AcquireResponse:
+        """Call Acquire; see `acquire_request`."""
+        return await self.locks.Acquire(acquire_request(resource, **fields), timeout=timeout_s)
+
+    async def release(self, resource: str, lease_id: str) -> lock_pb2.ReleaseOutcome.ValueType:
+        """Call Release."""
+        request = lock_pb2.ReleaseRequest(resource=resource, lease_id=lease_id)
+        return (await self.locks.Release(request)).outcome
+
+    async def look(self, resource: str) -> lock_pb2.GetLockResponse:
+        """Call GetLock."""
+        return await self.locks.GetLock(lock_pb2.GetLockRequest(resource=resource))
+
+    async def check(self, resource: str, token: int) -> lock_pb2.CheckTokenResponse:
+        """Call CheckToken."""
+        return await self.locks.CheckToken(lock_pb2.CheckTokenRequest(resource=resource, fencing_token=token))
+
+    async def status(self) -> lock_pb2.ClusterStatusResponse:
+        """Call ClusterStatus."""
+        return await self.admin.ClusterStatus(lock_pb2.ClusterStatusRequest())
+
+    async def until_waiting(self, resource: str, *, count: int = 1) -> None:
+        """Return once so many acquires of the resource wait at this server."""
+
+        async def enough() -> bool:
+            return (await self.look(resource)).waiters == count
+
+        await until(enough)
+
+    async def until_states(self, *states: lock_pb2.NodeState.ValueType) -> None:
+        """Return once the nodes are in these states, by index."""
+
+        async def reached() -> bool:
+            return [node.state for node in (await self.status()).nodes] == list(states)
+
+        await until(reached)
+
+    def drain(self, *, grace_ms: int = 5_000) -> asyncio.Task[None]:
+        """Do what SIGTERM does; the task ends when the server has."""
+        stop: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
+        stop.set_result(signal.SIGTERM)
+        return asyncio.create_task(composition.drain_at(stop, self.running, grace_ms=grace_ms))
+
+
+class Serve(Protocol):
+    """Starts a lock server for one test."""
+
+    async def __call__(
+        self, nodes: Sequence[RedisNode], *, proxied: bool = False, **settings: Any
+    ) -> LockServer: ...
+
+
+class FormedNodes(Protocol):
+    """Lends or starts nodes that are formed into a cluster."""
+
+    async def __call__(self, count: int) -> list[RedisNode]: ...
+
+
+@asynccontextmanager
+async def serving(
+    nodes: Sequence[RedisNode], *, proxies: Sequence[TcpProxy] = (), **settings: Any
+) -> AsyncIterator[LockServer]:
+    """Serve over formed nodes, through the proxies where there are some; nothing is left afterwards."""
+    urls = [node.url for node in nodes]
+    if proxies:
+        urls = [proxy.url(url) for proxy, url in zip(proxies, urls, strict=True)]
+    settings = {"listen": "127.0.0.1:0", **settings}
+    async with composition.lock_server(config.load({"nodes": urls, **settings})) as running:
+        # Its own connection, or two servers of one test could be told apart by nobody but gRPC's pool.
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{running.port}", options) as channel:
+            yield LockServer(running, channel, nodes=nodes, proxies=proxies)
+
+
+async def form(nodes: Sequence[RedisNode], *, ttl_ms_max: int = bounds.TTL_MS_MAX_DEFAULT) -> str:
+    """Form the nodes into one cluster and return its id."""
+    return await cluster_forming.form(
+        check_urls([node.url for node in nodes]),
+        keys=Keyspace(),
+        ttl_ms_max=ttl_ms_max,
+        randomness=SystemRandomness(),
+    )
+
+
+def acquire_request(
+    resource: str, *, ttl_ms: int = 10_000, wait_ms: int = 0, lease_id: str = "", holder: str = ""
+) -> lock_pb2.AcquireRequest:
+    """Return a request that is valid unless told otherwise."""
+    request = lock_pb2.AcquireRequest(resource=resource, lease_id=lease_id, holder=holder)
+    request.ttl.CopyFrom(duration(ttl_ms))
+    if wait_ms:
+        request.wait_timeout.CopyFrom(duration(wait_ms))
+    return request
+
+
+def new_lease_id() -> str:
+    """Return a fresh lease id."""
+    return SystemRandomness().hex_id()
+
+
+def now_ms() -> float:
+    """Return the instant on the clock by which a holder counts."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) / 1e6
+
+
+async def memory(node: RedisNode) -> Memory:
+    """Return everything the node remembers."""
+    found = await node.call("EVAL", _DUMP, 0)
+    assert isinstance(found, list)
+    return {key: (value, expires_at) for key, value, expires_at in found}
+
+
+async def memories(nodes: Sequence[RedisNode]) -> list[Memory]:
+    """Return everything that every node remembers."""
+    return list(await asyncio.gather(*map(memory, nodes)))
+
+
+async def locks_left(nodes: Sequence[RedisNode]) -> list[bytes]:
+    """Return the lock keys on any node."""
+    return [key for each in await memories(nodes) for key in each if key.startswith(b"redfence:lock:")]
+
+
+async def until(look: Callable[[], Awaitable[object]], *, timeout_s: float = 5.0) -> None:
+    """Return once what `look` returns is true; fail if that does not come about in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not await look():  # noqa: ASYNC110  (nodes and servers set no event)
+                await asyncio.sleep(_LOOK_INTERVAL_S)
+    except TimeoutError:
+        raise AssertionError(f"did not come true in {timeout_s:g} s") from None
+
+
+async def until_no_locks(nodes: Sequence[RedisNode]) -> None:
+    """Return once no node has a lock key; fail if one stays."""
+
+    async def clean() -> bool:
+        return not await locks_left(nodes)
+
+    try:
+        await until(clean)
+    except AssertionError:
+        raise AssertionError(f"lock keys stay on the nodes: {await locks_left(nodes)}") from None

@@ -1,0 +1,69 @@
+"""Fixtures of the integration tests: nodes formed into clusters, and lock servers over them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from harness.fixture_types import FlushedNodes, FreshNodes
+from harness.redis_nodes import RedisNode
+from harness.servers import FormedNodes, LockServer, Serve, form, serving
+from harness.session_caller import SessionCaller
+from harness.tcp_proxy import TcpProxy
+
+
+@pytest.fixture
+def formed_nodes(flushed_nodes: FlushedNodes) -> FormedNodes:
+    """Lends nodes formed into a cluster; send them commands, but leave their processes alone."""
+
+    async def lend(count: int) -> list[RedisNode]:
+        nodes = await flushed_nodes(count)
+        await form(nodes)
+        return nodes
+
+    return lend
+
+
+@pytest.fixture
+def fresh_formed_nodes(fresh_nodes: FreshNodes) -> FormedNodes:
+    """Starts nodes and forms them into a cluster, to kill and restart."""
+
+    async def start(count: int) -> list[RedisNode]:
+        nodes = await fresh_nodes(count)
+        await form(nodes)
+        return nodes
+
+    return start
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Starts lock servers over formed nodes.
+
+    `await serve(nodes, proxied=True, node_timeout_ms=100)`.
+    """
+    async with AsyncExitStack() as stack:
+
+        async def start(nodes: Sequence[RedisNode], *, proxied: bool = False, **settings: Any) -> LockServer:
+            proxies: list[TcpProxy] = []
+            if proxied:
+                proxies = [await stack.enter_async_context(TcpProxy(node.port)) for node in nodes]
+            return await stack.enter_async_context(serving(nodes, proxies=proxies, **settings))
+
+        yield start
+
+
+@pytest.fixture(params=[3, 5], ids=["n3", "n5"])
+async def server(request: pytest.FixtureRequest, formed_nodes: FormedNodes, serve: Serve) -> LockServer:
+    """A lock server over three nodes, and once more over five."""
+    return await serve(await formed_nodes(request.param))
+
+
+@pytest.fixture
+async def session(server: LockServer) -> AsyncIterator[SessionCaller]:
+    """A Session with that server."""
+    async with SessionCaller(server) as session:
+        yield session

@@ -104,8 +104,8 @@ class KeyNotFound(StorageError):
     """There is no such key."""
 
     def __init__(self, resource: str, *, key: str) -> None:
-        # The names are in the metadata only: percent-encoded in the message as well, long ones would pass the
-        # limit on a call's metadata and hide the error.
+        # The names are in the metadata. Repeated in the message, which travels percent-encoded and again in the
+        # details, the longest would come near the 8 KiB that a client takes as metadata.
         super().__init__("the resource has no such key", metadata={"resource": resource, "key": key})
 
 

@@ -79,13 +79,17 @@ class GroupCommit:
         await asyncio.shield(self._closed)
 
     def _run(self) -> None:
-        while batch := self._take():
-            outcomes = self._transact(batch)
-            self._loop.call_soon_threadsafe(self._answer, batch, outcomes)
-        self._store.close()
-        self._loop.call_soon_threadsafe(self._closed.set_result, None)
+        try:
+            while batch := self._take():
+                outcomes = self._transact(batch)
+                self._loop.call_soon_threadsafe(self._answer, batch, outcomes)
+            self._store.close()
+        finally:
+            # However the thread ends, `close` returns.
+            self._loop.call_soon_threadsafe(self._closed.set_result, None)
 
     def _take(self) -> list[_Entry]:
+        """Wait for work and return all of it; nothing means that `close` was called and all is done."""
         with self._work:
             self._work.wait_for(lambda: self._queue or self._closing)
             batch, self._queue = self._queue, []

@@ -48,7 +48,7 @@ def running(pids: set[int]) -> set[int]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_dev_serves_on_a_real_quorum_and_a_signal_leaves_no_process_and_no_file(
     commands: CommandProcesses, number: signal.Signals
-):
+) -> None:
     """One command gives a lock and a storage; Ctrl-C and SIGTERM end all of it with status 0."""
     dev, ready = await start_dev(commands)
     server, storage_address, count, folder = ready.groups()
@@ -71,7 +71,7 @@ async def test_dev_serves_on_a_real_quorum_and_a_signal_leaves_no_process_and_no
 
 
 @pytest.mark.slow
-async def test_kill_9_of_dev_leaves_no_process(commands: CommandProcesses):
+async def test_kill_9_of_dev_leaves_no_process(commands: CommandProcesses) -> None:
     """Nodes and storage die with their parent, however it dies."""
     dev, _ = await start_dev(commands)
     family = descendants(dev.pid)
@@ -80,7 +80,7 @@ async def test_kill_9_of_dev_leaves_no_process(commands: CommandProcesses):
 
 
 @pytest.mark.slow
-async def test_a_signal_during_the_start_ends_dev_in_order(commands: CommandProcesses):
+async def test_a_signal_during_the_start_ends_dev_in_order(commands: CommandProcesses) -> None:
     """Whoever presses Ctrl-C before the ready line gets an orderly end as well."""
     dev = commands.start_redfence("dev", "--listen", "127.0.0.1:0", "--storage-listen", "127.0.0.1:0")
     await eventually(lambda: bool(descendants(dev.pid)), timeout_s=10)
@@ -93,7 +93,7 @@ async def test_a_signal_during_the_start_ends_dev_in_order(commands: CommandProc
 @pytest.mark.slow
 async def test_a_data_directory_keeps_tokens_and_values_for_the_next_start(
     commands: CommandProcesses, tmp_path: Path
-):
+) -> None:
     """After a restart on the same directory tokens go on rising and the storage still refuses the old ones."""
     folder = tmp_path / "data"
     tokens = []
@@ -112,7 +112,9 @@ async def test_a_data_directory_keeps_tokens_and_values_for_the_next_start(
 
 
 @pytest.mark.slow
-async def test_two_dev_servers_on_one_data_directory_are_refused(commands: CommandProcesses, tmp_path: Path):
+async def test_two_dev_servers_on_one_data_directory_are_refused(
+    commands: CommandProcesses, tmp_path: Path
+) -> None:
     """The second says which directory and which process, and does not touch the first."""
     folder = tmp_path / "data"
     first, ready = await start_dev(commands, "--data-dir", str(folder))
@@ -129,7 +131,9 @@ async def test_two_dev_servers_on_one_data_directory_are_refused(commands: Comma
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", ["2", "4", "0", "9"])
-async def test_a_number_of_nodes_that_makes_no_quorum_is_refused(commands: CommandProcesses, count: str):
+async def test_a_number_of_nodes_that_makes_no_quorum_is_refused(
+    commands: CommandProcesses, count: str
+) -> None:
     """An even number, none, or too many: one line that says what can be."""
     dev = commands.start_redfence("dev", "--nodes", count, "--listen", "127.0.0.1:0")
     assert await dev.wait(timeout_s=30) == 2
@@ -138,7 +142,7 @@ async def test_a_number_of_nodes_that_makes_no_quorum_is_refused(commands: Comma
 
 
 @pytest.mark.slow
-async def test_a_port_in_use_is_a_clear_error_and_leaves_nothing_running(commands: CommandProcesses):
+async def test_a_port_in_use_is_a_clear_error_and_leaves_nothing_running(commands: CommandProcesses) -> None:
     """Each of the two ports is named with its setting; the nodes started meanwhile are gone."""
     listener = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]

@@ -24,7 +24,7 @@ async def addresses(commands: CommandProcesses) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-async def test_with_fencing_the_stale_write_of_a_paused_holder_is_refused(commands: CommandProcesses):
+async def test_with_fencing_the_stale_write_of_a_paused_holder_is_refused(commands: CommandProcesses) -> None:
     """The story ends with B's balance in the storage, and exit status 0."""
     server, storage = await addresses(commands)
     demo = commands.start_redfence("demo", "gc-pause", "--server", server, "--storage", storage)
@@ -41,7 +41,7 @@ async def test_with_fencing_the_stale_write_of_a_paused_holder_is_refused(comman
 
 
 @pytest.mark.slow
-async def test_without_fencing_the_late_write_corrupts_the_file(commands: CommandProcesses):
+async def test_without_fencing_the_late_write_corrupts_the_file(commands: CommandProcesses) -> None:
     """The negative control: the same story over a file loses B's deposit, and exits 1."""
     server, storage = await addresses(commands)
     demo = commands.start_redfence(
@@ -53,7 +53,7 @@ async def test_without_fencing_the_late_write_corrupts_the_file(commands: Comman
 
 
 @pytest.mark.slow
-async def test_the_demo_says_when_it_cannot_be_played(commands: CommandProcesses):
+async def test_the_demo_says_when_it_cannot_be_played(commands: CommandProcesses) -> None:
     """No lock server where one was named: status 2 and one line, no traceback."""
     demo = commands.start_redfence("demo", "gc-pause", "--server", "127.0.0.1:1", "--storage", "127.0.0.1:1")
     assert await demo.wait(timeout_s=60) == 2

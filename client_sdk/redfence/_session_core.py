@@ -56,10 +56,10 @@ _log = logging.getLogger("redfence")
 
 # A command is at most about 600 bytes (a resource and a holder of 256 bytes each), so a message stays below 64 KiB.
 COMMANDS_PER_MESSAGE_MAX = 100
-# Unanswered at a time on one stream; servers end a stream that has too many. Waiting acquires stay unanswered for
-# long, so they may not use up the room that releases and renewals need.
-ACQUIRES_IN_FLIGHT_MAX = 768
-COMMANDS_IN_FLIGHT_MAX = 1000
+# Unanswered at a time on one stream; a server ends a stream that has more than it allows (10,000 by default, and it says how
+# many). Waiting acquires stay unanswered for long, so they may not use up the room that releases and renewals need.
+COMMANDS_IN_FLIGHT_MAX = 9000
+ACQUIRES_SHARE = 0.8
 # A draining server answers what is under way; it gets no longer than this, for no lease is renewed meanwhile.
 DRAIN_MS_MAX = 1000
 # A server that seems cut off is left for another one no more often than this, or all of them would be tried in a circle.
@@ -87,6 +87,7 @@ class SessionCore:
         self._cleanups: dict[ReleaseCall | AcquireCall, None] = {}
         self._link_calls: dict[LinkCall, None] = {}
         self._command_ids = count(1)
+        self._in_flight_max = COMMANDS_IN_FLIGHT_MAX
         self._up = False
         self._heard_at_ms = -math.inf
         self._leave_at_ms = math.inf
@@ -220,6 +221,8 @@ class SessionCore:
     def link_failed(self, error: RedfenceError) -> None:
         """An address could not be reached, or refused us."""
         self._last_error = error
+        if error.error_reason == "TOO_MANY_COMMANDS":
+            self._in_flight_max = max(COMMANDS_PER_MESSAGE_MAX, int(error.metadata["limit"]) * 9 // 10)
         if isinstance(error, AccessDeniedError):
             # No patience helps against wrong credentials.
             for call in self._acquires:
@@ -344,7 +347,8 @@ class SessionCore:
             return
         if call.command_id:
             self._leave_silent(now_ms)
-            self._urgent.append(CancelCall(call.command_id))
+            if not call.abandoned:
+                self._urgent.append(CancelCall(call.command_id))
         sent = call.times_sent > 0
         if sent:
             self._clean_up(call, now_ms)
@@ -452,16 +456,12 @@ class SessionCore:
     # The link.
 
     def _next_call(self) -> StreamCall | None:
-        in_flight = len(self._unanswered)
-        while self._urgent and in_flight < COMMANDS_IN_FLIGHT_MAX:
+        room = self._in_flight_max - len(self._unanswered)
+        while self._urgent and room > 0:
             urgent = self._urgent.popleft()
             if not urgent.settled:
                 return urgent
-        while (
-            self._acquires
-            and self._acquires_in_flight < ACQUIRES_IN_FLIGHT_MAX
-            and in_flight < COMMANDS_IN_FLIGHT_MAX
-        ):
+        while self._acquires and room > 0 and self._acquires_in_flight < self._in_flight_max * ACQUIRES_SHARE:
             acquire = self._acquires.popleft()
             if not acquire.settled:
                 return acquire

@@ -42,8 +42,7 @@ class MissingCommand:
 
     def configure(self, parser: argparse.ArgumentParser, /) -> None:
         """Accept anything: the real arguments are unknown."""
-        parser.add_argument("ignored", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-        parser.set_defaults(takes_rest=True)
+        parser.set_defaults(takes_anything=True, takes_rest=True)
 
     def run(self, arguments: argparse.Namespace, /) -> int:
         """Say what is missing."""
@@ -80,7 +79,7 @@ def add_commands(
         command = _load(source) if isinstance(source, EntryPoint) else cast("Command", source)
         below = subparsers.add_parser(name, help=command.HELP, description=command.HELP)
         path = below.prog.partition(" ")[2]
-        below.set_defaults(command_name=path, run=command.run, takes_rest=False)
+        below.set_defaults(command_name=path, run=command.run, takes_anything=False, takes_rest=False)
         command.configure(below)
 
 

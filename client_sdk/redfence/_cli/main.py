@@ -25,7 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="redfence", description="Distributed locks with fencing tokens.")
     parser.add_argument("--version", action="version", version=f"redfence {version('redfence')}")
     commands.add_commands(parser, group=commands.GROUP, arguments=own)
-    parsed = parser.parse_args(own)
+    parsed, unknown = parser.parse_known_args(own)
+    if unknown and not parsed.takes_anything:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if rest and not parsed.takes_rest:
         parser.error(f"redfence {parsed.command_name} takes nothing behind --")
     parsed.rest = rest

@@ -18,18 +18,22 @@ from redfence._fake_server import FakeServer
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 
 
-class FakeServicer(lock_pb2_grpc.LockServiceServicer, lock_pb2_grpc.AdminServiceServicer):
-    """Passes everything on to a FakeServer."""
+class FakeServicer:
+    """Passes everything that the SDK uses on to a FakeServer."""
+
+    Acquire = Release = KeepAlive = None
 
     def __init__(self, server: FakeServer) -> None:
         self._server = server
 
-    async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[lock_pb2.SessionResponse]:
+    async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[lock_pb2.SessionResponse]:  # noqa: N802  (gRPC's name)
         loop = asyncio.get_running_loop()
         responses: asyncio.Queue[lock_pb2.SessionResponse | None] = asyncio.Queue()
-        session = self._server.connect(
-            lambda response: loop.call_soon_threadsafe(responses.put_nowait, response)
-        )
+
+        def deliver(response: lock_pb2.SessionResponse | None) -> None:
+            loop.call_soon_threadsafe(responses.put_nowait, response)
+
+        session = self._server.connect(deliver)
 
         async def read() -> None:
             async for request in request_iterator:
@@ -46,13 +50,13 @@ class FakeServicer(lock_pb2_grpc.LockServiceServicer, lock_pb2_grpc.AdminService
             reader.cancel()
             session.close()
 
-    async def GetLock(self, request: Any, context: Any) -> Any:
+    async def GetLock(self, request: Any, context: Any) -> Any:  # noqa: N802  (gRPC's name)
         return self._server.call("GetLock", request)
 
-    async def CheckToken(self, request: Any, context: Any) -> Any:
+    async def CheckToken(self, request: Any, context: Any) -> Any:  # noqa: N802  (gRPC's name)
         return self._server.call("CheckToken", request)
 
-    async def ClusterStatus(self, request: Any, context: Any) -> Any:
+    async def ClusterStatus(self, request: Any, context: Any) -> Any:  # noqa: N802  (gRPC's name)
         return self._server.call("ClusterStatus", request)
 
 
@@ -91,7 +95,7 @@ class GrpcFake:
         server = aio.server(
             options=[("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 5000)]
         )
-        servicer = FakeServicer(self.server)
+        servicer: Any = FakeServicer(self.server)
         lock_pb2_grpc.add_LockServiceServicer_to_server(servicer, server)
         lock_pb2_grpc.add_AdminServiceServicer_to_server(servicer, server)
         self.address = f"127.0.0.1:{server.add_insecure_port(self.address)}"

@@ -1,0 +1,50 @@
+"""Rotation and pauses."""
+
+from __future__ import annotations
+
+import pytest
+from unit.redfence.core_world import FixedChance
+
+from redfence import ClientOptions, InvalidArgumentError
+from redfence._backoff import backoff_ms
+from redfence._endpoints import Endpoints
+
+
+def _endpoints(*addresses: str) -> Endpoints:
+    options = ClientOptions(reconnect_backoff_ms_min=100, reconnect_backoff_ms_max=400)
+    return Endpoints(addresses, options=options, randomness=FixedChance())
+
+
+def test_another_address_is_tried_at_once_and_a_whole_round_of_failures_pauses() -> None:
+    """Failover costs no pause; hammering servers that are all down is spaced out, up to the bound."""
+    endpoints = _endpoints("a", "b")
+    seen = [(endpoints.current(), endpoints.go_on()) for _ in range(8)]
+    assert seen == [
+        ("a", 0.0), ("b", 50.0), ("a", 50.0), ("b", 100.0), ("a", 100.0), ("b", 200.0), ("a", 200.0), ("b", 200.0),
+    ]  # fmt: skip
+
+
+def test_an_answer_starts_the_pauses_anew() -> None:
+    """After a success the next failure is the first."""
+    endpoints = _endpoints("a")
+    assert [endpoints.go_on() for _ in range(3)] == [50.0, 100.0, 200.0]
+    endpoints.worked()
+    assert endpoints.go_on() == 50.0
+
+
+@pytest.mark.parametrize("addresses", [(), ("",), ("  ",), (50051,)])
+def test_a_client_without_a_usable_address_is_refused(addresses: tuple[str, ...]) -> None:
+    """The mistake is told where it is made and not when the first call hangs."""
+    with pytest.raises(InvalidArgumentError, match="address"):
+        _endpoints(*addresses)
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2, 5, 50, 10_000])
+@pytest.mark.parametrize("fraction", [0.0, 0.5, 0.999])
+def test_a_pause_lies_between_half_of_its_greatest_value_and_the_bound(
+    failures: int, fraction: float
+) -> None:
+    """No pause exceeds the cap, however many failures there were, and none is zero."""
+    greatest = min(400, 50 * 2 ** max(0, failures - 1))
+    pause = backoff_ms(failures, base_ms=50, cap_ms=400, fraction=fraction)
+    assert greatest / 2 <= pause <= greatest

@@ -1,0 +1,77 @@
+"""No word of a server escapes untranslated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+
+import redfence
+from redfence._errors import BY_CODE, BY_REASON, from_rpc_error, from_wire
+from redfence_proto import rich_error
+from redfence_proto.v1 import lock_pb2
+
+_REASONS = [reason for reason in lock_pb2.ErrorReason.values() if reason != lock_pb2.ERROR_REASON_UNSPECIFIED]
+
+
+class _FailedCall(grpc.RpcError):
+    """What grpc raises: an error that is a call."""
+
+    def __init__(
+        self, code: grpc.StatusCode, *, details: str = "", metadata: tuple[tuple[str, bytes], ...] = ()
+    ) -> None:
+        super().__init__()
+        self._code, self._details, self._metadata = code, details, metadata
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+    def trailing_metadata(self) -> Any:
+        return self._metadata
+
+
+@pytest.mark.parametrize("reason", _REASONS, ids=lambda reason: str(lock_pb2.ErrorReason.Name(reason)))
+def test_every_reason_of_the_contract_has_an_exception(reason: lock_pb2.ErrorReason.ValueType) -> None:
+    """A reason is translated by the table, on the stream and in a status alike, whatever the code says."""
+    wire = lock_pb2.Error(code=2, reason=reason, message="m", metadata={"field": "ttl"})
+    wire.retry_after.FromMilliseconds(250)
+    rich = rich_error.RichError(reason=reason, message="m", metadata={"field": "ttl"}, retry_after_ms=250)
+    call = _FailedCall(grpc.StatusCode.UNKNOWN, metadata=rich_error.to_trailing_metadata(2, rich))
+    for error in (from_wire(wire), from_rpc_error(call)):
+        assert type(error) is BY_REASON[reason]
+        assert error.error_reason == lock_pb2.ErrorReason.Name(reason).removeprefix("ERROR_REASON_")
+        assert (str(error), error.metadata, error.retry_after) == ("m", {"field": "ttl"}, 0.25)
+
+
+@pytest.mark.parametrize("code", list(grpc.StatusCode), ids=lambda code: str(code.name))
+def test_every_status_code_has_an_exception(code: grpc.StatusCode) -> None:
+    """A server that gives no reason, or a newer one, is still understood by its code."""
+    assert type(from_rpc_error(_FailedCall(code, details="d"))) is BY_CODE[code]
+    newer = lock_pb2.Error(code=code.value[0], message="d")
+    newer.reason = 9999  # type: ignore[assignment]
+    assert type(from_wire(newer)) is BY_CODE[code]
+    assert from_wire(newer).error_reason == ""
+
+
+def test_a_code_that_grpc_does_not_know_is_a_server_error() -> None:
+    """A number beyond the standard codes does not crash the session that received it."""
+    assert type(from_wire(lock_pb2.Error(code=99, message="?"))) is redfence.ServerError
+
+
+def test_every_exception_has_one_root() -> None:
+    """`except redfence.RedfenceError` catches everything that redfence raises on purpose."""
+    exceptions = [value for name in redfence.__all__ if isinstance(value := getattr(redfence, name), type)]
+    errors = [kind for kind in exceptions if issubclass(kind, BaseException)]
+    assert len(errors) > 10
+    assert all(issubclass(kind, redfence.RedfenceError) for kind in errors)
+
+
+def test_the_public_names_are_sorted_and_there_is_nothing_else() -> None:
+    """Whatever is not in __all__ is private."""
+    assert redfence.__all__ == sorted(redfence.__all__)
+    public = {name for name in vars(redfence) if not name.startswith("_")} - {"testing"}
+    assert public == set(redfence.__all__)

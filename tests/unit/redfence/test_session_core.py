@@ -1,0 +1,605 @@
+"""Every decision of a session, told and asked by hand: no loop, no thread, no clock."""
+
+from __future__ import annotations
+
+import pytest
+from unit.redfence.core_world import Slot, World, failed, granted, in_state, not_granted, released, renewed
+
+from redfence import (
+    AccessDeniedError,
+    AcquireTimeoutError,
+    ClosedError,
+    InvalidArgumentError,
+    LeaseLostError,
+    LeaseState,
+    LockHeldError,
+    LossReason,
+    OutcomeUnknownError,
+    OverloadedError,
+    UnavailableError,
+)
+from redfence._session_core import ACQUIRES_SHARE, COMMANDS_IN_FLIGHT_MAX, COMMANDS_PER_MESSAGE_MAX
+from redfence_proto import bounds
+from redfence_proto.v1 import lock_pb2
+
+_HELD = lock_pb2.ACQUIRE_OUTCOME_HELD
+_WAIT_TIMEOUT = lock_pb2.ACQUIRE_OUTCOME_WAIT_TIMEOUT
+_ACTIVE, _AT_RISK, _LOST = (
+    lock_pb2.LEASE_STATE_ACTIVE,
+    lock_pb2.LEASE_STATE_AT_RISK,
+    lock_pb2.LEASE_STATE_LOST,
+)
+_RPC_TIMEOUT_MS = 5000
+_NO_QUORUM = (14, lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE)
+_DRAINING = (14, lock_pb2.ERROR_REASON_DRAINING)
+
+
+# Acquiring.
+
+
+def test_an_acquire_is_sent_as_asked_and_its_grant_reaches_the_caller() -> None:
+    """Name, ttl, wait and a lease id leave; the token comes back in a live lease."""
+    world = World().connected()
+    _, slot = world.acquire("orders/42", ttl=9, wait=2.5)
+    command = world.one("acquire")
+    assert command.acquire.resource == "orders/42"
+    assert command.acquire.ttl.ToMilliseconds() == 9000
+    assert command.acquire.wait_timeout.ToMilliseconds() == 2500
+    assert len(command.acquire.lease_id) == 32
+    world.answer(granted(command, token=41))
+    assert slot.result.token == 41
+    assert slot.result.state is LeaseState.ACTIVE
+
+
+def test_commands_issued_together_leave_in_one_message_within_the_size_limit() -> None:
+    """A hundred of the longest possible commands fit into 64 KiB, and the rest goes into a second message."""
+    world = World().connected()
+    for _ in range(COMMANDS_PER_MESSAGE_MAX + 1):
+        order_of_256 = "é" * 128
+        call, _ = world.acquire(order_of_256)
+        object.__setattr__(call.order, "holder", "é" * 128)
+    first, second = world.core.take_batch(0.0), world.core.take_batch(0.0)
+    assert first is not None
+    assert second is not None
+    assert (len(first.commands), len(second.commands)) == (COMMANDS_PER_MESSAGE_MAX, 1)
+    assert first.ByteSize() < bounds.MESSAGE_BYTES_MAX
+    assert world.core.take_batch(0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("wait", "outcome", "kind"), [(0, _HELD, LockHeldError), (1, _WAIT_TIMEOUT, AcquireTimeoutError)]
+)
+def test_a_held_lock_is_an_error_that_tells_who_holds_it(
+    wait: float, outcome: int, kind: type[Exception]
+) -> None:
+    """Tried once or waited in vain are different errors, both with holder, token and remaining time."""
+    world = World().connected()
+    _, slot = world.acquire(wait=wait)
+    command = world.one("acquire")
+    world.later(wait * 1000)
+    world.answer(not_granted(command, outcome))  # type: ignore[arg-type]
+    error = slot.error
+    assert type(error) is kind
+    assert isinstance(error, LockHeldError | AcquireTimeoutError)
+    assert (error.resource, error.holder, error.token, error.remaining) == ("r", "them", 7, 1.5)
+    assert world.sent() == [], "nothing was granted, so nothing is released"
+
+
+def test_a_long_wait_is_asked_for_in_pieces_with_the_same_lease_id() -> None:
+    """For ever means one bounded wait after another, and the acquisition stays the same."""
+    world = World().connected()
+    _, slot = world.acquire(wait=None)
+    lease_ids = set()
+    for _ in range(3):
+        command = world.one("acquire")
+        assert command.acquire.wait_timeout.ToMilliseconds() == 60_000
+        lease_ids.add(command.acquire.lease_id)
+        world.later(60_000)
+        world.answer(not_granted(command, _WAIT_TIMEOUT))
+    assert len(lease_ids) == 1
+    world.answer(granted(world.one("acquire")))
+    assert slot.result.token == 1
+
+
+def test_a_long_finite_wait_ends_after_exactly_its_length() -> None:
+    """90 s are asked for as 60 and 30, and then the wait has run out."""
+    world = World().connected()
+    _, slot = world.acquire(wait=90)
+    for piece_ms in (60_000, 30_000):
+        command = world.one("acquire")
+        assert command.acquire.wait_timeout.ToMilliseconds() == piece_ms
+        world.later(piece_ms)
+        world.answer(not_granted(command, _WAIT_TIMEOUT))
+    assert type(slot.error) is AcquireTimeoutError
+
+
+def test_a_waiting_acquire_never_keeps_a_release_from_leaving() -> None:
+    """However many acquires wait, there is room on the stream for ending and renewing leases, and they go first."""
+    world = World().connected()
+    lease = world.held(resource="mine")
+    for _ in range(COMMANDS_IN_FLIGHT_MAX + 10):
+        world.acquire(wait=None)
+    assert len(world.sent()) == int(COMMANDS_IN_FLIGHT_MAX * ACQUIRES_SHARE)
+    world.core.release(lease, None, now_ms=world.now_ms)
+    assert world.sent_kinds() == ["release"]
+
+
+def test_an_acquire_that_queues_behind_others_is_not_given_up_while_its_wait_lasts() -> None:
+    """No room on the stream is not the same as no server."""
+    world = World(rpc_timeout_ms=1000).connected()
+    slots = [world.acquire(wait=None)[1] for _ in range(COMMANDS_IN_FLIGHT_MAX)]
+    world.sent()
+    world.later(61_000)
+    assert isinstance(slots[0].error, OutcomeUnknownError)
+    assert slots[-1].error is None
+
+
+def test_a_server_that_allows_fewer_commands_is_obeyed() -> None:
+    """The limit it names when it ends the stream holds for the next one."""
+    world = World().connected()
+    for _ in range(1000):
+        world.acquire(wait=None)
+    assert len(world.sent()) == 1000
+    error = OverloadedError("too many", error_reason="TOO_MANY_COMMANDS", metadata={"limit": "200"})
+    world.broken(error)
+    world.connected()
+    assert len(world.sent()) < 200
+
+
+def test_a_grant_that_arrives_past_its_validity_is_released_and_not_handed_out() -> None:
+    """Nobody enters a body with a lease that somebody else may already have."""
+    world = World(rpc_timeout_ms=60_000).connected()
+    _, slot = world.acquire(ttl=9)
+    command = world.one("acquire")
+    world.later(9000)
+    world.answer(granted(command))
+    assert isinstance(slot.error, LeaseLostError)
+    assert world.one("release").release.lease_id == command.acquire.lease_id
+
+
+# Errors of an acquire.
+
+
+def test_a_refused_argument_reaches_the_caller_and_releases_nothing() -> None:
+    """INVALID_ARGUMENT changed nothing on the server."""
+    world = World().connected()
+    _, slot = world.acquire()
+    world.answer(failed(world.one("acquire"), 3, lock_pb2.ERROR_REASON_INVALID_TTL))
+    assert type(slot.error) is InvalidArgumentError
+    assert world.sent() == []
+
+
+def test_no_quorum_at_the_only_server_is_told_at_once_and_cleaned_up() -> None:
+    """Fail fast, never hang; and a node may keep a part of what was minted, so the lease id is released."""
+    world = World().connected()
+    _, slot = world.acquire(wait=None)
+    command = world.one("acquire")
+    world.answer(failed(command, *_NO_QUORUM))
+    assert type(slot.error) is UnavailableError
+    assert world.one("release").release.lease_id == command.acquire.lease_id
+
+
+def test_no_quorum_at_one_of_two_servers_is_asked_again_at_the_other() -> None:
+    """Perhaps only that server is cut off; the second refusal is final."""
+    world = World(address_count=2).connected()
+    _, slot = world.acquire()
+    first = world.one("acquire")
+    world.answer(failed(first, *_NO_QUORUM))
+    assert world.core.should_leave(world.now_ms)
+    assert world.sent() == []
+    world.broken()
+    world.connected()
+    second = world.one("acquire")
+    assert second.acquire.lease_id == first.acquire.lease_id
+    world.answer(failed(second, *_NO_QUORUM))
+    assert type(slot.error) is UnavailableError
+
+
+def test_a_draining_server_costs_the_caller_nothing() -> None:
+    """The acquire goes to the next server with the same lease id."""
+    world = World().connected()
+    _, slot = world.acquire(wait=None)
+    first = world.one("acquire")
+    world.answer(failed(first, *_DRAINING))
+    assert world.core.should_leave(world.now_ms)
+    world.broken()
+    world.connected()
+    second = world.one("acquire")
+    assert second.acquire.lease_id == first.acquire.lease_id
+    world.answer(granted(second))
+    assert slot.result is not None
+
+
+def test_a_draining_server_gets_no_new_commands_and_is_left_when_it_has_answered() -> None:
+    """After the notice nothing is sent; the link ends with the last answer, or after a second."""
+    world = World().connected()
+    lease = world.held()
+    world.core.release(lease, None, now_ms=world.now_ms)
+    release = world.one("release")
+    draining = lock_pb2.SessionResponse(draining=lock_pb2.Draining())
+    draining.draining.grace.FromSeconds(10)
+    world.core.received(draining, now_ms=world.now_ms)
+    world.acquire()
+    assert world.sent() == []
+    assert not world.core.should_leave(world.now_ms)
+    assert world.core.should_leave(world.now_ms + 1000)
+    world.answer(released(release))
+    assert world.core.should_leave(world.now_ms)
+
+
+# Links that break.
+
+
+def test_after_a_broken_stream_an_acquire_is_sent_again_with_the_same_lease_id() -> None:
+    """If the first one was granted and only the answer was lost, the same grant comes back; validity counts anew."""
+    world = World().connected()
+    _, slot = world.acquire(ttl=9)
+    first = world.one("acquire")
+    world.later(1000).broken()
+    world.later(500).connected()
+    second = world.one("acquire")
+    assert second.acquire == first.acquire
+    assert second.id != first.id
+    world.answer(granted(second))
+    assert slot.result.proven_at_ms == 1500.0
+
+
+def test_an_answer_to_a_command_of_an_earlier_stream_means_nothing() -> None:
+    """Ids are never used twice, so a stray answer finds nobody."""
+    world = World().connected()
+    _, slot = world.acquire()
+    first = world.one("acquire")
+    world.broken()
+    world.connected()
+    world.one("acquire")
+    world.answer(granted(first))
+    assert not slot.done()
+
+
+def test_a_resent_acquire_that_is_then_refused_is_released() -> None:
+    """The first sending may have left a shared hold that only its owner removes."""
+    world = World().connected()
+    _, slot = world.acquire()
+    world.sent()
+    world.broken()
+    world.connected()
+    again = world.one("acquire")
+    world.answer(not_granted(again, _HELD))
+    assert type(slot.error) is LockHeldError
+    assert world.one("release").release.lease_id == again.acquire.lease_id
+
+
+def test_after_a_broken_stream_a_release_is_sent_again() -> None:
+    """Repeating it is harmless, and forgetting it would keep the lock until its ttl."""
+    world = World().connected()
+    lease = world.held()
+    slot = Slot()
+    world.core.release(lease, slot, now_ms=world.now_ms)
+    first = world.one("release")
+    world.broken()
+    world.connected()
+    second = world.one("release")
+    assert second.release == first.release
+    world.answer(released(second, held=False))
+    assert slot.result is False
+
+
+def test_after_a_broken_stream_a_renewal_counts_as_failed_and_a_new_one_leaves_with_the_next_link() -> None:
+    """The lease is AT_RISK meanwhile, and renewed as soon as there is a server."""
+    world = World().connected()
+    lease = world.held(ttl=9)
+    world.later(3000)
+    assert world.sent_kinds() == ["renew"]
+    world.broken()
+    assert in_state(lease, LeaseState.AT_RISK)
+    world.later(10)
+    world.connected().later(0)
+    world.answer(renewed(world.one("renew"), _ACTIVE))
+    assert in_state(lease, LeaseState.ACTIVE)
+
+
+def test_without_a_server_a_call_fails_after_the_rpc_timeout_with_the_cause() -> None:
+    """Never a hang, also not with wait=None; what was never sent has certainly not happened."""
+    world = World()
+    _, slot = world.acquire(wait=None)
+    cause = UnavailableError("a refused the connection")
+    world.core.link_failed(cause)
+    world.later(_RPC_TIMEOUT_MS - 1)
+    assert not slot.done()
+    world.later(1)
+    assert type(slot.error) is UnavailableError
+    assert slot.error.__cause__ is cause
+    assert "a refused the connection" in str(slot.error)
+    assert not world.core.wants_link
+
+
+def test_refused_credentials_are_told_at_once() -> None:
+    """No patience helps; every call that waits learns why."""
+    world = World()
+    _, acquiring = world.acquire(wait=None)
+    calling = Slot()
+    world.core.await_link(calling, now_ms=0.0)
+    world.core.link_failed(AccessDeniedError("who are you?"))
+    assert isinstance(acquiring.error, AccessDeniedError)
+    assert isinstance(calling.error, AccessDeniedError)
+
+
+@pytest.mark.parametrize("wait", [0, 3])
+def test_an_acquire_without_an_answer_fails_after_its_wait_and_the_rpc_timeout_and_is_released(
+    wait: float,
+) -> None:
+    """The outcome is unknown, so a cancel and a Release leave; should it be granted after all, another Release does."""
+    world = World().connected()
+    _, slot = world.acquire(wait=wait, ttl=60)
+    command = world.one("acquire")
+    world.later(wait * 1000 + _RPC_TIMEOUT_MS - 1)
+    assert not slot.done()
+    world.core.tick(world.now_ms + 1)
+    assert type(slot.error) is OutcomeUnknownError
+    assert world.core.should_leave(world.now_ms + 1), "a server that does not answer is left"
+    world.broken()
+    world.connected()
+    assert world.one("release").release.lease_id == command.acquire.lease_id
+
+
+def test_an_acquire_whose_server_vanished_is_unknown_and_released_when_one_is_back() -> None:
+    """It was sent, so it may have been granted; the Release waits for a link, for a while."""
+    world = World().connected()
+    _, slot = world.acquire()
+    world.sent()
+    world.broken()
+    world.later(_RPC_TIMEOUT_MS)
+    assert type(slot.error) is OutcomeUnknownError
+    assert world.core.wants_link
+    world.connected()
+    assert world.sent_kinds() == ["release"]
+
+
+def test_clean_up_is_bounded() -> None:
+    """A Release that nobody answers is given up after the rpc timeout, with a warning."""
+    world = World()
+    lease = world.connected().held()
+    world.core.release(lease, None, now_ms=0.0)
+    world.broken()
+    world.later(_RPC_TIMEOUT_MS)
+    assert not world.core.wants_link
+
+
+def test_links_that_break_again_and_again_do_not_prolong_a_finite_wait() -> None:
+    """A server that accepts and breaks every link cannot keep a caller for ever."""
+    world = World()
+    _, slot = world.acquire(wait=1)
+    for _ in range(20):
+        world.connected().sent()
+        world.later(400).broken()
+    assert isinstance(slot.error, OutcomeUnknownError)
+
+
+# Giving up.
+
+
+def test_a_cancelled_acquire_that_was_not_sent_leaves_nothing() -> None:
+    """Nothing left, so there is nothing to clean up."""
+    world = World().connected()
+    call, slot = world.acquire()
+    slot.cancelled = True
+    world.core.abandon(call, now_ms=0.0)
+    assert world.sent() == []
+    assert not world.core.wants_link
+
+
+@pytest.mark.parametrize("outcome", ["granted", "cancelled", "held", "no answer", "broken"])
+def test_a_cancelled_acquire_is_always_released_after_it_was_answered(outcome: str) -> None:
+    """The cancel leaves at once; the Release not before the answer, which it could otherwise overtake."""
+    world = World().connected()
+    call, slot = world.acquire(wait=None)
+    command = world.one("acquire")
+    slot.cancelled = True
+    world.core.abandon(call, now_ms=0.0)
+    assert world.one("cancel").cancel.id == command.id
+    if outcome == "granted":
+        world.answer(granted(command))
+    elif outcome == "cancelled":
+        world.answer(failed(command, 1, lock_pb2.ERROR_REASON_CANCELLED))
+    elif outcome == "held":
+        world.answer(not_granted(command, _WAIT_TIMEOUT))
+    elif outcome == "no answer":
+        world.later(_RPC_TIMEOUT_MS / 2)
+    else:
+        world.broken()
+        world.connected()
+    if world.core.leaving:
+        world.broken()
+        world.connected()
+    assert world.one("release").release.lease_id == command.acquire.lease_id
+
+
+def test_a_grant_that_meets_its_callers_cancellation_is_released() -> None:
+    """The answer was there, the caller cancelled before it could take it."""
+    world = World().connected()
+    call, _ = world.acquire()
+    world.answer(granted(world.one("acquire")))
+    world.core.abandon(call, now_ms=0.0)
+    assert world.sent_kinds() == ["release"]
+    assert world.later(60_000).sent() == [], "and not kept alive"
+
+
+def test_a_late_grant_of_an_acquire_that_was_given_up_is_released_once_more() -> None:
+    """The first Release may have been carried out before the mint."""
+    world = World().connected()
+    call, slot = world.acquire(wait=None)
+    command = world.one("acquire")
+    slot.cancelled = True
+    world.core.abandon(call, now_ms=0.0)
+    world.sent()
+    world.core._left_at_ms = (
+        _RPC_TIMEOUT_MS / 2 - 1
+    )  # another server was left just now, so this one is stayed with
+    world.later(_RPC_TIMEOUT_MS / 2)
+    release = world.one("release")
+    world.answer(released(release, held=False))
+    world.answer(granted(command))
+    assert world.one("release").release.lease_id == command.acquire.lease_id
+
+
+# Keeping alive.
+
+
+def test_a_lease_is_renewed_and_lives_on() -> None:
+    """Every third of the ttl, for as long as it is held."""
+    world = World().connected()
+    lease = world.held(ttl=9)
+    for _ in range(10):
+        world.later(3000)
+        world.answer(renewed(world.one("renew"), _ACTIVE))
+    assert lease.remaining_ms(world.now_ms) > 8000
+
+
+def test_a_lost_lease_is_told_once_and_never_renewed_again() -> None:
+    """LOST from the server ends it at once."""
+    world = World().connected()
+    lease = world.held(ttl=9)
+    told: list[str] = []
+    lease.on_lost = lambda: told.append("lost")
+    world.later(3000)
+    world.answer(renewed(world.one("renew"), _LOST))
+    assert (lease.state, lease.loss, told) == (LeaseState.LOST, LossReason.NOT_HELD, ["lost"])
+    assert world.later(60_000).sent() == []
+    assert told == ["lost"]
+
+
+def test_a_server_that_says_nothing_loses_the_lease_at_the_deadline() -> None:
+    """The holder is told although no word came: silence is not a reason to go on."""
+    world = World().connected()
+    lease = world.held(ttl=9)
+    told: list[float] = []
+    lease.on_lost = lambda: told.append(world.now_ms)
+    world.later(20_000)
+    assert told == [lease.deadline_ms]
+    assert lease.loss is LossReason.EXPIRED
+
+
+def test_a_silent_server_is_left_for_another_one_in_time_to_save_the_lease() -> None:
+    """Two addresses: after one unanswered renewal the link moves, long before the deadline."""
+    world = World(address_count=2).connected()
+    lease = world.held(ttl=9)
+    world.now_ms = 3000.0
+    world.core.tick(3000.0)
+    world.sent()
+    world.core.tick(4500.0)
+    assert in_state(lease, LeaseState.AT_RISK)
+    assert world.core.should_leave(4500.0)
+
+
+def test_a_server_without_a_quorum_is_left_when_a_renewal_fails_but_not_in_a_circle() -> None:
+    """AT_RISK moves the link once; the next server gets a second before it is left in turn."""
+    world = World(address_count=2).connected()
+    lease = world.held(ttl=9)
+    world.later(3000)
+    world.answer(renewed(world.one("renew"), _AT_RISK))
+    assert in_state(lease, LeaseState.AT_RISK)
+    assert world.core.should_leave(world.now_ms)
+    world.broken()
+    world.connected().later(0)
+    world.answer(renewed(world.one("renew"), _AT_RISK))
+    assert not world.core.should_leave(world.now_ms)
+
+
+def test_a_single_server_is_not_left_for_want_of_a_quorum() -> None:
+    """There is nowhere to go."""
+    world = World().connected()
+    world.held(ttl=9)
+    world.later(3000)
+    world.answer(renewed(world.one("renew"), _AT_RISK))
+    assert not world.core.leaving
+
+
+def test_a_released_lease_is_not_renewed() -> None:
+    """Renewing what was given back would only be refused."""
+    world = World().connected()
+    lease = world.held(ttl=9)
+    slot = Slot()
+    world.core.release(lease, slot, now_ms=world.now_ms)
+    world.answer(released(world.one("release")))
+    assert slot.result is True
+    assert in_state(lease, LeaseState.RELEASED)
+    assert world.later(60_000).sent() == []
+
+
+def test_a_release_without_a_quorum_is_an_error() -> None:
+    """The caller learns that the lock may stay until its ttl."""
+    world = World().connected()
+    slot = Slot()
+    world.core.release(world.held(), slot, now_ms=world.now_ms)
+    world.answer(failed(world.one("release"), *_NO_QUORUM))
+    assert type(slot.error) is UnavailableError
+
+
+def test_a_release_at_a_draining_server_goes_to_the_next() -> None:
+    """The lease is given back all the same."""
+    world = World().connected()
+    slot = Slot()
+    world.core.release(world.held(), slot, now_ms=world.now_ms)
+    world.answer(failed(world.one("release"), *_DRAINING))
+    world.broken()
+    world.connected()
+    world.answer(released(world.one("release")))
+    assert slot.result is True
+
+
+# Closing.
+
+
+def test_closing_fails_calls_ends_leases_and_waits_for_the_releases() -> None:
+    """Whoever waits gets ClosedError, whoever holds is told, and what is held is given back first."""
+    world = World().connected()
+    lease = world.held(ttl=9)
+    told: list[str] = []
+    lease.on_lost = lambda: told.append("lost")
+    _, waiting = world.acquire(wait=None)
+    acquire = world.one("acquire")
+    idle = Slot()
+    world.core.close(idle, now_ms=world.now_ms)
+    assert isinstance(waiting.error, ClosedError)
+    assert (lease.loss, told) == (LossReason.CLIENT_CLOSED, ["lost"])
+    cancel, release = sorted(world.sent(), key=lambda command: str(command.WhichOneof("command")))
+    assert cancel.cancel.id == acquire.id
+    world.answer(released(release), failed(acquire, 1, lock_pb2.ERROR_REASON_CANCELLED))
+    assert not idle.done()
+    world.answer(released(world.one("release"), held=False))
+    assert idle.done()
+
+
+def test_a_closed_client_refuses_everything_and_holds_nobody_up() -> None:
+    """Nothing to release: closing is immediate; afterwards every call says so."""
+    world = World().connected()
+    idle = Slot()
+    world.core.close(idle, now_ms=0.0)
+    assert idle.done()
+    with pytest.raises(ClosedError):
+        world.acquire()
+    with pytest.raises(ClosedError):
+        world.core.await_link(Slot(), now_ms=0.0)
+
+
+def test_closing_without_a_server_ends_by_the_rpc_timeout() -> None:
+    """What cannot be released is given up."""
+    world = World().connected()
+    world.held()
+    world.broken()
+    idle = Slot()
+    world.core.close(idle, now_ms=world.now_ms)
+    assert not idle.done()
+    world.later(_RPC_TIMEOUT_MS)
+    assert idle.done()
+
+
+def test_an_idle_client_wants_no_link() -> None:
+    """Without leases and calls nobody is reconnected to."""
+    world = World()
+    wants_link = [world.core.wants_link]
+    call, _ = world.acquire()
+    wants_link.append(world.core.wants_link)
+    world.core.abandon(call, now_ms=0.0)
+    wants_link.append(world.core.wants_link)
+    assert wants_link == [False, True, False]

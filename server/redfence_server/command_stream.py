@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Generic, TypeVar
 
 from redfence_server.errors import TooManyCommandsError
@@ -43,7 +44,7 @@ class CommandStream(Generic[Item]):
             raise TooManyCommandsError(self._open_max)
         task = asyncio.create_task(self._carry_out(command))
         self._tasks.add(task)
-        task.add_done_callback(self._forget)
+        task.add_done_callback(partial(self._forget, command))
         return task
 
     def put(self, item: Item) -> None:
@@ -77,6 +78,8 @@ class CommandStream(Generic[Item]):
     async def _carry_out(self, command: Coroutine[None, None, Item]) -> None:
         self.put(await command)
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
+    def _forget(self, command: Coroutine[None, None, Item], task: asyncio.Task[None]) -> None:
+        # A command cancelled before its first step never ran, and Python would warn of it.
+        command.close()
         self._tasks.discard(task)
         self._wake.set()

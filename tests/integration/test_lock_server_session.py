@@ -1,0 +1,284 @@
+"""Session over real nodes and real gRPC: many commands on one stream, and what its end does to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import grpc
+import pytest
+
+from harness.eventually import eventually
+from harness.failures import Failure
+from harness.servers import (
+    FormedNodes,
+    LockServer,
+    Serve,
+    acquire_request,
+    locks_left,
+    memories,
+    new_lease_id,
+    now_ms,
+    until,
+    until_no_locks,
+)
+from harness.session_caller import SessionCaller
+from redfence_proto.v1 import lock_pb2
+from redfence_proto.v1.lock_pb2 import (
+    ACQUIRE_OUTCOME_GRANTED,
+    ACQUIRE_OUTCOME_HELD,
+    ACQUIRE_OUTCOME_WAIT_TIMEOUT,
+    ERROR_REASON_CANCELLED,
+    ERROR_REASON_DRAINING,
+    LEASE_STATE_ACTIVE,
+    LEASE_STATE_LOST,
+    RELEASE_OUTCOME_NOT_HELD,
+    RELEASE_OUTCOME_RELEASED,
+)
+
+NAME = "orders/42"
+TTL_MS = 10_000
+
+
+async def test_every_command_does_what_the_unary_call_of_its_name_does(
+    server: LockServer, session: SessionCaller
+) -> None:
+    """Acquire, a lost try, a wait that ends, renewals and releases, each answered under its id."""
+    sent_at_ms = now_ms()
+    granted = (await session.acquire(NAME, ttl_ms=TTL_MS, holder="billing-7")).acquire
+    took_ms = now_ms() - sent_at_ms
+    assert granted.outcome == ACQUIRE_OUTCOME_GRANTED
+    lease = granted.lease
+    assert TTL_MS - 102 <= lease.validity.ToMilliseconds() <= TTL_MS - 102 + took_ms
+    held = (await session.acquire(NAME)).acquire
+    assert (held.outcome, held.current.holder) == (ACQUIRE_OUTCOME_HELD, "billing-7")
+    timed_out = (await session.acquire(NAME, wait_ms=50)).acquire
+    assert timed_out.outcome == ACQUIRE_OUTCOME_WAIT_TIMEOUT
+    renewed = (await session.renew(NAME, lease.lease_id)).renew
+    assert (renewed.state, renewed.fencing_token) == (LEASE_STATE_ACTIVE, lease.fencing_token)
+    assert (await session.release(NAME, new_lease_id())).release.outcome == RELEASE_OUTCOME_NOT_HELD
+    assert (await session.release(NAME, lease.lease_id)).release.outcome == RELEASE_OUTCOME_RELEASED
+    assert (await session.release(NAME, lease.lease_id)).release.outcome == RELEASE_OUTCOME_NOT_HELD
+    assert (await session.renew(NAME, lease.lease_id)).renew.state == LEASE_STATE_LOST
+    assert session.answered == list(range(1, session.last_id + 1))
+    await until_no_locks(server.nodes)
+
+
+async def test_commands_of_one_message_are_answered_as_they_finish_and_a_waiting_one_holds_up_nobody(
+    server: LockServer, session: SessionCaller
+) -> None:
+    """A waiting acquire, sent first, is answered last."""
+    lease = (await server.acquire(NAME)).lease
+    waiting = session.acquire(NAME, wait_ms=30_000)
+    others = [session.acquire(f"others/{number}") for number in range(50)]
+    for answer in await asyncio.gather(*others):
+        assert answer.acquire.outcome == ACQUIRE_OUTCOME_GRANTED
+    assert session.sent_messages == 1
+    assert not waiting.done()
+    assert (await session.release(NAME, lease.lease_id)).release.outcome == RELEASE_OUTCOME_RELEASED
+    assert (await waiting).acquire.outcome == ACQUIRE_OUTCOME_GRANTED
+    assert session.answered[-1] == 1
+
+
+async def test_results_that_are_ready_together_leave_together(session: SessionCaller) -> None:
+    """Under load there are far fewer messages than results."""
+    names = [f"orders/{number}" for number in range(2_000)]
+    answers = await asyncio.gather(*(session.acquire(name) for name in names))
+    assert {answer.acquire.outcome for answer in answers} == {ACQUIRE_OUTCOME_GRANTED}
+    assert session.received_messages <= 1_000
+
+
+async def test_a_message_without_commands_is_ignored(server: LockServer) -> None:
+    """An empty batch is no command and no end."""
+    call = server.locks.Session()
+    await call.write(lock_pb2.SessionRequest())
+    command = lock_pb2.SessionCommand(id=7, acquire=acquire_request(NAME))
+    await call.write(lock_pb2.SessionRequest(commands=[command]))
+    response = await call.read()
+    assert isinstance(response, lock_pb2.SessionResponse)
+    assert [result.id for result in response.results] == [7]
+    call.cancel()
+
+
+async def test_an_id_may_be_used_again_once_its_command_was_answered(session: SessionCaller) -> None:
+    """Only unanswered commands need different ids."""
+    for _ in range(20):
+        acquire = lock_pb2.SessionCommand(acquire=acquire_request(NAME))
+        answer = await session.send(acquire, command_id=1)
+        release = lock_pb2.ReleaseRequest(resource=NAME, lease_id=answer.acquire.lease.lease_id)
+        answer = await session.send(lock_pb2.SessionCommand(release=release), command_id=1)
+        assert answer.release.outcome == RELEASE_OUTCOME_RELEASED
+
+
+# --- cancel -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_cancelled_wait_is_answered_cancelled_and_never_granted_later(
+    server: LockServer, session: SessionCaller
+) -> None:
+    """Both commands are answered; the resource goes to the next caller once it is free."""
+    lease = (await server.acquire(NAME)).lease
+    waiting = session.acquire(NAME, wait_ms=30_000)
+    waiting_id = session.last_id
+    await server.until_waiting(NAME)
+    assert (await session.cancel_command(waiting_id)).cancel.found is True
+    assert (await waiting).error.reason == ERROR_REASON_CANCELLED
+    await server.until_waiting(NAME, count=0)
+    await server.release(NAME, lease.lease_id)
+    await until_no_locks(server.nodes)
+    assert (await server.acquire(NAME)).outcome == ACQUIRE_OUTCOME_GRANTED
+
+
+async def test_a_cancel_of_anything_but_an_unanswered_acquire_finds_nothing(
+    server: LockServer, session: SessionCaller
+) -> None:
+    """Neither an unknown id, nor an answered acquire, nor a release, nor itself; and a granted lease stays."""
+    lease = (await session.acquire(NAME)).acquire.lease
+    for command_id in (0, 1, 3, 999):
+        assert (await session.cancel_command(command_id)).cancel.found is False
+    assert (await server.check(NAME, lease.fencing_token)).state == lock_pb2.TOKEN_STATE_LIVE
+
+
+async def test_an_acquire_cancelled_in_the_same_message_is_answered_once_and_leaves_no_key(
+    server: LockServer, session: SessionCaller
+) -> None:
+    """Whichever comes first, outcome or cancel, what the caller is told is what the nodes hold."""
+    for _ in range(30):
+        acquiring = session.acquire(NAME)
+        cancelled = session.cancel_command(session.last_id)
+        answer = await acquiring
+        await cancelled
+        if answer.WhichOneof("result") == "acquire":
+            assert await server.release(NAME, answer.acquire.lease.lease_id) == RELEASE_OUTCOME_RELEASED
+        else:
+            assert Failure.of_message(answer.error).reason == ERROR_REASON_CANCELLED
+        await until_no_locks(server.nodes)
+
+
+# --- the end of the stream --------------------------------------------------------------------------------------------
+
+
+async def test_a_half_closed_session_answers_everything_outstanding_and_ends_with_ok(
+    server: LockServer, session: SessionCaller
+) -> None:
+    """Also a waiting acquire, which is granted when its time comes."""
+    lease = (await server.acquire(NAME)).lease
+    waiting = session.acquire(NAME, wait_ms=30_000)
+    others = [session.acquire(f"others/{number}") for number in range(20)]
+    session.half_close()
+    await asyncio.gather(*others)
+    await server.until_waiting(NAME)
+    await server.release(NAME, lease.lease_id)
+    granted = (await waiting).acquire
+    assert granted.outcome == ACQUIRE_OUTCOME_GRANTED
+    assert await session.ended() is None
+    assert await server.release(NAME, granted.lease.lease_id) == RELEASE_OUTCOME_RELEASED
+
+
+async def test_a_cancelled_stream_undoes_its_acquires_under_way_and_releases_nothing_that_was_granted(
+    server: LockServer, session: SessionCaller
+) -> None:
+    """A client that dies holds what it held until the ttl ends, and gets nothing more."""
+    granted = (await session.acquire("granted")).acquire.lease
+    held = (await server.acquire(NAME)).lease
+    for _ in range(10):
+        session.acquire(NAME, wait_ms=30_000)
+    await server.until_waiting(NAME, count=10)
+    await session.cancel()
+    await server.until_waiting(NAME, count=0)
+    await server.release(NAME, held.lease_id)
+    left = {key for each in await memories(server.nodes) for key in each if b":lock:" in key}
+    assert left == {b"redfence:lock:granted"}
+    assert (await server.check("granted", granted.fencing_token)).state == lock_pb2.TOKEN_STATE_LIVE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [3, 5])
+async def test_acquires_of_streams_cancelled_at_any_moment_are_granted_on_a_quorum_or_left_on_no_node(
+    count: int, formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """Streams are cut at many different moments; nothing is half undone, and what callers were told is so."""
+    server = await serve(await formed_nodes(count))
+    told = set()
+    for turn in range(40):
+        session = SessionCaller(server)
+        acquiring = {f"{turn}/{number}": session.acquire(f"{turn}/{number}") for number in range(20)}
+        for _ in range(turn):
+            await asyncio.sleep(0)
+        await session.cancel()
+        told |= {
+            b"redfence:lock:" + name.encode()
+            for name, answer in acquiring.items()
+            if answer.done() and not answer.cancelled() and not answer.exception()
+        }
+
+    async def quiet() -> bool:
+        # A grant whose answer was never read stays until its ttl ends, as any grant; one under way is undone everywhere.
+        held_on = Counter(await locks_left(server.nodes))
+        return all(nodes > count // 2 for nodes in held_on.values())
+
+    await until(quiet)
+    left = set(await locks_left(server.nodes))
+    assert told <= left
+    assert len(left) < 40 * 20, "every acquire was granted: none was cut"
+
+
+# --- drain ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_draining_server_answers_waiters_draining_then_gives_notice_and_ends_with_ok(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """Each waiter can go on at another server with the same lease id; what was granted stays granted."""
+    nodes = await formed_nodes(3)
+    server, another = await serve(nodes), await serve(nodes)
+    held = (await server.acquire(NAME)).lease
+    async with SessionCaller(server) as session:
+        granted = (await session.acquire("granted")).acquire.lease
+        lease_id = new_lease_id()
+        waiting = [session.acquire(NAME, wait_ms=30_000, lease_id=lease_id) for _ in range(1)]
+        waiting += [session.acquire(NAME, wait_ms=30_000) for _ in range(5)]
+        await server.until_waiting(NAME, count=6)
+        drained = server.drain(grace_ms=10_000)
+        for answer in await asyncio.gather(*waiting):
+            assert answer.error.reason == ERROR_REASON_DRAINING
+        assert await session.ended() is None
+        assert session.draining is not None
+        assert session.draining.grace.ToMilliseconds() == 10_000
+        await asyncio.wait_for(drained, timeout=5)
+    await another.release(NAME, held.lease_id)
+    async with SessionCaller(another) as session:
+        assert (await session.acquire(NAME, lease_id=lease_id)).acquire.outcome == ACQUIRE_OUTCOME_GRANTED
+        renewed = (await session.renew("granted", granted.lease_id)).renew
+        assert renewed.state == LEASE_STATE_ACTIVE
+
+
+async def test_a_drain_answers_the_commands_that_are_under_way(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """An acquire whose mint is on its way to slow nodes is granted, and its answer comes before the notice."""
+    server = await serve(await formed_nodes(3), proxied=True, node_timeout_ms=5_000)
+    await server.until_states(*[lock_pb2.NODE_STATE_READY] * 3)
+    for proxy in server.proxies:
+        proxy.hold(requests=False)
+    async with SessionCaller(server) as session:
+        acquiring = session.acquire(NAME)
+
+        await eventually(lambda: all(proxy.replies.kept_bytes for proxy in server.proxies))
+        drained = server.drain(grace_ms=5_000)
+
+        async def refuses_new_calls() -> bool:
+            try:
+                await server.status()
+            except grpc.aio.AioRpcError as error:
+                return error.code() is grpc.StatusCode.UNAVAILABLE
+            return False
+
+        await until(refuses_new_calls)
+        assert not acquiring.done()
+        for proxy in server.proxies:
+            await proxy.heal()
+        assert (await acquiring).acquire.outcome == ACQUIRE_OUTCOME_GRANTED
+        assert await session.ended() is None
+        assert session.draining is not None
+        await asyncio.wait_for(drained, timeout=5)

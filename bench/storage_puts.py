@@ -6,6 +6,7 @@ The floor is the same call to a servicer that answers at once and stores nothing
 from __future__ import annotations
 
 import asyncio
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,18 +20,13 @@ from typing import Any
 from redfence_storage.client import AsyncStorageClient
 
 CALLERS = 32
-DURATION_S = 5.0
+ROUNDS = 3
+DURATION_S = 2.0
 _WARM_UP_S = 0.5
 _VALUE = b"x" * 100
 
-_SERVE_STORAGE = """
-import argparse, sys
-from redfence_storage.commands import storage
-parser = argparse.ArgumentParser()
-storage.configure(parser)
-sys.exit(storage.run(parser.parse_args()))
-"""
-_SERVE_FLOOR = "from bench.storage_puts import serve_floor; serve_floor()"
+_SERVE_STORAGE = [str(Path(sys.executable).with_name("redfence")), "storage"]
+_SERVE_FLOOR = [sys.executable, "-c", "from bench.storage_puts import serve_floor; serve_floor()"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +38,17 @@ class Figures:
     p99_ms: float
 
 
-async def main(*, callers: int = CALLERS, duration_s: float = DURATION_S) -> None:
-    """Measure both servers, one after the other, and print what came out."""
+async def main(*, callers: int = CALLERS, rounds: int = ROUNDS, duration_s: float = DURATION_S) -> None:
+    """Measure both servers in turn, so that a neighbour's load meets both, and print what came out."""
+    ratios = []
     with tempfile.TemporaryDirectory() as folder:
-        floor = await _measured("floor", [_SERVE_FLOOR], callers=callers, duration_s=duration_s)
         options = ["--db", str(Path(folder, "storage.db")), "--listen", "127.0.0.1:0"]
-        puts = await _measured("puts", [_SERVE_STORAGE, *options], callers=callers, duration_s=duration_s)
-    print(f"puts / floor: {puts.puts_per_s / floor.puts_per_s:.2f}")
+        with _server(_SERVE_FLOOR) as floor_target, _server([*_SERVE_STORAGE, *options]) as puts_target:
+            for _ in range(rounds):
+                floor = await _measured("floor", floor_target, callers=callers, duration_s=duration_s)
+                puts = await _measured("puts", puts_target, callers=callers, duration_s=duration_s)
+                ratios.append(puts.puts_per_s / floor.puts_per_s)
+    print(f"puts / floor, median of {rounds}: {statistics.median(ratios):.2f}")
 
 
 def run() -> None:
@@ -56,11 +56,10 @@ def run() -> None:
     asyncio.run(main())
 
 
-async def _measured(name: str, command: list[str], *, callers: int, duration_s: float) -> Figures:
-    with _server(command) as target:
-        async with AsyncStorageClient(target) as storage:
-            await _load(storage, callers=callers, duration_s=_WARM_UP_S)
-            latencies_s = await _load(storage, callers=callers, duration_s=duration_s)
+async def _measured(name: str, target: str, *, callers: int, duration_s: float) -> Figures:
+    async with AsyncStorageClient(target) as storage:
+        await _load(storage, callers=callers, duration_s=_WARM_UP_S)
+        latencies_s = await _load(storage, callers=callers, duration_s=duration_s)
     latencies_s.sort()
     figures = Figures(
         puts_per_s=len(latencies_s) / duration_s,
@@ -90,9 +89,7 @@ async def _load(storage: AsyncStorageClient, *, callers: int, duration_s: float)
 @contextmanager
 def _server(command: list[str]) -> Iterator[str]:
     """Run a server that prints one line with ` on HOST:PORT` when it is ready; yield that address."""
-    with subprocess.Popen(
-        [sys.executable, "-c", *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         try:
             yield process.stdout.readline().partition(" on ")[2].split()[0]

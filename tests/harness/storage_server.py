@@ -26,14 +26,6 @@ from redfence_storage.sqlite_store import Outcome, SqliteStore
 from redfence_storage.store import Command
 
 ResultT = TypeVar("ResultT")
-# Starts `redfence storage` without the console script, so that these tests need the storage only.
-STORAGE_COMMAND = """
-import argparse, sys
-from redfence_storage.commands import storage
-parser = argparse.ArgumentParser(prog="redfence storage")
-storage.configure(parser)
-sys.exit(storage.run(parser.parse_args()))
-"""
 
 
 @asynccontextmanager

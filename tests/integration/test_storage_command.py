@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from pathlib import Path
 
 import grpc
@@ -11,17 +10,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from harness.ports import free_port
-from harness.processes import CommandProcess, CommandProcesses
-from harness.storage_server import STORAGE_COMMAND
+from harness.processes import CommandProcesses
 from redfence_storage.client import AsyncStorageClient
 
 pytestmark = pytest.mark.slow
-
-
-def start(
-    commands: CommandProcesses, *options: str, environment: dict[str, str] | None = None
-) -> CommandProcess:
-    return commands.start(sys.executable, "-c", STORAGE_COMMAND, *options, environment=environment)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -30,7 +22,7 @@ async def test_it_says_once_where_it_serves_and_ends_with_0_at_a_signal(
 ) -> None:
     """One line on standard output, true from the moment it is read; health says SERVING; the signal ends it in good order."""
     db = tmp_path / "storage.db"
-    process = start(commands, "--db", str(db), "--listen", "127.0.0.1:0")
+    process = commands.start_redfence("storage", "--db", str(db), "--listen", "127.0.0.1:0")
     ready = await process.wait_for_line(r"^redfence storage ready on (127\.0\.0\.1:\d+) \(db (.+)\)$")
     assert ready[2] == str(db)
     async with AsyncStorageClient(ready[1]) as storage, grpc.aio.insecure_channel(ready[1]) as channel:
@@ -47,7 +39,9 @@ async def test_a_signal_right_behind_the_ready_line_is_an_orderly_end_too(
     commands: CommandProcesses, tmp_path: Path
 ) -> None:
     """Whoever reads the line may stop the storage at once."""
-    process = start(commands, "--db", str(tmp_path / "storage.db"), "--listen", "127.0.0.1:0")
+    process = commands.start_redfence(
+        "storage", "--db", str(tmp_path / "storage.db"), "--listen", "127.0.0.1:0"
+    )
     await process.wait_for_line("ready")
     assert await process.stop() == 0
 
@@ -61,10 +55,10 @@ async def test_options_come_from_the_environment_and_the_command_line_beats_it(
         "REDFENCE_STORAGE_DB": str(tmp_path / "environment.db"),
         "REDFENCE_STORAGE_LISTEN": f"127.0.0.1:{port}",
     }
-    process = start(commands, environment=environment)
+    process = commands.start_redfence("storage", environment=environment)
     await process.wait_for_line(rf"ready on 127\.0\.0\.1:{port} \(db .*environment\.db\)")
-    other = start(
-        commands, "--db", str(tmp_path / "option.db"), "--listen", "127.0.0.1:0", environment=environment
+    other = commands.start_redfence(
+        "storage", "--db", str(tmp_path / "option.db"), "--listen", "127.0.0.1:0", environment=environment
     )
     await other.wait_for_line(r"option\.db")
 
@@ -74,9 +68,9 @@ async def test_a_file_that_another_storage_serves_is_refused_in_one_line(
 ) -> None:
     """The second process ends with status 2 and says why; the first goes on."""
     options = ("--db", str(tmp_path / "storage.db"), "--listen", "127.0.0.1:0")
-    first = start(commands, *options)
+    first = commands.start_redfence("storage", *options)
     ready = await first.wait_for_line(r"ready on (\S+)")
-    second = start(commands, *options)
+    second = commands.start_redfence("storage", *options)
     assert await second.wait() == 2
     assert (
         second.stderr == f"redfence storage: cannot use {tmp_path}/storage.db: another process has it open\n"
@@ -87,9 +81,9 @@ async def test_a_file_that_another_storage_serves_is_refused_in_one_line(
 
 async def test_a_port_in_use_is_refused_by_name(commands: CommandProcesses, tmp_path: Path) -> None:
     """Two storages never share a port."""
-    first = start(commands, "--db", str(tmp_path / "1.db"), "--listen", "127.0.0.1:0")
+    first = commands.start_redfence("storage", "--db", str(tmp_path / "1.db"), "--listen", "127.0.0.1:0")
     listen = (await first.wait_for_line(r"ready on (\S+)"))[1]
-    second = start(commands, "--db", str(tmp_path / "2.db"), "--listen", listen)
+    second = commands.start_redfence("storage", "--db", str(tmp_path / "2.db"), "--listen", listen)
     assert await second.wait() == 2
     assert f"redfence storage: cannot listen on {listen}" in second.stderr
     assert second.stdout == ""
@@ -107,7 +101,7 @@ async def test_options_that_cannot_be_served_end_it_with_2_and_one_line(
     commands: CommandProcesses, options: tuple[str, ...], problem: str
 ) -> None:
     """An operator reads what to do, not a traceback."""
-    process = start(commands, *options)
+    process = commands.start_redfence("storage", *options)
     assert await process.wait() == 2
     assert process.stderr.startswith(f"redfence storage: {problem}")
     assert process.stderr.count("\n") == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 
 from harness.eventually import eventually
 from harness.processes import CommandProcess, CommandProcesses
-from harness.storage_server import STORAGE_COMMAND
 from redfence_storage.client import AsyncStorageClient
 from redfence_storage.client_errors import StaleTokenError, StorageClientError
 from redfence_storage.client_messages import GetResult
@@ -30,11 +28,8 @@ def serve(commands: CommandProcesses, tmp_path: Path) -> Serve:
     """Starts the storage, every time on the same file; returns it and its address."""
 
     async def start() -> tuple[CommandProcess, str]:
-        process = commands.start(
-            sys.executable,
-            "-c",
-            STORAGE_COMMAND,
-            *("--db", str(tmp_path / "storage.db"), "--listen", "127.0.0.1:0"),
+        process = commands.start_redfence(
+            "storage", "--db", str(tmp_path / "storage.db"), "--listen", "127.0.0.1:0"
         )
         ready = await process.wait_for_line(r"ready on (\S+)")
         return process, ready[1]

@@ -123,8 +123,12 @@ class GrpcAsyncLink:
 
         Cancellation: the channel is closed all the same.
         """
-        self.abort()
-        await self._channel.close()
+        try:
+            self.abort()
+            # gRPC has a task of its own on this loop that waits for the status; let it end before the loop does.
+            await self._stream.code()
+        finally:
+            await self._channel.close()
 
 
 def _translated(error: BaseException) -> RedfenceError:

@@ -1,0 +1,250 @@
+"""One suite for both clients, on the server in memory, on the same behind gRPC, and on the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import redfence
+
+
+@pytest.fixture
+def name() -> str:
+    """A resource of this test's own: the real server is shared."""
+    return f"contract/{uuid.uuid4().hex}"
+
+
+async def _until_waited_for(client: Any, name: str) -> None:
+    async with asyncio.timeout(5):
+        while (await client.get_lock(name)).waiters == 0:  # noqa: ASYNC110  (another process sets no event)
+            await asyncio.sleep(0.005)
+
+
+async def test_a_lock_is_held_in_its_body_and_free_after_it(client: Any, name: str) -> None:
+    """Inside, the server says who holds it and with which token; outside, nobody does."""
+    async with client.lock(name, ttl=10, holder="me") as lease:
+        assert lease.resource == name
+        states = [lease.state]
+        assert 5 < lease.remaining() < 10
+        assert not lease.lost.is_set()
+        lease.raise_if_lost()
+        report = await client.get_lock(name)
+        assert (report.current.holder, report.current.token) == ("me", lease.token)
+        assert 5 < report.current.remaining <= 10
+    states.append(lease.state)
+    assert states == [redfence.LeaseState.ACTIVE, redfence.LeaseState.RELEASED]
+    assert (await client.get_lock(name)).current is None
+
+
+async def test_every_grant_has_a_greater_token_than_the_one_before(client: Any, name: str) -> None:
+    """In order of time, tokens only grow."""
+    tokens = []
+    for _ in range(5):
+        async with client.lock(name, ttl=10) as lease:
+            tokens.append(lease.token)
+    assert all(earlier < later for earlier, later in itertools.pairwise(tokens))
+
+
+async def test_a_held_lock_that_is_tried_once_raises_and_the_body_is_not_entered(
+    make_client: Callable[[], Any], name: str
+) -> None:
+    """The error tells who holds it, with which token and for how long yet."""
+    client, other = make_client(), make_client()
+    async with other.lock(name, ttl=10, holder="them") as held:
+        entered = False
+
+        async def attempt() -> None:
+            nonlocal entered
+            async with client.lock(name, ttl=10, wait=0):
+                entered = True
+
+        with pytest.raises(redfence.LockHeldError) as refused:
+            await attempt()
+        assert not entered
+        assert (refused.value.resource, refused.value.holder, refused.value.token) == (
+            name,
+            "them",
+            held.token,
+        )
+        assert refused.value.remaining is not None
+        assert 5 < refused.value.remaining <= 10
+
+
+async def test_a_wait_that_runs_out_raises_and_leaves_nothing(
+    make_client: Callable[[], Any], name: str
+) -> None:
+    """AcquireTimeoutError is a TimeoutError too, and nobody waits any more."""
+    client, other = make_client(), make_client()
+    async with other.lock(name, ttl=10):
+        with pytest.raises(redfence.AcquireTimeoutError) as ran_out:
+            await client.acquire(name, ttl=10, wait=0.15)
+        assert isinstance(ran_out.value, TimeoutError)
+        assert (await client.get_lock(name)).waiters == 0
+
+
+async def test_a_waiter_gets_the_lock_as_soon_as_it_is_released(
+    make_client: Callable[[], Any], name: str
+) -> None:
+    """wait=None waits until it is its turn, and its token is greater."""
+    client, other = make_client(), make_client()
+    held = await other.acquire(name, ttl=10)
+    waiting = asyncio.create_task(client.acquire(name, ttl=10))
+    await _until_waited_for(other, name)
+    assert await held.release()
+    lease = await asyncio.wait_for(waiting, 5)
+    assert lease.token > held.token
+    assert await lease.release()
+
+
+async def test_a_release_tells_whether_it_ended_the_lease_and_may_be_repeated(client: Any, name: str) -> None:
+    """True once, then False; and the lease protects nothing any more."""
+    lease = await client.acquire(name, ttl=10)
+    assert await lease.release() is True
+    assert await lease.release() is False
+    assert lease.remaining() == 0.0
+    assert not lease.lost.is_set()
+    with pytest.raises(redfence.LeaseLostError) as over:
+        lease.raise_if_lost()
+    assert over.value.reason is redfence.LossReason.RELEASED
+
+
+@pytest.mark.slow
+async def test_a_lease_is_kept_alive_far_beyond_its_ttl(client: Any, name: str) -> None:
+    """Three times the ttl later it is still held, with the same token."""
+    async with client.lock(name, ttl=0.4) as lease:
+        await asyncio.sleep(1.2)
+        lease.raise_if_lost()
+        assert (await client.check_token(name, lease.token)).live
+
+
+@pytest.mark.slow
+async def test_after_max_hold_a_lease_is_left_to_expire(client: Any, name: str) -> None:
+    """A stuck holder loses the lock by itself, and is told why."""
+    lease = await client.acquire(name, ttl=0.4, max_hold=0.1)
+    await asyncio.wait_for(lease.lost.wait(), 5)
+    with pytest.raises(redfence.LeaseLostError) as lost:
+        lease.raise_if_lost()
+    assert lost.value.reason is redfence.LossReason.MAX_HOLD
+
+
+async def test_what_the_body_raises_goes_on_and_the_lock_is_free(client: Any, name: str) -> None:
+    """An exception passes through untouched."""
+
+    async def fail() -> None:
+        async with client.lock(name, ttl=10):
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        await fail()
+    assert (await client.get_lock(name)).current is None
+
+
+async def test_a_token_is_live_while_its_lease_is_held(client: Any, name: str) -> None:
+    """Before, during and after: no, yes, no; and a wrong one never is."""
+    assert not (await client.check_token(name, 1)).live
+    async with client.lock(name, ttl=10, holder="me") as lease:
+        report = await client.check_token(name, lease.token)
+        assert report.live
+        assert report.current.holder == "me"
+        assert not (await client.check_token(name, lease.token + 1)).live
+    assert not (await client.check_token(name, lease.token)).live
+
+
+async def test_the_clusters_state_is_told(client: Any) -> None:
+    """Enough nodes are ready, and the greatest ttl is known."""
+    report = await client.cluster_status()
+    assert report.ready
+    assert report.max_ttl == 300.0
+    assert [node.index for node in report.nodes] == list(range(len(report.nodes)))
+
+
+async def test_a_ttl_beyond_the_clusters_bound_is_refused_by_the_server(client: Any, name: str) -> None:
+    """The bound is a setting of the cluster, so the server tells; the client goes on working."""
+    with pytest.raises(redfence.InvalidArgumentError) as refused:
+        await client.acquire(name, ttl=3600)
+    assert refused.value.error_reason == "INVALID_TTL"
+    assert await (await client.acquire(name, ttl=10)).release()
+
+
+async def test_a_burst_of_acquisitions_is_granted_on_one_stream(client: Any, name: str) -> None:
+    """Three hundred at once: each is granted, released, and counted once."""
+    count = 30 if "Threaded" in type(client).__name__ else 300
+
+    async def once(number: int) -> int:
+        lease = await client.acquire(f"{name}/{number}", ttl=10)
+        assert await lease.release()
+        return int(lease.token)
+
+    tokens = await asyncio.gather(*(once(number) for number in range(count)))
+    assert len(tokens) == count
+    assert all(token > 0 for token in tokens)
+
+
+async def test_clients_that_contend_never_are_inside_together(
+    make_client: Callable[[], Any], name: str
+) -> None:
+    """Four callers in two clients, five turns each: one at a time, tokens in the order of entering."""
+    inside, most, tokens = 0, 0, []
+
+    async def work(client: Any) -> None:
+        nonlocal inside, most
+        for _ in range(5):
+            async with client.lock(name, ttl=10) as lease:
+                inside += 1
+                most = max(most, inside)
+                tokens.append(lease.token)
+                await asyncio.sleep(0.001)
+                inside -= 1
+
+    clients = [make_client(), make_client()]
+    await asyncio.wait_for(asyncio.gather(*(work(client) for client in clients * 2)), 30)
+    assert most == 1
+    assert len(tokens) == 20
+    assert tokens == sorted(set(tokens))
+
+
+async def test_a_lock_object_can_be_used_again_but_not_twice_at_once(client: Any, name: str) -> None:
+    """Each entering is an acquisition of its own; entering it inside itself would wait for itself for ever."""
+    async with client.lock(name, ttl=10) as first:
+        pass
+    async with client.lock(name, ttl=10) as second:
+        pass
+    assert second.token > first.token
+
+
+async def test_a_closed_client_says_so(client: Any, name: str) -> None:
+    """Closing releases what is held, is harmless to repeat, and every later call raises ClosedError."""
+    lease = await client.acquire(name, ttl=10)
+    await client.close()
+    await client.close()
+    assert lease.lost.is_set()
+    with pytest.raises(redfence.LeaseLostError) as lost:
+        lease.raise_if_lost()
+    assert lost.value.reason is redfence.LossReason.CLIENT_CLOSED
+    for call in (client.acquire(name, ttl=10), client.get_lock(name), lease.release()):
+        with pytest.raises(redfence.ClosedError):
+            await call
+
+
+async def test_a_closed_clients_lease_is_free_for_others(make_client: Callable[[], Any], name: str) -> None:
+    """Nobody has to wait for the ttl of a client that said goodbye."""
+    client, other = make_client(), make_client()
+    await client.acquire(name, ttl=60)
+    await client.close()
+    assert (await other.acquire(name, ttl=10, wait=5)).remaining() > 5
+
+
+async def test_misuse_is_told_before_anything_is_sent(client: Any, name: str) -> None:
+    """Wrong types and bounds raise InvalidArgumentError in the caller's own line."""
+    for arguments in ({"ttl": "10"}, {"ttl": 0}, {"ttl": 10, "wait": -1}, {"ttl": 10, "holder": 7}):
+        with pytest.raises(redfence.InvalidArgumentError):
+            await client.acquire(name, **arguments)
+    with pytest.raises(redfence.InvalidArgumentError):
+        await client.get_lock("")
+    with pytest.raises(redfence.InvalidArgumentError):
+        await client.check_token(name, 0)

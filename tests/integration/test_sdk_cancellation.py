@@ -1,0 +1,140 @@
+"""A cancelled or interrupted acquire leaves nothing behind: no lease, no waiter, no task."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
+from unit.redfence.grpc_fake import GrpcFake, serving
+
+import redfence
+from harness.eventually import eventually
+from harness.processes import CommandProcesses
+
+
+@pytest.fixture
+def fake() -> Iterator[GrpcFake]:
+    """A server behind real gRPC that tells what it holds."""
+    with serving() as grpc_fake:
+        yield grpc_fake
+
+
+async def _left(task: asyncio.Task[redfence.AsyncLease]) -> None:
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_an_acquire_cancelled_at_any_moment_leaves_no_lease(fake: GrpcFake) -> None:
+    """Cancelled after every number of turns of the loop, from before the send to after the grant: nothing stays held."""
+    async with redfence.AsyncClient(fake.address) as client:
+        await client.cluster_status()
+        cancelled = 0
+        for turns in range(60):
+            task = asyncio.create_task(client.acquire(f"r/{turns}", ttl=60))
+            for _ in range(turns):
+                await asyncio.sleep(0.0002 if turns > 20 else 0)
+            task.cancel()
+            try:
+                await (await task).release()
+            except asyncio.CancelledError:
+                cancelled += 1
+        assert cancelled > 20
+        await eventually(lambda: not any(fake.server.hold_of(f"r/{turns}") for turns in range(60)))
+    await eventually(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+
+
+async def test_an_acquire_cancelled_while_connecting_leaves_no_lease(fake: GrpcFake) -> None:
+    """The same on a client that has no link yet and is closed at once."""
+    for turns in range(12):
+        async with redfence.AsyncClient(fake.address) as client:
+            task = asyncio.create_task(client.acquire("r", ttl=60))
+            for _ in range(turns):
+                await asyncio.sleep(0.0005)
+            task.cancel()
+            await asyncio.wait([task])
+        assert fake.server.hold_of("r") is None
+
+
+async def test_a_cancelled_wait_leaves_no_waiter(fake: GrpcFake) -> None:
+    """The server forgets who gave up, so the lock is not granted to a ghost."""
+    async with redfence.AsyncClient(fake.address) as client:
+        held = await client.acquire("r", ttl=10)
+        waiting = asyncio.create_task(client.acquire("r", ttl=10))
+        await eventually(lambda: fake.server.waiters("r") == 1)
+        waiting.cancel()
+        await _left(waiting)
+        await eventually(lambda: fake.server.waiters("r") == 0)
+        await held.release()
+        assert (await client.acquire("r", ttl=10, wait=0)).token == held.token + 1
+
+
+async def test_a_timeout_around_an_acquire_cleans_up_too(fake: GrpcFake) -> None:
+    """asyncio.timeout is a cancellation like any other."""
+    async with redfence.AsyncClient(fake.address) as client:
+        held = await client.acquire("r", ttl=10)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await client.acquire("r", ttl=10)
+        await held.release()
+        await eventually(lambda: fake.server.waiters("r") == 0)
+        assert fake.server.hold_of("r") is None
+
+
+async def test_a_cancelled_release_goes_on_in_the_background(fake: GrpcFake) -> None:
+    """Whoever gives up waiting for the answer has still given the lock back."""
+    async with redfence.AsyncClient(fake.address) as client:
+        lease = await client.acquire("r", ttl=60)
+        releasing = asyncio.create_task(lease.release())
+        await asyncio.sleep(0)
+        releasing.cancel()
+        await asyncio.wait([releasing])
+        await eventually(lambda: fake.server.hold_of("r") is None)
+
+
+async def test_a_cancelled_body_is_left_with_the_lock_released(fake: GrpcFake) -> None:
+    """The caller's CancelledError stays one, and the lease ends at once."""
+    async with redfence.AsyncClient(fake.address) as client:
+        entered = asyncio.Event()
+
+        async def work() -> None:
+            async with client.lock("r", ttl=60):
+                entered.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(work())
+        await entered.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert fake.server.hold_of("r") is None
+
+
+_WAITING = """
+import sys, redfence
+client = redfence.Client(sys.argv[1])
+print("waiting", flush=True)
+try:
+    client.acquire("r", ttl=60)
+except KeyboardInterrupt:
+    client.close()
+    print("interrupted", flush=True)
+"""
+
+
+async def test_ctrl_c_ends_a_waiting_thread_at_once_and_leaves_no_waiter(
+    fake: GrpcFake, commands: CommandProcesses
+) -> None:
+    """A process that waits in the client for threads can be interrupted, and the server forgets it."""
+    async with redfence.AsyncClient(fake.address) as client:
+        held = await client.acquire("r", ttl=60)
+        waiting = commands.start(sys.executable, "-c", _WAITING, fake.address)
+        await eventually(lambda: fake.server.waiters("r") == 1, timeout_s=15, interval_s=0.01)
+        waiting.send_signal(signal.SIGINT)
+        assert await waiting.wait(timeout_s=5) == 0
+        assert "interrupted" in waiting.stdout
+        assert fake.server.waiters("r") == 0
+        await held.release()
+        assert fake.server.hold_of("r") is None

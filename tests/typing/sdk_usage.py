@@ -1,0 +1,78 @@
+"""The SDK's public typing: this file only has to type-check."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import assert_type
+
+import grpc
+
+import redfence
+from redfence.testing import FakeLockServer, ManualClock
+
+
+async def asynchronous() -> None:
+    """The client for asyncio."""
+    options = redfence.ClientOptions(rpc_timeout_ms=1000)
+    async with redfence.AsyncClient("127.0.0.1:50051", "other:50051", options=options) as client:
+        assert_type(client, redfence.AsyncClient)
+        async with client.lock("orders/42", ttl=10, wait=None, holder="billing") as lease:
+            assert_type(lease, redfence.AsyncLease)
+            assert_type(lease.token, int)
+            assert_type(lease.remaining(), float)
+            assert_type(lease.lost.is_set(), bool)
+            assert_type(await lease.lost, bool)
+            assert_type(await lease.lost.wait(), bool)
+            lease.raise_if_lost()
+        held = await client.acquire("r", ttl=timedelta(seconds=10), wait=0.5, max_hold=60)
+        assert_type(await held.release(), bool)
+        report = await client.get_lock("r")
+        assert_type(report.current, redfence.Hold | None)
+        assert_type((await client.check_token("r", 1)).live, bool)
+        assert_type((await client.cluster_status()).nodes, tuple[redfence.NodeReport, ...])
+
+
+def threads() -> None:
+    """The client for threads."""
+    credentials = grpc.ssl_channel_credentials()
+    with redfence.Client("a:1", credentials=credentials, metadata=(("authorization", "Bearer x"),)) as client:
+        assert_type(client, redfence.Client)
+        with client.lock("orders/42", ttl=10, wait=0) as lease:
+            assert_type(lease, redfence.Lease)
+            assert_type(lease.state, redfence.LeaseState)
+            assert_type(lease.lost.wait(timeout=1.0), bool)
+        assert_type(client.acquire("r", ttl=10).release(), bool)
+
+
+def errors() -> None:
+    """What can be caught, and what it tells."""
+    try:
+        threads()
+    except redfence.LockHeldError as held:
+        assert_type(held.holder, str)
+        assert_type(held.token, int | None)
+        assert_type(held.remaining, float | None)
+    except redfence.LeaseLostError as lost:
+        assert_type(lost.reason, redfence.LossReason)
+    except redfence.UnavailableError as unavailable:
+        assert_type(unavailable.retry_after, float | None)
+    except redfence.RedfenceError as error:
+        assert_type(error.error_reason, str)
+
+
+def testing() -> None:
+    """The server in memory."""
+    with FakeLockServer(ManualClock()) as fake:
+        assert_type(fake.client(), redfence.Client)
+        assert_type(fake.async_client("a", "b"), redfence.AsyncClient)
+        assert_type(fake.take_away("r"), int)
+
+
+def wrong() -> None:
+    """What must not type-check."""
+    client = redfence.Client("a:1")
+    client.acquire("r")  # type: ignore[call-arg]
+    client.acquire("r", ttl="10")  # type: ignore[arg-type]
+    client.acquire("r", 10)  # type: ignore[call-arg, misc]
+    asyncio.run(client.acquire("r", ttl=1))  # type: ignore[arg-type]

@@ -100,6 +100,10 @@ class AsyncLease:
         """
         if self._core.state is LeaseState.RELEASED:
             return False
+        if self.lost.is_set():
+            # Only tidying up; nothing to wait for.
+            self._session.release_soon(self._core)
+            return False
         return await self._session.release(self._core)
 
 

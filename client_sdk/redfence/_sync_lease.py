@@ -89,6 +89,10 @@ class Lease:
         """
         if self._core.state is LeaseState.RELEASED:
             return False
+        if self.lost.is_set():
+            # Only tidying up; nothing to wait for.
+            self._session.release_soon(self._core)
+            return False
         return self._session.release(self._core)
 
 

@@ -74,5 +74,5 @@ def wrong() -> None:
     client = redfence.Client("a:1")
     client.acquire("r")  # type: ignore[call-arg]
     client.acquire("r", ttl="10")  # type: ignore[arg-type]
-    client.acquire("r", 10)  # type: ignore[call-arg, misc]
+    client.acquire("r", 10)  # type: ignore[call-arg]
     asyncio.run(client.acquire("r", ttl=1))  # type: ignore[arg-type]

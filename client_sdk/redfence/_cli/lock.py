@@ -17,6 +17,7 @@ from types import FrameType
 from redfence._cli import durations, servers
 from redfence._cli.child import Child
 from redfence._cli.lock_plan import Plan, Stage, Step, make_plan, next_step
+from redfence._config import ClientOptions
 from redfence._errors import (
     InvalidArgumentError,
     LeaseLostError,
@@ -43,6 +44,9 @@ _EXIT_BY_ERROR: dict[type[Exception], int] = {
     LeaseLostError: EXIT_LEASE_LOST,
     RedfenceError: EXIT_UNREACHABLE,
 }
+
+# The lease of a command that was stopped is nearly over: not worth waiting longer for a server that does not answer.
+_CLOSE_TIMEOUT_MS = 1000
 
 _FORWARDED = (
     signal.SIGINT,
@@ -128,12 +132,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _hold_and_run(arguments: argparse.Namespace, plan: Plan) -> int:
     holder = arguments.holder if arguments.holder is not None else _default_holder()
-    with Client(*servers.addresses(arguments)) as client, _interruptible():
+    options = ClientOptions(close_timeout_ms=_CLOSE_TIMEOUT_MS)
+    # However this is left, closing the client releases the lease, or tries to.
+    with Client(*servers.addresses(arguments), options=options) as client, _interruptible():
         lease = client.acquire(arguments.name, ttl=arguments.ttl, wait=arguments.wait, holder=holder)
-        try:
-            return _run_under(lease, arguments.rest, plan)
-        finally:
+        status = _run_under(lease, arguments.rest, plan)
+        if not lease.lost.is_set() and status != EXIT_LEASE_LOST:
             _release(lease)
+        return status
 
 
 def _run_under(lease: Lease, command: list[str], plan: Plan) -> int:

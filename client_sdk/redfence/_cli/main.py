@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -20,6 +22,7 @@ _OWN = ("redfence", "redfence_proto", "redfence_server", "redfence_storage")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit status; a traceback is a defect."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    _keep_quiet()
     # argparse cannot give a subcommand what stands behind `--` untouched.
     own, rest = _split(arguments)
     parser = argparse.ArgumentParser(prog="redfence", description="Distributed locks with fencing tokens.")
@@ -44,6 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return status
+
+
+def _keep_quiet() -> None:
+    """Leave the terminal to the commands: what a library has to say reaches them as results and errors."""
+    # Without a handler, Python prints warnings of loggers that nobody set up.
+    logging.getLogger("redfence").addHandler(logging.NullHandler())
+    if "GRPC_VERBOSITY" not in os.environ:
+        # For the gRPC library in this process only: `os.environ` is what other programs inherit.
+        os.putenv("GRPC_VERBOSITY", "ERROR")
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -1,0 +1,349 @@
+"""`redfence lock` with real processes: what the command gets, what comes back, and that nothing of it outlives its lease."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from unit.redfence.grpc_fake import GrpcFake, serving
+
+from harness.eventually import eventually
+from harness.ports import free_port
+from harness.processes import CommandProcess, CommandProcesses
+
+Lock = Callable[..., CommandProcess]
+
+# A process that writes its pid, ignores every polite request, and notes the time for as long as it lives.
+_STUBBORN = """
+import os, signal, sys, time
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+with open(sys.argv[1], "w") as file:
+    while True:
+        file.seek(0)
+        file.write(f"{os.getpid()} {time.clock_gettime(time.CLOCK_BOOTTIME):.3f}\\n")
+        file.flush()
+        time.sleep(0.005)
+"""
+
+
+@pytest.fixture
+def fake() -> Iterator[GrpcFake]:
+    """A server whose leases and faults are in the test's hand."""
+    with serving() as grpc_fake:
+        yield grpc_fake
+
+
+@pytest.fixture
+def lock(fake: GrpcFake, commands: CommandProcesses) -> Lock:
+    """Starts `redfence lock r … -- COMMAND`."""
+
+    def start(*command: str, options: tuple[str, ...] = ()) -> CommandProcess:
+        return commands.start_redfence(
+            "lock", "r", *options, "--", *command, environment={"REDFENCE_SERVER": fake.address}
+        )
+
+    return start
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not collected yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except FileNotFoundError:
+        return False
+
+
+async def _pid_in(path: Path) -> int:
+    await eventually(
+        lambda: path.exists() and path.read_text().endswith("\n"), timeout_s=10, interval_s=0.005
+    )
+    return int(path.read_text().split()[0])
+
+
+async def test_the_command_finds_name_and_token_in_its_environment(fake: GrpcFake, lock: Lock) -> None:
+    """REDFENCE_RESOURCE and REDFENCE_TOKEN are exported, and the lock is free afterwards."""
+    run = lock("sh", "-c", "echo $REDFENCE_RESOURCE $REDFENCE_TOKEN")
+    assert await run.wait() == 0
+    assert run.stdout == "r 1\n"
+    assert run.stderr == ""
+    assert fake.server.hold_of("r") is None
+    assert fake.server.counts["release"] == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -15 $$", 143)]
+)
+async def test_the_commands_status_is_passed_through(
+    fake: GrpcFake, lock: Lock, script: str, status: int
+) -> None:
+    """As a shell gives it: 128 + n for signal n."""
+    assert await lock("sh", "-c", script).wait() == status
+    assert fake.server.hold_of("r") is None
+
+
+async def test_a_command_that_does_not_exist_gives_127_and_releases(fake: GrpcFake, lock: Lock) -> None:
+    """As in a shell, with one line that names it."""
+    run = lock("no-such-command", "--flag")
+    assert await run.wait() == 127
+    assert run.stderr == "redfence lock: no-such-command: No such file or directory\n"
+    assert fake.server.hold_of("r") is None
+
+
+async def test_a_command_that_cannot_be_executed_gives_126_and_releases(
+    fake: GrpcFake, lock: Lock, tmp_path: Path
+) -> None:
+    """A file without the right to execute it; a folder."""
+    file = tmp_path / "script"
+    file.write_text("#!/bin/sh\n")
+    for path in (file, tmp_path):
+        run = lock(str(path))
+        assert await run.wait() == 126
+        assert run.stderr == f"redfence lock: {path}: Permission denied\n"
+        assert fake.server.hold_of("r") is None
+
+
+async def test_a_held_lock_gives_75_with_nonblock_and_after_the_wait(
+    fake: GrpcFake, lock: Lock, tmp_path: Path
+) -> None:
+    """The command is not run, and the message tells who holds the lock."""
+    fake.server.grant("r", holder="them", ttl_ms=60_000)
+    for options in (("--nonblock",), ("--wait", "100ms")):
+        run = lock("touch", str(tmp_path / "ran"), options=options)
+        assert await run.wait() == 75
+        assert run.stderr.startswith("redfence lock: 'r' ")
+        assert "held by 'them'" in run.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_without_a_server_it_gives_69(commands: CommandProcesses, tmp_path: Path) -> None:
+    """Nobody to ask: EX_UNAVAILABLE, in one line."""
+    run = commands.start_redfence(
+        "lock", "r", "--server", f"127.0.0.1:{free_port()}", "--", "touch", str(tmp_path / "ran")
+    )
+    assert await run.wait(timeout_s=15) == 69
+    assert run.stderr.startswith("redfence lock: no server could be reached")
+    assert run.stderr.count("\n") == 1
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("r",),
+        ("--", "true"),
+        ("r", "--ttl", "soon", "--", "true"),
+        ("r", "--ttl", "1s", "--kill-after", "900ms", "--", "true"),
+        ("a{b", "--", "true"),
+        ("r", "--ttl", "1ms", "--", "true"),
+        ("r", "--wait", "1", "--nonblock", "--", "true"),
+    ],
+)
+async def test_wrong_usage_gives_2_without_a_traceback(
+    commands: CommandProcesses, arguments: tuple[str, ...]
+) -> None:
+    """No command, no name, no duration, a grace that is too long, a bad name or ttl, a contradiction."""
+    run = commands.start_redfence("lock", *arguments)
+    assert await run.wait() == 2
+    assert "Traceback" not in run.stderr
+    assert "redfence lock: " in run.stderr
+
+
+_HEEDING = """
+import os, signal, sys, time
+number = signal.Signals[sys.argv[1]]
+child = os.fork()
+def heed(*_):
+    if child:
+        os.waitpid(child, 0)
+        os._exit(42)
+    os.write(1, b"child\\n")
+    os._exit(0)
+signal.signal(number, heed)
+os.write(1, b"ready\\n")
+time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"])
+async def test_signals_are_forwarded_to_the_whole_group(fake: GrpcFake, lock: Lock, name: str) -> None:
+    """The command and its child get them, and the command's answer to them counts."""
+    run = lock(sys.executable, "-c", _HEEDING, name)
+    await eventually(lambda: run.stdout.count("ready") == 2, timeout_s=10, interval_s=0.01)
+    run.send_signal(signal.Signals[name])
+    assert await run.wait() == 42
+    assert run.stdout.endswith("child\n")
+    assert fake.server.hold_of("r") is None
+
+
+async def test_a_signal_while_waiting_for_the_lock_ends_the_wait(fake: GrpcFake, lock: Lock) -> None:
+    """SIGTERM before there is a command: 143, no waiter left."""
+    fake.server.grant("r", holder="them", ttl_ms=60_000)
+    run = lock("true")
+    await eventually(lambda: fake.server.waiters("r") == 1, timeout_s=10, interval_s=0.01)
+    run.send_signal(signal.SIGTERM)
+    assert await run.wait() == 143
+    assert fake.server.waiters("r") == 0
+
+
+async def test_the_lock_is_held_for_as_long_as_the_command_runs(fake: GrpcFake, lock: Lock) -> None:
+    """Five times the ttl, renewed; the holder's label is visible."""
+    run = lock("sleep", "1.5", options=("--ttl", "300ms", "--holder", "nightly"))
+    await eventually(lambda: fake.server.hold_of("r"), timeout_s=10)
+    hold = fake.server.hold_of("r")
+    assert hold is not None
+    assert hold.holder == "nightly"
+    assert await run.wait() == 0
+    assert fake.server.counts["renew"] >= 8
+
+
+async def test_a_lease_that_is_lost_kills_at_once(fake: GrpcFake, lock: Lock, tmp_path: Path) -> None:
+    """Somebody else has it now: a command that ignores SIGTERM is dead as soon as that is known; status 122."""
+    mark = tmp_path / "mark"
+    run = lock(sys.executable, "-c", _STUBBORN, str(mark), options=("--ttl", "900ms"))
+    pid = await _pid_in(mark)
+    fake.server.grant("r", holder="them", ttl_ms=60_000)
+    assert await run.wait(timeout_s=2) == 122
+    assert not _alive(pid)
+    assert run.stderr.startswith("redfence lock: the lease is lost\n")
+
+
+@pytest.mark.parametrize("fault", ["frozen", "no quorum", "gone"])
+async def test_every_process_of_the_group_is_dead_before_the_validity_ends(
+    fake: GrpcFake, lock: Lock, tmp_path: Path, fault: str
+) -> None:
+    """Renewals fail: the command, its child and its grandchild, all of which ignore SIGTERM, write nothing past the deadline."""
+    marks = [tmp_path / name for name in ("command", "child", "grandchild")]
+    stubborn = tmp_path / "stubborn.py"
+    stubborn.write_text(_STUBBORN)
+    python = sys.executable
+    script = f"{python} {stubborn} {marks[1]} & (sh -c '{python} {stubborn} {marks[2]} &'); exec {python} {stubborn} {marks[0]}"
+    ttl_s = 2.0
+    run = lock("sh", "-c", script, options=("--ttl", f"{ttl_s}s", "--kill-after", "300ms"))
+    pids = [await _pid_in(mark) for mark in marks]
+    if fault == "gone":
+        await asyncio.to_thread(fake.stop)
+    else:
+        setattr(fake.server, "frozen" if fault == "frozen" else "quorum_lost", True)
+    hold = fake.server.hold_of("r")
+    assert hold is not None
+    expires_at_s = hold.expires_at_ms / 1000
+    assert await run.wait(timeout_s=ttl_s + 2) == 122
+    assert not any(_alive(pid) for pid in pids)
+    last_written_s = [float(mark.read_text().split("\n")[0].split()[1]) for mark in marks]
+    assert max(last_written_s) < expires_at_s - ttl_s / 100
+    assert "the lease cannot be renewed: stopping the command" in run.stderr
+
+
+async def test_sigterm_comes_before_sigkill(fake: GrpcFake, lock: Lock) -> None:
+    """A command that heeds SIGTERM ends in its own way; the status still tells that the lease was lost."""
+    run = lock(
+        "sh",
+        "-c",
+        "trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.01; done",
+        options=("--ttl", "3s", "--kill-after", "1500ms"),
+    )
+    await run.wait_for_line("ready")
+    fake.server.quorum_lost = True
+    assert await run.wait() == 122
+    assert run.stdout == "ready\nbye\n"
+
+
+async def test_what_the_command_leaves_running_is_ended_before_the_release(
+    fake: GrpcFake, lock: Lock, tmp_path: Path
+) -> None:
+    """A background process that ignores SIGTERM gets the grace and then SIGKILL; only then is the lock free."""
+    mark = tmp_path / "mark"
+    stubborn = tmp_path / "stubborn.py"
+    stubborn.write_text(_STUBBORN)
+    run = lock(
+        "sh",
+        "-c",
+        f"{sys.executable} {stubborn} {mark} & while ! test -s {mark}; do sleep 0.01; done; exit 5",
+        options=("--kill-after", "300ms"),
+    )
+    assert await run.wait() == 5
+    pid = await _pid_in(mark)
+    assert not _alive(pid)
+    assert fake.server.hold_of("r") is None
+
+
+async def test_a_command_dies_with_a_wrapper_that_was_killed(
+    fake: GrpcFake, lock: Lock, tmp_path: Path
+) -> None:
+    """Kill -9 of the wrapper: nobody renews, so the command must not go on."""
+    mark = tmp_path / "mark"
+    run = lock(sys.executable, "-c", _STUBBORN, str(mark))
+    pid = await _pid_in(mark)
+    run.kill()
+    await eventually(lambda: not _alive(pid), timeout_s=2)
+
+
+async def test_a_paused_wrapper_learns_the_loss_when_it_goes_on(
+    fake: GrpcFake, lock: Lock, tmp_path: Path
+) -> None:
+    """SIGSTOP past the lease: on SIGCONT the command is killed at once, and 122 tells."""
+    mark = tmp_path / "mark"
+    run = lock(sys.executable, "-c", _STUBBORN, str(mark), options=("--ttl", "600ms"))
+    pid = await _pid_in(mark)
+    run.send_signal(signal.SIGSTOP)
+    await eventually(lambda: fake.server.hold_of("r") is None, timeout_s=5, interval_s=0.01)
+    run.send_signal(signal.SIGCONT)
+    assert await run.wait(timeout_s=3) == 122
+    assert not _alive(pid)
+
+
+async def test_the_command_owns_the_terminal_and_gives_it_back(fake: GrpcFake, tmp_path: Path) -> None:
+    """In a terminal the command can read from it, Ctrl-C reaches it alone, and the shell has the terminal afterwards."""
+    script = tmp_path / "session.sh"
+    redfence = Path(sys.executable).with_name("redfence")
+    script.write_text(
+        f"{redfence} lock r --server {fake.address} -- sh -c 'trap \"echo caught; exit 9\" INT; echo up; read line; sleep 5'\n"
+        "echo status $?\nread after\necho got $after\n"
+    )
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    master, slave = pty.openpty()
+    shell = _shell_in_terminal(script, slave)
+    os.close(slave)
+    seen = b""
+
+    async def until(text: bytes) -> None:
+        nonlocal seen
+        async with asyncio.timeout(10):
+            while text not in seen:
+                seen += await asyncio.to_thread(os.read, master, 1024)
+
+    try:
+        await until(b"up")
+        os.write(master, b"a line\n")
+        await asyncio.sleep(0.1)
+        os.write(master, b"\x03")
+        await until(b"status 9")
+        os.write(master, b"hello\n")
+        await until(b"got hello")
+        assert b"caught" in seen
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(master)
+
+
+def _shell_in_terminal(script: Path, slave: int) -> subprocess.Popen[bytes]:
+    # Becoming the terminal's session leader is a matter of the new process, and Popen has no other word for it.
+    return subprocess.Popen(["sh", str(script)], preexec_fn=lambda: os.login_tty(slave))  # noqa: PLW1509
+
+
+async def test_starting_costs_little(fake: GrpcFake, lock: Lock) -> None:
+    """The whole of `redfence lock -- true` takes well under two seconds, even on a loaded machine."""
+    started = time.monotonic()
+    assert await lock("true").wait() == 0
+    assert time.monotonic() - started < 2

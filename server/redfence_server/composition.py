@@ -84,8 +84,8 @@ async def lock_server(config: ServeConfig) -> AsyncIterator[RunningServer]:
         # The port first: it is the likelier mistake, and nobody is connected to a node in vain.
         port = _bind(server, config.listen)
         await cluster.start(timeout_ms=config.start_timeout_ms)
-        await server.start()
         await grpc_serving.set_health(health, SERVICE_NAMES, serving=True)
+        await server.start()
 
         async def drain() -> None:
             await grpc_serving.set_health(health, SERVICE_NAMES, serving=False)

@@ -1,6 +1,6 @@
 """Typed clients of the storage, one for asyncio and one for threads: same methods, same order, same results and errors.
 
-    with StorageClient("127.0.0.1:7410") as storage:
+    with StorageClient("127.0.0.1:50052") as storage:
         storage.fence("orders/42", token=lease)
         storage.put("orders/42", key="state", value=b"paid", token=lease)
 

@@ -75,7 +75,9 @@ async def _run(arguments: argparse.Namespace) -> int:
             data_dir = arguments.data_dir or Path(stack.enter_context(_scratch()))
             settings = await stack.enter_async_context(_quorum(arguments, data_dir))
             running = await stack.enter_async_context(composition.lock_server(settings))
-            storage, storage_address = await stack.enter_async_context(_storage(arguments, data_dir))
+            storage, storage_address = await stack.enter_async_context(
+                _storage(arguments, settings, data_dir)
+            )
             stop.remove_done_callback(interrupt)
             host = settings.listen.rpartition(":")[0]
             print(
@@ -129,13 +131,14 @@ async def _quorum(arguments: argparse.Namespace, data_dir: Path) -> AsyncIterato
 
 @asynccontextmanager
 async def _storage(
-    arguments: argparse.Namespace, data_dir: Path
+    arguments: argparse.Namespace, settings: config.ServeConfig, data_dir: Path
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """Run the storage demo as a process of its own, and yield it with its address once it is ready."""
     from redfence_server.process_leash import leashed
 
     command = [sys.executable, "-m", "redfence", "storage", "--listen", arguments.storage_listen]
     command += ["--db", str(data_dir / "storage.db")]
+    command += ["--log-format", settings.log_format, "--log-level", settings.log_level]
     # In a session of its own: a terminal's Ctrl-C is for us, and we end it when its callers have gone.
     process = await asyncio.create_subprocess_exec(
         *leashed(command),

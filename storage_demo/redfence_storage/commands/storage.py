@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from redfence_server import log_setup
+from redfence_server.log_setup import LogFormat, LogLevel
+
 if TYPE_CHECKING:
     import grpc
 
@@ -17,7 +20,7 @@ HELP = "serve a small key-value store that refuses stale fencing tokens"
 
 _DB_VARIABLE = "REDFENCE_STORAGE_DB"
 _LISTEN_VARIABLE = "REDFENCE_STORAGE_LISTEN"
-_LISTEN_DEFAULT = "127.0.0.1:7410"
+_LISTEN_DEFAULT = "127.0.0.1:50052"
 # Every call under way is answered within one commit; more is only for a disk that hangs.
 _GRACE_S = 5.0
 _EXIT_UNUSABLE = 2
@@ -38,19 +41,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get(_LISTEN_VARIABLE, _LISTEN_DEFAULT),
         help=f"the address to serve on; port 0 takes any free one [${_LISTEN_VARIABLE}; {_LISTEN_DEFAULT}]",
     )
+    for option, values, default in (
+        ("format", LogFormat, LogFormat.AUTO),
+        ("level", LogLevel, LogLevel.INFO),
+    ):
+        variable = f"REDFENCE_LOG_{option.upper()}"
+        parser.add_argument(
+            f"--log-{option}",
+            type=values,
+            choices=list(values),
+            default=os.environ.get(variable, default),
+            help=f"[${variable}; {default}]",
+        )
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal, and return the exit status: 0, or 2 where the options cannot be served."""
     import asyncio
 
-    from redfence_server import grpc_serving, log_setup
+    from redfence_server import grpc_serving
     from redfence_storage.errors import DatabaseUnusable
     from redfence_storage.sqlite_store import SqliteStore
 
     if not args.db:
         return _refuse(f"say which file to use: --db PATH, or {_DB_VARIABLE}")
-    log_setup.configure()
+    log_setup.configure(log_format=args.log_format, level=args.log_level)
     try:
         store = SqliteStore.open(args.db)
     except DatabaseUnusable as error:
@@ -62,7 +77,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(store: SqliteStore, *, listen: str, db: Path) -> int:
-    import asyncio
 
     from redfence_proto.storage.v1 import storage_pb2_grpc
     from redfence_server import grpc_serving
@@ -75,19 +89,16 @@ async def _serve(store: SqliteStore, *, listen: str, db: Path) -> int:
         storage_pb2_grpc.add_StorageServiceServicer_to_server(StorageServicer(commit), server)
         health = grpc_serving.add_health_and_reflection(server, [SERVICE_NAME])
         port = grpc_serving.bind(server, listen)
+        await grpc_serving.set_health(health, [SERVICE_NAME], serving=True)
         await server.start()
 
         async def say_not_serving() -> None:
             await grpc_serving.set_health(health, [SERVICE_NAME], serving=False)
 
-        until_signal = asyncio.create_task(
-            grpc_serving.run_until_signal(server, on_drain=say_not_serving, grace_s=_GRACE_S),
-            name="until-signal",
-        )
-        await grpc_serving.set_health(health, [SERVICE_NAME], serving=True)
-        # The signals are handled from here on: whoever reads the line may send one at once.
+        # Before the line is printed: whoever reads it may send a signal at once.
+        stop = grpc_serving.stop_signal()
         print(f"redfence storage ready on {listen.rpartition(':')[0]}:{port} (db {db})", flush=True)
-        await until_signal
+        await grpc_serving.run_until_signal(server, on_drain=say_not_serving, grace_s=_GRACE_S, stop=stop)
     finally:
         # After the last call was answered, so that nothing submitted is lost.
         await commit.close()

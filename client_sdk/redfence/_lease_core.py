@@ -157,8 +157,9 @@ class LeaseCore:
         # No grant can end later than a whole ttl from now, whatever clock the server counted the wait on.
         self.deadline_ms = min(sent_at_ms + validity_ms, now_ms + ttl_ms)
         self._renew_until_ms = math.inf if max_hold_ms is None else now_ms + max_hold_ms
-        waited_long = now_ms - sent_at_ms > ttl_ms / _RENEWALS_PER_TTL
-        self._renew_at_ms = now_ms if waited_long else self._regular_renewal_ms(sent_at_ms)
+        # Counted from the sending, like the deadline: after a long wait it is due at once
+        # (test_a_grant_that_waited_longer_than_a_third_of_its_ttl_is_renewed_at_once).
+        self._renew_at_ms = self._regular_renewal_ms(sent_at_ms)
 
     @property
     def state(self) -> LeaseState:

@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
-from itertools import count
 from typing import TypeAlias
 
 from redfence import _requests
@@ -32,8 +30,6 @@ from redfence._calls import (
     LinkCall,
     ReleaseCall,
     RenewCall,
-    StreamCall,
-    UrgentCall,
     Waiter,
 )
 from redfence._config import ClientOptions
@@ -48,18 +44,13 @@ from redfence._errors import (
     from_wire,
 )
 from redfence._lease_core import LeaseCore, LeaseState
+from redfence._outbox import Outbox
 from redfence._randomness import Randomness
 from redfence._requests import AcquireOrder
 from redfence_proto.v1 import lock_pb2
 
 _log = logging.getLogger("redfence")
 
-# A command is at most about 600 bytes (a resource and a holder of 256 bytes each), so a message stays below 64 KiB.
-COMMANDS_PER_MESSAGE_MAX = 100
-# Unanswered at a time on one stream; a server ends a stream that has more than it allows (10,000 by default, and it says how
-# many). Waiting acquires stay unanswered for long, so they may not use up the room that releases and renewals need.
-COMMANDS_IN_FLIGHT_MAX = 9000
-ACQUIRES_SHARE = 0.8
 # A draining server answers what is under way; it gets no longer than this, for no lease is renewed meanwhile.
 DRAIN_MS_MAX = 1000
 # A server that seems cut off is left for another one no more often than this, or all of them would be tried in a circle.
@@ -77,24 +68,17 @@ class SessionCore:
         self._address_count = address_count
         self._alarms: Alarms[_Alarmed] = Alarms()
         self._leases: dict[LeaseCore, None] = {}
-        # To be sent; the urgent ones first. Settled calls are skipped when they surface.
-        self._acquires: deque[AcquireCall] = deque()
-        self._urgent: deque[UrgentCall] = deque()
-        # Sent on the present stream.
-        self._unanswered: dict[int, StreamCall] = {}
-        self._acquires_in_flight = 0
+        self._outbox = Outbox()
         # What has to end before the client may close: releases, and acquires that were given up under way.
         self._cleanups: dict[ReleaseCall | AcquireCall, None] = {}
         self._link_calls: dict[LinkCall, None] = {}
-        self._command_ids = count(1)
-        self._in_flight_max = COMMANDS_IN_FLIGHT_MAX
         self._up = False
         self._heard_at_ms = -math.inf
         self._leave_at_ms = math.inf
         self._left_at_ms = -math.inf
         self._last_error: RedfenceError | None = None
         self._closed = False
-        self._idle_waiter: Waiter | None = None
+        self._idle_waiters: list[Waiter] = []
 
     # What callers want.
 
@@ -102,7 +86,7 @@ class SessionCore:
         """Start an acquisition; `waiter` gets the LeaseCore or the error."""
         self.check_open()
         call = AcquireCall(order, self._randomness.lease_id(), waiter, now_ms)
-        self._acquires.append(call)
+        self._outbox.put(call)
         self._alarms.set(call, self._bound_at_ms(call, now_ms))
         return call
 
@@ -138,11 +122,10 @@ class SessionCore:
     def close(self, waiter: Waiter, *, now_ms: float) -> None:
         """Give up every call and lease; `waiter` is resolved when all releases were answered or given up."""
         self._closed = True
-        self._idle_waiter = waiter
+        self._idle_waiters.append(waiter)
         error = ClosedError("the client was closed during the call")
-        under_way = [call for call in self._unanswered.values() if isinstance(call, AcquireCall)]
-        for call in (*self._acquires, *under_way):
-            if not call.settled and not call.abandoned:
+        for call in self._outbox.acquires():
+            if not call.abandoned:
                 _fail(call.waiter, error)
                 self._abandon(call, now_ms)
         for link_call in list(self._link_calls):
@@ -158,14 +141,12 @@ class SessionCore:
     @property
     def wants_link(self) -> bool:
         """Whether there is anything to do that needs a server."""
-        while self._acquires and self._acquires[0].settled:
-            self._acquires.popleft()
-        return bool(self._acquires or self._cleanups or self._leases or self._link_calls)
+        return bool(self._cleanups or self._leases or self._link_calls or self._outbox.has_queued_acquires)
 
     @property
     def has_output(self) -> bool:
         """Whether `take_batch` may have something to write."""
-        return self._up and not self.leaving and bool(self._urgent or self._acquires)
+        return self._up and not self.leaving and self._outbox.has_queued
 
     @property
     def leaving(self) -> bool:
@@ -178,7 +159,7 @@ class SessionCore:
 
     def should_leave(self, now_ms: float) -> bool:
         """Whether to end this link and go on at another address."""
-        return self.leaving and (now_ms >= self._leave_at_ms or not self._unanswered)
+        return self.leaving and (now_ms >= self._leave_at_ms or not self._outbox.has_unanswered)
 
     def take_batch(self, now_ms: float) -> lock_pb2.SessionRequest | None:
         """Return the commands to write now, in one message; None if there are none. Write it at once.
@@ -187,21 +168,7 @@ class SessionCore:
         """
         if not self.has_output:
             return None
-        batch = lock_pb2.SessionRequest()
-        commands = batch.commands
-        wait_ms_max = self._options.server_wait_ms_max
-        size = 0
-        while size < COMMANDS_PER_MESSAGE_MAX and (call := self._next_call()) is not None:
-            size += 1
-            command_id = next(self._command_ids)
-            call.write(commands.add(id=command_id), now_ms=now_ms, wait_ms_max=wait_ms_max)
-            self._unanswered[command_id] = call
-            if type(call) is AcquireCall:
-                self._acquires_in_flight += 1
-                call.command_id = command_id
-                if call.times_sent > 1:
-                    self._alarms.set(call, self._bound_at_ms(call, now_ms))
-        return batch if size else None
+        return self._outbox.take_batch(now_ms, wait_ms_max=self._options.server_wait_ms_max)
 
     # What happens to the link.
 
@@ -211,9 +178,8 @@ class SessionCore:
         self._heard_at_ms = now_ms
         for link_call in list(self._link_calls):
             self._settle_link_call(link_call, None)
-        for call in self._acquires:
-            if not call.settled:
-                self._alarms.set(call, self._bound_at_ms(call, now_ms))
+        for call in self._outbox.queued_acquires():
+            self._alarms.set(call, self._bound_at_ms(call, now_ms))
         for lease in self._leases:
             lease.renew_soon(now_ms)
             self._alarms.set(lease, lease.wake_at_ms)
@@ -222,13 +188,12 @@ class SessionCore:
         """An address could not be reached, or refused us."""
         self._last_error = error
         if error.error_reason == "TOO_MANY_COMMANDS":
-            self._in_flight_max = max(COMMANDS_PER_MESSAGE_MAX, int(error.metadata["limit"]) * 9 // 10)
+            self._outbox.limit(int(error.metadata["limit"]))
         if isinstance(error, AccessDeniedError):
             # No patience helps against wrong credentials.
-            for call in self._acquires:
-                if not call.settled:
-                    self._end(call)
-                    _fail(call.waiter, error)
+            for call in self._outbox.queued_acquires():
+                self._end(call)
+                _fail(call.waiter, error)
             for link_call in list(self._link_calls):
                 self._settle_link_call(link_call, error)
 
@@ -236,25 +201,22 @@ class SessionCore:
         """The stream is gone, with whatever was unanswered on it; no error means that we left."""
         self._up = False
         self._leave_at_ms = math.inf
-        self._acquires_in_flight = 0
-        lost = [*self._unanswered.values(), *self._urgent]
-        self._unanswered = {}
-        self._urgent = deque(call for call in lost if type(call) is ReleaseCall and not call.settled)
-        again = [call for call in lost if type(call) is AcquireCall and not call.settled]
-        for call in reversed(again):
-            call.command_id = 0
-            if call.abandoned:
+        again: list[AcquireCall] = []
+        for call in self._outbox.take_lost():
+            if isinstance(call, AcquireCall):
+                again.append(call)
+            elif isinstance(call, ReleaseCall):
+                self._outbox.put_first(call)
+            elif isinstance(call, RenewCall):
+                call.lease.renewal_failed(sent_at_ms=now_ms, now_ms=now_ms)
+                self._after(call.lease, now_ms)
+        for acquire in again:
+            if acquire.abandoned:
                 # The server gives it up with the stream; in case it was granted before, release it.
-                self._clean_up(call, now_ms)
-            else:
-                self._acquires.appendleft(call)
-        for call in self._acquires:
-            if not call.settled:
-                self._alarms.set(call, self._bound_at_ms(call, now_ms))
-        for renewal in lost:
-            if type(renewal) is RenewCall:
-                renewal.lease.renewal_failed(sent_at_ms=now_ms, now_ms=now_ms)
-                self._after(renewal.lease, now_ms)
+                self._clean_up(acquire, now_ms)
+        self._outbox.put_back(again)
+        for queued in self._outbox.queued_acquires():
+            self._alarms.set(queued, self._bound_at_ms(queued, now_ms))
         if error is not None:
             self.link_failed(error)
         self._check_idle()
@@ -263,10 +225,8 @@ class SessionCore:
         """The server answered."""
         self._heard_at_ms = now_ms
         for result in response.results:
-            call = self._unanswered.pop(result.id, None)
+            call = self._outbox.take_answered(result.id)
             if type(call) is AcquireCall:
-                self._acquires_in_flight -= 1
-                call.command_id = 0
                 self._acquire_answered(call, result, now_ms)
             elif type(call) is ReleaseCall:
                 self._release_answered(call, result, now_ms)
@@ -306,7 +266,8 @@ class SessionCore:
                 self._queue_release(call.order.resource, call.lease_id, now_ms)
             _fail(call.waiter, answer.error)
         else:
-            self._acquires.append(call)
+            self._outbox.put(call)
+            self._alarms.set(call, self._bound_at_ms(call, now_ms))
             if answer is Again.AFTER_DRAIN:
                 self._leave_by(now_ms + DRAIN_MS_MAX)
             elif answer is Again.ELSEWHERE:
@@ -348,7 +309,7 @@ class SessionCore:
         if call.command_id:
             self._leave_silent(now_ms)
             if not call.abandoned:
-                self._urgent.append(CancelCall(call.command_id))
+                self._outbox.put_first(CancelCall(call.command_id))
         sent = call.times_sent > 0
         if sent:
             self._clean_up(call, now_ms)
@@ -362,7 +323,7 @@ class SessionCore:
         if call.command_id:
             # Under way: the Release follows its answer.
             self._cleanups[call] = None
-            self._urgent.append(CancelCall(call.command_id))
+            self._outbox.put_first(CancelCall(call.command_id))
             self._alarms.set(call, now_ms + self._options.rpc_timeout_ms / 2)
         elif call.times_sent:
             self._clean_up(call, now_ms)
@@ -394,7 +355,7 @@ class SessionCore:
     ) -> None:
         call = ReleaseCall(resource, lease_id, waiter)
         self._cleanups[call] = None
-        self._urgent.append(call)
+        self._outbox.put_first(call)
         self._alarms.set(call, now_ms + self._options.rpc_timeout_ms)
 
     def _release_answered(self, call: ReleaseCall, result: lock_pb2.SessionResult, now_ms: float) -> None:
@@ -405,7 +366,7 @@ class SessionCore:
             if call.waiter is not None and not call.waiter.done():
                 call.waiter.set_result(result.release.outcome == lock_pb2.RELEASE_OUTCOME_RELEASED)
         elif result.error.reason == lock_pb2.ERROR_REASON_DRAINING:
-            self._urgent.append(call)
+            self._outbox.put_first(call)
             self._leave_by(now_ms + DRAIN_MS_MAX)
         else:
             self._settle_release(call, from_wire(result.error))
@@ -423,7 +384,7 @@ class SessionCore:
         if not self._up or self.leaving:
             lease.renewal_failed(sent_at_ms=now_ms, now_ms=now_ms)
             return
-        self._urgent.append(RenewCall(lease))
+        self._outbox.put_first(RenewCall(lease))
         if lease.state is LeaseState.AT_RISK and (lease.asked_at_ms or 0.0) > self._heard_at_ms:
             # Not a word since a renewal was asked for: the server may be frozen, and the next one well.
             self._leave_unfit(now_ms)
@@ -454,18 +415,6 @@ class SessionCore:
                     lease.on_lost()
 
     # The link.
-
-    def _next_call(self) -> StreamCall | None:
-        room = self._in_flight_max - len(self._unanswered)
-        while self._urgent and room > 0:
-            urgent = self._urgent.popleft()
-            if not urgent.settled:
-                return urgent
-        while self._acquires and room > 0 and self._acquires_in_flight < self._in_flight_max * ACQUIRES_SHARE:
-            acquire = self._acquires.popleft()
-            if not acquire.settled:
-                return acquire
-        return None
 
     def _leave_by(self, at_ms: float) -> None:
         self._leave_at_ms = min(self._leave_at_ms, at_ms)
@@ -500,8 +449,10 @@ class SessionCore:
         return error
 
     def _check_idle(self) -> None:
-        if self._idle_waiter is not None and not self._cleanups and not self._idle_waiter.done():
-            self._idle_waiter.set_result(None)
+        if not self._cleanups:
+            for waiter in self._idle_waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
 
 
 def _fail(waiter: Waiter, error: RedfenceError) -> None:

@@ -18,7 +18,7 @@ from redfence import (
     OverloadedError,
     UnavailableError,
 )
-from redfence._session_core import ACQUIRES_SHARE, COMMANDS_IN_FLIGHT_MAX, COMMANDS_PER_MESSAGE_MAX
+from redfence._outbox import ACQUIRES_SHARE, COMMANDS_IN_FLIGHT_MAX, COMMANDS_PER_MESSAGE_MAX
 from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2
 

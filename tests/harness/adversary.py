@@ -1,0 +1,385 @@
+"""A world in which everything that may happen to an Acquire happens at the worst moment, in any order.
+
+The attempts are the product's own (`redlock._Attempt` with its `Tally`); only the nodes and the network are the harness's. A world
+is moved by `moves()` and `make(move)`, so one driver can walk it at random and another one can search it whole.
+
+Time does not pass here: a hold ends when the world says so, at any moment, which is more than any clock can do. Hence only what must
+hold *under every fault* is checked:
+
+T1  No two grants of different leases carry the same token.
+T2  A grant is greater than every grant of another lease that was answered before its attempt began.
+K   What a grant stands on is ended by its release or its expiry, and by nothing else: no undo of another attempt takes it away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Self
+
+from harness.adversary_moves import (
+    Arrive,
+    Begin,
+    DropCounter,
+    End,
+    Expire,
+    GiveUp,
+    Keep,
+    Lose,
+    Move,
+    Parcel,
+    TimeOut,
+)
+from harness.fake_node import FakeNodeState
+from redfence_server.lock_node import (
+    Command,
+    Commit,
+    Granted,
+    Mint,
+    NodeReport,
+    Plain,
+    Release,
+    Renew,
+    Reply,
+    Silence,
+    Undo,
+)
+from redfence_server.quorum import Tally
+from redfence_server.redlock import Granted as Grant
+from redfence_server.redlock import _Attempt
+
+RESOURCE = "orders/42"
+_TTL_MS = 10_000
+
+_HoldName = tuple[int, str]
+"""The node and the nonce: no two holds ever share both."""
+
+
+class Violation(AssertionError):  # noqa: N818  (what was found, not an error of the harness)
+    """An invariant is broken; the message tells which, and by what."""
+
+
+class _StandingStill:
+    """A clock for attempts: no time passes, so no grant is too late."""
+
+    def now_ms(self) -> float:
+        return 0.0
+
+
+def _is_granted(attempt: _Attempt) -> bool:
+    return attempt.outcome.done() and attempt._is_granted()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How often the world may do what is not a delivery. None: without limit.
+
+    Attributes:
+        losses: time-outs, and undos or releases that never arrive.
+    """
+
+    losses: int | None = None
+    expiries: int | None = None
+    dropped_counters: int | None = None
+    give_ups: int | None = None
+    ends: int | None = None
+    keeps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The algorithm under test: the project's own, or a mutant of one of its parts (adversary_mutants.py)."""
+
+    attempt: type[_Attempt] = _Attempt
+    tally: type[Tally] = Tally
+    node: type[FakeNodeState] = FakeNodeState
+
+
+class _Wire:
+    """Where an attempt's commands to one node go: into an outbox, which is emptied after every move."""
+
+    __slots__ = ("index", "outbox")
+
+    def __init__(self, index: int, outbox: list[tuple[int, Command]]) -> None:
+        self.index = index
+        self.outbox = outbox
+
+    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> None:
+        self.outbox.append((self.index, command))
+
+    def report(self) -> NodeReport:
+        raise NotImplementedError
+
+
+class _Player:
+    """An attempt and what the checks know of it."""
+
+    __slots__ = ("attempt", "floor", "lease", "nonces", "token")
+
+    def __init__(self, lease: str) -> None:
+        self.lease = lease
+        self.attempt: _Attempt | None = None
+        self.floor = 0  # the greatest token of other leases that was answered before it began
+        self.nonces: dict[int, str] = {}  # of the holds it was granted, by node
+        self.token = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self.attempt is not None and not self.attempt.outcome.done()
+
+    def copy(self) -> _Player:
+        twin = _Player(self.lease)
+        twin.floor, twin.nonces, twin.token = self.floor, self.nonces.copy(), self.token
+        if self.attempt is not None:
+            twin.attempt = _copy_attempt(self.attempt)
+        return twin
+
+    def key(self) -> Hashable:
+        if self.attempt is None:
+            return None
+        tally = self.attempt._tally
+        tallied = (*tally._replies, *tally._standing, *tally._asked, tally._greatest)
+        return (tallied, self.is_open, self.floor, self.token, *self.nonces.items())
+
+
+def _copy_attempt(attempt: _Attempt) -> _Attempt:
+    twin = copy(attempt)
+    tally = twin._tally = copy(attempt._tally)
+    tally._replies, tally._standing, tally._asked = (
+        *(tally._replies.copy(), tally._standing.copy(), tally._asked.copy()),
+    )
+    if not attempt.outcome.done():
+        twin.outcome = attempt.outcome.get_loop().create_future()
+    return twin
+
+
+class World:
+    """Nodes, attempts, and what is under way between them. `leases` names the lease of each attempt."""
+
+    def __init__(
+        self,
+        leases: tuple[str, ...],
+        *,
+        node_count: int = 3,
+        counters: tuple[int, ...] | None = None,
+        rules: Rules | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.rules = rules or Rules()
+        self.limits = limits or Limits()
+        self.nodes = [self.rules.node() for _ in range(node_count)]
+        for node, count in zip(self.nodes, counters or (0,) * node_count, strict=True):
+            if count:
+                node._count(RESOURCE, count, 0.0)
+        self.players = [_Player(lease) for lease in leases]
+        self.under_way: list[Parcel] = []
+        self.ended: frozenset[str] = frozenset()  # leases that were released
+        self.undone: frozenset[_HoldName] = frozenset()
+        self.stood_on: dict[_HoldName, int] = {}  # and by which attempt's grant
+        self._wires = [_Wire(index, []) for index in range(node_count)]
+        # Hashes of the parts, 0 where one has changed since: most of a copy is shared with its original.
+        self._node_keys = [0] * node_count
+        self._player_keys = [0] * len(leases)
+
+    def copy(self) -> Self:
+        """Return a world in the same state with a future of its own."""
+        twin = copy(self)
+        twin.nodes, twin.players = self.nodes.copy(), self.players.copy()
+        twin._node_keys, twin._player_keys = self._node_keys.copy(), self._player_keys.copy()
+        twin.under_way = self.under_way.copy()
+        twin.stood_on = self.stood_on.copy()
+        return twin
+
+    def key(self) -> int:
+        """Return a hash of what tells this state from every other that can follow from the same beginning."""
+        for index, node in enumerate(self.nodes):
+            if not self._node_keys[index]:
+                self._node_keys[index] = hash((node.high, *node.holds.values(), *node.counters.values()))
+        for index, player in enumerate(self.players):
+            if not self._player_keys[index]:
+                self._player_keys[index] = hash(player.key())
+        history = (self.ended, self.undone, frozenset(self.stood_on.items()), self.limits)
+        return hash((*self._node_keys, *self._player_keys, frozenset(self.under_way), history))
+
+    def _node(self, index: int) -> FakeNodeState:
+        """Return a node to be changed."""
+        self._node_keys[index] = 0
+        node = self.nodes[index] = self.nodes[index].copy()
+        return node
+
+    def _player(self, index: int) -> _Player:
+        """Return an attempt to be changed."""
+        self._player_keys[index] = 0
+        player = self.players[index] = self.players[index].copy()
+        return player
+
+    # --- what may happen ------------------------------------------------------------------------------------------
+
+    def moves(self) -> Iterator[Move]:
+        """Yield everything that may happen next."""
+        limits = self.limits
+        for index, player in enumerate(self.players):
+            if player.attempt is None:
+                # A lease id is never used again after its release: the contract asks for it.
+                if player.lease not in self.ended:
+                    yield Begin(index)
+            elif limits.give_ups != 0 and player.is_open:
+                yield GiveUp(index)
+        for parcel in self.under_way:
+            yield Arrive(parcel)
+            if limits.losses == 0:
+                continue
+            if parcel.told:
+                yield Lose(parcel)
+            elif self.players[parcel.attempt].is_open:
+                yield TimeOut(parcel)
+        for index, node in enumerate(self.nodes):
+            if limits.expiries != 0 and node.holds:
+                yield Expire(index)
+            if limits.dropped_counters != 0 and node.counters:
+                yield DropCounter(index)
+        for lease in sorted({player.lease for player in self.players if player.attempt} - self.ended):
+            if limits.ends != 0:
+                yield End(lease)
+            if limits.keeps != 0:
+                yield Keep(lease)
+
+    def make(self, move: Move) -> None:
+        """Let it happen.
+
+        Raises:
+            Violation: it breaks an invariant.
+        """
+        match move:
+            case Begin(index):
+                self._begin(index)
+            case GiveUp(index):
+                self._spend("give_ups")
+                attempt = self._player(index).attempt
+                assert attempt is not None
+                attempt.give_up()
+                self._post(index)
+            case Arrive(parcel):
+                self.under_way.remove(parcel)
+                if parcel.reply is None:
+                    self._apply(parcel)
+                else:
+                    self._tell(parcel, parcel.reply)
+            case TimeOut(parcel):
+                self._spend("losses")
+                self.under_way.remove(parcel)
+                if parcel.reply is None:
+                    self.under_way.append(replace(parcel, told=True))
+                self._tell(parcel, Silence.TIMED_OUT)
+            case Lose(parcel):
+                self._spend("losses")
+                self.under_way.remove(parcel)
+            case Expire(index):
+                self._spend("expiries")
+                self._node(index).expire(RESOURCE)
+            case DropCounter(index):
+                self._spend("dropped_counters")
+                self._node(index).drop_counter(RESOURCE)
+            case Keep(lease):
+                self._spend("keeps")
+                self._send_all(Renew(RESOURCE, lease))
+            case End(lease):
+                self._spend("ends")
+                self.ended |= {lease}
+                self._send_all(Release(RESOURCE, lease))
+
+    def _spend(self, kind: str) -> None:
+        left = getattr(self.limits, kind)
+        if left is not None:
+            self.limits = replace(self.limits, **{kind: left - 1})
+
+    def _begin(self, index: int) -> None:
+        player = self._player(index)
+        rivals = (each for each in self.players if each.lease != player.lease)
+        player.floor = max((rival.token for rival in rivals), default=0)
+        mint = Mint(RESOURCE, player.lease, f"nonce-{index}", "", _TTL_MS)
+        player.attempt = self.rules.attempt(self._wires, mint, clock=_StandingStill())
+        player.attempt._tally = self.rules.tally(len(self.nodes))
+        player.attempt.start()
+        self._post(index)
+
+    def _post(self, index: int) -> None:
+        """Put what an attempt has sent on its way."""
+        for wire in self._wires:
+            for node, command in wire.outbox:
+                self.under_way.append(
+                    Parcel(index, node, command, None, told=isinstance(command, Undo | Release))
+                )
+            wire.outbox.clear()
+        if not self.players[index].is_open:
+            self.under_way = [
+                replace(parcel, told=True)
+                if parcel.attempt == index and not self._is_awaited(parcel)
+                else parcel
+                for parcel in self.under_way
+                if parcel.attempt != index or parcel.reply is None or self._is_awaited(parcel)
+            ]
+
+    def _is_awaited(self, parcel: Parcel) -> bool:
+        """Tell whether a reply can still change anything: after a grant, a late mint's can, and after a failure none."""
+        player = self.players[parcel.attempt]
+        return not parcel.told and (player.is_open or (player.token > 0 and isinstance(parcel.command, Mint)))
+
+    def _send_all(self, command: Command) -> None:
+        self.under_way += [Parcel(-1, node, command, None, told=True) for node in range(len(self.nodes))]
+
+    def _apply(self, parcel: Parcel) -> None:
+        node = self._node(parcel.node)
+        before = node.holds.get(RESOURCE)
+        reply = node.apply(parcel.command, 0.0)
+        # A release that an attempt sends is a mutant's undo.
+        if reply is Plain.UNDONE or (reply is Plain.RELEASED and parcel.attempt >= 0):
+            assert before is not None
+            self._check_undo(parcel, (parcel.node, before.nonce))
+        if self._is_awaited(parcel):
+            self.under_way.append(replace(parcel, reply=reply))
+
+    def _tell(self, parcel: Parcel, reply: Reply) -> None:
+        player = self._player(parcel.attempt)
+        attempt = player.attempt
+        assert attempt is not None
+        was_open = player.is_open
+        if isinstance(reply, Granted):
+            player.nonces[parcel.node] = reply.nonce
+        if isinstance(parcel.command, Commit):
+            attempt._on_commit(parcel.node, parcel.command.token, reply)
+        else:
+            attempt._on_mint(parcel.node, reply)
+        if was_open and _is_granted(attempt):
+            self._check_grant(parcel.attempt)
+        self._post(parcel.attempt)
+
+    # --- the invariants -------------------------------------------------------------------------------------------
+
+    def _check_grant(self, index: int) -> None:
+        player = self.players[index]
+        assert player.attempt is not None
+        granted = player.attempt.outcome.result()
+        assert isinstance(granted, Grant)
+        token = player.token = granted.token
+        if token <= player.floor:
+            raise Violation(f"T2: attempt {index} got {token}; {player.floor} was granted before it began")
+        for other, rival in enumerate(self.players):
+            if rival.lease != player.lease and rival.token == token:
+                raise Violation(f"T1: attempts {other} and {index} both got {token}")
+        for node, standing in enumerate(player.attempt._tally._standing):
+            if standing != token:
+                continue
+            hold = (node, player.nonces[node])
+            if hold in self.undone and player.lease not in self.ended:
+                raise Violation(f"K: attempt {index} got {token} on node {node}, where its hold was undone")
+            self.stood_on[hold] = index
+
+    def _check_undo(self, parcel: Parcel, hold: _HoldName) -> None:
+        self.undone |= {hold}
+        index = self.stood_on.get(hold)
+        if index is not None and self.players[index].lease not in self.ended:
+            raise Violation(
+                f"K: attempt {parcel.attempt} undid on node {parcel.node} what attempt {index} stands on"
+            )

@@ -1,0 +1,90 @@
+"""What may happen in the adversary's world (adversary.py), one value per event; a list of them is a trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from redfence_server.lock_node import Command, Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A command, or its reply, under way.
+
+    Attributes:
+        attempt: whose it is; -1 for a release or a renewal.
+        told: nobody waits for a reply, or the sender was told that none came in time.
+    """
+
+    attempt: int
+    node: int
+    command: Command
+    reply: Reply | None
+    told: bool
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # A search hashes each of them many times.
+        parts = (self.attempt, self.node, self.command, self.reply, self.told)
+        object.__setattr__(self, "_hash", hash(parts))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+class Begin(NamedTuple):
+    """An attempt begins."""
+
+    attempt: int
+
+
+class GiveUp(NamedTuple):
+    """The caller of an attempt goes away."""
+
+    attempt: int
+
+
+class Arrive(NamedTuple):
+    """A request is applied, or a reply read."""
+
+    parcel: Parcel
+
+
+class TimeOut(NamedTuple):
+    """The sender is told that nothing came; the parcel goes on."""
+
+    parcel: Parcel
+
+
+class Lose(NamedTuple):
+    """A parcel that nobody waits for never arrives."""
+
+    parcel: Parcel
+
+
+class Expire(NamedTuple):
+    """The hold on a node ends before its time."""
+
+    node: int
+
+
+class DropCounter(NamedTuple):
+    """The counter on a node is dropped as idle."""
+
+    node: int
+
+
+class End(NamedTuple):
+    """The owner of a granted lease releases it; or any owner whose attempts all failed, to be sure."""
+
+    lease: str
+
+
+class Keep(NamedTuple):
+    """The owner of a lease renews it."""
+
+    lease: str
+
+
+Move = Begin | GiveUp | Arrive | TimeOut | Lose | Expire | DropCounter | End | Keep

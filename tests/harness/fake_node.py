@@ -1,0 +1,276 @@
+"""A node in memory: the scripts of lua/ as a pure state machine, and a `LockNode` over it whose network a test controls.
+
+`FakeNodeState` has no clock, no I/O and no chance; tests/contract/test_lock_node.py holds it to real nodes, script by script.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Self
+
+from redfence_server.lock_node import (
+    Command,
+    Commit,
+    Granted,
+    Held,
+    Inspect,
+    Mint,
+    NodeReport,
+    NodeState,
+    Plain,
+    Release,
+    Renew,
+    Renewed,
+    Reply,
+    Silence,
+    Undo,
+)
+
+TOKENS_END = 2**53
+"""The first number that no node mints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What the `lock` key of one resource says; it is gone once the clock has passed `expires_at_ms`."""
+
+    digest: str
+    nonce: str
+    shared: bool
+    token: int
+    holder: str
+    ttl_ms: int
+    expires_at_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """What the `counter` key of one resource says, and when it is dropped as idle."""
+
+    value: int
+    expires_at_ms: float
+
+
+class FakeNodeState:
+    """What one node remembers. Keys end by the clock that each call brings along, or by `expire` and `drop_counter`."""
+
+    __slots__ = ("admission", "counter_idle_ms", "counters", "high", "holds")
+
+    def __init__(self, *, admission: str = "admitted", counter_idle_ms: float = float("inf")) -> None:
+        self.admission = admission
+        self.counter_idle_ms = counter_idle_ms
+        self.high: int | None = 0
+        self.holds: dict[str, Hold] = {}
+        self.counters: dict[str, Counter] = {}
+
+    def copy(self) -> Self:
+        """Return a node with the same memory and a life of its own."""
+        twin = type(self)(admission=self.admission, counter_idle_ms=self.counter_idle_ms)
+        twin.high = self.high
+        twin.holds = self.holds.copy()
+        twin.counters = self.counters.copy()
+        return twin
+
+    # --- what the world does to it --------------------------------------------------------------------------------
+
+    def expire(self, resource: str) -> None:
+        """End the hold of a resource before its time, as a clock that jumps does."""
+        self.holds.pop(resource, None)
+
+    def drop_counter(self, resource: str) -> None:
+        """Drop the counter of a resource, as idleness does."""
+        self.counters.pop(resource, None)
+
+    def wipe(self) -> None:
+        """Forget everything, the identity as well: nobody is admitted any more."""
+        self.admission = ""
+        self.high = None
+        self.holds.clear()
+        self.counters.clear()
+
+    # --- what the scripts do --------------------------------------------------------------------------------------
+
+    def apply(self, command: Command, now_ms: float, *, admission: str = "admitted") -> Reply:  # noqa: PLR0911  (one return per script)
+        """Carry out one script at one instant, for a server that was admitted under `admission`."""
+        if admission != self.admission:
+            return Silence.REFUSED
+        hold = self._hold(command.resource, now_ms)
+        match command:
+            case Mint():
+                return self._mint(command, hold, now_ms)
+            case Commit():
+                return self._commit(command, hold, now_ms)
+            case Undo():
+                return self._undo(command, hold)
+            case Renew(resource, digest):
+                if hold is None or hold.digest != digest:
+                    return Plain.NOT_HELD
+                self.holds[resource] = replace(hold, expires_at_ms=now_ms + hold.ttl_ms)
+                return Renewed(hold.token, hold.ttl_ms)
+            case Release(resource, digest):
+                if hold is None or hold.digest != digest:
+                    return Plain.NOT_HELD
+                del self.holds[resource]
+                return Plain.RELEASED
+            case Inspect():
+                return Plain.FREE if hold is None else _held(hold, now_ms)
+
+    def _mint(self, mint: Mint, hold: Hold | None, now_ms: float) -> Reply:
+        if hold is not None and hold.digest != mint.digest:
+            return _held(hold, now_ms)
+        expires_at_ms = now_ms + mint.ttl_ms
+        if hold is not None:
+            self.holds[mint.resource] = replace(
+                hold, shared=True, ttl_ms=mint.ttl_ms, expires_at_ms=expires_at_ms
+            )
+            return Granted(hold.nonce, hold.token)
+        assert self.high is not None, "an admitted node has a high"
+        token = self._counted(mint.resource, now_ms) + 1
+        if token >= TOKENS_END:
+            return Silence.REFUSED
+        self._count(mint.resource, token, now_ms)
+        self.holds[mint.resource] = Hold(
+            mint.digest, mint.nonce, False, token, mint.holder, mint.ttl_ms, expires_at_ms
+        )
+        return Granted(mint.nonce, token)
+
+    def _commit(self, commit: Commit, hold: Hold | None, now_ms: float) -> Reply:
+        if hold is None or (hold.digest, hold.nonce) != (commit.digest, commit.nonce):
+            return Plain.LOST
+        if hold.token < commit.token:
+            self.holds[commit.resource] = replace(hold, token=commit.token)
+        if self._counted(commit.resource, now_ms) < commit.token:
+            self._count(commit.resource, commit.token, now_ms)
+        return Plain.COMMITTED
+
+    def _undo(self, undo: Undo, hold: Hold | None) -> Reply:
+        if hold is None or hold.nonce != undo.nonce or hold.shared:
+            return Plain.KEPT
+        del self.holds[undo.resource]
+        return Plain.UNDONE
+
+    def _hold(self, resource: str, now_ms: float) -> Hold | None:
+        hold = self.holds.get(resource)
+        return None if hold is None or now_ms > hold.expires_at_ms else hold
+
+    def _counted(self, resource: str, now_ms: float) -> int:
+        assert self.high is not None, "an admitted node has a high"
+        counter = self.counters.get(resource)
+        return self.high if counter is None or now_ms > counter.expires_at_ms else counter.value
+
+    def _count(self, resource: str, token: int, now_ms: float) -> None:
+        assert self.high is not None, "an admitted node has a high"
+        self.counters[resource] = Counter(token, now_ms + self.counter_idle_ms)
+        self.high = max(self.high, token)
+
+
+def _held(hold: Hold, now_ms: float) -> Held:
+    return Held(hold.digest, hold.token, hold.holder, max(0, int(hold.expires_at_ms - now_ms)))
+
+
+# --- the LockNode -------------------------------------------------------------------------------------------------
+
+
+class _Call:
+    """One command on its way to the node and back; its sender is told once."""
+
+    __slots__ = ("command", "on_reply", "reply")
+
+    def __init__(self, command: Command, on_reply: Callable[[Reply], None] | None) -> None:
+        self.command = command
+        self.on_reply = on_reply
+        self.reply: Reply | None = None
+
+    def tell(self, reply: Reply) -> None:
+        on_reply, self.on_reply = self.on_reply, None
+        if on_reply is not None:
+            on_reply(reply)
+
+
+class FakeNode:
+    """A `LockNode` in memory.
+
+    Left alone it applies every command and answers it in the next turns of the loop. `hold_requests` and `hold_replies` keep
+    either way back until `deliver` and `answer`; both ways keep the order, as a connection does.
+
+    Attributes:
+        sent: every command it was given, in order, also those that were lost.
+    """
+
+    def __init__(
+        self, index: int, *, now_ms: Callable[[], float], state: FakeNodeState | None = None
+    ) -> None:
+        self.index = index
+        self.state = state if state is not None else FakeNodeState()
+        self.sent: list[Command] = []
+        self.unreachable = False
+        self.hold_requests = False
+        self.hold_replies = False
+        self._now_ms = now_ms
+        self._requests: deque[_Call] = deque()
+        self._replies: deque[_Call] = deque()
+
+    # --- LockNode -------------------------------------------------------------------------------------------------
+
+    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> None:
+        """Carry out `command`; see `LockNode`."""
+        self.sent.append(command)
+        call = _Call(command, on_reply)
+        loop = asyncio.get_running_loop()
+        if self.unreachable:
+            loop.call_soon(call.tell, Silence.UNREACHABLE)
+            return
+        self._requests.append(call)
+        if not self.hold_requests:
+            loop.call_soon(self.deliver)
+
+    def report(self) -> NodeReport:
+        """Tell what is known of the node."""
+        state = NodeState.UNREACHABLE if self.unreachable else NodeState.READY
+        return NodeReport(f"fake:{self.index}", state, "", "run", None, 0.0)
+
+    # --- the network ----------------------------------------------------------------------------------------------
+
+    def deliver(self, count: int = 1) -> None:
+        """Let the next requests arrive and be applied."""
+        for _ in range(min(count, len(self._requests))):
+            call = self._requests.popleft()
+            call.reply = self.state.apply(call.command, self._now_ms())
+            self._replies.append(call)
+            if not self.hold_replies:
+                asyncio.get_running_loop().call_soon(self.answer)
+
+    def answer(self, count: int = 1) -> None:
+        """Let the next replies arrive. Those to commands that timed out are dropped."""
+        for _ in range(min(count, len(self._replies))):
+            call = self._replies.popleft()
+            assert call.reply is not None
+            call.tell(call.reply)
+
+    def time_out(self) -> None:
+        """Tell every sender that nothing came in time. The commands go on and may be applied later."""
+        for call in (*self._replies, *self._requests):
+            call.tell(Silence.TIMED_OUT)
+
+    def break_connection(self) -> None:
+        """Lose everything that is under way, either way, and tell the senders."""
+        lost = (*self._replies, *self._requests)
+        self._replies.clear()
+        self._requests.clear()
+        for call in lost:
+            call.tell(Silence.DISCONNECTED)
+
+    def settle(self) -> None:
+        """Heal the network: what was kept back arrives now, in order, and nothing is kept back any more."""
+        self.hold_requests = self.hold_replies = False
+        while self._requests or self._replies:
+            self.deliver(len(self._requests))
+            self.answer(len(self._replies))
+
+    @property
+    def under_way(self) -> tuple[Command, ...]:
+        """The requests that are kept back."""
+        return tuple(call.command for call in self._requests)

@@ -89,14 +89,13 @@ class AsyncLease:
             raise error
 
     async def release(self) -> bool:
-        """Give the lease back; return whether it was still held. Repeating it is harmless.
+        """Give the lease back; return whether it was still held. Repeating it is harmless, and so is a lost one.
 
         Cancellation: the release goes on in the background, bounded by the rpc timeout.
 
         Raises:
             UnavailableError: the server reached no quorum; the lease ends by its ttl at the latest.
             OutcomeUnknownError: no answer came in time; the same holds.
-            ClosedError: the client was closed, which released it.
         """
         if self._core.state is LeaseState.RELEASED:
             return False
@@ -182,12 +181,12 @@ class AsyncLock:
             raise lost from exc
 
     async def _give_back(self, core: LeaseCore, *, wait: bool) -> None:
+        if not wait:
+            # Only tidying up.
+            self._session.release_soon(core)
+            return
         try:
-            if wait:
-                await self._session.release(core)
-            else:
-                # Only tidying up; nothing to wait for.
-                self._session.release_soon(core)
+            await self._session.release(core)
         except RedfenceError as error:
             # It ends by its ttl; the body's outcome matters more.
             _log.warning("release_failed resource=%r error=%r", core.resource, str(error))

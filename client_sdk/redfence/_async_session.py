@@ -12,7 +12,7 @@ from redfence._calls import AcquireCall
 from redfence._clock import Clock
 from redfence._config import ClientOptions
 from redfence._endpoints import Endpoints
-from redfence._errors import RedfenceError, UnavailableError
+from redfence._errors import ClosedError, RedfenceError, UnavailableError
 from redfence._lease_core import LeaseCore
 from redfence._links import AsyncConnector, AsyncLink, Method
 from redfence._requests import AcquireOrder
@@ -82,9 +82,11 @@ class AsyncSession:
         return await waiter
 
     def release_soon(self, lease: LeaseCore) -> None:
-        """Release without waiting for the answer."""
-        self._core.release(lease, None, now_ms=self._clock.now_ms())
-        self._poke()
+        """Release without waiting for the answer; a closed client has released it."""
+        with contextlib.suppress(ClosedError):
+            self._start()
+            self._core.release(lease, None, now_ms=self._clock.now_ms())
+            self._poke()
 
     async def call(self, method: Method, request: Any) -> Any:
         """Make a single call on the present link; a broken link is replaced once per address.

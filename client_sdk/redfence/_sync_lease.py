@@ -80,12 +80,11 @@ class Lease:
             raise error
 
     def release(self) -> bool:
-        """Give the lease back; return whether it was still held. Repeating it is harmless.
+        """Give the lease back; return whether it was still held. Repeating it is harmless, and so is a lost one.
 
         Raises:
             UnavailableError: the server reached no quorum; the lease ends by its ttl at the latest.
             OutcomeUnknownError: no answer came in time; the same holds.
-            ClosedError: the client was closed, which released it.
         """
         if self._core.state is LeaseState.RELEASED:
             return False
@@ -145,12 +144,12 @@ class Lock:
             raise lost
 
     def _give_back(self, core: LeaseCore, *, wait: bool) -> None:
+        if not wait:
+            # Only tidying up.
+            self._session.release_soon(core)
+            return
         try:
-            if wait:
-                self._session.release(core)
-            else:
-                # Only tidying up; nothing to wait for.
-                self._session.release_soon(core)
+            self._session.release(core)
         except RedfenceError as error:
             # It ends by its ttl; the body's outcome matters more.
             _log.warning("release_failed resource=%r error=%r", core.resource, str(error))

@@ -17,7 +17,7 @@ from typing import Any
 from redfence._clock import Clock
 from redfence._config import ClientOptions
 from redfence._endpoints import Endpoints
-from redfence._errors import RedfenceError, UnavailableError
+from redfence._errors import ClosedError, RedfenceError, UnavailableError
 from redfence._lease_core import LeaseCore
 from redfence._links import Method, SyncConnector, SyncLink
 from redfence._requests import AcquireOrder
@@ -80,8 +80,9 @@ class SyncSession:
         return waiter.result()
 
     def release_soon(self, lease: LeaseCore) -> None:
-        """Release without waiting for the answer."""
-        self._release(lease, None)
+        """Release without waiting for the answer; a closed client has released it."""
+        with suppress(ClosedError):
+            self._release(lease, None)
 
     def _release(self, lease: LeaseCore, waiter: Future[bool] | None) -> None:
         with self._lock:

@@ -226,7 +226,8 @@ async def test_a_closed_client_says_so(client: Any, name: str) -> None:
     with pytest.raises(redfence.LeaseLostError) as lost:
         lease.raise_if_lost()
     assert lost.value.reason is redfence.LossReason.CLIENT_CLOSED
-    for call in (client.acquire(name, ttl=10), client.get_lock(name), lease.release()):
+    assert await lease.release() is False
+    for call in (client.acquire(name, ttl=10), client.get_lock(name)):
         with pytest.raises(redfence.ClosedError):
             await call
 

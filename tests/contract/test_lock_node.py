@@ -1,0 +1,504 @@
+"""One suite over the fake node and over a real node behind a real `NodeLink`: what a command answers and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.eventually import eventually
+from harness.fake_node import FakeNode
+from harness.fixture_types import FlushedNodes
+from harness.redis_nodes import ENGINES, RedisNode, engine_binary
+from redfence_server import cluster_forming
+from redfence_server.clock import SystemClock
+from redfence_server.lock_node import (
+    Command,
+    Commit,
+    Granted,
+    Held,
+    Inspect,
+    LockNode,
+    Mint,
+    NodeState,
+    Plain,
+    Release,
+    Renew,
+    Renewed,
+    Reply,
+    Silence,
+    Undo,
+)
+from redfence_server.node_link import ClusterIdentity, LinkSettings, NodeLink
+from redfence_server.randomness import SystemRandomness
+from redfence_server.redis_dial import NodeUrl
+from redfence_server.scripts import Keyspace, Packer
+
+R = "orders/42"
+A, B = "a" * 64, "b" * 64
+TTL_MS = 30_000
+KEYS = Keyspace()
+
+Fields = dict[str, str]
+"""What a node keeps, by key; each value as text, without what is left of its time."""
+
+
+class Site(Protocol):
+    """A node of either kind, and a look behind it."""
+
+    @property
+    def node(self) -> LockNode: ...
+    async def dump(self) -> dict[str, Fields]: ...
+    async def expire(self, resource: str) -> None: ...
+    async def drop_counter(self, resource: str) -> None: ...
+    async def set_high(self, value: int) -> None: ...
+    async def take_admission_away(self) -> None: ...
+    async def ttl_left_ms(self, resource: str) -> int: ...
+
+
+@dataclass(slots=True)
+class FakeSite:
+    """The fake node; its clock stands still, so that only `expire` ends a hold."""
+
+    node: FakeNode
+
+    async def dump(self) -> dict[str, Fields]:
+        state = self.node.state
+        kept: dict[str, Fields] = {}
+        for resource, hold in state.holds.items():
+            kept[KEYS.lock(resource)] = {
+                "digest": hold.digest,
+                "nonce": hold.nonce,
+                "shared": str(int(hold.shared)),
+                "token": str(hold.token),
+                "holder": hold.holder,
+                "ttl_ms": str(hold.ttl_ms),
+            }
+        for resource, counter in state.counters.items():
+            kept[KEYS.counter(resource)] = {"": str(counter.value)}
+        kept[KEYS.high] = {"": str(state.high)}
+        return kept
+
+    async def expire(self, resource: str) -> None:
+        self.node.state.expire(resource)
+
+    async def drop_counter(self, resource: str) -> None:
+        self.node.state.drop_counter(resource)
+
+    async def set_high(self, value: int) -> None:
+        self.node.state.high = value
+
+    async def take_admission_away(self) -> None:
+        self.node.state.admission = "another"
+
+    async def ttl_left_ms(self, resource: str) -> int:
+        return int(self.node.state.holds[resource].expires_at_ms)
+
+
+@dataclass(slots=True)
+class RealSite:
+    """A real node with a link to it."""
+
+    node: NodeLink
+    redis: RedisNode
+
+    async def dump(self) -> dict[str, Fields]:
+        """Return every key but the identity, and check that only `high` and the identity live for ever."""
+        kept: dict[str, Fields] = {}
+        names = await self.redis.call("KEYS", "*")
+        assert isinstance(names, list)
+        for raw in names:
+            name = raw.decode()
+            ttl_ms = await self.redis.call("PTTL", raw)
+            assert isinstance(ttl_ms, int)
+            assert (ttl_ms == -1) == (name in {KEYS.high, KEYS.node}), (name, ttl_ms)
+            if name == KEYS.node:
+                continue
+            if await self.redis.call("TYPE", raw) == b"string":
+                value = await self.redis.call("GET", raw)
+                assert isinstance(value, bytes)
+                kept[name] = {"": value.decode()}
+            else:
+                flat = await self.redis.call("HGETALL", raw)
+                assert isinstance(flat, list)
+                texts = [each.decode() for each in flat]
+                kept[name] = dict(zip(texts[::2], texts[1::2], strict=True))
+        return kept
+
+    async def expire(self, resource: str) -> None:
+        await self.redis.call("DEL", KEYS.lock(resource))
+
+    async def drop_counter(self, resource: str) -> None:
+        await self.redis.call("DEL", KEYS.counter(resource))
+
+    async def set_high(self, value: int) -> None:
+        await self.redis.call("SET", KEYS.high, value)
+
+    async def take_admission_away(self) -> None:
+        await self.redis.call("HSET", KEYS.node, "admission", "another")
+
+    async def ttl_left_ms(self, resource: str) -> int:
+        left = await self.redis.call("PTTL", KEYS.lock(resource))
+        assert isinstance(left, int)
+        return left
+
+
+async def real_site(redis: RedisNode) -> RealSite:
+    """Return a link that is ready to a node that was just formed."""
+    url = NodeUrl(redis.url)
+    await cluster_forming.form([url], keys=KEYS, ttl_ms_max=300_000, randomness=SystemRandomness())
+    link = NodeLink(
+        url,
+        index=0,
+        settings=LinkSettings(
+            keys=KEYS,
+            packer=Packer(KEYS),
+            node_count=1,
+            node_timeout_ms=2_000,
+            dial_timeout_ms=2_000,
+            assume_durable=False,
+        ),
+        cluster=ClusterIdentity(),
+        clock=SystemClock(),
+        randomness=SystemRandomness(),
+    )
+    link.start()
+    await eventually(lambda: link.report().state is NodeState.READY)
+    return RealSite(link, redis)
+
+
+@pytest.fixture(params=("fake", *ENGINES))
+async def site(request: pytest.FixtureRequest, flushed_nodes: FlushedNodes) -> AsyncIterator[Site]:
+    """The fake node, and a real one of each engine."""
+    if request.param == "fake":
+        yield FakeSite(FakeNode(0, now_ms=lambda: 0.0))
+        return
+    binary = engine_binary(request.param)
+    if binary is None:
+        assert os.environ.get("REDFENCE_REQUIRE_REDIS") != "1", f"no {request.param} on this machine"
+        pytest.skip(f"no {request.param} on this machine")
+    (redis,) = await flushed_nodes(1, binary=binary)
+    real = await real_site(redis)
+    yield real
+    await real.node.close()
+
+
+async def ask(site: Site, command: Command) -> Reply:
+    """Send one command and return its reply."""
+    told: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+    site.node.send(command, told.set_result)
+    assert not told.done(), "a reply never comes before `send` has returned"
+    return await asyncio.wait_for(told, 5)
+
+
+def mint(
+    lease: str = A, nonce: str = "n1", *, resource: str = R, holder: str = "h", ttl_ms: int = TTL_MS
+) -> Mint:
+    """Return a mint of a lease."""
+    return Mint(resource, lease, nonce, holder, ttl_ms)
+
+
+# --- mint ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_mint_of_a_free_lock_takes_it_and_the_next_number(site: Site) -> None:
+    """The hold, the counter and `high` change in one step."""
+    assert await ask(site, mint()) == Granted("n1", 1)
+    assert await site.dump() == {
+        KEYS.lock(R): {
+            "digest": A,
+            "nonce": "n1",
+            "shared": "0",
+            "token": "1",
+            "holder": "h",
+            "ttl_ms": str(TTL_MS),
+        },
+        KEYS.counter(R): {"": "1"},
+        KEYS.high: {"": "1"},
+    }
+    assert TTL_MS - 5_000 < await site.ttl_left_ms(R) <= TTL_MS
+
+
+async def test_a_mint_of_a_held_lock_tells_who_holds_it_and_changes_nothing(site: Site) -> None:
+    """No number is used up by losing."""
+    await ask(site, mint())
+    before = await site.dump()
+    reply = await ask(site, mint(B, "n2", ttl_ms=100))
+    assert isinstance(reply, Held)
+    assert (reply.digest, reply.token, reply.holder) == (A, 1, "h")
+    assert TTL_MS - 5_000 < reply.remaining_ms <= TTL_MS
+    assert await site.dump() == before
+    assert await site.ttl_left_ms(R) > TTL_MS - 5_000
+
+
+async def test_a_retried_mint_answers_the_stored_nonce_and_token_and_marks_the_hold_shared(
+    site: Site,
+) -> None:
+    """That is what makes a retried Acquire idempotent; its ttl starts anew with the retry's length."""
+    await ask(site, mint())
+    assert await ask(site, mint(A, "n2", holder="other", ttl_ms=2 * TTL_MS)) == Granted("n1", 1)
+    kept = (await site.dump())[KEYS.lock(R)]
+    assert kept["shared"] == "1"
+    assert (kept["nonce"], kept["token"], kept["holder"], kept["ttl_ms"]) == ("n1", "1", "h", str(2 * TTL_MS))
+    assert TTL_MS < await site.ttl_left_ms(R) <= 2 * TTL_MS
+
+
+async def test_numbers_grow_across_leases_and_ends(site: Site) -> None:
+    """Neither an undo, a release nor an expiry gives a number back."""
+    assert await ask(site, mint(A, "n1")) == Granted("n1", 1)
+    assert await ask(site, Undo(R, "n1", 0)) is Plain.UNDONE
+    assert await ask(site, mint(B, "n2")) == Granted("n2", 2)
+    assert await ask(site, Release(R, B)) is Plain.RELEASED
+    assert await ask(site, mint(A, "n3")) == Granted("n3", 3)
+    await site.expire(R)
+    assert await ask(site, mint(B, "n4")) == Granted("n4", 4)
+
+
+async def test_a_counter_that_was_dropped_starts_again_at_high(site: Site) -> None:
+    """`high` is no less than the counter ever was, also when another resource raised it."""
+    await ask(site, mint(resource="other"))
+    await ask(site, Commit("other", A, "n1", 70))
+    assert await ask(site, mint()) == Granted("n1", 71)
+    await ask(site, Release(R, A))
+    await site.drop_counter(R)
+    await ask(site, Commit("other", A, "n1", 90))
+    assert await ask(site, mint(B, "n2")) == Granted("n2", 91)
+
+
+async def test_a_counter_that_is_kept_goes_on_beside_a_greater_high(site: Site) -> None:
+    """A busy resource does not make the numbers of the others jump."""
+    assert await ask(site, mint()) == Granted("n1", 1)
+    await ask(site, mint(resource="other"))
+    await ask(site, Commit("other", A, "n1", 500))
+    await ask(site, Release(R, A))
+    assert await ask(site, mint(B, "n2")) == Granted("n2", 2)
+    assert (await site.dump())[KEYS.high] == {"": "500"}
+
+
+@pytest.mark.parametrize("last", [2**53 - 3, 2**53 - 2])
+async def test_tokens_are_exact_up_to_the_last_one_below_2_to_the_53(site: Site, last: int) -> None:
+    """No digit is lost in Lua's doubles."""
+    await site.set_high(last)
+    assert await ask(site, mint()) == Granted("n1", last + 1)
+    held = await ask(site, Inspect(R))
+    assert isinstance(held, Held)
+    assert held.token == last + 1
+    assert (await site.dump())[KEYS.high] == {"": str(last + 1)}
+    assert (await site.dump())[KEYS.counter(R)] == {"": str(last + 1)}
+
+
+async def test_when_the_numbers_are_used_up_a_mint_is_refused_and_changes_nothing(site: Site) -> None:
+    """Failing closed beats two tokens that compare equal."""
+    await site.set_high(2**53 - 1)
+    before = await site.dump()
+    assert await ask(site, mint()) is Silence.REFUSED
+    assert await site.dump() == before
+
+
+@pytest.mark.parametrize("text", ["żółć/锁/🔒", "it's \"quoted\" \\ %s ' ;", "0", " ", "-1e309", "a:b*[c]?"])
+async def test_names_and_labels_are_any_text(site: Site, text: str) -> None:
+    """What callers write is carried through unharmed."""
+    assert await ask(site, mint(resource=text, holder=text)) == Granted("n1", 1)
+    held = await ask(site, mint(B, "n2", resource=text))
+    assert isinstance(held, Held)
+    assert held.holder == text
+    assert KEYS.lock(text) in await site.dump()
+
+
+# --- commit -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_commit_raises_the_hold_the_counter_and_high(site: Site) -> None:
+    """The next number of the resource is greater than the token of the grant."""
+    await ask(site, mint())
+    assert await ask(site, Commit(R, A, "n1", 9)) is Plain.COMMITTED
+    kept = await site.dump()
+    assert kept[KEYS.lock(R)]["token"] == "9"
+    assert (kept[KEYS.counter(R)], kept[KEYS.high]) == ({"": "9"}, {"": "9"})
+
+
+async def test_a_commit_never_lowers(site: Site) -> None:
+    """A smaller one that comes late is acknowledged, for the hold lasts, and changes nothing."""
+    await ask(site, mint())
+    await ask(site, Commit(R, A, "n1", 9))
+    before = await site.dump()
+    assert await ask(site, Commit(R, A, "n1", 5)) is Plain.COMMITTED
+    assert await site.dump() == before
+
+
+async def test_a_commit_after_the_counter_was_dropped_leaves_no_way_to_a_smaller_number(site: Site) -> None:
+    """With `high` above the token there is nothing to store: a fresh counter starts above it."""
+    await ask(site, mint(resource="other"))
+    await ask(site, Commit("other", A, "n1", 50))
+    await ask(site, mint())
+    await site.drop_counter(R)
+    assert await ask(site, Commit(R, A, "n1", 51)) is Plain.COMMITTED
+    await ask(site, Release(R, A))
+    assert await ask(site, mint(B, "n2")) == Granted("n2", 52)
+
+
+@pytest.mark.parametrize(
+    "commit",
+    [Commit(R, A, "n2", 9), Commit(R, B, "n1", 9), Commit("free", A, "n1", 9)],
+    ids=["another nonce", "another lease", "no hold"],
+)
+async def test_a_commit_of_anything_but_the_very_hold_is_refused_and_changes_nothing(
+    site: Site, commit: Commit
+) -> None:
+    """A late commit of a first attempt must not land in a second hold, even of the same lease."""
+    await ask(site, mint())
+    before = await site.dump()
+    assert await ask(site, commit) is Plain.LOST
+    assert await site.dump() == before
+
+
+# --- undo, release, renew, inspect ----------------------------------------------------------------------------------
+
+
+async def test_an_undo_goes_by_the_nonce_alone(site: Site) -> None:
+    """It ends what its own attempt made, not what another attempt of the same lease made; the numbers stay used."""
+    await ask(site, mint())
+    assert await ask(site, Undo(R, "n2", 0)) is Plain.KEPT
+    assert KEYS.lock(R) in await site.dump()
+    assert await ask(site, Undo(R, "n1", 0)) is Plain.UNDONE
+    assert await site.dump() == {KEYS.counter(R): {"": "1"}, KEYS.high: {"": "1"}}
+    assert await ask(site, Undo(R, "n1", 0)) is Plain.KEPT
+
+
+@pytest.mark.parametrize("nonce", ["n1", "n2"])
+async def test_an_undo_keeps_a_hold_that_a_retry_shares(site: Site, nonce: str) -> None:
+    """Another server may be granting it just now; neither of the two attempts may end it."""
+    await ask(site, mint(A, "n1"))
+    await ask(site, mint(A, "n2"))
+    before = await site.dump()
+    assert await ask(site, Undo(R, nonce, 0)) is Plain.KEPT
+    assert await site.dump() == before
+
+
+async def test_a_release_ends_its_own_lease_also_a_shared_one_and_no_other(site: Site) -> None:
+    """Nobody ends another's lease."""
+    await ask(site, mint(A, "n1"))
+    await ask(site, mint(A, "n2"))
+    before = await site.dump()
+    assert await ask(site, Release(R, B)) is Plain.NOT_HELD
+    assert await site.dump() == before
+    assert await ask(site, Release(R, A)) is Plain.RELEASED
+    assert KEYS.lock(R) not in await site.dump()
+    assert await ask(site, Release(R, A)) is Plain.NOT_HELD
+
+
+async def test_a_renewal_starts_the_stored_ttl_anew(site: Site) -> None:
+    """The length is the one it was acquired with, and the token never changes."""
+    await ask(site, mint(ttl_ms=TTL_MS))
+    await ask(site, Commit(R, A, "n1", 9))
+    assert await ask(site, Renew(R, A)) == Renewed(9, TTL_MS)
+    assert TTL_MS - 5_000 < await site.ttl_left_ms(R) <= TTL_MS
+
+
+async def test_a_renewal_never_creates_a_hold_again_and_never_touches_another_lease(site: Site) -> None:
+    """A lost hold that came back could stand beside another's."""
+    await ask(site, mint())
+    before = await site.dump()
+    assert await ask(site, Renew(R, B)) is Plain.NOT_HELD
+    assert await site.dump() == before
+    await site.expire(R)
+    before = await site.dump()
+    assert await ask(site, Renew(R, A)) is Plain.NOT_HELD
+    assert await site.dump() == before
+
+
+async def test_looking_changes_nothing(site: Site) -> None:
+    """It tells the hold without its secrets, or that there is none."""
+    assert await ask(site, Inspect(R)) is Plain.FREE
+    await ask(site, mint())
+    before = await site.dump()
+    reply = await ask(site, Inspect(R))
+    assert isinstance(reply, Held)
+    assert (reply.digest, reply.token, reply.holder) == (A, 1, "h")
+    assert await site.dump() == before
+
+
+# --- admission ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        mint(B, "n2", resource="free"),
+        mint(A, "n2"),
+        Commit(R, A, "n1", 9),
+        Undo(R, "n1", 0),
+        Renew(R, A),
+        Release(R, A),
+        Inspect(R),
+    ],
+    ids=lambda command: type(command).__name__,
+)
+async def test_a_node_that_was_admitted_under_another_id_refuses_and_changes_nothing(
+    site: Site, command: Command
+) -> None:
+    """FLUSHALL and quarantine are noticed in the very script, without a restart."""
+    await ask(site, mint())
+    await site.take_admission_away()
+    before = await site.dump()
+    assert await ask(site, command) is Silence.REFUSED
+    assert await site.dump() == before
+
+
+# --- the twin is honest -----------------------------------------------------------------------------------------------
+
+_resources = st.sampled_from(["x", "y"])
+_leases = st.sampled_from([A, B])
+_nonces = st.sampled_from(["n1", "n2", "n3"])
+_steps: st.SearchStrategy[Command | Callable[[Site], Awaitable[None]]] = st.one_of(
+    st.builds(Mint, _resources, _leases, _nonces, st.text(max_size=3), st.just(TTL_MS)),
+    st.builds(Mint, _resources, _leases, _nonces, st.just(""), st.just(TTL_MS)),
+    st.builds(Commit, _resources, _leases, _nonces, st.integers(1, 12)),
+    st.builds(Undo, _resources, _nonces, st.just(0.0)),
+    st.builds(Renew, _resources, _leases),
+    st.builds(Release, _resources, _leases),
+    st.builds(Inspect, _resources),
+    st.builds(lambda resource: lambda site: site.expire(resource), _resources),
+    st.builds(lambda resource: lambda site: site.drop_counter(resource), _resources),
+)
+
+
+@pytest.mark.slow
+async def test_a_fake_and_a_real_node_cannot_be_told_apart(flushed_nodes: FlushedNodes) -> None:
+    """The same random commands, expiries and dropped counters give the same replies and leave the same keys."""
+    (redis,) = await flushed_nodes(1)
+    real = await real_site(redis)
+    loop = asyncio.get_running_loop()
+
+    async def play(steps: list[Command | Callable[[Site], Awaitable[None]]]) -> None:
+        for resource in "xy":
+            await real.redis.call("DEL", KEYS.lock(resource), KEYS.counter(resource))
+        await real.set_high(0)
+        fake = FakeSite(FakeNode(0, now_ms=lambda: 0.0))
+        sites: tuple[Site, Site] = (fake, real)
+        for step in steps:
+            if callable(step):
+                for site in sites:
+                    await step(site)
+            else:
+                answers = [_timeless(await ask(site, step)) for site in sites]
+                assert answers[0] == answers[1], step
+        assert await fake.dump() == await real.dump()
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(steps=st.lists(_steps, min_size=5, max_size=40))
+    def check(steps: list[Command | Callable[[Site], Awaitable[None]]]) -> None:
+        asyncio.run_coroutine_threadsafe(play(steps), loop).result()
+
+    await asyncio.to_thread(check)
+    await real.node.close()
+
+
+def _timeless(reply: Reply) -> object:
+    return (reply.digest, reply.token, reply.holder) if isinstance(reply, Held) else reply

@@ -247,19 +247,28 @@ def judge_token(replies: Replies, token: int) -> TokenJudgement | None:
     """Decide whether the lease with this token holds a quorum."""
     quorum = majority(len(replies))
     holds = [reply for reply in replies if isinstance(reply, Held)]
-    # By lease and not by token: a node the grant never reached may show another number for the same lease.
-    leases = (group for group in by_lease(holds) if any(hold.token == token for hold in group))
-    most = max(map(len, leases), default=0)
-    silent = sum(isinstance(reply, Silence) for reply in replies)
-    if most >= quorum:
+    unknown = len(replies) - len(holds) - replies.count(Plain.FREE)
+    groups = [[hold.token for hold in group] for group in by_lease(holds)]
+    if any(_shows(group, token, quorum) for group in groups):
         verdict = TokenVerdict.LIVE
-    elif most + silent + replies.count(None) < quorum:
+    # An unknown node can at best show the token itself, for whichever lease.
+    elif not any(_shows(group + [token] * unknown, token, quorum) for group in [*groups, []]):
         verdict = TokenVerdict.NOT_LIVE
     elif None in replies:
         return None
     else:
         verdict = TokenVerdict.NO_QUORUM
     return TokenJudgement(verdict, present_hold(holds))
+
+
+def _shows(tokens: Sequence[int], token: int, quorum: int) -> bool:
+    """Tell whether what nodes show for one lease proves that this is its token.
+
+    A node the grant never reached may show another number for the lease, even one that an earlier lease was granted. But that
+    lease's quorum shares a node with any quorum of this one, and there this one minted more: so the greatest number of a
+    quorum is never a stale one, and a smaller one counts only if a quorum shows it.
+    """
+    return tokens.count(token) >= quorum or (len(tokens) >= quorum and token == max(tokens))
 
 
 def judge_all_answered(replies: Replies) -> Replies | None:

@@ -114,6 +114,8 @@ class Tally:
                 self._standing[node] = max(self._standing[node], token)
         else:
             self._standing[node] = 0
+            if isinstance(reply, Silence):
+                self._replies[node] = reply
         return self._decide()
 
     def may_hold(self, node: int) -> bool:

@@ -225,6 +225,21 @@ def test_a_refusal_tells_why(vector: list[Reply], failure: Failure) -> None:
     assert refusals[-1].failure is failure
 
 
+@pytest.mark.parametrize(
+    ("reply", "failure"),
+    [(Plain.LOST, Failure.EXPIRED), (Silence.TIMED_OUT, Failure.NO_QUORUM)],
+)
+def test_a_commit_that_failed_tells_expiry_from_silence(reply: Reply, failure: Failure) -> None:
+    """A node that falls silent between mint and commit is not one that was slower than the ttl is long."""
+    tally = Tally(3)
+    tally.minted(0, granted(1, 0))
+    tally.minted(1, granted(2, 1))
+    tally.minted(2, Silence.TIMED_OUT)
+    refusal = tally.committed(0, 2, reply)
+    assert isinstance(refusal, Refusal)
+    assert refusal.failure is failure
+
+
 def test_only_a_node_that_answered_held_surely_has_no_hold_of_the_attempt() -> None:
     """Silence may hide a mint that was applied, or will be."""
     tally = Tally(5)

@@ -198,13 +198,13 @@ async def until(look: Callable[[], Awaitable[object]], *, timeout_s: float = 5.0
         raise AssertionError(f"did not come true in {timeout_s:g} s") from None
 
 
-async def until_no_locks(nodes: Sequence[RedisNode]) -> None:
+async def until_no_locks(nodes: Sequence[RedisNode], *, timeout_s: float = 5.0) -> None:
     """Return once no node has a lock key; fail if one stays."""
 
     async def clean() -> bool:
         return not await locks_left(nodes)
 
     try:
-        await until(clean)
+        await until(clean, timeout_s=timeout_s)
     except AssertionError:
         raise AssertionError(f"lock keys stay on the nodes: {await locks_left(nodes)}") from None

@@ -1,0 +1,499 @@
+"""The lock server over nodes that die and networks that break: what callers are told, and what is left on the nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc
+import pytest
+
+from harness.eventually import eventually
+from harness.failures import Failure, failure_of
+from harness.fixture_types import FreshNodes
+from harness.lock_load import LockLoad
+from harness.redis_nodes import RedisNode
+from harness.servers import (
+    FormedNodes,
+    LockServer,
+    Serve,
+    acquire_request,
+    form,
+    locks_left,
+    memories,
+    memory,
+    new_lease_id,
+    now_ms,
+    until,
+    until_no_locks,
+)
+from harness.session_caller import SessionCaller
+from redfence_proto.v1 import lock_pb2
+from redfence_proto.v1.lock_pb2 import (
+    ACQUIRE_OUTCOME_GRANTED,
+    ERROR_REASON_CANCELLED,
+    ERROR_REASON_QUORUM_UNAVAILABLE,
+    NODE_STATE_QUARANTINED,
+    NODE_STATE_READY,
+    NODE_STATE_UNREACHABLE,
+    RELEASE_OUTCOME_RELEASED,
+    TOKEN_STATE_LIVE,
+)
+from redfence_server.node_admission import examine
+from redfence_server.redis_dial import NodeUrl, dial
+from redfence_server.scripts import Keyspace
+
+NAME = "orders/42"
+LOCK_KEY = b"redfence:lock:orders/42"
+IDENTITY_KEY = b"redfence:node"
+NODE_TIMEOUT_MS = 300
+pytestmark = pytest.mark.slow
+
+
+async def proxied(nodes: Sequence[RedisNode], serve: Serve) -> LockServer:
+    """Serve through proxies, every node ready."""
+    server = await serve(nodes, proxied=True, node_timeout_ms=NODE_TIMEOUT_MS, dial_timeout_ms=300)
+    await all_ready(server)
+    return server
+
+
+async def all_ready(server: LockServer) -> None:
+    """Every node votes."""
+    await server.until_states(*[NODE_STATE_READY] * len(server.nodes))
+
+
+async def until_connected(server: LockServer) -> None:
+    """The server is connected through every proxy, and every node votes."""
+    await eventually(lambda: all(proxy.connection_count for proxy in server.proxies))
+    await all_ready(server)
+
+
+async def until_holding(nodes: Sequence[RedisNode], count: int) -> None:
+    """So many lock keys are on the nodes, all in all."""
+
+    async def reached() -> bool:
+        return len(await locks_left(nodes)) == count
+
+    await until(reached)
+
+
+async def until_answering(server: LockServer) -> None:
+    """The server has noticed what broke, has mended it, and grants."""
+
+    async def grants() -> bool:
+        try:
+            lease = (await server.acquire("probe", ttl_ms=1_000)).lease
+        except grpc.aio.AioRpcError:
+            return False
+        await server.release("probe", lease.lease_id)
+        return bool(lease.fencing_token)
+
+    await until(grants)
+
+
+# --- nodes that die ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [3, 5])
+async def test_a_minority_killed_under_load_costs_no_caller_more_than_a_retry(
+    count: int, fresh_formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """Sixteen callers of two servers go on; tokens stay unique and ordered, through the death and the return."""
+    nodes = await fresh_formed_nodes(count)
+    servers = [await serve(nodes), await serve(nodes)]
+    minority = nodes[: (count - 1) // 2]
+    async with LockLoad(*servers) as load:
+        await load.until_granted(150)
+        for node in minority:
+            node.kill()
+        await load.until_granted(150)
+        for node in minority:
+            await node.start()
+        for server in servers:
+            await all_ready(server)
+        await load.until_granted(150)
+    load.history.check()
+    await until_no_locks(nodes)
+
+
+async def test_a_majority_killed_is_told_at_once_grants_nothing_and_is_back_after_the_restart(
+    fresh_formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """Every call fails UNAVAILABLE far sooner than a timeout; nodes that fsync every write vote again with what they knew."""
+    nodes = await fresh_formed_nodes(3)
+    server = await serve(nodes, node_timeout_ms=1_000)
+    await all_ready(server)
+    held = (await server.acquire("held", ttl_ms=60_000)).lease
+    before = [await memory(node) for node in nodes[:2]]
+    for node in nodes[:2]:
+        node.kill()
+    sent_at_ms = now_ms()
+    for number in range(50):
+        for call in (
+            server.acquire(f"orders/{number}", wait_ms=60_000),
+            server.release("free", held.lease_id),
+            server.look("held"),
+            server.check("held", held.fencing_token),
+        ):
+            failure = await failure_of(call)
+            assert failure.is_retryable
+            assert failure.reason == ERROR_REASON_QUORUM_UNAVAILABLE
+    # Two hundred calls, one after another, in less than two node timeouts: none waited for one.
+    assert now_ms() - sent_at_ms < 2_000
+    await until_holding(nodes[2:], 1)
+    for node in nodes[:2]:
+        await node.start()
+    await all_ready(server)
+    for node, remembered in zip(nodes, before, strict=False):
+        # All but its identity, which names the present run.
+        now = await memory(node)
+        assert {**now, IDENTITY_KEY: remembered[IDENTITY_KEY]} == remembered
+    assert (await server.check("held", held.fencing_token)).state == TOKEN_STATE_LIVE
+    assert await server.release("held", held.lease_id) == RELEASE_OUTCOME_RELEASED
+    assert (await server.acquire("held")).lease.fencing_token > held.fencing_token
+
+
+async def test_a_lease_outlives_the_restart_of_every_node_one_after_the_other(
+    fresh_formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """Rolling through the nodes loses neither the lease nor the order of tokens."""
+    nodes = await fresh_formed_nodes(3)
+    server = await serve(nodes)
+    lease = (await server.acquire(NAME, ttl_ms=60_000)).lease
+    for node in nodes:
+        await all_ready(server)
+        await node.restart()
+        assert (await server.check(NAME, lease.fencing_token)).state == TOKEN_STATE_LIVE
+    await all_ready(server)
+    assert await server.release(NAME, lease.lease_id) == RELEASE_OUTCOME_RELEASED
+    assert (await server.acquire(NAME)).lease.fencing_token > lease.fencing_token
+
+
+async def test_a_node_that_may_have_forgotten_does_not_vote_again_by_itself(
+    fresh_nodes: FreshNodes, serve: Serve
+) -> None:
+    """Without an fsync on every write a restarted node is quarantined, and says why; the others go on."""
+    nodes = await fresh_nodes(3, appendfsync="everysec")
+    await form(nodes)
+    server = await serve(nodes)
+    await all_ready(server)
+    await nodes[1].restart()
+    await server.until_states(NODE_STATE_READY, NODE_STATE_QUARANTINED, NODE_STATE_READY)
+    assert "appendfsync is everysec" in (await server.status()).nodes[1].detail
+    assert (await server.acquire(NAME)).outcome == ACQUIRE_OUTCOME_GRANTED
+    assert await locks_left([nodes[1]]) == []
+
+
+async def test_a_wiped_node_is_noticed_at_the_next_command_and_two_of_three_are_no_quorum(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """FLUSHALL takes a node out of every quorum at once; more than a minority lost fails closed."""
+    nodes = await formed_nodes(3)
+    server = await serve(nodes)
+    await all_ready(server)
+    first = (await server.acquire("first")).lease
+    await nodes[0].call("FLUSHALL")
+    assert (await server.acquire(NAME)).lease.fencing_token > 0
+    await server.until_states(NODE_STATE_QUARANTINED, NODE_STATE_READY, NODE_STATE_READY)
+    assert "wiped" in (await server.status()).nodes[0].detail
+    await nodes[1].call("FLUSHALL")
+    for _ in range(3):
+        failure = await failure_of(server.acquire("first", wait_ms=1_000))
+        assert failure.reason == ERROR_REASON_QUORUM_UNAVAILABLE
+    assert await memories(nodes[:2]) == [{}, {}]
+    assert (await failure_of(server.check("first", first.fencing_token))).is_retryable
+
+
+# --- networks that break --------------------------------------------------------------------------------------------
+
+
+async def test_a_node_that_swallows_everything_delays_no_call_beyond_the_others(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """Five hundred acquires, one after another, while one of five nodes has answered none of them."""
+    server = await proxied(await formed_nodes(5), serve)
+    black_hole = server.proxies[4]
+    black_hole.drop()
+    answered_bytes = black_hole.replies.passed_bytes
+    began_at_ms = now_ms()
+    tokens = []
+    async with SessionCaller(server) as session:
+        for _ in range(500):
+            lease = (await session.acquire(NAME)).acquire.lease
+            tokens.append(lease.fencing_token)
+            assert (await session.release(NAME, lease.lease_id)).release.outcome == RELEASE_OUTCOME_RELEASED
+    assert black_hole.replies.passed_bytes == answered_bytes
+    assert tokens == sorted(set(tokens))
+    assert now_ms() - began_at_ms < 1_000 * NODE_TIMEOUT_MS / 10
+    await black_hole.heal()
+    await all_ready(server)
+
+
+async def test_a_slow_minority_delays_nobody_and_a_slow_majority_delays_by_its_own_time(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """One node of three 200 ms late is not waited for; two are, and the grant's validity is still the whole ttl's."""
+    server = await proxied(await formed_nodes(3), serve)
+    server.proxies[0].delay(replies_ms=200)
+    sent_at_ms = now_ms()
+    for _ in range(20):
+        lease = (await server.acquire(NAME)).lease
+        assert await server.release(NAME, lease.lease_id) == RELEASE_OUTCOME_RELEASED
+    assert now_ms() - sent_at_ms < 20 * 200
+    server.proxies[1].delay(replies_ms=200)
+    sent_at_ms = now_ms()
+    lease = (await server.acquire(NAME, ttl_ms=10_000)).lease
+    took_ms = now_ms() - sent_at_ms
+    assert took_ms >= 200
+    # The ttl runs since the mint was sent, so the way of the replies is part of the validity and adds nothing to it.
+    assert lease.validity.ToMilliseconds() <= 10_000 - 102 + took_ms - 200
+
+
+async def test_a_release_does_not_overtake_a_slow_mint(formed_nodes: FormedNodes, serve: Serve) -> None:
+    """On a node whose requests are late the mint comes first and the release after it: no orphan is left."""
+    nodes = await formed_nodes(3)
+    server = await proxied(nodes, serve)
+    server.proxies[2].delay(requests_ms=150)
+    lease = (await server.acquire(NAME, ttl_ms=60_000)).lease
+    assert await server.release(NAME, lease.lease_id) == RELEASE_OUTCOME_RELEASED
+    assert await locks_left([nodes[2]]) == []
+    counter = b"redfence:counter:orders/42"
+
+    async def minted() -> bool:
+        return counter in await memory(nodes[2])
+
+    await until(minted)
+    await until_no_locks(nodes)
+
+
+@pytest.mark.parametrize("count", [3, 5])
+async def test_a_mint_whose_replies_are_lost_on_a_quorum_fails_and_is_undone_everywhere(
+    count: int, formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """The caller is told UNAVAILABLE, no node keeps its key, and the next caller is granted a greater token."""
+    nodes = await formed_nodes(count)
+    server = await proxied(nodes, serve)
+    first = (await server.acquire(NAME)).lease
+    await server.release(NAME, first.lease_id)
+    await until_no_locks(nodes)
+    for proxy in server.proxies[: count // 2 + 1]:
+        proxy.lose_replies(1)
+    failure = await failure_of(server.acquire(NAME, ttl_ms=60_000))
+    assert failure.reason == ERROR_REASON_QUORUM_UNAVAILABLE
+    assert failure.is_retryable
+    await until_no_locks(nodes)
+    await until_connected(server)
+    second = (await server.acquire(NAME)).lease
+    assert second.fencing_token > first.fencing_token + 1, "the lost attempt minted as well"
+
+
+async def test_a_mint_whose_replies_time_out_on_a_quorum_fails_and_is_undone_everywhere(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """The nodes are reached but never heard of: the undo takes the same way as the mint."""
+    nodes = await formed_nodes(3)
+    server = await proxied(nodes, serve)
+    for proxy in server.proxies[:2]:
+        proxy.drop(requests=False)
+    failure = await failure_of(server.acquire(NAME, ttl_ms=60_000))
+    assert failure.reason == ERROR_REASON_QUORUM_UNAVAILABLE
+    assert failure.metadata["nodes"] == "0=timed_out,1=timed_out"
+    await until_no_locks(nodes)
+    for proxy in server.proxies[:2]:
+        await proxy.heal()
+    await until_answering(server)
+
+
+async def test_a_mint_that_arrives_long_after_its_timeout_is_undone(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """Requests held back by the network are applied when it heals, and their undo right behind them."""
+    nodes = await formed_nodes(3)
+    server = await proxied(nodes, serve)
+    for proxy in server.proxies[:2]:
+        proxy.hold(replies=False)
+    failure = await failure_of(server.acquire(NAME, ttl_ms=60_000))
+    assert failure.reason == ERROR_REASON_QUORUM_UNAVAILABLE
+    for proxy in server.proxies[:2]:
+        await proxy.heal()
+
+    async def minted() -> bool:
+        return all(b"redfence:counter:orders/42" in each for each in await memories(nodes))
+
+    await until(minted)
+    await until_no_locks(nodes)
+
+
+@pytest.mark.parametrize("count", [3, 5])
+async def test_a_reply_lost_on_a_minority_is_not_noticed_by_the_caller(
+    count: int, formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """The grant stands on the others, and its release ends it on every node that is connected again."""
+    nodes = await formed_nodes(count)
+    server = await proxied(nodes, serve)
+    for proxy in server.proxies[: (count - 1) // 2]:
+        proxy.lose_replies(1)
+    lease = (await server.acquire(NAME, ttl_ms=60_000)).lease
+    await until_holding(nodes, count)
+    await until_connected(server)
+    assert (await server.check(NAME, lease.fencing_token)).state == TOKEN_STATE_LIVE
+    assert await server.release(NAME, lease.lease_id) == RELEASE_OUTCOME_RELEASED
+    await until_no_locks(nodes)
+
+
+async def test_a_node_that_missed_a_release_keeps_the_key_until_the_ttl_and_no_longer_and_blocks_nobody(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """A release that could not be sent is not sent later, for it could end a later hold; a minority's orphans hold up no one."""
+    nodes = await formed_nodes(3)
+    server = await proxied(nodes, serve)
+    lease = (await server.acquire(NAME, ttl_ms=1_000)).lease
+    server.proxies[0].refuse()
+    await server.until_states(NODE_STATE_UNREACHABLE, NODE_STATE_READY, NODE_STATE_READY)
+    assert await server.release(NAME, lease.lease_id) == RELEASE_OUTCOME_RELEASED
+    await server.proxies[0].heal()
+    await all_ready(server)
+    assert await locks_left(nodes) == [LOCK_KEY]
+    following = (await server.acquire(NAME)).lease
+    assert following.fencing_token > lease.fencing_token
+    assert await server.release(NAME, following.lease_id) == RELEASE_OUTCOME_RELEASED
+    await until_no_locks(nodes)
+
+
+async def test_connections_reset_under_load_cost_no_caller_more_than_a_retry(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """Every connection is broken, one at a time and then all at once."""
+    nodes = await formed_nodes(3)
+    server = await proxied(nodes, serve)
+    async with LockLoad(server) as load:
+        await load.until_granted(100)
+        for proxy in server.proxies:
+            proxy.reset()
+            await load.until_granted(20)
+        for proxy in server.proxies:
+            proxy.reset()
+        await load.until_granted(100)
+    load.history.check()
+    await all_ready(server)
+    await until_no_locks(nodes)
+
+
+async def test_replies_in_slices_are_put_together(formed_nodes: FormedNodes, serve: Serve) -> None:
+    """A network may cut bytes anywhere."""
+    server = await proxied(await formed_nodes(3), serve)
+    for proxy in server.proxies:
+        proxy.slice(slice_bytes=3)
+    async with LockLoad(server, callers=4) as load:
+        await load.until_granted(30)
+    assert not load.failures
+    load.history.check()
+
+
+async def test_an_undo_that_could_not_be_sent_is_delivered_once_the_connection_is_made_again(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """While the nodes are away they keep the failed attempt's keys; when they are back they lose them, long before the ttl."""
+    nodes = await formed_nodes(3)
+    server = await proxied(nodes, serve)
+    for proxy in server.proxies[:2]:
+        proxy.hold(requests=False)
+    acquiring = asyncio.create_task(failure_of(server.acquire(NAME, ttl_ms=60_000)))
+    await until_holding(nodes, 3)
+    for proxy in server.proxies[:2]:
+        proxy.refuse()
+    failure = await acquiring
+    assert failure.metadata["nodes"] == "0=disconnected,1=disconnected"
+    await until_holding([nodes[2]], 0)
+    assert len(await locks_left(nodes)) == 2
+    for proxy in server.proxies[:2]:
+        await proxy.heal()
+    await until_no_locks(nodes)
+
+
+async def test_a_server_can_be_stopped_at_every_step_of_connecting(formed_nodes: FormedNodes) -> None:
+    """A cancellation is never lost on the way to a node: whatever the step, the connecting ends at once."""
+    [node] = await formed_nodes(1)
+
+    async def connect() -> None:
+        dialled = await dial(NodeUrl(node.url), timeout_ms=5_000)
+        try:
+            await examine(dialled, Keyspace())
+        finally:
+            await dialled.close()
+
+    for step_count in range(1_000):
+        connecting = asyncio.create_task(connect())
+        for _ in range(step_count):
+            await asyncio.sleep(0)
+        if connecting.done():
+            break
+        connecting.cancel()
+        await asyncio.wait([connecting])
+        assert connecting.cancelled(), f"lost at step {step_count}"
+    assert step_count > 10, "there was nothing to cancel"
+
+
+# --- callers that give up while nodes are slow ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["call cancelled", "deadline", "cancel command", "stream cancelled"])
+async def test_an_acquire_given_up_while_its_mint_is_under_way_leaves_no_key_once_all_is_quiet(
+    how: str, formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """The nodes have minted and their replies are late; whoever gave up does not hold the resource afterwards."""
+    nodes = await formed_nodes(3)
+    server = await serve(nodes, proxied=True, node_timeout_ms=10_000)
+    await all_ready(server)
+    for proxy in server.proxies:
+        proxy.hold(requests=False)
+    session = SessionCaller(server)
+    if how == "call cancelled":
+        call = server.locks.Acquire(acquire_request(NAME, ttl_ms=60_000))
+        await until_holding(nodes, 3)
+        call.cancel()
+    elif how == "deadline":
+        failure = await failure_of(server.acquire(NAME, ttl_ms=60_000, timeout_s=0.4))
+        assert failure.is_retryable
+    else:
+        acquiring = session.acquire(NAME, ttl_ms=60_000)
+        await until_holding(nodes, 3)
+        if how == "cancel command":
+            assert (await session.cancel_command(1)).cancel.found is True
+            assert Failure.of_message((await acquiring).error).reason == ERROR_REASON_CANCELLED
+        else:
+            await session.cancel()
+    # The undo needs no reply to be sent: requests still pass.
+    await until_no_locks(nodes)
+    for proxy in server.proxies:
+        await proxy.heal()
+    await session.cancel()
+    assert (await server.acquire(NAME)).outcome == ACQUIRE_OUTCOME_GRANTED
+
+
+async def test_an_undo_of_a_failed_attempt_spares_the_retry_that_another_server_granted(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """The first server's replies are lost; before its undo is out, the caller's retry is granted elsewhere and stays so."""
+    nodes = await formed_nodes(3)
+    cut_off, elsewhere = await serve(nodes, proxied=True, node_timeout_ms=10_000), await serve(nodes)
+    await all_ready(cut_off)
+    lease_id = new_lease_id()
+    for proxy in cut_off.proxies:
+        proxy.hold(requests=False)
+    call = cut_off.locks.Acquire(acquire_request(NAME, ttl_ms=60_000, lease_id=lease_id))
+    await until_holding(nodes, 3)
+    granted = (await elsewhere.acquire(NAME, ttl_ms=60_000, lease_id=lease_id)).lease
+    carried = [proxy.requests.passed_bytes for proxy in cut_off.proxies]
+    call.cancel()
+    await eventually(
+        lambda: all(
+            proxy.requests.passed_bytes > before
+            for proxy, before in zip(cut_off.proxies, carried, strict=True)
+        )
+    )
+    assert (await elsewhere.check(NAME, granted.fencing_token)).state == TOKEN_STATE_LIVE
+    assert len(await locks_left(nodes)) == 3
+    async with SessionCaller(elsewhere) as session:
+        renewed = (await session.renew(NAME, lease_id)).renew
+        assert renewed.state == lock_pb2.LEASE_STATE_ACTIVE

@@ -1,0 +1,274 @@
+"""The real algorithm over fake nodes: who is told what, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from harness.fake_node import FakeNode
+from harness.virtual_loop import LoopClock, on_virtual_time
+from redfence_server.lock_node import Command, Commit, Granted, Held, Inspect, Mint, Plain, Undo
+from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, RenewVerdict
+from redfence_server.redlock import AttemptOutcome, Redlock, TooLate
+from redfence_server.redlock import Granted as Grant
+
+R = "orders/42"
+A, B = "a" * 64, "b" * 64
+TTL_MS = 1_000
+
+
+class Ids:
+    """Ids in order, and no jitter."""
+
+    def __init__(self, first: int = 0) -> None:
+        self._ids = itertools.count(first)
+
+    def hex_id(self) -> str:
+        """Return the next id."""
+        return f"nonce-{next(self._ids)}"
+
+    def uniform(self, low: float, high: float) -> float:
+        """Return the greatest number allowed."""
+        return high
+
+
+def fake_nodes(count: int = 3) -> list[FakeNode]:
+    """Return nodes that share the loop's clock."""
+    return [FakeNode(index, now_ms=LoopClock().now_ms) for index in range(count)]
+
+
+def redlock(nodes: list[FakeNode], *, first_id: int = 0) -> Redlock:
+    """Return the algorithm as one server runs it."""
+    return Redlock(nodes, clock=LoopClock(), randomness=Ids(first_id))
+
+
+async def acquire(lock: Redlock, lease: str = A) -> AttemptOutcome:
+    """Try once."""
+    return await lock.attempt(resource=R, digest=lease, ttl_ms=TTL_MS, holder="h")
+
+
+async def settle(nodes: list[FakeNode]) -> None:
+    """Let everything arrive that is still under way, and what is sent because of it."""
+    for _ in range(5):
+        for node in nodes:
+            node.settle()
+        await asyncio.sleep(0.001)
+
+
+def held_on(nodes: list[FakeNode]) -> list[int]:
+    """Return which nodes hold the resource."""
+    looks = [node.state.apply(Inspect(R), LoopClock().now_ms()) for node in nodes]
+    return [index for index, look in enumerate(looks) if isinstance(look, Held)]
+
+
+def sent(node: FakeNode, kind: type[Command]) -> list[Command]:
+    """Return the commands of one kind that a node was sent."""
+    return [command for command in node.sent if isinstance(command, kind)]
+
+
+def raise_counter(node: FakeNode, value: int) -> None:
+    """Bring a node's counter on, as attempts did that reached only this one."""
+    for number in range(value):
+        assert node.state.apply(Mint(R, B, f"earlier-{number}", "", TTL_MS), 0.0)
+        assert node.state.apply(Undo(R, f"earlier-{number}", 0), 0.0) is Plain.UNDONE
+
+
+@on_virtual_time
+async def test_a_steady_grant_takes_one_round_trip() -> None:
+    """One mint per node and nothing else."""
+    nodes = fake_nodes()
+    assert await acquire(redlock(nodes)) == Grant(1, 0.0)
+    await settle(nodes)
+    assert [len(node.sent) for node in nodes] == [1, 1, 1]
+
+
+@on_virtual_time
+async def test_a_slow_node_delays_nobody_and_is_aligned_when_it_answers() -> None:
+    """The quorum decides; a late mint is raised to the grant by a commit, so that the next attempt needs none."""
+    nodes = fake_nodes()
+    for node in nodes[:2]:
+        raise_counter(node, 4)
+    nodes[2].hold_requests = True
+    assert await acquire(redlock(nodes)) == Grant(5, 0.0)
+    await settle(nodes)
+    assert sent(nodes[2], Commit) == [Commit(R, A, "nonce-0", 5)]
+    assert [node.state.holds[R].token for node in nodes] == [5, 5, 5]
+
+
+@on_virtual_time
+async def test_nodes_that_disagree_commit_the_greatest() -> None:
+    """The example on which the popular recipe fails: (2, 0, 0), and the nodes with 2 and 0 answer."""
+    nodes = fake_nodes()
+    raise_counter(nodes[0], 2)
+    nodes[2].unreachable = True
+    assert await acquire(redlock(nodes)) == Grant(3, 0.0)
+    await settle(nodes)
+    assert nodes[1].state.holds[R].token == 3
+
+
+@on_virtual_time
+async def test_after_a_failure_every_node_that_may_hold_is_undone_and_no_other() -> None:
+    """Also the silent ones, which may apply the mint later; not those that answered that another lease holds."""
+    nodes = fake_nodes(5)
+    for node in nodes[:3]:
+        node.state.apply(Mint(R, B, "theirs", "", TTL_MS), 0.0)
+    nodes[4].hold_requests = True
+    outcome = await acquire(redlock(nodes))
+    assert isinstance(outcome, Refusal)
+    assert outcome.failure is Failure.HELD
+    assert [len(sent(node, Undo)) for node in nodes] == [0, 0, 0, 1, 1]
+    await settle(nodes)
+    assert held_on(nodes) == [0, 1, 2]
+
+
+@on_virtual_time
+async def test_without_a_quorum_of_answers_what_was_minted_is_undone() -> None:
+    """A minority's hold would stand in the way of the next attempt for a whole ttl."""
+    nodes = fake_nodes()
+    nodes[0].unreachable = nodes[1].unreachable = True
+    outcome = await acquire(redlock(nodes))
+    assert isinstance(outcome, Refusal)
+    assert outcome.failure is Failure.NO_QUORUM
+    assert [node for node, _ in outcome.silent] == [0, 1]
+    await settle(nodes)
+    assert held_on(nodes) == []
+
+
+@pytest.mark.parametrize("turns", range(8))
+@on_virtual_time
+async def test_a_cancelled_acquire_leaves_nothing_wherever_it_was(turns: int) -> None:
+    """Cancelled after any number of turns of the loop, with any part of the commands delivered."""
+    for held_back in itertools.product((False, True), repeat=3):
+        nodes = fake_nodes()
+        raise_counter(nodes[0], 2)  # so that there is a commit to be cancelled in
+        for node, back in zip(nodes, held_back, strict=True):
+            node.hold_requests = back
+        task = asyncio.ensure_future(acquire(redlock(nodes)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        told_of_a_grant = task.done()
+        task.cancel()
+        await asyncio.wait([task])
+        await settle(nodes)
+        assert bool(held_on(nodes)) == told_of_a_grant
+
+
+@on_virtual_time
+async def test_a_grant_in_the_very_turn_of_a_cancellation_is_undone() -> None:
+    """Nobody will be told of it."""
+    nodes = fake_nodes()
+    for node in nodes:
+        node.hold_replies = True
+    task = asyncio.ensure_future(acquire(redlock(nodes)))
+    await asyncio.sleep(0.001)
+    assert held_on(nodes) == [0, 1, 2]
+    for node in nodes:
+        node.answer()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await settle(nodes)
+    assert held_on(nodes) == []
+
+
+@on_virtual_time
+async def test_validity_counts_from_before_the_send_and_a_grant_too_late_is_undone() -> None:
+    """A quorum that takes as long as the ttl grants nothing that is worth having."""
+    for late_ms, is_granted in ((980, True), (990, False), (5_000, False)):
+        nodes = fake_nodes()
+        for node in nodes:
+            node.hold_replies = True
+        began_at_ms = LoopClock().now_ms()
+        task = asyncio.ensure_future(acquire(redlock(nodes)))
+        await asyncio.sleep(late_ms / 1000)
+        for node in nodes:
+            node.answer()
+        outcome = await task
+        await settle(nodes)
+        if is_granted:
+            assert isinstance(outcome, Grant)
+            assert outcome.minted_at_ms == began_at_ms
+        else:
+            assert isinstance(outcome, TooLate)
+            assert outcome.elapsed_ms == pytest.approx(late_ms)
+            assert held_on(nodes) == []
+
+
+@on_virtual_time
+async def test_a_retry_of_a_granted_lease_at_another_server_gets_the_same_token() -> None:
+    """The first answer was lost; the retry finds the holds and shares them."""
+    nodes = fake_nodes()
+    first = await acquire(redlock(nodes))
+    retried = await acquire(redlock(nodes, first_id=100))
+    assert isinstance(first, Grant)
+    assert isinstance(retried, Grant)
+    assert retried.token == first.token
+    assert all(node.state.holds[R].shared for node in nodes)
+
+
+@on_virtual_time
+async def test_a_failed_retry_does_not_end_the_grant_that_it_repeats() -> None:
+    """Its undo goes by its own nonce."""
+    nodes = fake_nodes()
+    await acquire(redlock(nodes))
+    nodes[0].unreachable = nodes[1].unreachable = True
+    outcome = await acquire(redlock(nodes, first_id=100))
+    assert isinstance(outcome, Refusal)
+    nodes[0].unreachable = nodes[1].unreachable = False
+    await settle(nodes)
+    assert held_on(nodes) == [0, 1, 2]
+
+
+@on_virtual_time
+async def test_an_undo_of_the_first_try_does_not_end_the_grant_of_its_retry() -> None:
+    """The retry shared what the first try had made, just before the first try's undo came."""
+    nodes = fake_nodes()
+    for node in nodes:
+        node.hold_replies = True
+    first = asyncio.ensure_future(acquire(redlock(nodes)))
+    await asyncio.sleep(0.001)
+    for node in nodes:
+        node.hold_requests = True  # the undo will be on its way
+    for node in nodes:
+        node.time_out()
+    assert isinstance(await first, Refusal)
+    retry = Mint(R, A, "nonce-100", "h", TTL_MS)
+    assert [node.state.apply(retry, 0.0) for node in nodes] == [Granted("nonce-0", 1)] * 3
+    await settle(nodes)
+    assert held_on(nodes) == [0, 1, 2]
+
+
+@on_virtual_time
+async def test_two_rivals_never_both_have_it_and_the_later_token_is_greater() -> None:
+    """Over and over, with releases in between."""
+    nodes = fake_nodes(5)
+    mine, theirs = redlock(nodes), redlock(nodes, first_id=1_000)
+    last = 0
+    for _ in range(20):
+        outcomes = await asyncio.gather(acquire(mine, A), acquire(theirs, B))
+        await settle(nodes)
+        granted = [
+            (lease, each) for lease, each in zip((A, B), outcomes, strict=True) if isinstance(each, Grant)
+        ]
+        assert len(granted) == 1
+        ((lease, grant),) = granted
+        assert grant.token > last
+        last = grant.token
+        assert await mine.release(resource=R, digest=lease) is ReleaseVerdict.RELEASED
+        await settle(nodes)
+        assert held_on(nodes) == []
+
+
+@on_virtual_time
+async def test_a_lease_is_renewed_and_released_by_any_server() -> None:
+    """It lives in the nodes."""
+    nodes = fake_nodes()
+    await acquire(redlock(nodes))
+    other = redlock(nodes)
+    assert (await other.renew(resource=R, digest=A)).verdict is RenewVerdict.ACTIVE
+    assert (await other.renew(resource=R, digest=B)).verdict is RenewVerdict.LOST
+    assert await other.release(resource=R, digest=B) is ReleaseVerdict.NOT_HELD
+    assert await other.release(resource=R, digest=A) is ReleaseVerdict.RELEASED
+    assert all(isinstance(reply, Plain | Held) for reply in await other.inspect(R))

@@ -1,0 +1,274 @@
+"""What the lock server does for its callers, on virtual time over fake nodes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from harness.fake_node import FakeNode
+from harness.virtual_loop import LoopClock, on_virtual_time
+from redfence_server.errors import (
+    DrainingError,
+    NoQuorumError,
+    TooManyWaitersError,
+    ValidityExhaustedError,
+)
+from redfence_server.lock_node import Mint, Undo
+from redfence_server.lock_service import LockService
+from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotGranted
+from redfence_server.quorum import RenewVerdict
+from redfence_server.randomness import SystemRandomness
+from redfence_server.redlock import Redlock
+
+R = "orders/42"
+MINE, THEIRS = LeaseId("a" * 32), LeaseId("b" * 32)
+TTL_MS = 10_000
+FOREVER_MS = 600_000
+
+
+def fake_nodes(count: int = 3) -> list[FakeNode]:
+    """Return nodes that share the loop's clock."""
+    return [FakeNode(index, now_ms=LoopClock().now_ms) for index in range(count)]
+
+
+def service(nodes: list[FakeNode], *, waiters_max: int = 100) -> LockService:
+    """Return one server's lock service."""
+    clock, randomness = LoopClock(), SystemRandomness()
+    return LockService(
+        Redlock(nodes, clock=clock, randomness=randomness),
+        clock=clock,
+        randomness=randomness,
+        ttl_ms_max=lambda: 300_000,
+        waiters_max=waiters_max,
+    )
+
+
+def call(
+    lease: LeaseId = MINE, *, wait_ms: int = 0, ttl_ms: int = TTL_MS, answer_within_ms: float | None = None
+) -> AcquireCall:
+    """Return an Acquire that has arrived now."""
+    return AcquireCall(
+        R, lease, ttl_ms, f"holder {lease.digest[:2]}", wait_ms, LoopClock().now_ms(), answer_within_ms
+    )
+
+
+def now_ms() -> float:
+    """Return the present instant."""
+    return LoopClock().now_ms()
+
+
+@on_virtual_time
+async def test_a_free_lock_is_granted_at_once_with_a_validity_from_the_arrival() -> None:
+    """The ttl less the drift, and nothing was waited for."""
+    assert await service(fake_nodes()).acquire(call()) == Lease(1, TTL_MS - 102)
+    assert now_ms() == 0
+
+
+@on_virtual_time
+async def test_a_held_lock_is_told_at_once_to_who_does_not_wait() -> None:
+    """Losing is an outcome, and names the holder."""
+    server = service(fake_nodes())
+    await server.acquire(call(THEIRS))
+    began_ms = now_ms()
+    outcome = await server.acquire(call(MINE))
+    assert outcome == NotGranted(CurrentHold(f"holder {THEIRS.digest[:2]}", 1, TTL_MS), waited=False)
+    assert now_ms() == began_ms
+
+
+@on_virtual_time
+async def test_a_waiter_gets_the_lock_soon_after_its_release_and_the_wait_is_in_its_validity() -> None:
+    """The caller counts from its send, so what it waited is added."""
+    nodes = fake_nodes()
+    server, other = service(nodes), service(nodes)
+    await other.acquire(call(THEIRS))
+    waiting = asyncio.ensure_future(server.acquire(call(wait_ms=FOREVER_MS)))
+    await asyncio.sleep(3)
+    assert not waiting.done()
+    assert (await server.look(R)).waiters == 1
+    await other.release(R, THEIRS)
+    released_ms = now_ms()
+    lease = await waiting
+    assert isinstance(lease, Lease)
+    assert lease.token == 2
+    assert now_ms() - released_ms <= 130
+    assert lease.validity_ms == pytest.approx(now_ms() + TTL_MS - 102, abs=1)
+    assert (await server.look(R)).waiters == 0
+
+
+@on_virtual_time
+async def test_a_waiter_gets_the_lock_of_a_holder_that_died() -> None:
+    """Expiry needs no notice."""
+    server = service(fake_nodes())
+    await server.acquire(call(THEIRS))
+    lease = await server.acquire(call(wait_ms=FOREVER_MS))
+    assert isinstance(lease, Lease)
+    assert TTL_MS <= now_ms() <= TTL_MS + 1_000
+
+
+@on_virtual_time
+async def test_a_wait_ends_when_it_was_asked_to_end() -> None:
+    """Neither a pause early nor a pause late."""
+    server = service(fake_nodes())
+    await server.acquire(call(THEIRS))
+    outcome = await server.acquire(call(wait_ms=1_000))
+    assert isinstance(outcome, NotGranted)
+    assert outcome.waited
+    assert now_ms() == pytest.approx(1_000, abs=2)
+
+
+@on_virtual_time
+async def test_a_wait_ends_before_the_callers_deadline() -> None:
+    """The answer has to reach the caller first."""
+    server = service(fake_nodes())
+    await server.acquire(call(THEIRS))
+    outcome = await server.acquire(call(wait_ms=FOREVER_MS, answer_within_ms=1_000))
+    assert isinstance(outcome, NotGranted)
+    assert 850 <= now_ms() <= 950
+
+
+@on_virtual_time
+async def test_an_attempt_that_outlasts_the_callers_deadline_is_undone() -> None:
+    """The outcome is known: nothing is granted."""
+    nodes = fake_nodes()
+    for node in nodes:
+        node.hold_replies = True
+    with pytest.raises(NoQuorumError):
+        await service(nodes).acquire(call(answer_within_ms=1_000))
+    assert now_ms() == pytest.approx(950, abs=2)
+    await asyncio.sleep(0.001)
+    assert all(any(isinstance(each, Undo) for each in node.sent) for node in nodes)
+    assert not any(node.state.holds for node in nodes)
+
+
+@on_virtual_time
+async def test_without_a_quorum_the_call_fails_at_once_even_if_it_would_wait() -> None:
+    """Waiting would not bring the nodes back; the message names them."""
+    nodes = fake_nodes()
+    nodes[0].unreachable = nodes[2].unreachable = True
+    with pytest.raises(NoQuorumError) as told:
+        await service(nodes).acquire(call(wait_ms=FOREVER_MS))
+    assert told.value.silent == "0=unreachable,2=unreachable"
+    assert now_ms() < 5
+
+
+@on_virtual_time
+async def test_a_split_between_rivals_is_tried_again_and_someone_wins() -> None:
+    """Three callers with one node each: nobody is granted, all undo, and one comes through soon."""
+    nodes = fake_nodes()
+    servers = [service(nodes) for _ in range(3)]
+    leases = [LeaseId(digit * 32) for digit in "123"]
+    for node in nodes:
+        node.hold_requests = True
+    tasks = [asyncio.ensure_future(s.acquire(call(lease))) for s, lease in zip(servers, leases, strict=True)]
+    await asyncio.sleep(0.001)
+    # Each node gets another rival's mint first.
+    for node in nodes:
+        node._requests.rotate(node.index)
+        node.settle()
+    outcomes = await asyncio.gather(*tasks)
+    assert sum(isinstance(outcome, Lease) for outcome in outcomes) == 1
+    assert now_ms() < 200
+
+
+@on_virtual_time
+async def test_a_split_that_lasts_is_told_after_a_bounded_number_of_tries() -> None:
+    """Leftovers of others that nobody undoes end by their ttl; the caller is told that it is held."""
+    nodes = fake_nodes()
+    for node in nodes[1:]:
+        node.state.apply(Mint(R, f"{node.index}" * 64, "left", "", TTL_MS), 0.0)
+    assert isinstance(await service(nodes).acquire(call()), NotGranted)
+    assert len([each for each in nodes[0].sent if isinstance(each, Mint)]) == 4
+
+
+@on_virtual_time
+async def test_a_quorum_that_is_slower_than_the_ttl_is_no_grant() -> None:
+    """The caller is told to ask for a longer one."""
+    nodes = fake_nodes()
+    for node in nodes:
+        node.hold_replies = True
+    task = asyncio.ensure_future(service(nodes).acquire(call(ttl_ms=100)))
+    await asyncio.sleep(0.2)
+    for node in nodes:
+        node.answer()
+    with pytest.raises(ValidityExhaustedError):
+        await task
+
+
+@on_virtual_time
+async def test_a_drain_sends_waiters_away_at_once_and_takes_no_new_ones() -> None:
+    """They go on at another server, with the same lease id."""
+    server = service(fake_nodes())
+    await server.acquire(call(THEIRS))
+    waiting = asyncio.ensure_future(server.acquire(call(wait_ms=FOREVER_MS)))
+    await asyncio.sleep(1)
+    server.drain()
+    with pytest.raises(DrainingError):
+        await waiting
+    assert now_ms() == 1_000
+    with pytest.raises(DrainingError):
+        await server.acquire(call())
+    # Leases are kept and ended to the last.
+    assert (await server.renew(R, THEIRS)).verdict is RenewVerdict.ACTIVE
+    assert await server.release(R, THEIRS)
+
+
+@on_virtual_time
+async def test_waiters_are_bounded_and_a_waiter_that_goes_away_makes_room() -> None:
+    """The one above the bound is refused; who does not wait is not counted."""
+    server = service(fake_nodes(), waiters_max=2)
+    await server.acquire(call(THEIRS))
+    waiting = [asyncio.ensure_future(server.acquire(call(LeaseId(c * 32), wait_ms=FOREVER_MS))) for c in "12"]
+    await asyncio.sleep(0.5)
+    with pytest.raises(TooManyWaitersError):
+        await server.acquire(call(wait_ms=FOREVER_MS))
+    assert isinstance(await server.acquire(call()), NotGranted)
+    waiting[0].cancel()
+    await asyncio.wait(waiting[:1])
+    third = asyncio.ensure_future(server.acquire(call(wait_ms=FOREVER_MS)))
+    await asyncio.sleep(0.5)
+    assert not third.done()
+    assert (await server.look(R)).waiters == 2
+    for task in (*waiting, third):
+        task.cancel()
+    await asyncio.wait([*waiting, third])
+    assert (await server.look(R)).waiters == 0
+
+
+@on_virtual_time
+async def test_a_renewal_that_comes_too_late_is_at_risk_and_a_lost_one_is_lost() -> None:
+    """A renewal is worth what is left of it."""
+    nodes = fake_nodes()
+    server = service(nodes)
+    await server.acquire(call(ttl_ms=1_000))
+    assert (await server.renew(R, MINE)).validity_ms == 1_000 - 12
+    for node in nodes:
+        node.hold_replies = True
+    task = asyncio.ensure_future(server.renew(R, MINE))
+    await asyncio.sleep(0.99)
+    for node in nodes:
+        node.answer()
+    assert (await task).verdict is RenewVerdict.AT_RISK
+    for node in nodes:
+        node.settle()
+    await asyncio.sleep(2)
+    assert (await server.renew(R, MINE)).verdict is RenewVerdict.LOST
+
+
+@on_virtual_time
+async def test_looking_and_checking_need_a_quorum_of_answers() -> None:
+    """Fewer could hide the holder."""
+    nodes = fake_nodes()
+    server = service(nodes)
+    await server.acquire(call())
+    assert (await server.check_token(R, 1)).live
+    assert not (await server.check_token(R, 2)).live
+    nodes[0].unreachable = True
+    assert (await server.look(R)).current == CurrentHold(f"holder {MINE.digest[:2]}", 1, TTL_MS)
+    nodes[1].unreachable = True
+    with pytest.raises(NoQuorumError):
+        await server.look(R)
+    with pytest.raises(NoQuorumError):
+        await server.check_token(R, 1)
+    with pytest.raises(NoQuorumError):
+        await server.release(R, MINE)

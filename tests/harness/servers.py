@@ -46,23 +46,18 @@ class LockServer:
 
     def __init__(
         self,
-        running: RunningServer,
         channel: grpc.aio.Channel,
         *,
-        nodes: Sequence[RedisNode],
-        proxies: Sequence[TcpProxy],
+        nodes: Sequence[RedisNode] = (),
+        proxies: Sequence[TcpProxy] = (),
+        running: RunningServer | None = None,
     ) -> None:
-        self.running = running
+        self._running = running
         self.channel = channel
         self.nodes = nodes
         self.proxies = proxies
         self.locks = lock_pb2_grpc.LockServiceStub(channel)
         self.admin = lock_pb2_grpc.AdminServiceStub(channel)
-
-    @property
-    def target(self) -> str:
-        """Where it serves."""
-        return f"127.0.0.1:{self.running.port}"
 
     async def acquire(
         self, resource: str, *, timeout_s: float | None = None, **fields: Any
@@ -105,9 +100,10 @@ class LockServer:
 
     def drain(self, *, grace_ms: int = 5_000) -> asyncio.Task[None]:
         """Do what SIGTERM does; the task ends when the server has."""
+        assert self._running is not None, "it runs elsewhere"
         stop: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
         stop.set_result(signal.SIGTERM)
-        return asyncio.create_task(composition.drain_at(stop, self.running, grace_ms=grace_ms))
+        return asyncio.create_task(composition.drain_at(stop, self._running, grace_ms=grace_ms))
 
 
 class Serve(Protocol):
@@ -133,11 +129,11 @@ async def serving(
     if proxies:
         urls = [proxy.url(url) for proxy, url in zip(proxies, urls, strict=True)]
     settings = {"listen": "127.0.0.1:0", **settings}
-    async with composition.lock_server(config.load({"nodes": urls, **settings})) as running:
-        # Its own connection, or two servers of one test could be told apart by nobody but gRPC's pool.
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{running.port}", options) as channel:
-            yield LockServer(running, channel, nodes=nodes, proxies=proxies)
+    async with (
+        composition.lock_server(config.load({"nodes": urls, **settings})) as running,
+        grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel,
+    ):
+        yield LockServer(channel, nodes=nodes, proxies=proxies, running=running)
 
 
 async def form(nodes: Sequence[RedisNode], *, ttl_ms_max: int = bounds.TTL_MS_MAX_DEFAULT) -> str:

@@ -1,0 +1,131 @@
+"""The lock server under load: nothing is lost, refused or left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from harness.servers import FormedNodes, LockServer, Serve, memories, now_ms, serving, until
+from harness.session_caller import SessionCaller
+from harness.token_history import TokenHistory
+from redfence_proto.v1.lock_pb2 import (
+    ACQUIRE_OUTCOME_GRANTED,
+    ACQUIRE_OUTCOME_HELD,
+    RELEASE_OUTCOME_RELEASED,
+    KeepAliveRequest,
+)
+
+pytestmark = pytest.mark.slow
+
+
+async def test_a_burst_of_3000_concurrent_calls_on_one_channel_is_answered_to_the_last(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """None is CANCELLED by the transport: each of a thousand resources is granted once and told held twice."""
+    # Long, for a busy machine is no reason to miss a node.
+    server = await serve(await formed_nodes(3), node_timeout_ms=10_000)
+    responses = await asyncio.gather(
+        *(server.acquire(f"orders/{number % 1_000}", ttl_ms=60_000) for number in range(3_000))
+    )
+    outcomes = Counter(response.outcome for response in responses)
+    assert outcomes == {ACQUIRE_OUTCOME_GRANTED: 1_000, ACQUIRE_OUTCOME_HELD: 2_000}
+
+
+async def acquire_and_release(
+    session: SessionCaller, *, names: list[str], pair_count: int, history: TokenHistory
+) -> None:
+    """Take and give back one resource after another, each of which others want as well."""
+    for turn in range(pair_count):
+        began_at_ms = now_ms()
+        result = await session.acquire(names[turn % len(names)], ttl_ms=30_000, wait_ms=60_000)
+        assert result.acquire.outcome == ACQUIRE_OUTCOME_GRANTED, result
+        grant = history.note(result.acquire.lease, began_at_ms=began_at_ms)
+        result = await session.release(grant.resource, grant.lease_id)
+        assert result.release.outcome == RELEASE_OUTCOME_RELEASED, result
+
+
+async def test_10000_pairs_by_64_callers_over_5_nodes_have_no_error_rising_tokens_and_leave_no_lock(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """The acceptance run: over one session; at the end each node keeps its identity, its high and its counters, and no more."""
+    nodes = await formed_nodes(5)
+    server = await serve(nodes, node_timeout_ms=10_000)
+    history = TokenHistory()
+    # Two callers to a resource: contention is part of it, but not the whole.
+    async with SessionCaller(server) as session:
+        await asyncio.gather(
+            *(
+                acquire_and_release(
+                    session,
+                    names=[f"orders/{caller // 2}/{number}" for number in range(5)],
+                    pair_count=10_000 // 64 + (caller < 10_000 % 64),
+                    history=history,
+                )
+                for caller in range(64)
+            )
+        )
+    assert len(history.grants) == 10_000
+    history.check()
+    by_resource: dict[str, list[int]] = {}
+    for grant in history.grants:
+        by_resource.setdefault(grant.resource, []).append(grant.token)
+    # Holds do not overlap, so the order of answers is the order of grants.
+    for tokens in by_resource.values():
+        assert tokens == sorted(set(tokens))
+    kept = {"redfence:node", "redfence:high", *(f"redfence:counter:{name}" for name in by_resource)}
+
+    async def clean() -> bool:
+        return all({key.decode() for key in each} <= kept for each in await memories(nodes))
+
+    await until(clean)
+    for node, each in zip(nodes, await memories(nodes), strict=True):
+        high = await node.call("GET", "redfence:high")
+        assert isinstance(high, bytes)
+        assert int(high) >= max(grant.token for grant in history.grants)
+        assert {"redfence:node", "redfence:high"} <= {key.decode() for key in each}
+
+
+def open_files() -> Counter[str]:
+    """What this process has open, by kind."""
+    kinds: Counter[str] = Counter()
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            kinds[str(link.readlink()).partition(":")[0]] += 1
+        except FileNotFoundError:
+            continue  # that of the look itself
+    return kinds
+
+
+async def use(server: LockServer) -> None:
+    """Do something of everything."""
+    async with SessionCaller(server) as session:
+        lease = (await session.acquire("orders/42")).acquire.lease
+        for _ in range(5):
+            session.acquire("orders/42", wait_ms=30_000)
+        keep_alive = server.locks.KeepAlive()
+        await keep_alive.write(KeepAliveRequest(resource="orders/42", lease_id=lease.lease_id))
+        await keep_alive.read()
+        await server.until_waiting("orders/42", count=5)
+        await server.release("orders/42", lease.lease_id)
+
+
+async def test_a_server_that_has_ended_leaves_no_task_no_connection_and_no_file(
+    formed_nodes: FormedNodes,
+) -> None:
+    """Started, used and ended again and again, a server takes nothing more of the process."""
+    nodes = await formed_nodes(3)
+    seen = []
+    for _ in range(4):
+        async with serving(nodes) as server:
+            await use(server)
+        await asyncio.sleep(0)
+        gc.collect()
+        tasks = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        seen.append((sorted(tasks), open_files()["socket"]))
+    # The first run also opens what gRPC keeps for the life of the process.
+    assert seen[-1] == seen[1]
+    assert seen[-1][0] == []

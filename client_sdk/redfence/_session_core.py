@@ -75,6 +75,7 @@ class SessionCore:
         self._up = False
         self._heard_at_ms = -math.inf
         self._leave_at_ms = math.inf
+        self._leave_rang = False
         self._left_at_ms = -math.inf
         self._last_error: RedfenceError | None = None
         self._closed = False
@@ -155,7 +156,9 @@ class SessionCore:
 
     def next_alarm_ms(self) -> float:
         """Return when `tick` has to be called; infinite if never."""
-        return min(self._alarms.next_at_ms(), self._leave_at_ms)
+        # The departure rings once. Ringing until the driver has left would keep a driver with threads from leaving:
+        # its timer would never let go of the lock (test_the_instant_to_leave_rings_once).
+        return min(self._alarms.next_at_ms(), math.inf if self._leave_rang else self._leave_at_ms)
 
     def should_leave(self, now_ms: float) -> bool:
         """Whether to end this link and go on at another address."""
@@ -201,6 +204,7 @@ class SessionCore:
         """The stream is gone, with whatever was unanswered on it; no error means that we left."""
         self._up = False
         self._leave_at_ms = math.inf
+        self._leave_rang = False
         again: list[AcquireCall] = []
         for call in self._outbox.take_lost():
             if isinstance(call, AcquireCall):
@@ -238,6 +242,7 @@ class SessionCore:
 
     def tick(self, now_ms: float) -> None:
         """Time has passed: renew what is due, end what has expired, give up what was not answered."""
+        self._leave_rang = now_ms >= self._leave_at_ms
         for item in self._alarms.take_due(now_ms):
             if isinstance(item, LeaseCore):
                 if item.wake(now_ms):

@@ -491,6 +491,18 @@ def test_a_silent_server_is_left_for_another_one_in_time_to_save_the_lease() -> 
     assert world.core.should_leave(4500.0)
 
 
+def test_the_instant_to_leave_rings_once() -> None:
+    """A driver that was told to leave and has not yet is not woken again and again for it."""
+    world = World(address_count=2).connected()
+    world.held(ttl=9)
+    world.later(3000)
+    world.sent()
+    world.later(1500)
+    assert world.core.should_leave(world.now_ms)
+    world.core.tick(world.now_ms)
+    assert world.core.next_alarm_ms() > world.now_ms
+
+
 def test_a_server_without_a_quorum_is_left_when_a_renewal_fails_but_not_in_a_circle() -> None:
     """AT_RISK moves the link once; the next server gets a second before it is left in turn."""
     world = World(address_count=2).connected()

@@ -1,0 +1,128 @@
+"""The SDK and its commands on real servers over real nodes, while a server dies, freezes or drains."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import redfence
+from harness.eventually import eventually
+from harness.processes import CommandProcess, CommandProcesses
+from harness.redis_nodes import RedisNode
+from harness.servers import FormedNodes, until_no_locks
+
+StartServer = Callable[[Sequence[RedisNode]], Awaitable[tuple[CommandProcess, str]]]
+
+_FAULTS = [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM]
+
+
+@pytest.fixture
+def start_server(commands: CommandProcesses) -> StartServer:
+    """Starts `redfence serve` over formed nodes; gives the process and its address."""
+
+    async def start(nodes: Sequence[RedisNode]) -> tuple[CommandProcess, str]:
+        flags = [flag for node in nodes for flag in ("--node", node.url)]
+        server = commands.start_redfence("serve", "--listen", "127.0.0.1:0", *flags)
+        return server, (await server.wait_for_line(r"serving on ([\d.:]+)", timeout_s=20))[1]
+
+    return start
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", _FAULTS, ids=lambda fault: str(fault.name))
+async def test_a_lease_and_a_waiter_survive_the_fault_of_one_of_two_servers(
+    formed_nodes: FormedNodes, start_server: StartServer, fault: signal.Signals
+) -> None:
+    """Killed, frozen or drained: the lease is renewed at the other one, the waiter is granted there, and nothing stays behind."""
+    nodes = await formed_nodes(3)
+    (first, first_address), (_, second_address) = await start_server(nodes), await start_server(nodes)
+    async with (
+        redfence.AsyncClient(first_address, second_address) as client,
+        redfence.AsyncClient(second_address) as other,
+    ):
+        async with client.lock("held", ttl=3) as lease:
+            contended = await other.acquire("contended", ttl=10)
+            waiting = asyncio.create_task(client.acquire("contended", ttl=10))
+            await eventually(lambda: not waiting.done() and lease.remaining() < 2.9)
+            first.send_signal(fault)
+            await asyncio.sleep(4)
+            lease.raise_if_lost()
+            assert (await other.check_token("held", lease.token)).live
+            assert await contended.release()
+            granted = await asyncio.wait_for(waiting, 10)
+            assert granted.token > contended.token
+            assert await granted.release()
+        assert (await other.get_lock("held")).current is None
+    with suppress(ProcessLookupError):
+        first.send_signal(signal.SIGCONT)
+    await until_no_locks(nodes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", _FAULTS, ids=lambda fault: str(fault.name))
+async def test_a_threads_lease_survives_the_fault_of_one_of_two_servers(
+    formed_nodes: FormedNodes, start_server: StartServer, fault: signal.Signals
+) -> None:
+    """The same for the client for threads."""
+    nodes = await formed_nodes(3)
+    (first, first_address), (_, second_address) = await start_server(nodes), await start_server(nodes)
+
+    def hold() -> None:
+        with redfence.Client(first_address, second_address) as client, client.lock("held", ttl=3) as lease:
+            first.send_signal(fault)
+            assert not lease.lost.wait(4)
+            assert client.check_token("held", lease.token).live
+
+    await asyncio.to_thread(hold)
+    await until_no_locks(nodes)
+
+
+async def test_without_a_quorum_calls_fail_at_once_and_work_again_after_it_is_back(
+    fresh_formed_nodes: FormedNodes, start_server: StartServer
+) -> None:
+    """Two of three nodes frozen: UnavailableError with the reason, long before the rpc timeout; then everything as before."""
+    nodes = await fresh_formed_nodes(3)
+    _, address = await start_server(nodes)
+    async with redfence.AsyncClient(address) as client:
+        assert await (await client.acquire("r", ttl=10)).release()
+        for node in nodes[:2]:
+            node.pause()
+        async with asyncio.timeout(3):
+            with pytest.raises(redfence.UnavailableError) as refused:
+                await client.acquire("r", ttl=10)
+        assert refused.value.error_reason == "QUORUM_UNAVAILABLE"
+        for node in nodes[:2]:
+            node.resume()
+
+        async def again() -> bool:
+            try:
+                return await (await client.acquire("r", ttl=10, wait=5)).release()
+            except redfence.UnavailableError:
+                return False
+
+        async with asyncio.timeout(10):
+            while not await again():  # noqa: ASYNC110  (another process sets no event)
+                await asyncio.sleep(0.05)
+
+
+@pytest.mark.slow
+async def test_commands_under_one_lock_run_one_after_the_other_with_growing_tokens(
+    formed_nodes: FormedNodes, start_server: StartServer, commands: CommandProcesses, tmp_path: Path
+) -> None:
+    """Six `redfence lock` at once: each leaves its token before and after, undisturbed by the others."""
+    _, address = await start_server(await formed_nodes(3))
+    log = tmp_path / "log"
+    script = f"echo $REDFENCE_TOKEN >> {log}; sleep 0.05; echo $REDFENCE_TOKEN >> {log}"
+    runs = [
+        commands.start_redfence("lock", "nightly", "--server", address, "--", "sh", "-c", script)
+        for _ in range(6)
+    ]
+    assert [await run.wait(timeout_s=30) for run in runs] == [0] * 6
+    tokens = [int(line) for line in log.read_text().split()]
+    assert tokens[::2] == tokens[1::2]
+    assert tokens[::2] == sorted(set(tokens))

@@ -1,0 +1,194 @@
+"""One pipelined socket for every caller, on virtual time with a transport that the test holds in its hand."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+
+from harness.virtual_loop import on_virtual_time
+from redfence_server import node_connection
+from redfence_server.lock_node import Silence
+from redfence_server.node_connection import NodeConnection, ReplyError
+
+TIMEOUT_MS = 100
+
+
+class Wire(asyncio.Transport):
+    """The near end of a socket: keeps what was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.aborted = False
+        self.connection: NodeConnection | None = None
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        """Keep a write."""
+        self.writes.append(bytes(data))
+
+    def abort(self) -> None:
+        """End, as a real transport does: the protocol is told in a later turn."""
+        if not self.aborted:
+            self.aborted = True
+            assert self.connection is not None
+            asyncio.get_running_loop().call_soon(self.connection.connection_lost, None)
+
+
+class Bench:
+    """A connection, its wire, and what was told to whom, when."""
+
+    def __init__(self) -> None:
+        self.lost: list[str] = []
+        self.told: dict[object, list[Any]] = {}
+        self.told_at: dict[object, float] = {}
+        self.wire = Wire()
+        self.connection = NodeConnection(node_timeout_ms=TIMEOUT_MS, on_lost=self.lost.append)
+        self.wire.connection = self.connection
+        self.connection.connection_made(self.wire)
+
+    def call(self, name: object) -> bool:
+        """Send a command that is its own name."""
+
+        def note(raw: Any) -> None:
+            self.told.setdefault(name, []).append(raw)
+            self.told_at[name] = round(asyncio.get_running_loop().time() * 1000)
+
+        return self.connection.call(f"<{name}>".encode(), note)
+
+    def answer(self, *texts: object) -> None:
+        """Let replies arrive in one piece."""
+        self.connection.data_received(b"".join(f"+{text}\r\n".encode() for text in texts))
+
+
+@on_virtual_time
+async def test_commands_of_one_turn_of_the_loop_leave_in_one_write() -> None:
+    """So the node answers them with one fsync."""
+    bench = Bench()
+    for name in range(50):
+        bench.call(name)
+    assert bench.wire.writes == []
+    await asyncio.sleep(0)
+    assert bench.wire.writes == [b"".join(f"<{name}>".encode() for name in range(50))]
+    bench.call("a")
+    await asyncio.sleep(0)
+    assert len(bench.wire.writes) == 2
+
+
+@on_virtual_time
+async def test_replies_are_matched_in_order_whatever_pieces_they_come_in() -> None:
+    """Each caller is told its own, once."""
+    bench = Bench()
+    for name in range(3):
+        bench.call(name)
+    for byte in b"+zero\r\n-ERR one\r\n*2\r\n$1\r\nx\r\n:2\r\n":
+        bench.connection.data_received(bytes([byte]))
+    assert bench.told[0] == [b"zero"]
+    assert isinstance(bench.told[1][0], ReplyError)
+    assert bench.told[2] == [[b"x", 2]]
+
+
+@on_virtual_time
+async def test_commands_time_out_in_order_each_at_its_own_time() -> None:
+    """One timer serves them all and delays none."""
+    bench = Bench()
+    for name in range(5):
+        bench.call(name)
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.3)
+    assert bench.told == {name: [Silence.TIMED_OUT] for name in range(5)}
+    assert bench.told_at == {name: TIMEOUT_MS + 20 * name for name in range(5)}
+
+
+@on_virtual_time
+async def test_a_late_reply_is_dropped_and_the_next_caller_gets_its_own() -> None:
+    """A reply that comes after its time-out must not be taken for the answer to a later command."""
+    bench = Bench()
+    bench.call("slow")
+    await asyncio.sleep(0.15)
+    bench.call("next")
+    bench.answer("for slow")
+    assert bench.told == {"slow": [Silence.TIMED_OUT]}
+    bench.answer("for next")
+    assert bench.told["next"] == [b"for next"]
+
+
+@pytest.mark.parametrize("at_ms", [100, 150, 250, 290])
+@on_virtual_time
+async def test_a_command_after_an_overdue_one_is_told_within_the_node_timeout(at_ms: int) -> None:
+    """The timer that watches for a stall must not hide the next command's own."""
+    bench = Bench()
+    bench.call("overdue")
+    await asyncio.sleep(at_ms / 1000)
+    bench.call("next")
+    await asyncio.sleep(1)
+    assert bench.told_at["next"] <= at_ms + TIMEOUT_MS
+
+
+@on_virtual_time
+async def test_a_caller_that_answers_a_time_out_with_a_command_starts_no_second_timer() -> None:
+    """An undo is sent from within a time-out; timers that multiply would eat the loop."""
+    bench = Bench()
+    loop = asyncio.get_running_loop()
+
+    def call_next(name: int, _: object) -> None:
+        bench.call(name)
+
+    for name in range(10):
+        bench.connection.call(b"mint", partial(call_next, name))
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.15)
+    timers = [each for each in loop._scheduled if not each.cancelled()]  # type: ignore[attr-defined]
+    assert len(timers) <= 1
+
+
+@on_virtual_time
+async def test_a_node_that_owes_answers_for_four_timeouts_is_given_up() -> None:
+    """Whoever still waits is told that the connection broke, and then its owner is."""
+    bench = Bench()
+    bench.call("first")
+    await asyncio.sleep(0.35)
+    bench.call("last")
+    await asyncio.sleep(0.06)
+    assert bench.wire.aborted
+    assert bench.told == {"first": [Silence.TIMED_OUT], "last": [Silence.DISCONNECTED]}
+    assert bench.lost == ["it answers nothing any more"]
+    assert not bench.call("too late")
+    assert "too late" not in bench.told
+
+
+@on_virtual_time
+async def test_a_node_that_is_slow_but_answers_is_kept() -> None:
+    """Overdue is not dead."""
+    bench = Bench()
+    for name in range(20):
+        bench.call(name)
+        await asyncio.sleep(0.05)
+        if name >= 4:
+            bench.answer(name - 4)
+    assert not bench.wire.aborted
+
+
+@pytest.mark.parametrize("noise", [b"+nobody asked\r\n", b"HTTP/1.1 400\r\n"])
+@on_virtual_time
+async def test_a_peer_that_talks_out_of_turn_or_no_redis_is_left(noise: bytes) -> None:
+    """From then on no reply could be trusted to be anybody's."""
+    bench = Bench()
+    bench.connection.data_received(noise)
+    await asyncio.sleep(0)
+    assert bench.wire.aborted
+    assert bench.lost
+
+
+@on_virtual_time
+async def test_unanswered_commands_are_bounded_overdue_ones_included(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound the node is as good as unreachable, and nothing is told."""
+    monkeypatch.setattr(node_connection, "_UNANSWERED_MAX", 3)
+    bench = Bench()
+    assert [bench.call(name) for name in range(4)] == [True, True, True, False]
+    await asyncio.sleep(0.15)
+    assert not bench.call("overdue ones count")
+    bench.answer(0)
+    assert bench.call("there is room again")

@@ -132,6 +132,9 @@ class NodeLink:
             self._keep_undo(command)
         elif isinstance(raw, ReplyError):
             reply = self._refused(str(raw))
+            # Only for want of the script, which the next connection loads. Another error might come again for ever.
+            if str(raw).startswith("NOSCRIPT"):
+                self._keep_undo(command)
         else:
             try:
                 reply = scripts.read_reply(raw)

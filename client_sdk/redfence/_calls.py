@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from redfence import _requests
@@ -46,7 +46,7 @@ class AcquireCall:
     """
 
     order: AcquireOrder
-    lease_id: str
+    lease_id: str = field(repr=False)  # a secret
     waiter: Waiter
     started_at_ms: float
     sent_at_ms: float = 0.0
@@ -83,7 +83,7 @@ class ReleaseCall:
     """
 
     resource: str
-    lease_id: str
+    lease_id: str = field(repr=False)  # a secret
     waiter: Waiter | None = None
     settled: bool = False
 

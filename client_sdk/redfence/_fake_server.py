@@ -35,7 +35,7 @@ class FakeHold:
         expires_at_ms: when it ends unless renewed.
     """
 
-    lease_id: str
+    lease_id: str = field(repr=False)  # a secret
     holder: str
     token: int
     ttl_ms: float

@@ -252,7 +252,7 @@ class SessionCore:
                 self._acquire_overdue(item, now_ms)
             elif isinstance(item, ReleaseCall):
                 self._leave_silent(now_ms)
-                self._settle_release(item, self._no_answer(f"releasing {item.resource!r}", sent=True))
+                self._settle_release(item, self._no_answer(f"the release of {item.resource!r}", sent=True))
             else:
                 self._settle_link_call(item, self._no_answer("the call", sent=False))
 
@@ -321,7 +321,7 @@ class SessionCore:
         else:
             self._end(call)
         if not call.abandoned:
-            _fail(call.waiter, self._no_answer(f"acquiring {call.order.resource!r}", sent=sent))
+            _fail(call.waiter, self._no_answer(f"the acquire of {call.order.resource!r}", sent=sent))
 
     def _abandon(self, call: AcquireCall, now_ms: float) -> None:
         call.abandoned = True

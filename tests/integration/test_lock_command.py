@@ -125,6 +125,7 @@ async def test_a_held_lock_gives_75_with_nonblock_and_after_the_wait(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 async def test_without_a_server_it_gives_69(commands: CommandProcesses, tmp_path: Path) -> None:
     """Nobody to ask: EX_UNAVAILABLE, in one line."""
     run = commands.start_redfence(
@@ -195,6 +196,7 @@ async def test_a_signal_while_waiting_for_the_lock_ends_the_wait(fake: GrpcFake,
     assert fake.server.waiters("r") == 0
 
 
+@pytest.mark.slow
 async def test_the_lock_is_held_for_as_long_as_the_command_runs(fake: GrpcFake, lock: Lock) -> None:
     """Five times the ttl, renewed; the holder's label is visible."""
     run = lock("sleep", "1.5", options=("--ttl", "300ms", "--holder", "nightly"))
@@ -217,6 +219,7 @@ async def test_a_lease_that_is_lost_kills_at_once(fake: GrpcFake, lock: Lock, tm
     assert run.stderr.startswith("redfence lock: the lease is lost\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["frozen", "no quorum", "gone"])
 async def test_every_process_of_the_group_is_dead_before_the_validity_ends(
     fake: GrpcFake, lock: Lock, tmp_path: Path, fault: str
@@ -244,6 +247,7 @@ async def test_every_process_of_the_group_is_dead_before_the_validity_ends(
     assert "the lease cannot be renewed: stopping the command" in run.stderr
 
 
+@pytest.mark.slow
 async def test_sigterm_comes_before_sigkill(fake: GrpcFake, lock: Lock) -> None:
     """A command that heeds SIGTERM ends in its own way; the status still tells that the lease was lost."""
     run = lock(

@@ -10,13 +10,13 @@ import select
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from types import FrameType
 
 from redfence._cli import durations, servers
 from redfence._cli.child import Child
 from redfence._cli.lock_plan import Plan, Stage, Step, make_plan, next_step
+from redfence._clock import SystemClock
 from redfence._config import ClientOptions
 from redfence._errors import (
     InvalidArgumentError,
@@ -159,11 +159,12 @@ def _run_under(lease: Lease, command: list[str], plan: Plan) -> int:
 def _supervise(child: Child, lease: Lease, plan: Plan, wake_ups: int) -> int:
     """Wait for the group's end; forward signals; stop it in time."""
     stage = Stage.RUNNING
-    terminated_at_s = 0.0
+    clock = SystemClock()
+    terminated_at_ms = 0.0
     in_danger = False
     while not child.reap():
-        now_s = time.monotonic()
-        terminated_for_ms = (now_s - terminated_at_s) * 1000 if stage is Stage.TERMINATED else 0.0
+        now_ms = clock.now_ms()
+        terminated_for_ms = now_ms - terminated_at_ms if stage is Stage.TERMINATED else 0.0
         remaining_ms, lost = lease.remaining() * 1000, lease.lost.is_set()
         step = next_step(
             plan, stage=stage, lost=lost, remaining_ms=remaining_ms, terminated_for_ms=terminated_for_ms
@@ -179,7 +180,7 @@ def _supervise(child: Child, lease: Lease, plan: Plan, wake_ups: int) -> int:
             if step.stage is Stage.TERMINATED:
                 # A stopped process does not see SIGTERM before it goes on.
                 child.signal(signal.SIGCONT)
-                terminated_at_s = now_s
+                terminated_at_ms = now_ms
             stage = step.stage
         for number in _wait(wake_ups, step.wait_ms):
             if number in _FORWARDED:

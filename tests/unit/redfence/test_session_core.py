@@ -157,6 +157,16 @@ def test_a_grant_that_arrives_past_its_validity_is_released_and_not_handed_out()
     assert world.one("release").release.lease_id == command.acquire.lease_id
 
 
+def test_a_lease_id_is_in_no_representation_of_a_call() -> None:
+    """A call that ends up in a log or a traceback gives the secret away to nobody."""
+    world = World().connected()
+    call, _ = world.acquire()
+    command = world.one("acquire")
+    assert command.acquire.lease_id not in repr(call)
+    world.answer(granted(command))
+    assert command.acquire.lease_id not in repr(call)
+
+
 # Errors of an acquire.
 
 

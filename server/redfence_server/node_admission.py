@@ -186,7 +186,13 @@ def _admission(text: str) -> str:
     return text
 
 
-_DURABLE = {"appendonly": "yes", "appendfsync": "always", "aof-load-truncated": "no"}
+_DURABLE = {
+    "appendonly": "yes",
+    "appendfsync": "always",
+    # Would turn `always` off for as long as a snapshot or a rewrite is being made.
+    "no-appendfsync-on-rewrite": "no",
+    "aof-load-truncated": "no",
+}
 
 
 async def _durability_gap(node: DialledNode) -> str:

@@ -1,0 +1,94 @@
+"""How commands become bytes and answers become replies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from redfence_server import scripts
+from redfence_server.lock_node import (
+    Command,
+    Commit,
+    Granted,
+    Held,
+    Inspect,
+    Mint,
+    Plain,
+    Release,
+    Renew,
+    Renewed,
+    Reply,
+    Undo,
+)
+
+KEYS = scripts.Keyspace(prefix="p:", counter_idle_ms=5_000)
+ONE, TWO = b"1" * 32, b"2" * 32
+COMMANDS: tuple[Command, ...] = (
+    Mint("r", "digest", "nonce", "żółć", 900),
+    Commit("r", "digest", "nonce", 2**53 - 1),
+    Undo("r", "nonce", 7.0),
+    Renew("r", "digest"),
+    Release("r", "digest"),
+    Inspect("r"),
+)
+
+
+def _unpack(packed: bytes) -> list[str]:
+    parts, rest = [], packed.partition(b"\r\n")[2]
+    while rest:
+        length, _, rest = rest.partition(b"\r\n")
+        size = int(length[1:])
+        parts.append(rest[:size].decode())
+        rest = rest[size + 2 :]
+    return parts
+
+
+def test_a_mint_names_its_keys_and_arguments_in_the_order_of_its_script() -> None:
+    """As mint.lua's head says."""
+    packed = scripts.Packer(KEYS).pack(COMMANDS[0], ONE)
+    keys = ["p:node", "p:high", "p:lock:r", "p:counter:r"]
+    assert _unpack(packed)[2:] == ["4", *keys, "1" * 32, "digest", "nonce", "żółć", "900", "5000"]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
+def test_a_command_is_packed_for_each_node_with_its_own_admission_id(command: Command) -> None:
+    """What is packed once for all nodes differs only there, and one command never gets another's bytes."""
+    packer = scripts.Packer(KEYS)
+    for other in COMMANDS:
+        packer.pack(other, TWO)
+        one, two = packer.pack(command, ONE), packer.pack(command, TWO)
+        assert one.replace(ONE, TWO) == two
+        assert one.count(ONE) == 1
+        assert _unpack(one) == _unpack(scripts.Packer(KEYS).pack(command, ONE))
+
+
+@pytest.mark.parametrize(
+    ("raw", "reply"),
+    [
+        ([b"granted", b"n", 2**53 - 1], Granted("n", 2**53 - 1)),
+        ([b"held", b"d", 4, "ż".encode(), 90], Held("d", 4, "ż", 90)),
+        ([b"held", b"d", 4, b"", -2], Held("d", 4, "", 0)),
+        ([b"renewed", 4, 900], Renewed(4, 900)),
+        ([b"committed"], Plain.COMMITTED),
+        ([b"lost"], Plain.LOST),
+        ([b"undone"], Plain.UNDONE),
+        ([b"kept"], Plain.KEPT),
+        ([b"not_held"], Plain.NOT_HELD),
+        ([b"released"], Plain.RELEASED),
+        ([b"free"], Plain.FREE),
+    ],
+)
+def test_every_answer_of_a_script_is_a_reply(raw: list[Any], reply: Reply) -> None:
+    """As the heads of the scripts list them."""
+    assert scripts.read_reply(raw) == reply
+
+
+def test_answers_that_count_for_nothing_are_errors() -> None:
+    """Each of its own kind."""
+    with pytest.raises(scripts.NotAdmittedError):
+        scripts.read_reply([b"not_admitted"])
+    with pytest.raises(scripts.NumbersExhaustedError):
+        scripts.read_reply([b"exhausted"])
+    with pytest.raises(ValueError, match="no script answers"):
+        scripts.read_reply([b"what"])

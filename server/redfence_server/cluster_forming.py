@@ -34,11 +34,7 @@ def plan(found: Sequence[Findings], *, new_cluster_id: str, ttl_ms_max: int) -> 
     Raises:
         NodeRejectedError: they cannot be formed into one cluster; the message names the node.
     """
-    for index, each in enumerate(found):
-        if each.is_replica:
-            raise NodeRejectedError(
-                f"node {index}: it is a replica; every node must be an independent primary"
-            )
+    _check_independent(found)
     identities = [each.identity for each in found]
     formed = [identity for identity in identities if identity is not None]
     if not formed:
@@ -65,6 +61,18 @@ def plan(found: Sequence[Findings], *, new_cluster_id: str, ttl_ms_max: int) -> 
         )
     done = len(formed) == len(found) and all(identity.state == "ready" for identity in formed)
     return Plan(first.cluster_id, first.max_ttl_ms, done=done)
+
+
+def _check_independent(found: Sequence[Findings]) -> None:
+    run_ids = [each.run_id for each in found]
+    for index, each in enumerate(found):
+        if each.is_replica:
+            raise NodeRejectedError(
+                f"node {index}: it is a replica; every node must be an independent primary"
+            )
+        # Two host names, or two databases, of one server: they would fail together.
+        if (first := run_ids.index(each.run_id)) < index:
+            raise NodeRejectedError(f"node {index}: it is the same process as node {first}")
 
 
 async def form(

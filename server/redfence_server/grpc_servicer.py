@@ -15,7 +15,7 @@ from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_server import grpc_errors, messages, model
 from redfence_server.clock import Clock
 from redfence_server.errors import RedfenceServerError
-from redfence_server.grpc_streams import Drainable, KeepAliveStream, SessionStream
+from redfence_server.grpc_streams import KeepAliveStream, SessionStream, Stream
 from redfence_server.lock_service import LockService
 from redfence_server.node_cluster import ClusterView
 from redfence_server.randomness import Randomness
@@ -71,10 +71,12 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
         self._randomness = randomness
         self._settings = settings
         self._notice = lock_pb2.Draining(grace=messages.duration(settings.drain_grace_ms))
-        self._streams: set[Drainable] = set()
+        self._draining = False
+        self._streams: set[Stream[Any]] = set()
 
     async def drain(self) -> None:
         """Tell waiters and streams to go elsewhere, and end the streams once their commands are answered."""
+        self._draining = True
         self._service.drain()
         for stream in self._streams:
             stream.drain()
@@ -120,7 +122,10 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
         """See the contract."""
         await self._serve(
             KeepAliveStream(
-                context, service=self._service, commands_max=self._settings.commands_max, notice=self._notice
+                context,
+                service=self._service,
+                commands_max=self._settings.commands_max,
+                draining=self._notice,
             )
         )
 
@@ -134,12 +139,14 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
                 clock=self._clock,
                 randomness=self._randomness,
                 commands_max=self._settings.commands_max,
-                notice=self._notice,
+                draining=self._notice,
             )
         )
 
-    async def _serve(self, stream: KeepAliveStream | SessionStream) -> None:
+    async def _serve(self, stream: Stream[Any]) -> None:
         self._streams.add(stream)
+        if self._draining:  # it was on its way when the drain began
+            stream.drain()
         try:
             await stream.serve()
         finally:

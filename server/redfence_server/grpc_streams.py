@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final, Protocol
+from abc import ABC, abstractmethod
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
 
 import grpc
 import structlog
+from google.protobuf.message import Message
 
 from redfence_proto.v1 import lock_pb2
 from redfence_server import grpc_errors, messages
@@ -20,40 +23,31 @@ from redfence_server.randomness import Randomness
 _RESULTS_PER_MESSAGE_MAX: Final = 60
 
 StreamContext = grpc.aio.ServicerContext[Any, Any]
+Item = TypeVar("Item")
 
 
-class Drainable(Protocol):
-    """A stream that can be told that the server is stopping."""
+class Stream(ABC, Generic[Item]):
+    """What every stream does: read until the peer closes, answer as results come, end in order.
 
-    def drain(self) -> None:
-        """Tell the peer, and end once the commands under way are answered."""
-        ...
+    Args:
+        context: the call.
+        commands: runs the commands of this stream.
+        notice: the last message of a stream whose server drains.
+    """
 
-
-class SessionStream:
-    """One Session call."""
-
-    def __init__(
-        self,
-        context: StreamContext,
-        *,
-        service: LockService,
-        clock: Clock,
-        randomness: Randomness,
-        commands_max: int,
-        notice: lock_pb2.Draining,
-    ) -> None:
+    def __init__(self, context: StreamContext, *, commands: CommandStream[Item], notice: Message) -> None:
         self._context = context
-        self._service = service
-        self._clock = clock
-        self._randomness = randomness
+        self._commands = commands
         self._notice = notice
         self._draining = False
-        self._commands: CommandStream[lock_pb2.SessionResult] = CommandStream(
-            open_max=commands_max, batch_max=_RESULTS_PER_MESSAGE_MAX
-        )
-        self._acquires: dict[int, asyncio.Task[None]] = {}
-        self._open_ids: set[int] = set()
+
+    @abstractmethod
+    def _begin(self, request: Any) -> None:
+        """Start the commands of one message."""
+
+    @abstractmethod
+    async def _write(self, items: list[Item]) -> None:
+        """Write results."""
 
     def drain(self) -> None:
         """Tell the peer, and end once the commands under way are answered."""
@@ -65,35 +59,64 @@ class SessionStream:
 
         Cancellation: acquires under way are cancelled, and so undone.
         """
-        reading = asyncio.create_task(self._read(), name="session-read")
+        reading = asyncio.create_task(self._read(), name="stream-read")
         try:
             await self._commands.write_all(self._write)
             if self._draining:
-                await self._context.write(lock_pb2.SessionResponse(draining=self._notice))
+                await self._context.write(self._notice)
         finally:
             self._commands.cancel()
             reading.cancel()
-            outcome = await asyncio.gather(reading, return_exceptions=True)
-        if isinstance(outcome[0], RedfenceServerError):
-            raise outcome[0]
-
-    async def _write(self, results: list[lock_pb2.SessionResult]) -> None:
-        self._open_ids.difference_update(result.id for result in results)
-        await self._context.write(lock_pb2.SessionResponse(results=results))
+            (outcome,) = await asyncio.gather(reading, return_exceptions=True)
+        if isinstance(outcome, Exception):
+            raise outcome
 
     async def _read(self) -> None:
         try:
             while (request := await self._context.read()) is not grpc.aio.EOF:
-                arrived_at_ms = self._clock.now_ms()
-                for command in request.commands:
-                    self._begin(command, arrived_at_ms)
+                self._begin(request)
         except RedfenceServerError:
+            # The peer broke the rules: what is under way ends with the stream.
             self._commands.cancel()
             raise
         finally:
             self._commands.finish()
 
-    def _begin(self, command: lock_pb2.SessionCommand, arrived_at_ms: float) -> None:
+
+class SessionStream(Stream[lock_pb2.SessionResult]):
+    """One Session call."""
+
+    def __init__(
+        self,
+        context: StreamContext,
+        *,
+        service: LockService,
+        clock: Clock,
+        randomness: Randomness,
+        commands_max: int,
+        draining: lock_pb2.Draining,
+    ) -> None:
+        super().__init__(
+            context,
+            commands=CommandStream(open_max=commands_max, batch_max=_RESULTS_PER_MESSAGE_MAX),
+            notice=lock_pb2.SessionResponse(draining=draining),
+        )
+        self._service = service
+        self._clock = clock
+        self._randomness = randomness
+        self._acquires: dict[int, asyncio.Task[None]] = {}
+        self._open_ids: set[int] = set()
+
+    async def _write(self, items: list[lock_pb2.SessionResult]) -> None:
+        self._open_ids.difference_update(result.id for result in items)
+        await self._context.write(lock_pb2.SessionResponse(results=items))
+
+    def _begin(self, request: lock_pb2.SessionRequest) -> None:
+        arrived_at_ms = self._clock.now_ms()
+        for command in request.commands:
+            self._start(command, arrived_at_ms)
+
+    def _start(self, command: lock_pb2.SessionCommand, arrived_at_ms: float) -> None:
         command_id = command.id
         if command_id == 0 or command_id in self._open_ids:
             problem = "is 0; ids start at 1" if command_id == 0 else f"{command_id} is still unanswered"
@@ -154,52 +177,51 @@ class SessionStream:
                 )
 
 
-class KeepAliveStream:
+class KeepAliveStream(Stream[lock_pb2.KeepAliveResponse]):
     """One KeepAlive call."""
 
     def __init__(
-        self, context: StreamContext, *, service: LockService, commands_max: int, notice: lock_pb2.Draining
+        self,
+        context: StreamContext,
+        *,
+        service: LockService,
+        commands_max: int,
+        draining: lock_pb2.Draining,
     ) -> None:
-        self._context = context
-        self._service = service
-        self._notice = notice
-        self._draining = False
-        self._renewals: CommandStream[lock_pb2.KeepAliveResponse] = CommandStream(
-            open_max=commands_max, batch_max=1
+        super().__init__(
+            context,
+            commands=CommandStream(open_max=commands_max, batch_max=1),
+            notice=lock_pb2.KeepAliveResponse(draining=draining),
         )
+        self._service = service
+        # The last renewal under way of each lease.
+        self._latest: dict[tuple[str, str], asyncio.Task[None]] = {}
 
-    def drain(self) -> None:
-        """Tell the peer, and end once the renewals under way are answered."""
-        self._draining = True
-        self._renewals.finish()
-
-    async def serve(self) -> None:
-        """Renew until the peer closes or the server drains."""
-        reading = asyncio.create_task(self._read(), name="keepalive-read")
-        try:
-            await self._renewals.write_all(self._write)
-            if self._draining:
-                await self._context.write(lock_pb2.KeepAliveResponse(draining=self._notice))
-        finally:
-            self._renewals.cancel()
-            reading.cancel()
-            outcome = await asyncio.gather(reading, return_exceptions=True)
-        if isinstance(outcome[0], RedfenceServerError):
-            raise outcome[0]
-
-    async def _write(self, responses: list[lock_pb2.KeepAliveResponse]) -> None:
-        for response in responses:
+    async def _write(self, items: list[lock_pb2.KeepAliveResponse]) -> None:
+        for response in items:
             await self._context.write(response)
 
-    async def _read(self) -> None:
-        try:
-            while (request := await self._context.read()) is not grpc.aio.EOF:
-                # Renewals of one lease stay in order: each node answers them in order, and so each is decided before the next.
-                self._renewals.start(self._answer(request))
-        finally:
-            self._renewals.finish()
+    def _begin(self, request: lock_pb2.KeepAliveRequest) -> None:
+        # Renewals of one lease are answered in order: one that still waits for a slow node might otherwise be told ACTIVE
+        # after a later one was told LOST.
+        lease = (request.resource, request.lease_id)
+        task = self._commands.start(self._answer(request, after=self._latest.get(lease)))
+        self._latest[lease] = task
+        task.add_done_callback(partial(self._forget, lease))
 
-    async def _answer(self, request: lock_pb2.KeepAliveRequest) -> lock_pb2.KeepAliveResponse:
+    def _forget(self, lease: tuple[str, str], task: asyncio.Task[None]) -> None:
+        if self._latest.get(lease) is task:
+            del self._latest[lease]
+
+    async def _answer(
+        self, request: lock_pb2.KeepAliveRequest, *, after: asyncio.Task[None] | None
+    ) -> lock_pb2.KeepAliveResponse:
+        response = await self._renew(request)
+        if after is not None:
+            await asyncio.wait([after])
+        return response
+
+    async def _renew(self, request: lock_pb2.KeepAliveRequest) -> lock_pb2.KeepAliveResponse:
         try:
             renewed = await self._service.renew(*messages.read_lease(request))
             return messages.keep_alive_response(request, renewed)

@@ -1,0 +1,98 @@
+"""What redis-py does for us on a real node, and the one private name of it that we use."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from harness.eventually import eventually
+from harness.fixture_types import FlushedNodes
+from redfence_server.errors import ConfigError
+from redfence_server.node_connection import NodeConnection
+from redfence_server.redis_binary import RedisBinary
+from redfence_server.redis_dial import DialError, NodeUrl, dial
+
+
+async def test_a_dialled_connection_is_handed_over_with_nothing_lost(
+    flushed_nodes: FlushedNodes, engine: RedisBinary
+) -> None:
+    """redis-py lends its socket by a private name: if that changes, this fails before anything else does."""
+    (node,) = await flushed_nodes(1, binary=engine)
+    dialled = await dial(NodeUrl(node.url), timeout_ms=2_000)
+    assert await dialled.command("SET", "x", "1") == b"OK"
+    lost: list[str] = []
+    told: list[Any] = []
+    connection = NodeConnection(node_timeout_ms=2_000, on_lost=lost.append)
+    dialled.hand_over(connection)
+    for _ in range(100):
+        assert connection.call(b"*2\r\n$4\r\nINCR\r\n$1\r\nx\r\n", told.append)
+    await eventually(lambda: len(told) == 100)
+    assert told == list(range(2, 102))
+    await dialled.close()
+    await eventually(lambda: lost)
+    assert not connection.call(b"*1\r\n$4\r\nPING\r\n", told.append)
+
+
+async def test_a_dialled_connection_is_closed_with_the_commands_under_way_told(
+    flushed_nodes: FlushedNodes,
+) -> None:
+    """Nobody waits for ever for a reply that cannot come."""
+    (node,) = await flushed_nodes(1)
+    dialled = await dial(NodeUrl(node.url), timeout_ms=2_000)
+    told: list[Any] = []
+    lost: list[str] = []
+    connection = NodeConnection(node_timeout_ms=60_000, on_lost=lost.append)
+    dialled.hand_over(connection)
+    connection.call(b"*3\r\n$5\r\nBLPOP\r\n$1\r\nq\r\n$1\r\n0\r\n", told.append)
+    await asyncio.sleep(0)
+    await dialled.close()
+    await eventually(lambda: lost)
+    assert len(told) == 1
+
+
+async def test_an_error_of_the_node_is_a_dial_error_and_the_connection_goes_on(
+    flushed_nodes: FlushedNodes,
+) -> None:
+    """The message names the command."""
+    (node,) = await flushed_nodes(1)
+    dialled = await dial(NodeUrl(node.url), timeout_ms=2_000)
+    with pytest.raises(DialError, match="NOSUCH"):
+        await dialled.command("NOSUCH")
+    assert await dialled.command("PING") == b"PONG"
+    await dialled.close()
+    await dialled.close()
+
+
+async def test_nobody_at_the_port_is_a_dial_error(flushed_nodes: FlushedNodes) -> None:
+    """As is a wrong password."""
+    (node,) = await flushed_nodes(1)
+    with pytest.raises(DialError):
+        await dial(NodeUrl(f"redis://:wrong@127.0.0.1:{node.port}"), timeout_ms=2_000)
+    with pytest.raises(DialError):
+        await dial(NodeUrl("redis://127.0.0.1:1"), timeout_ms=2_000)
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("redis://h", "h:6379"),
+        ("redis://:secret@h:7000/2", "h:7000"),
+        ("rediss://user:secret@h:7000", "h:7000"),
+        ("unix:///run/redis.sock", "/run/redis.sock"),
+    ],
+)
+def test_an_address_is_shown_without_its_password(url: str, address: str) -> None:
+    """Neither the repr nor the address tells it."""
+    node = NodeUrl(url)
+    assert node.address == address
+    assert "secret" not in repr(node)
+
+
+@pytest.mark.parametrize("url", ["h:6379", "http://:secret@h", "redis://", "redis://:secret@h:port"])
+def test_a_malformed_url_is_refused_without_telling_its_password(url: str) -> None:
+    """The operator learns which it is, and the log does not learn the secret."""
+    with pytest.raises(ConfigError) as told:
+        NodeUrl(url)
+    assert "secret" not in str(told.value)

@@ -1,0 +1,88 @@
+"""The commands of one stream: how many, in what batches, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from harness.virtual_loop import on_virtual_time
+from redfence_server.command_stream import CommandStream
+from redfence_server.errors import TooManyCommandsError
+
+
+async def after(delay_s: float, result: str) -> str:
+    """Return the result later."""
+    await asyncio.sleep(delay_s)
+    return result
+
+
+class Peer:
+    """Keeps what it was written, and reads as slowly as it is told."""
+
+    def __init__(self, *, pace_s: float = 0.0) -> None:
+        self.batches: list[list[str]] = []
+        self._pace_s = pace_s
+
+    async def write(self, items: list[str]) -> None:
+        """Take one batch."""
+        await asyncio.sleep(self._pace_s)
+        self.batches.append(items)
+
+
+@on_virtual_time
+async def test_a_slow_command_holds_nobody_up_and_what_is_ready_together_leaves_together() -> None:
+    """Results leave in the order in which they come."""
+    stream: CommandStream[str] = CommandStream(open_max=10, batch_max=10)
+    peer = Peer()
+    for delay_s, name in ((3, "slow"), (1, "a"), (1, "b"), (2, "c")):
+        stream.start(after(delay_s, name))
+    stream.finish()
+    await stream.write_all(peer.write)
+    assert peer.batches == [["a", "b"], ["c"], ["slow"]]
+
+
+@on_virtual_time
+async def test_a_batch_is_bounded() -> None:
+    """A message has a greatest size."""
+    stream: CommandStream[str] = CommandStream(open_max=10, batch_max=2)
+    peer = Peer()
+    for name in "abcde":
+        stream.put(name)
+    stream.finish()
+    await stream.write_all(peer.write)
+    assert peer.batches == [["a", "b"], ["c", "d"], ["e"]]
+
+
+@on_virtual_time
+async def test_commands_without_a_written_result_are_bounded() -> None:
+    """Also when they are done, and the peer does not read; one that is refused was not begun."""
+    stream: CommandStream[str] = CommandStream(open_max=2, batch_max=10)
+    peer = Peer(pace_s=10)
+    stream.start(after(1, "a"))
+    stream.start(after(1, "b"))
+    await asyncio.sleep(2)
+    with pytest.raises(TooManyCommandsError):
+        stream.start(after(1, "c"))
+    writing = asyncio.ensure_future(stream.write_all(peer.write))
+    await asyncio.sleep(11)
+    stream.start(after(1, "d"))
+    stream.finish()
+    await writing
+    assert peer.batches == [["a", "b"], ["d"]]
+
+
+@on_virtual_time
+async def test_a_cancelled_stream_ends_with_the_results_it_had() -> None:
+    """Commands under way are cancelled, begun or not, and nothing hangs."""
+    stream: CommandStream[str] = CommandStream(open_max=10, batch_max=10)
+    peer = Peer()
+    done = stream.start(after(1, "done"))
+    begun = stream.start(after(100, "never"))
+    await asyncio.sleep(2)
+    not_begun = stream.start(after(100, "never"))
+    stream.cancel()
+    stream.finish()
+    await stream.write_all(peer.write)
+    assert peer.batches == [["done"]]
+    assert (done.cancelled(), begun.cancelled(), not_begun.cancelled()) == (False, True, True)

@@ -143,6 +143,9 @@ class NodeLink:
             except scripts.NumbersExhaustedError:
                 self._log.error("node_numbers_exhausted")
                 reply = Silence.REFUSED
+            except ValueError:
+                # Somebody else has written to our keys. The answer itself is not for the log: it has a digest.
+                reply = self._refused("an answer that no script gives")
         if on_reply is not None:
             on_reply(reply)
 

@@ -152,18 +152,21 @@ def read_reply(raw: list[Any]) -> Reply:
         NumbersExhaustedError: no number is left to mint.
         ValueError: the answer is none of those that the scripts give.
     """
-    word = raw[0]
-    if word in _PLAIN:
-        return _PLAIN[word]
-    if word == b"granted":
-        return Granted(raw[1].decode(), raw[2])
-    if word == b"held":
-        # PTTL is negative for a hold that expires in this very millisecond.
-        return Held(raw[1].decode(), raw[2], raw[3].decode(errors="replace"), max(0, raw[4]))
-    if word == b"renewed":
-        return Renewed(raw[1], raw[2])
-    if word == b"not_admitted":
-        raise NotAdmittedError
-    if word == b"exhausted":
-        raise NumbersExhaustedError
+    try:
+        word = raw[0]
+        if word in _PLAIN:
+            return _PLAIN[word]
+        if word == b"granted":
+            return Granted(raw[1].decode(), raw[2])
+        if word == b"held":
+            # PTTL is negative for a hold that expires in this very millisecond.
+            return Held(raw[1].decode(), raw[2], raw[3].decode(errors="replace"), max(0, raw[4]))
+        if word == b"renewed":
+            return Renewed(raw[1], raw[2])
+        if word == b"not_admitted":
+            raise NotAdmittedError
+        if word == b"exhausted":
+            raise NumbersExhaustedError
+    except (IndexError, TypeError) as error:  # Lua ends a list at its first nil
+        raise ValueError(f"no script answers {raw!r}") from error
     raise ValueError(f"no script answers {raw!r}")

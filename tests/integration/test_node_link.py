@@ -240,6 +240,18 @@ async def test_a_node_that_lost_its_greatest_number_does_not_vote(flushed_nodes:
         await eventually(lambda: is_quarantined(link))
 
 
+async def test_an_answer_that_no_script_gives_is_told_as_a_refusal(flushed_nodes: FlushedNodes) -> None:
+    """Somebody has tampered with the keys: the caller is told all the same, and so is everybody behind it."""
+    (node,) = await flushed_nodes(1)
+    await form(node)
+    async with linked(new_link(node.url)) as link:
+        await ask(link, mint())
+        await node.call("HDEL", KEYS.lock(R), "token")
+        replies = await asyncio.gather(ask(link, Inspect(R)), ask(link, Inspect("other")))
+        assert replies[0] is Silence.REFUSED
+        await eventually(lambda: is_ready(link))
+
+
 async def test_a_durable_node_that_was_killed_votes_again_and_remembers(fresh_nodes: FreshNodes) -> None:
     """The append-only file has every answered command."""
     (node,) = await fresh_nodes(1)

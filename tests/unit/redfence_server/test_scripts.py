@@ -90,5 +90,10 @@ def test_answers_that_count_for_nothing_are_errors() -> None:
         scripts.read_reply([b"not_admitted"])
     with pytest.raises(scripts.NumbersExhaustedError):
         scripts.read_reply([b"exhausted"])
+
+
+@pytest.mark.parametrize("raw", [[b"what"], [], [b"held", b"d"], [b"granted", b"n"], None, 7])
+def test_an_answer_that_no_script_gives_is_an_error(raw: Any) -> None:
+    """Lua ends a list at its first nil, so a key that was tampered with gives a short one."""
     with pytest.raises(ValueError, match="no script answers"):
-        scripts.read_reply([b"what"])
+        scripts.read_reply(raw)

@@ -98,6 +98,11 @@ class LockServer:
 
         await until(reached)
 
+    async def begin_drain(self) -> None:
+        """Tell everybody, as at SIGTERM, but go on taking calls: those that were on their way when the signal came."""
+        assert self._running is not None, "it runs elsewhere"
+        await self._running.drain()
+
     def drain(self, *, grace_ms: int = 5_000) -> asyncio.Task[None]:
         """Do what SIGTERM does; the task ends when the server has."""
         assert self._running is not None, "it runs elsewhere"

@@ -211,7 +211,8 @@ async def test_a_node_that_swallows_everything_delays_no_call_beyond_the_others(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:
     """Five hundred acquires, one after another, while one of five nodes has answered none of them."""
-    server = await proxied(await formed_nodes(5), serve)
+    server = await serve(await formed_nodes(5), proxied=True, node_timeout_ms=20_000)
+    await all_ready(server)
     black_hole = server.proxies[4]
     black_hole.drop()
     answered_bytes = black_hole.replies.passed_bytes
@@ -224,7 +225,8 @@ async def test_a_node_that_swallows_everything_delays_no_call_beyond_the_others(
             assert (await session.release(NAME, lease.lease_id)).release.outcome == RELEASE_OUTCOME_RELEASED
     assert black_hole.replies.passed_bytes == answered_bytes
     assert tokens == sorted(set(tokens))
-    assert now_ms() - began_at_ms < 1_000 * NODE_TIMEOUT_MS / 10
+    # In less than one node timeout: not a single call waited for it.
+    assert now_ms() - began_at_ms < 20_000
     await black_hole.heal()
     await all_ready(server)
 

@@ -10,7 +10,10 @@ from typing import Any, Self
 import grpc
 import pytest
 
+from harness.eventually import eventually
+from harness.failures import failure_of
 from harness.servers import FormedNodes, LockServer, Serve, memories, new_lease_id, now_ms, until
+from harness.session_caller import SessionCaller
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_HELD,
@@ -236,3 +239,51 @@ async def test_a_draining_server_tells_every_stream_and_ends_it_with_ok_and_no_l
     await asyncio.wait_for(drained, timeout=5)
     async with KeepAliveCaller(another) as stream:
         assert (await stream.renew(NAME, lease.lease_id)).fencing_token == lease.fencing_token
+
+
+async def test_a_renewal_that_waits_for_a_slow_node_is_answered_before_a_later_one_of_its_lease(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """The later one could be decided at once; told first, the earlier would seem to bring the lease back."""
+    nodes = await formed_nodes(3)
+    server = await serve(nodes, proxied=True, node_timeout_ms=10_000)
+    await server.until_states(*[NODE_STATE_READY] * 3)
+    lease = (await server.acquire(NAME, ttl_ms=60_000)).lease
+    await nodes[1].call("DEL", f"redfence:lock:{NAME}")
+    slow = server.proxies[2]
+    slow.hold(requests=False)
+    async with KeepAliveCaller(server) as keep_alive:
+        # One node renews, one holds nothing, and the third decides.
+        undecided = await keep_alive.send(NAME, lease.lease_id)
+        await eventually(lambda: slow.replies.kept_bytes)
+        await nodes[0].call("DEL", f"redfence:lock:{NAME}")
+        passed_bytes = [proxy.replies.passed_bytes for proxy in server.proxies[:2]]
+        decided = await keep_alive.send(NAME, lease.lease_id)
+        await eventually(
+            lambda: all(
+                proxy.replies.passed_bytes > before
+                for proxy, before in zip(server.proxies[:2], passed_bytes, strict=True)
+            )
+        )
+        # Another lease does not wait for this one.
+        other = await keep_alive.send("other", new_lease_id())
+        assert (await keep_alive.receive()).sequence == other
+        await slow.heal()
+        first, second = await keep_alive.receive(), await keep_alive.receive()
+    assert (first.sequence, first.state) == (undecided, LEASE_STATE_ACTIVE)
+    assert (second.sequence, second.state) == (decided, LEASE_STATE_LOST)
+
+
+async def test_a_stream_opened_while_the_server_begins_to_drain_is_told_and_ended_as_well(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """A call that was on its way when the signal came does not hold up the end for the whole grace."""
+    server = await serve(await formed_nodes(3))
+    await server.begin_drain()
+    async with KeepAliveCaller(server) as keep_alive, SessionCaller(server) as session:
+        assert (await keep_alive.receive()).HasField("draining")
+        assert await keep_alive.call.read() is grpc.aio.EOF
+        assert await session.ended() is None
+        assert session.draining is not None
+    failure = await failure_of(server.acquire(NAME))
+    assert failure.reason == lock_pb2.ERROR_REASON_DRAINING

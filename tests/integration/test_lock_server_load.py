@@ -100,17 +100,17 @@ def open_files() -> Counter[str]:
     return kinds
 
 
-async def use(server: LockServer) -> None:
-    """Do something of everything."""
+async def use(server: LockServer, name: str) -> None:
+    """Do something of everything, and leave in the middle of it."""
     async with SessionCaller(server) as session:
-        lease = (await session.acquire("orders/42")).acquire.lease
+        lease = (await session.acquire(name)).acquire.lease
         for _ in range(5):
-            session.acquire("orders/42", wait_ms=30_000)
+            session.acquire(name, wait_ms=30_000)
         keep_alive = server.locks.KeepAlive()
-        await keep_alive.write(KeepAliveRequest(resource="orders/42", lease_id=lease.lease_id))
+        await keep_alive.write(KeepAliveRequest(resource=name, lease_id=lease.lease_id))
         await keep_alive.read()
-        await server.until_waiting("orders/42", count=5)
-        await server.release("orders/42", lease.lease_id)
+        await server.until_waiting(name, count=5)
+        await server.release(name, lease.lease_id)
 
 
 async def test_a_server_that_has_ended_leaves_no_task_no_connection_and_no_file(
@@ -119,9 +119,9 @@ async def test_a_server_that_has_ended_leaves_no_task_no_connection_and_no_file(
     """Started, used and ended again and again, a server takes nothing more of the process."""
     nodes = await formed_nodes(3)
     seen = []
-    for _ in range(4):
+    for turn in range(4):
         async with serving(nodes) as server:
-            await use(server)
+            await use(server, f"orders/{turn}")
         await asyncio.sleep(0)
         gc.collect()
         tasks = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]

@@ -114,8 +114,9 @@ async def form(
 def _check(index: int, answer: list[bytes], state: str) -> None:
     if answer == [b"not_empty"]:
         raise NodeRejectedError(f"node {index}: it holds keys already; a cluster is formed on empty nodes")
-    # A node that is ahead was brought on by a second operator, or by the run that this one finishes.
-    if answer != [b"formed"] and state == "ready":
+    # A node that is ahead was brought on by a second operator, or by the run that this one finishes. One that is another
+    # cluster's now was found empty by two operators, and must stop the later one before it takes any node of the first.
+    if answer == [b"other"] or (answer == [b"ahead"] and state == "ready"):
         raise NodeRejectedError(f"node {index}: its identity was changed by somebody else; look, and repeat")
 
 

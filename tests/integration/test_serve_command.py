@@ -14,12 +14,13 @@ import grpc
 import pytest
 
 from harness.failures import failure_of
-from harness.fixture_types import FlushedNodes, FreshNodes
+from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
 from harness.ports import free_port
 from harness.processes import CommandProcess, CommandProcesses
 from harness.redis_nodes import RedisNode
-from harness.servers import FormedNodes, LockServer, form, memories, now_ms
+from harness.servers import FormedNodes, LockServer, form, memories, memory, now_ms, until
 from harness.session_caller import SessionCaller
+from harness.tcp_proxy import TcpProxy
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,
@@ -27,6 +28,13 @@ from redfence_proto.v1.lock_pb2 import (
     NODE_STATE_READY,
     NODE_STATE_UNREACHABLE,
 )
+from redfence_server import cluster_forming, node_admission
+from redfence_server.errors import NodeRejectedError
+from redfence_server.node_admission import Findings
+from redfence_server.node_cluster import check_urls
+from redfence_server.randomness import SystemRandomness
+from redfence_server.redis_dial import DialledNode
+from redfence_server.scripts import Keyspace
 
 NAME = "orders/42"
 READY = r"^redfence serving on 127\.0\.0\.1:(\d+) \((\d) nodes\)$"
@@ -368,3 +376,46 @@ async def test_a_replica_is_not_formed(commands: CommandProcesses, fresh_nodes: 
     line = await refusal(start_init(commands, nodes), command="cluster init")
     assert line == "node 2: it is a replica; every node must be an independent primary"
     assert await memories(nodes) == [{}, {}, {}]
+
+
+async def test_of_two_operators_who_form_the_same_nodes_at_once_one_succeeds_and_the_other_changes_nothing(
+    flushed_nodes: FlushedNodes, start_proxy: StartProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both found the nodes empty; whoever gets the first node gets them all, and no mixture is left that nobody can finish."""
+    nodes = await flushed_nodes(3)
+    slow, fast = [[await start_proxy(node) for node in nodes] for _ in range(2)]
+    both_have_looked = asyncio.Barrier(2 * len(nodes))
+    examine = node_admission.examine
+
+    async def examine_together(node: DialledNode, keys: Keyspace) -> Findings:
+        found = await examine(node, keys)
+        await both_have_looked.wait()
+        # The slow one is the first at node 0, and then late at node 1.
+        slow[1].hold(replies=False)
+        fast[0].hold(replies=False)
+        return found
+
+    monkeypatch.setattr(node_admission, "examine", examine_together)
+
+    def forming(proxies: Sequence[TcpProxy]) -> asyncio.Task[str]:
+        urls = [proxy.url(node.url) for proxy, node in zip(proxies, nodes, strict=True)]
+        return asyncio.create_task(
+            cluster_forming.form(
+                check_urls(urls), keys=Keyspace(), ttl_ms_max=300_000, randomness=SystemRandomness()
+            )
+        )
+
+    first, second = forming(slow), forming(fast)
+
+    async def begun() -> bool:
+        return bool(await memory(nodes[0]))
+
+    await until(begun)
+    await fast[0].heal()
+    with pytest.raises(NodeRejectedError, match=r"node 0: .* somebody else"):
+        await second
+    assert await memories(nodes[1:]) == [{}, {}]
+    await slow[1].heal()
+    cluster_id = await first
+    monkeypatch.undo()
+    assert await form(nodes) == cluster_id

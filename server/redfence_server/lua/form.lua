@@ -10,7 +10,8 @@
 --       7 state to reach: 'forming', then 'ready' once every node is forming
 -- Returns  {'formed'}      the node has this identity and state
 --          {'not_empty'}   the node holds keys but no identity; nothing was changed
---          {'other'}       the node has another identity, or is ahead of the state asked for; nothing was changed
+--          {'ahead'}       the node has this identity, and another state than the one asked for; nothing was changed
+--          {'other'}       the node has another identity, or none; nothing was changed
 --
 -- Atomic because two operators may form at once, and because an identity must never be given to a node that already
 -- holds anything: it would vote as if it had never forgotten.
@@ -33,6 +34,6 @@ end
 if identity[4] == 'forming' and ARGV[7] == 'ready' then
   redis.call('HSET', KEYS[1], 'state', 'ready')
 elseif identity[4] ~= ARGV[7] then
-  return {'other'}
+  return {'ahead'}
 end
 return {'formed'}

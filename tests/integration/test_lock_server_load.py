@@ -9,7 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from harness.servers import FormedNodes, LockServer, Serve, memories, now_ms, serving, until
+from harness.fixture_types import FlushedNodes
+from harness.lock_load import LockLoad
+from harness.servers import (
+    FormedNodes,
+    LockServer,
+    Serve,
+    form,
+    memories,
+    now_ms,
+    serving,
+    until,
+    until_no_locks,
+)
 from harness.session_caller import SessionCaller
 from harness.token_history import TokenHistory
 from redfence_proto.v1.lock_pb2 import (
@@ -18,6 +30,7 @@ from redfence_proto.v1.lock_pb2 import (
     RELEASE_OUTCOME_RELEASED,
     KeepAliveRequest,
 )
+from redfence_server.redis_binary import RedisBinary
 
 pytestmark = pytest.mark.slow
 
@@ -129,3 +142,17 @@ async def test_a_server_that_has_ended_leaves_no_task_no_connection_and_no_file(
     # The first run also opens what gRPC keeps for the life of the process.
     assert seen[-1] == seen[1]
     assert seen[-1][0] == []
+
+
+async def test_a_load_over_nodes_of_each_engine_has_no_failure_and_leaves_no_lock(
+    engine: RedisBinary, flushed_nodes: FlushedNodes, serve: Serve
+) -> None:
+    """Valkey and Redis are the same to the server."""
+    nodes = await flushed_nodes(3, binary=engine)
+    await form(nodes)
+    server = await serve(nodes)
+    async with LockLoad(server) as load:
+        await load.until_granted(300)
+    assert not load.failures
+    load.history.check()
+    await until_no_locks(nodes)

@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from harness.eventually import eventually
 from harness.failures import failure_of
 from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
 from harness.ports import free_port
@@ -138,6 +139,26 @@ async def test_a_server_starts_with_a_quorum_of_its_nodes_and_takes_the_others_w
         await nodes[2].start()
         await server.until_states(*[NODE_STATE_READY] * 3)
         assert await process.stop() == 0
+
+
+async def test_a_server_whose_nodes_are_gone_ends_at_a_signal_as_well(
+    commands: CommandProcesses, fresh_formed_nodes: FormedNodes, start_proxy: StartProxy
+) -> None:
+    """Connections that break, and others that never come about, do not keep the process from its end."""
+    nodes = await fresh_formed_nodes(3)
+    proxy = await start_proxy(nodes[0])
+    process = start_serve(commands, [proxy.url(nodes[0].url), *nodes[1:]])
+    async with ready(process) as server:
+        await server.until_states(*[NODE_STATE_READY] * 3)
+        # It takes connections and says nothing; the others are dead.
+        proxy.hold()
+        proxy.reset()
+        for node in nodes[1:]:
+            node.kill()
+        await eventually(lambda: proxy.connection_count)
+        assert (await failure_of(server.acquire(NAME, wait_ms=1_000))).is_retryable
+        assert await process.stop(timeout_s=5) == 0
+    assert "Traceback" not in process.stderr
 
 
 async def test_a_flag_wins_over_the_environment_and_that_over_the_file(

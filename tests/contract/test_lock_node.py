@@ -453,7 +453,7 @@ async def test_a_node_that_was_admitted_under_another_id_refuses_and_changes_not
 
 # --- the twin is honest -----------------------------------------------------------------------------------------------
 
-_resources = st.sampled_from(["x", "y"])
+_resources = st.sampled_from("xxxy")
 _leases = st.sampled_from([A, B])
 _nonces = st.sampled_from(["n1", "n2", "n3"])
 _steps: st.SearchStrategy[Command | Callable[[Site], Awaitable[None]]] = st.one_of(
@@ -491,8 +491,8 @@ async def test_a_fake_and_a_real_node_cannot_be_told_apart(flushed_nodes: Flushe
                 assert answers[0] == answers[1], step
         assert await fake.dump() == await real.dump()
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(steps=st.lists(_steps, min_size=5, max_size=40))
+    @settings(max_examples=250, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(steps=st.lists(_steps, min_size=10, max_size=60))
     def check(steps: list[Command | Callable[[Site], Awaitable[None]]]) -> None:
         asyncio.run_coroutine_threadsafe(play(steps), loop).result()
 

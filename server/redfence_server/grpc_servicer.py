@@ -159,6 +159,7 @@ class AdminServicer(lock_pb2_grpc.AdminServiceServicer):
     def __init__(self, status: Callable[[], ClusterView]) -> None:
         self._status = status
 
+    @_answers_errors
     async def ClusterStatus(
         self, _: lock_pb2.ClusterStatusRequest, __: Context
     ) -> lock_pb2.ClusterStatusResponse:

@@ -75,10 +75,6 @@ class Stream(ABC, Generic[Item]):
         try:
             while (request := await self._context.read()) is not grpc.aio.EOF:
                 self._begin(request)
-        except RedfenceServerError:
-            # The peer broke the rules: what is under way ends with the stream.
-            self._commands.cancel()
-            raise
         finally:
             self._commands.finish()
 
@@ -113,8 +109,14 @@ class SessionStream(Stream[lock_pb2.SessionResult]):
 
     def _begin(self, request: lock_pb2.SessionRequest) -> None:
         arrived_at_ms = self._clock.now_ms()
-        for command in request.commands:
-            self._start(command, arrived_at_ms)
+        try:
+            for command in request.commands:
+                self._start(command, arrived_at_ms)
+        except RedfenceServerError:
+            # The peer broke the rules. The stream ends once what is under way is answered, and no acquire may hold that up.
+            for acquire in self._acquires.values():
+                acquire.cancel()
+            raise
 
     def _start(self, command: lock_pb2.SessionCommand, arrived_at_ms: float) -> None:
         command_id = command.id

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+
 from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
 from harness.processes import CommandProcesses
 from harness.redis_nodes import ENGINES, NodeSet, RedisNode, engine_binary
 from harness.tcp_proxy import TcpProxy
-
 from redfence_server.redis_binary import RedisBinary, RedisBinaryError, find_redis_binary
 from redfence_server.redis_process import AppendFsync
 

@@ -101,6 +101,7 @@ async def form(
                     identity = (
                         *(decided.cluster_id, index, len(nodes), decided.ttl_ms_max),
                         *(randomness.hex_id(), findings.run_id, state),
+                        "0" if findings.durability_gap else "1",
                     )
                     answer = await node.command(
                         "EVAL", scripts.load("form"), 2, keys.node, keys.high, *identity

@@ -39,8 +39,8 @@ class Commit:
 class Undo:
     """Delete the hold that the attempt `nonce` made, unless a retry shares it.
 
-    A node that cannot be reached gets it when it is back, if that is before `worthless_at_ms` on the server's clock:
-    after that the hold has expired by itself.
+    A node that cannot be reached gets it when it is back, unless that is after `worthless_at_ms` on the server's clock,
+    when the hold has expired by itself.
     """
 
     resource: str
@@ -58,10 +58,11 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Delete the hold of a lease, where it holds."""
+    """Delete the hold of a lease, where it holds. A node that cannot be reached gets it later, as an `Undo`."""
 
     resource: str
     digest: str
+    worthless_at_ms: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,9 @@ class LockService:
                 return await self._try_and_wait(call)
         except TimeoutError as error:
             # The attempt under way was cancelled and so undone: the outcome is known.
-            raise NoQuorumError("the call's deadline came first; nothing was granted") from error
+            raise NoQuorumError(
+                "the call's deadline came first; what this call minted is being undone"
+            ) from error
 
     async def _try_and_wait(self, call: AcquireCall) -> Lease | NotGranted:
         outcome = await self._try(call)
@@ -210,7 +212,9 @@ class LockService:
         Raises:
             NoQuorumError: too few nodes answered to tell.
         """
-        verdict = await self._redlock.release(resource=resource, digest=lease_id.digest)
+        verdict = await self._redlock.release(
+            resource=resource, digest=lease_id.digest, ttl_ms_max=self.ttl_ms_max
+        )
         if verdict is ReleaseVerdict.NO_QUORUM:
             raise NoQuorumError("the lease may be held on the silent ones until its ttl ends")
         return verdict is ReleaseVerdict.RELEASED

@@ -56,7 +56,12 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The node's `node` key."""
+    """The node's `node` key.
+
+    Attributes:
+        run_id: the run of its process under which it was last admitted.
+        durable: whether that run, from its beginning, lost nothing at a crash.
+    """
 
     cluster_id: str
     index: int
@@ -64,6 +69,7 @@ class Identity:
     max_ttl_ms: int
     admission: str
     run_id: str
+    durable: bool
     state: str
 
 
@@ -80,10 +86,16 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The node may vote under this identity. `restarted`: note its new run first, by readmit.lua."""
+    """The node may vote under this identity.
+
+    Attributes:
+        durable: whether its present run loses nothing at a crash, as far as it was looked at.
+        to_note: whether the node has to be told first, by note_run.lua, that this run was admitted.
+    """
 
     identity: Identity
-    restarted: bool
+    durable: bool
+    to_note: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +134,16 @@ def judge(expected: Expectation, found: Findings) -> Admitted | Rejected:  # noq
         return Rejected(
             Reason.FORMING, f"its state is {identity.state!r}: run `redfence cluster init` to the end"
         )
+    gap = found.durability_gap
     if identity.run_id == found.run_id:
-        return Admitted(identity, restarted=False)
-    if expected.assume_durable or not found.durability_gap:
-        return Admitted(identity, restarted=True)
-    return Rejected(
-        Reason.RESTARTED, f"it restarted and cannot prove that it forgot nothing: {found.durability_gap}"
-    )
+        # A process that runs has forgotten nothing. Settings that were ever seen to lose writes count for the whole run.
+        durable = identity.durable and not gap
+        return Admitted(identity, durable=durable, to_note=durable != identity.durable)
+    # What counts for the past is how the run wrote that ended; how this one writes counts for the next restart.
+    if expected.assume_durable or (identity.durable and not gap):
+        return Admitted(identity, durable=not gap, to_note=True)
+    problem = gap or "the run that ended did not write every answered command to disk"
+    return Rejected(Reason.RESTARTED, f"it restarted and cannot prove that it forgot nothing: {problem}")
 
 
 async def examine(node: DialledNode, keys: scripts.Keyspace) -> Findings:
@@ -174,6 +189,7 @@ def read_identity(flat: list[bytes]) -> Identity | None:
             max_ttl_ms=int(fields["max_ttl_ms"]),
             admission=_admission(fields["admission"]),
             run_id=fields["run_id"],
+            durable=fields["durable"] == "1",
             state=fields["state"],
         )
     except (KeyError, ValueError) as error:

@@ -17,7 +17,7 @@ import structlog
 
 from redfence_server import node_admission, scripts
 from redfence_server.clock import Clock
-from redfence_server.lock_node import Command, NodeReport, NodeState, Reply, Silence, Undo
+from redfence_server.lock_node import Command, NodeReport, NodeState, Release, Reply, Silence, Undo
 from redfence_server.node_admission import Admitted, Expectation, Identity, Rejected
 from redfence_server.node_connection import NodeConnection, ReplyError
 from redfence_server.randomness import Randomness
@@ -28,8 +28,10 @@ _BACKOFF_MS_FIRST: Final = 50
 _BACKOFF_MS_LAST: Final = 2_000
 # A node that is up but must not vote is looked at again this often.
 _QUARANTINE_RECHECK_MS: Final = 2_000
-# Undos kept for a node that is away. Beyond it the oldest are dropped: their holds end by their ttl.
-_KEPT_UNDOS_MAX: Final = 10_000
+# Undos and releases kept for a node that is away. Beyond it the oldest are dropped: their holds end by their ttl.
+_KEPT_MAX: Final = 10_000
+# Scripts flushed, turned into a replica, password or rights changed: admission finds out what it is.
+_MENDED_BY_RECONNECTING: Final = frozenset({"NOSCRIPT", "READONLY", "NOAUTH", "NOPERM"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,8 @@ class NodeLink:
         self._since_ms = clock.now_ms()
         self._logged_state: NodeState | None = None
         self._run_id = ""
-        self._kept_undos: deque[Undo] = deque(maxlen=_KEPT_UNDOS_MAX)
+        self._last_error_code = ""
+        self._kept: deque[Undo | Release] = deque(maxlen=_KEPT_MAX)
         self._task: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[str] | None = None
         self.rejected: Rejected | None = None
@@ -109,7 +112,7 @@ class NodeLink:
             packed = self._settings.packer.pack(command, self._admission)
             if connection.call(packed, partial(self._on_raw, command, on_reply)):
                 return
-        self._keep_undo(command)
+        self._keep(command)
         if on_reply is not None:
             asyncio.get_running_loop().call_soon(on_reply, Silence.UNREACHABLE)
 
@@ -128,13 +131,10 @@ class NodeLink:
         reply: Reply
         if isinstance(raw, Silence):
             reply = raw
-            # An undo that timed out may still be carried out; but if the connection is given up, it is not.
-            self._keep_undo(command)
+            # What timed out may still be carried out; but if the connection is given up, it is not.
+            self._keep(command)
         elif isinstance(raw, ReplyError):
-            reply = self._refused(str(raw))
-            # Only for want of the script, which the next connection loads. Another error might come again for ever.
-            if str(raw).startswith("NOSCRIPT"):
-                self._keep_undo(command)
+            reply = self._failed(command, str(raw))
         else:
             try:
                 reply = scripts.read_reply(raw)
@@ -149,26 +149,40 @@ class NodeLink:
         if on_reply is not None:
             on_reply(reply)
 
+    def _failed(self, command: Command, problem: str) -> Silence:
+        """Take an error reply: start over where a new connection can mend it, and otherwise go on."""
+        code = problem.partition(" ")[0]
+        if code not in _MENDED_BY_RECONNECTING:
+            # Out of memory, disk full, a busy script: it may pass, and reconnecting would only take the others along.
+            if code != self._last_error_code:
+                self._log.warning("node_command_failed", problem=problem)
+            self._last_error_code = code
+            return Silence.REFUSED
+        if code == "NOSCRIPT":
+            self._keep(command)  # the next connection loads it
+        return self._refused(problem)
+
     def _refused(self, problem: str) -> Silence:
-        """Start over with the node: its identity or its scripts are not what was found at admission."""
+        """Start over with the node: its identity, its role or its scripts are not what was found at admission."""
         connection, self._connection = self._connection, None
         if connection is not None:
             self._log.warning("node_refused_command", problem=problem)
             connection.abort(f"it refused a command: {problem}")
         return Silence.REFUSED
 
-    def _keep_undo(self, command: Command) -> None:
-        # Only undos: they go by an attempt's nonce, so they can do no harm however late they come. A late release
-        # could end a later hold of a caller that uses a lease id twice.
-        if isinstance(command, Undo):
-            self._kept_undos.append(command)
+    def _keep(self, command: Command) -> None:
+        # Late is better than never only for what ends a hold; a missed one would block the lock until its ttl ends, if
+        # another node missed another. An undo goes by an attempt's nonce and so can end nothing else; a release goes by the
+        # lease id, which the contract tells callers never to use for a second acquisition.
+        if isinstance(command, Undo | Release):
+            self._kept.append(command)
 
-    def _send_kept_undos(self) -> None:
-        kept, self._kept_undos = self._kept_undos, deque(maxlen=_KEPT_UNDOS_MAX)
+    def _send_kept(self) -> None:
+        kept, self._kept = self._kept, deque(maxlen=_KEPT_MAX)
         now_ms = self._clock.now_ms()
-        for undo in kept:
-            if undo.worthless_at_ms > now_ms:
-                self.send(undo)
+        for command in kept:
+            if command.worthless_at_ms > now_ms:
+                self.send(command)
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -221,7 +235,8 @@ class NodeLink:
             dialled.hand_over(connection)
             self._admission = identity.admission.encode()
             self._connection = connection
-            self._send_kept_undos()
+            self._send_kept()
+            self._last_error_code = ""
             self._become(NodeState.READY, "")
             self.examined.set()
             reason = await self._lost
@@ -249,26 +264,22 @@ class NodeLink:
             self.rejected = judgement
             self._become(NodeState.QUARANTINED, judgement.detail)
             raise _TurnedAwayError
-        if judgement.restarted:
-            await self._readmit(dialled, judgement, found.run_id)
+        if judgement.to_note:
+            await self._note_run(dialled, judgement, found.run_id)
         self.rejected = None
         self._cluster.learn(judgement.identity)
         return judgement.identity
 
-    async def _readmit(self, dialled: DialledNode, judgement: Admitted, run_id: str) -> None:
+    async def _note_run(self, dialled: DialledNode, judgement: Admitted, run_id: str) -> None:
         identity = judgement.identity
-        answer = await dialled.command(
-            "EVAL",
-            scripts.load("readmit"),
-            1,
-            self._settings.keys.node,
-            identity.admission,
-            identity.run_id,
-            run_id,
+        found = (identity.admission, identity.run_id)
+        noted = (run_id, "1" if judgement.durable else "0")
+        source, key = scripts.load("note_run"), self._settings.keys.node
+        if await dialled.command("EVAL", source, 1, key, *found, *noted) != [b"noted"]:
+            raise DialError("its identity changed while it was being admitted")
+        self._log.info(
+            "node_run_noted", run_id_before=identity.run_id, run_id=run_id, durable=judgement.durable
         )
-        if answer != [b"readmitted"]:
-            raise DialError("its identity changed while it was being readmitted")
-        self._log.info("node_readmitted", run_id_before=identity.run_id, run_id=run_id)
 
     def _become(self, state: NodeState, detail: str) -> None:
         if state is not self._state:

@@ -1,13 +1,12 @@
 """Decide, from what the nodes answered. Pure: no clock, no I/O, no randomness.
 
 Every attempt to grant a lease is judged by one rule. A node *stands at* the token it minted for the attempt, raised to M
-once it has acknowledged a commit of M. M is the greatest token that any node has answered so far. The attempt is granted when a quorum
-stands at M; until then, nodes below M are asked to commit it. In the steady state a quorum mints M at once and nothing is
+once it has acknowledged a commit of M. The attempt is granted when a quorum stands at one token. Until then, nodes below M, the greatest
+token that any node has answered so far, are asked to commit it. In the steady state a quorum mints M at once and nothing is
 committed: a commit that coincides with its mint.
 
-Why M must be the greatest of *all* answers so far, also of a node that answers late: a node may count towards the quorum
-only if M is no less than what it minted, for what it minted is what proves that M is greater than the tokens before. A late, greater answer
-therefore raises M and the commits start over; that happens at most once per node.
+Why a node counts only at exactly that token: it must not have minted more, for what it minted is what proves that the token is greater than
+those before. So a late, greater answer raises M and the commits start over; that happens at most once per node.
 
 The safety argument is at the head of redlock.py. tests/unit/redfence_server/test_quorum.py enumerates all reply vectors.
 """
@@ -90,12 +89,21 @@ WAIT = Ask(0, ())
 class Tally:
     """The answers to one attempt so far. Feed it every answer; it returns what to do next."""
 
-    def __init__(self, node_count: int) -> None:
+    def __init__(self, node_count: int, *, nonce: str | None = None) -> None:
+        """Begin with no answers.
+
+        Args:
+            node_count: of the configured nodes.
+            nonce: the attempt's own. A node that answers another shows the hold of an earlier try of this lease.
+        """
         self._quorum = majority(node_count)
+        self._nonce = nonce
         self._replies: list[Reply | None] = [None] * node_count
         self._standing = [0] * node_count  # 0: not granted here, or the hold was lost
         self._asked = [0] * node_count  # the greatest token this node was asked to commit
         self._greatest = 0
+        self._granted = 0
+        self._repeats = False  # whether an earlier try of this lease was found, which may have been granted
 
     def minted(self, node: int, reply: Reply) -> Decision:
         """Note a node's answer to the mint."""
@@ -104,6 +112,7 @@ class Tally:
         if isinstance(reply, Granted):
             self._standing[node] = reply.token
             self._greatest = max(self._greatest, reply.token)
+            self._repeats |= self._nonce is not None and reply.nonce != self._nonce
         return self._decide()
 
     def committed(self, node: int, token: int, reply: Reply) -> Decision:
@@ -124,22 +133,41 @@ class Tally:
 
     def _decide(self) -> Decision:
         # The order matters: a grant is sound whatever else was answered.
-        greatest = self._greatest
-        if greatest and self._standing.count(greatest) >= self._quorum:
-            return Grant(greatest)
+        if token := self._token_of_a_quorum():
+            self._granted = token
+            return Grant(token)
         standing = len(self._standing) - self._standing.count(0)
         if standing >= self._quorum:
-            return self._ask(greatest)
+            return WAIT if self._may_repeat() else self._ask(self._greatest)
         if standing + self._replies.count(None) < self._quorum:
             return self._refuse()
         return WAIT
+
+    def _token_of_a_quorum(self) -> int:
+        """Return the token at which a quorum stands, or 0.
+
+        Below the greatest only before any commit was asked for: the nodes asked may stand higher by now than we know.
+        """
+        candidates = {self._greatest} if any(self._asked) else set(self._standing)
+        return next((each for each in candidates if each and self._standing.count(each) >= self._quorum), 0)
+
+    def _may_repeat(self) -> bool:
+        """Tell whether the answers still missing can show the grant of an earlier try.
+
+        It is worth waiting for: a retried Acquire shall get the same token, and a node that was ahead and missed by the first try shows a
+        greater one.
+        """
+        if not self._repeats or any(self._asked):
+            return False
+        most = max(self._standing.count(each) for each in self._standing if each)
+        return None in self._replies and most + self._replies.count(None) >= self._quorum
 
     def late(self, node: int, reply: Reply) -> Ask:
         """Note a mint answered after the grant. A node left behind is aligned, so that the next attempt needs no commit."""
         assert self._replies[node] is None, "a mint is answered once"
         self._replies[node] = reply
-        if isinstance(reply, Granted) and reply.token < self._greatest:
-            return Ask(self._greatest, ((node, reply.nonce),))
+        if isinstance(reply, Granted) and reply.token < self._granted:
+            return Ask(self._granted, ((node, reply.nonce),))
         return WAIT
 
     def _ask(self, token: int) -> Ask:

@@ -111,12 +111,13 @@ class Redlock:
         """Start the ttl of a lease anew on every node where it holds."""
         return await self._ask_all(Renew(resource, digest), quorum.judge_renew)
 
-    async def release(self, *, resource: str, digest: str) -> ReleaseVerdict:
-        """End a lease on every node.
+    async def release(self, *, resource: str, digest: str, ttl_ms_max: int) -> ReleaseVerdict:
+        """End a lease on every node, also on those that come back within the greatest ttl a lease can have.
 
         Cancellation: the release goes on; it was sent to every node already.
         """
-        return await self._ask_all(Release(resource, digest), quorum.judge_release)
+        worthless_at_ms = self._clock.now_ms() + ttl_ms_max
+        return await self._ask_all(Release(resource, digest, worthless_at_ms), quorum.judge_release)
 
     async def check_token(self, *, resource: str, token: int) -> TokenJudgement:
         """Tell whether the lease with this token holds a quorum."""
@@ -148,7 +149,7 @@ class _Attempt:
         self._nodes = nodes
         self._mint = mint
         self._clock = clock
-        self._tally = Tally(len(nodes))
+        self._tally = Tally(len(nodes), nonce=mint.nonce)
         self._minted_at_ms = 0.0
         self.outcome: asyncio.Future[AttemptOutcome] = asyncio.get_running_loop().create_future()
 

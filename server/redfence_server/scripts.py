@@ -119,7 +119,7 @@ class Packer:
                 return (*head, digest, nonce, token, keys.counter_idle_ms)
             case Undo(_, nonce):
                 return ("EVALSHA", sha, 2, keys.node, lock, hole, nonce)
-            case Renew(_, digest) | Release(_, digest):
+            case Renew(digest=digest) | Release(digest=digest):
                 return ("EVALSHA", sha, 2, keys.node, lock, hole, digest)
             case Inspect():
                 return ("EVALSHA", sha, 2, keys.node, lock, hole)

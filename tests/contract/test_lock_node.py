@@ -254,7 +254,7 @@ async def test_numbers_grow_across_leases_and_ends(site: Site) -> None:
     assert await ask(site, mint(A, "n1")) == Granted("n1", 1)
     assert await ask(site, Undo(R, "n1", 0)) is Plain.UNDONE
     assert await ask(site, mint(B, "n2")) == Granted("n2", 2)
-    assert await ask(site, Release(R, B)) is Plain.RELEASED
+    assert await ask(site, Release(R, B, 0)) is Plain.RELEASED
     assert await ask(site, mint(A, "n3")) == Granted("n3", 3)
     await site.expire(R)
     assert await ask(site, mint(B, "n4")) == Granted("n4", 4)
@@ -265,7 +265,7 @@ async def test_a_counter_that_was_dropped_starts_again_at_high(site: Site) -> No
     await ask(site, mint(resource="other"))
     await ask(site, Commit("other", A, "n1", 70))
     assert await ask(site, mint()) == Granted("n1", 71)
-    await ask(site, Release(R, A))
+    await ask(site, Release(R, A, 0))
     await site.drop_counter(R)
     await ask(site, Commit("other", A, "n1", 90))
     assert await ask(site, mint(B, "n2")) == Granted("n2", 91)
@@ -276,7 +276,7 @@ async def test_a_counter_that_is_kept_goes_on_beside_a_greater_high(site: Site) 
     assert await ask(site, mint()) == Granted("n1", 1)
     await ask(site, mint(resource="other"))
     await ask(site, Commit("other", A, "n1", 500))
-    await ask(site, Release(R, A))
+    await ask(site, Release(R, A, 0))
     assert await ask(site, mint(B, "n2")) == Granted("n2", 2)
     assert (await site.dump())[KEYS.high] == {"": "500"}
 
@@ -339,7 +339,7 @@ async def test_a_commit_after_the_counter_was_dropped_leaves_no_way_to_a_smaller
     await ask(site, mint())
     await site.drop_counter(R)
     assert await ask(site, Commit(R, A, "n1", 51)) is Plain.COMMITTED
-    await ask(site, Release(R, A))
+    await ask(site, Release(R, A, 0))
     assert await ask(site, mint(B, "n2")) == Granted("n2", 52)
 
 
@@ -386,11 +386,11 @@ async def test_a_release_ends_its_own_lease_also_a_shared_one_and_no_other(site:
     await ask(site, mint(A, "n1"))
     await ask(site, mint(A, "n2"))
     before = await site.dump()
-    assert await ask(site, Release(R, B)) is Plain.NOT_HELD
+    assert await ask(site, Release(R, B, 0)) is Plain.NOT_HELD
     assert await site.dump() == before
-    assert await ask(site, Release(R, A)) is Plain.RELEASED
+    assert await ask(site, Release(R, A, 0)) is Plain.RELEASED
     assert KEYS.lock(R) not in await site.dump()
-    assert await ask(site, Release(R, A)) is Plain.NOT_HELD
+    assert await ask(site, Release(R, A, 0)) is Plain.NOT_HELD
 
 
 async def test_a_renewal_starts_the_stored_ttl_anew(site: Site) -> None:
@@ -435,7 +435,7 @@ async def test_looking_changes_nothing(site: Site) -> None:
         Commit(R, A, "n1", 9),
         Undo(R, "n1", 0),
         Renew(R, A),
-        Release(R, A),
+        Release(R, A, 0),
         Inspect(R),
     ],
     ids=lambda command: type(command).__name__,
@@ -462,7 +462,7 @@ _steps: st.SearchStrategy[Command | Callable[[Site], Awaitable[None]]] = st.one_
     st.builds(Commit, _resources, _leases, _nonces, st.integers(1, 12)),
     st.builds(Undo, _resources, _nonces, st.just(0.0)),
     st.builds(Renew, _resources, _leases),
-    st.builds(Release, _resources, _leases),
+    st.builds(Release, _resources, _leases, st.just(0.0)),
     st.builds(Inspect, _resources),
     st.builds(lambda resource: lambda site: site.expire(resource), _resources),
     st.builds(lambda resource: lambda site: site.drop_counter(resource), _resources),

@@ -287,7 +287,7 @@ class World:
             case End(lease):
                 self._spend("ends")
                 self.ended |= {lease}
-                self._send_all(Release(RESOURCE, lease))
+                self._send_all(Release(RESOURCE, lease, 0))
 
     def _spend(self, kind: str) -> None:
         left = getattr(self.limits, kind)

@@ -71,7 +71,7 @@ class UndoByLease(_Attempt):
 
     def _undo(self) -> None:
         for node in self._nodes:
-            node.send(Release(self._mint.resource, self._mint.digest))
+            node.send(Release(self._mint.resource, self._mint.digest, 0))
 
 
 MUTANTS = {

@@ -110,7 +110,7 @@ class FakeNodeState:
                     return Plain.NOT_HELD
                 self.holds[resource] = replace(hold, expires_at_ms=now_ms + hold.ttl_ms)
                 return Renewed(hold.token, hold.ttl_ms)
-            case Release(resource, digest):
+            case Release(resource, digest, _):
                 if hold is None or hold.digest != digest:
                     return Plain.NOT_HELD
                 del self.holds[resource]

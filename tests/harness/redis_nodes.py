@@ -10,8 +10,8 @@ import signal
 from pathlib import Path
 
 import hiredis
-from harness.ports import free_port
 
+from harness.ports import free_port
 from redfence_server.redis_binary import RedisBinary, RedisBinaryError, inspect, wheel_binary_path
 from redfence_server.redis_process import AppendFsync, NodeConf, NodeProcess, call
 

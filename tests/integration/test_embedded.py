@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 
 import hiredis
 import pytest
-from harness.eventually import eventually
-from harness.processes import CommandProcesses
 from structlog.testing import capture_logs
 
+from harness.eventually import eventually
+from harness.processes import CommandProcesses
 from redfence_server.embedded import NODE_DIED_EVENT, EmbeddedNodes, EmbeddedNodesError, free_port
 from redfence_server.redis_binary import RedisBinary
 from redfence_server.redis_process import call

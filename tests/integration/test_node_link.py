@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import pytest
-
 from harness.eventually import eventually
 from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
 from harness.redis_nodes import RedisNode
@@ -281,9 +279,6 @@ async def test_a_node_that_may_have_lost_its_last_second_is_quarantined_after_a_
         assert is_ready(link)
 
 
-@pytest.mark.xfail(
-    reason="admission asks for the settings of the present run, not of the one that ended", strict=True
-)
 async def test_a_node_is_not_durable_after_the_fact(fresh_nodes: FreshNodes) -> None:
     """What counts is how the run wrote that ended, not how the next one will."""
     (node,) = await fresh_nodes(1, appendfsync="everysec")

@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from harness.ports import free_port
 
+from harness.ports import free_port
 from redfence_server.redis_binary import RedisBinary
 from redfence_server.redis_process import HOST, NodeConf, NodeProcess, PortTakenError
 

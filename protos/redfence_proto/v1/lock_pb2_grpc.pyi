@@ -76,8 +76,9 @@ class LockServiceStub:
     """Acquire tries to take the lease of a resource, at once or within `wait_timeout`.
 
     Safe to retry: repeat the call *with the same lease_id* and, if the lost first call was granted, the same
-    grant (and the same fencing token) is answered again, its ttl started anew. A caller that gives up on an
-    Acquire whose outcome it does not know should send Release with that lease id.
+    grant with the same fencing token is answered again, its ttl started anew. (If nodes fail between the two
+    calls the token may be greater; it is never one that another lease was or will be given.) A caller that
+    gives up on an Acquire whose outcome it does not know should send Release with that lease id.
 
     Status codes:
       OK                  see `outcome`; losing to another holder is an outcome, not an error.
@@ -152,8 +153,9 @@ class LockServiceAsyncStub(LockServiceStub):
     """Acquire tries to take the lease of a resource, at once or within `wait_timeout`.
 
     Safe to retry: repeat the call *with the same lease_id* and, if the lost first call was granted, the same
-    grant (and the same fencing token) is answered again, its ttl started anew. A caller that gives up on an
-    Acquire whose outcome it does not know should send Release with that lease id.
+    grant with the same fencing token is answered again, its ttl started anew. (If nodes fail between the two
+    calls the token may be greater; it is never one that another lease was or will be given.) A caller that
+    gives up on an Acquire whose outcome it does not know should send Release with that lease id.
 
     Status codes:
       OK                  see `outcome`; losing to another holder is an outcome, not an error.
@@ -231,8 +233,9 @@ class LockServiceServicer(metaclass=_abc_1.ABCMeta):
         """Acquire tries to take the lease of a resource, at once or within `wait_timeout`.
 
         Safe to retry: repeat the call *with the same lease_id* and, if the lost first call was granted, the same
-        grant (and the same fencing token) is answered again, its ttl started anew. A caller that gives up on an
-        Acquire whose outcome it does not know should send Release with that lease id.
+        grant with the same fencing token is answered again, its ttl started anew. (If nodes fail between the two
+        calls the token may be greater; it is never one that another lease was or will be given.) A caller that
+        gives up on an Acquire whose outcome it does not know should send Release with that lease id.
 
         Status codes:
           OK                  see `outcome`; losing to another holder is an outcome, not an error.

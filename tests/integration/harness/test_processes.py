@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from harness.processes import CommandProcesses
 
 _SERVER = """

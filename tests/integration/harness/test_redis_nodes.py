@@ -7,10 +7,10 @@ from pathlib import Path
 
 import hiredis
 import pytest
+
 from harness.eventually import eventually
 from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
 from harness.redis_nodes import NodeSet, RedisNode
-
 from redfence_server.redis_binary import RedisBinary
 from redfence_server.redis_process import AppendFsync, NodeStartError
 

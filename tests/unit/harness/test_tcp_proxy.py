@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
+
 from harness.eventually import eventually
 from harness.ports import HOST, free_port
 from harness.tcp_proxy import TcpProxy

@@ -15,7 +15,7 @@ TTL_MS = 300_000
 
 def identity(index: int, *, state: str = "ready") -> Identity:
     """Return the identity of one of three nodes."""
-    return Identity("c", index, 3, TTL_MS, "a" * 32, f"run-{index}", state)
+    return Identity("c", index, 3, TTL_MS, "a" * 32, f"run-{index}", durable=True, state=state)
 
 
 def found(index: int, who: Identity | None = None) -> Findings:

@@ -28,6 +28,7 @@ ME = Identity(
     max_ttl_ms=300_000,
     admission="a" * 32,
     run_id="run-1",
+    durable=True,
     state="ready",
 )
 EXPECTED = Expectation(index=1, node_count=3, cluster_id="c", assume_durable=False)
@@ -35,40 +36,50 @@ FOUND = Findings(identity=ME, run_id="run-1", version="7.2.4", is_replica=False,
 GAP = "appendfsync is everysec, not always"
 
 
+AS_NOTED = Admitted(ME, durable=True, to_note=False)
+
+
 def test_a_node_of_this_cluster_in_its_place_and_run_is_admitted() -> None:
     """Nothing has changed since it was formed."""
-    assert judge(EXPECTED, FOUND) == Admitted(ME, restarted=False)
+    assert judge(EXPECTED, FOUND) == AS_NOTED
 
 
 def test_the_first_node_may_be_of_any_cluster() -> None:
     """It tells the server which cluster it is in."""
     other = replace(ME, cluster_id="other")
-    assert judge(replace(EXPECTED, cluster_id=None), replace(FOUND, identity=other)) == Admitted(
-        other, restarted=False
-    )
+    judgement = judge(replace(EXPECTED, cluster_id=None), replace(FOUND, identity=other))
+    assert judgement == Admitted(other, durable=True, to_note=False)
 
 
-def test_a_gap_in_durability_is_no_matter_until_the_node_restarts() -> None:
-    """A process that runs has forgotten nothing."""
-    assert judge(EXPECTED, replace(FOUND, durability_gap=GAP)) == Admitted(ME, restarted=False)
+def test_a_gap_in_durability_is_noted_and_no_matter_until_the_node_restarts() -> None:
+    """A process that runs has forgotten nothing; but its next run has to know that this one might have."""
+    assert judge(EXPECTED, replace(FOUND, durability_gap=GAP)) == Admitted(ME, durable=False, to_note=True)
 
 
-@pytest.mark.parametrize(
-    ("gap", "assume_durable", "admitted"),
-    [("", False, True), ("", True, True), (GAP, True, True), (GAP, False, False)],
-)
-def test_a_restarted_node_needs_proof_or_the_operators_word(
-    *, gap: str, assume_durable: bool, admitted: bool
+def test_a_run_that_was_seen_with_a_gap_stays_so() -> None:
+    """Better settings later do not bring back what was not written before."""
+    gone = replace(ME, durable=False)
+    for gap in ("", GAP):
+        judgement = judge(EXPECTED, replace(FOUND, identity=gone, durability_gap=gap))
+        assert judgement == Admitted(gone, durable=False, to_note=False)
+
+
+@pytest.mark.parametrize("durable_before", [True, False])
+@pytest.mark.parametrize("gap", ["", GAP])
+@pytest.mark.parametrize("assume_durable", [True, False])
+def test_a_restarted_node_needs_proof_for_both_runs_or_the_operators_word(
+    *, durable_before: bool, gap: str, assume_durable: bool
 ) -> None:
     """Without either it stays out, and its message says what is missing."""
+    who = replace(ME, durable=durable_before)
     expected = replace(EXPECTED, assume_durable=assume_durable)
-    judgement = judge(expected, replace(FOUND, run_id="run-2", durability_gap=gap))
-    if admitted:
-        assert judgement == Admitted(ME, restarted=True)
+    judgement = judge(expected, replace(FOUND, identity=who, run_id="run-2", durability_gap=gap))
+    if assume_durable or (durable_before and not gap):
+        assert judgement == Admitted(who, durable=not gap, to_note=True)
     else:
         assert isinstance(judgement, Rejected)
         assert judgement.reason is Reason.RESTARTED
-        assert gap in judgement.detail
+        assert (gap or "the run that ended did not write") in judgement.detail
 
 
 @pytest.mark.parametrize(
@@ -99,7 +110,7 @@ def test_every_other_finding_keeps_a_node_out(
 @pytest.mark.parametrize("version", ["6.2.0", "6.10", "7.0.15", "8.1.1", "10.0.0-rc1"])
 def test_versions_are_compared_as_numbers(version: str) -> None:
     """6.10 is newer than 6.2, and 10 than 7."""
-    assert judge(EXPECTED, replace(FOUND, version=version)) == Admitted(ME, restarted=False)
+    assert judge(EXPECTED, replace(FOUND, version=version)) == AS_NOTED
 
 
 FIELDS = {
@@ -109,6 +120,7 @@ FIELDS = {
     "max_ttl_ms": "300000",
     "admission": "a" * 32,
     "run_id": "run-1",
+    "durable": "1",
     "state": "ready",
 }
 

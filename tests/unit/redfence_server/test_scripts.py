@@ -29,7 +29,7 @@ COMMANDS: tuple[Command, ...] = (
     Commit("r", "digest", "nonce", 2**53 - 1),
     Undo("r", "nonce", 7.0),
     Renew("r", "digest"),
-    Release("r", "digest"),
+    Release("r", "digest", 0),
     Inspect("r"),
 )
 

@@ -17,6 +17,7 @@ from redfence_server.clock import Clock
 from redfence_server.command_stream import CommandStream
 from redfence_server.errors import InvalidFieldError, RedfenceServerError
 from redfence_server.lock_service import LockService
+from redfence_server.model import AcquireCall, Lease
 from redfence_server.randomness import Randomness
 
 # A result is below 1 KiB and a message below 64 KiB.
@@ -49,6 +50,9 @@ class Stream(ABC, Generic[Item]):
     async def _write(self, items: list[Item]) -> None:
         """Write results."""
 
+    def _ended(self) -> None:
+        """Clean up: nothing more will be written."""
+
     def drain(self) -> None:
         """Tell the peer, and end once the commands under way are answered."""
         self._draining = True
@@ -67,6 +71,7 @@ class Stream(ABC, Generic[Item]):
         finally:
             self._commands.cancel()
             reading.cancel()
+            self._ended()
             (outcome,) = await asyncio.gather(reading, return_exceptions=True)
         if isinstance(outcome, Exception):
             raise outcome
@@ -102,9 +107,18 @@ class SessionStream(Stream[lock_pb2.SessionResult]):
         self._randomness = randomness
         self._acquires: dict[int, asyncio.Task[None]] = {}
         self._open_ids: set[int] = set()
+        # Grants that the peer surely has not been told of yet.
+        self._untold: dict[int, tuple[AcquireCall, Lease]] = {}
+
+    def _ended(self) -> None:
+        for call, lease in self._untold.values():
+            self._service.take_back(call, lease)
 
     async def _write(self, items: list[lock_pb2.SessionResult]) -> None:
-        self._open_ids.difference_update(result.id for result in items)
+        for result in items:
+            self._open_ids.discard(result.id)
+            # Before the write: one that fails or is cancelled may have reached the peer all the same.
+            self._untold.pop(result.id, None)
         await self._context.write(lock_pb2.SessionResponse(results=items))
 
     def _begin(self, request: lock_pb2.SessionRequest) -> None:
@@ -157,8 +171,10 @@ class SessionStream(Stream[lock_pb2.SessionResult]):
                     new_lease_id=self._randomness.hex_id,
                     arrived_at_ms=arrived_at_ms,
                 )
-                granted = await self._service.acquire(call)
-                result.acquire.CopyFrom(messages.acquire_response(call, granted))
+                outcome = await self._service.acquire(call)
+                if isinstance(outcome, Lease):
+                    self._untold[command.id] = (call, outcome)
+                result.acquire.CopyFrom(messages.acquire_response(call, outcome))
             case "release":
                 released = await self._service.release(*messages.read_lease(command.release))
                 result.release.CopyFrom(messages.release_response(released))

@@ -27,6 +27,8 @@ from redfence_server.waiting import SPLIT_TRIES_MAX, pauses
 
 # The server answers this much before the caller's deadline: half a network round trip and a busy event loop.
 _ANSWER_MARGIN_MS: Final = 50
+# A wake-up that comes this late was held up by more than a busy event loop.
+_STALLED_MS: Final = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,10 @@ class LockService:
                 "the call's deadline came first; what this call minted is being undone"
             ) from error
 
+    def take_back(self, call: AcquireCall, lease: Lease) -> None:
+        """Undo a grant that its caller surely was not told of; see `Redlock.take_back`."""
+        self._redlock.take_back(resource=call.resource, nonce=lease.nonce, ttl_ms=call.ttl_ms)
+
     async def _try_and_wait(self, call: AcquireCall) -> Lease | NotGranted:
         outcome = await self._try(call)
         if not isinstance(outcome, Refusal):
@@ -149,9 +155,9 @@ class LockService:
                 resource=call.resource, digest=call.lease_id.digest, ttl_ms=call.ttl_ms, holder=call.holder
             )
             match outcome:
-                case Granted(token, minted_at_ms):
+                case Granted(token, minted_at_ms, nonce):
                     waited_ms = minted_at_ms - call.arrived_at_ms
-                    return Lease(token, int(waited_ms + quorum.validity_left_ms(call.ttl_ms, 0)))
+                    return Lease(token, int(waited_ms + quorum.validity_left_ms(call.ttl_ms, 0)), nonce)
                 case TooLate(elapsed_ms):
                     raise ValidityExhaustedError(elapsed_ms, call.ttl_ms)
                 case Refusal(Failure.EXPIRED):
@@ -171,10 +177,15 @@ class LockService:
         Raises:
             DrainingError: it does.
         """
+        due_at_ms = self._clock.now_ms() + pause_ms
         try:
             async with asyncio.timeout(pause_ms / 1000):
                 await self._draining.wait()
         except TimeoutError:
+            if self._clock.now_ms() - due_at_ms > _STALLED_MS:
+                # This process was stopped, and its callers may have gone elsewhere meanwhile. Hear that first, or a lock
+                # would be taken for somebody who is not there.
+                await asyncio.sleep(_STALLED_MS / 1000)
             return
         raise DrainingError
 

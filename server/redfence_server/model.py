@@ -111,10 +111,16 @@ class CurrentHold:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A grant. `validity_ms` counts from the instant the caller sent its request."""
+    """A grant.
+
+    Attributes:
+        validity_ms: counted from the instant the caller sent its request.
+        nonce: of the attempt that was granted; only for taking it back.
+    """
 
     token: int
     validity_ms: int
+    nonce: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -65,10 +65,12 @@ class Granted:
     Attributes:
         token: greater than every token granted before for the resource.
         minted_at_ms: the instant before the mint was sent, from which the ttl counts.
+        nonce: of the attempt, for `take_back`.
     """
 
     token: int
     minted_at_ms: float
+    nonce: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,12 @@ class Redlock:
             # Also when the grant came in this very turn of the loop: nobody will be told of it.
             attempt.give_up()
             raise
+
+    def take_back(self, *, resource: str, nonce: str, ttl_ms: int) -> None:
+        """Undo a grant of which nobody was told. A retry of the same Acquire that shares it keeps it."""
+        undo = Undo(resource, nonce, self._clock.now_ms() + ttl_ms)
+        for node in self.nodes:
+            node.send(undo)
 
     async def renew(self, *, resource: str, digest: str) -> Renewal:
         """Start the ttl of a lease anew on every node where it holds."""
@@ -183,7 +191,7 @@ class _Attempt:
                 # Counted from before the send, and checked after everything else (field note 5: others count from the reply).
                 elapsed_ms = self._clock.now_ms() - self._minted_at_ms
                 if quorum.validity_left_ms(self._mint.ttl_ms, elapsed_ms) > 0:
-                    self.outcome.set_result(Granted(token, self._minted_at_ms))
+                    self.outcome.set_result(Granted(token, self._minted_at_ms, self._mint.nonce))
                 else:
                     self._undo()
                     self.outcome.set_result(TooLate(elapsed_ms))

@@ -59,6 +59,12 @@ class LockServer:
         self.locks = lock_pb2_grpc.LockServiceStub(channel)
         self.admin = lock_pb2_grpc.AdminServiceStub(channel)
 
+    @property
+    def target(self) -> str:
+        """Where it serves, for a channel of one's own."""
+        assert self._running is not None, "it runs elsewhere"
+        return f"127.0.0.1:{self._running.port}"
+
     async def acquire(
         self, resource: str, *, timeout_s: float | None = None, **fields: Any
     ) -> lock_pb2.AcquireResponse:

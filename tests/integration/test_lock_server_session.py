@@ -10,6 +10,7 @@ import pytest
 
 from harness.eventually import eventually
 from harness.failures import Failure
+from harness.redis_nodes import RedisNode
 from harness.servers import (
     FormedNodes,
     LockServer,
@@ -23,7 +24,7 @@ from harness.servers import (
     until_no_locks,
 )
 from harness.session_caller import SessionCaller
-from redfence_proto.v1 import lock_pb2
+from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,
     ACQUIRE_OUTCOME_HELD,
@@ -282,3 +283,35 @@ async def test_a_drain_answers_the_commands_that_are_under_way(
         assert await session.ended() is None
         assert session.draining is not None
         await asyncio.wait_for(drained, timeout=5)
+
+
+async def test_grants_that_a_peer_was_never_told_of_are_undone_with_its_stream(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """A peer that does not read and goes away leaves no more locks than fitted on the wire."""
+    count, name = 2_000, "n" * 240
+    nodes = await formed_nodes(3)
+    server = await serve(nodes)
+    # The smallest window that gRPC grants a stream, and no probing for more.
+    small_window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
+    async with grpc.aio.insecure_channel(server.target, options=small_window) as channel:
+        session = lock_pb2_grpc.LockServiceStub(channel).Session()
+        for start in range(0, count, 50):
+            commands = [
+                lock_pb2.SessionCommand(
+                    id=1 + number, acquire=acquire_request(f"{name}{number}", ttl_ms=60_000)
+                )
+                for number in range(start, start + 50)
+            ]
+            await session.write(lock_pb2.SessionRequest(commands=commands))
+        await until(lambda: _all_locked(nodes[0], count), timeout_s=20)
+        session.cancel()
+
+        async def only_what_was_told() -> bool:
+            return len(await locks_left(nodes[:1])) < count / 2
+
+        await until(only_what_was_told)
+
+
+async def _all_locked(node: RedisNode, count: int) -> bool:
+    return len(await locks_left([node])) == count

@@ -19,8 +19,9 @@ Losing to another holder is not here: it is an outcome. grpc_errors.py maps each
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 from redfence_proto.v1 import lock_pb2
 
@@ -77,6 +78,13 @@ class NoQuorumError(UnavailableError):
 
     detail: str
     silent: str = ""
+
+    @classmethod
+    def naming(cls, silent: Iterable[tuple[int, str]], *, also: str = "") -> Self:
+        """Return the error that names the silent nodes, each by index and a word why, and says what follows from it."""
+        named = list(silent)
+        words = ", ".join(f"node {node} {why.replace('_', ' ')}" for node, why in named)
+        return cls(words + also, ",".join(f"{node}={why}" for node, why in named))
 
     def __str__(self) -> str:
         """Tell what is known."""

@@ -9,7 +9,6 @@ from typing import Any, Final, Generic, TypeVar
 
 import grpc
 import structlog
-from google.protobuf.message import Message
 
 from redfence_proto.v1 import lock_pb2
 from redfence_server import grpc_errors, messages
@@ -33,13 +32,14 @@ class Stream(ABC, Generic[Item]):
     Args:
         context: the call.
         commands: runs the commands of this stream.
-        notice: the last message of a stream whose server drains.
+        notice: what is written among the results when the server drains.
     """
 
-    def __init__(self, context: StreamContext, *, commands: CommandStream[Item], notice: Message) -> None:
+    def __init__(self, context: StreamContext, *, commands: CommandStream[Item], notice: Item) -> None:
         self._context = context
         self._commands = commands
         self._notice = notice
+        self._reading: asyncio.Task[None] | None = None
         self._draining = False
 
     @abstractmethod
@@ -50,24 +50,31 @@ class Stream(ABC, Generic[Item]):
     async def _write(self, items: list[Item]) -> None:
         """Write results."""
 
+    @abstractmethod
     def _ended(self) -> None:
         """Clean up: nothing more will be written."""
 
     def drain(self) -> None:
-        """Tell the peer, and end once the commands under way are answered."""
+        """Tell the peer at once, begin nothing more, and end when what is under way is answered."""
+        if self._draining:
+            return
         self._draining = True
+        self._commands.put(self._notice)
         self._commands.finish()
+        # A peer that never pauses would otherwise never let the stream end.
+        if self._reading is not None:
+            self._reading.cancel()
 
     async def serve(self) -> None:
         """Carry out commands until the peer closes, the server drains, or the peer breaks the rules.
 
         Cancellation: acquires under way are cancelled, and so undone.
         """
-        reading = asyncio.create_task(self._read(), name="stream-read")
+        self._reading = reading = asyncio.create_task(self._read(), name="stream-read")
+        if self._draining:
+            reading.cancel()
         try:
             await self._commands.write_all(self._write)
-            if self._draining:
-                await self._context.write(self._notice)
         finally:
             self._commands.cancel()
             reading.cancel()
@@ -84,7 +91,7 @@ class Stream(ABC, Generic[Item]):
             self._commands.finish()
 
 
-class SessionStream(Stream[lock_pb2.SessionResult]):
+class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
     """One Session call."""
 
     def __init__(
@@ -100,7 +107,7 @@ class SessionStream(Stream[lock_pb2.SessionResult]):
         super().__init__(
             context,
             commands=CommandStream(open_max=commands_max, batch_max=_RESULTS_PER_MESSAGE_MAX),
-            notice=lock_pb2.SessionResponse(draining=draining),
+            notice=draining,
         )
         self._service = service
         self._clock = clock
@@ -114,12 +121,17 @@ class SessionStream(Stream[lock_pb2.SessionResult]):
         for call, lease in self._untold.values():
             self._service.take_back(call, lease)
 
-    async def _write(self, items: list[lock_pb2.SessionResult]) -> None:
-        for result in items:
-            self._open_ids.discard(result.id)
+    async def _write(self, items: list[lock_pb2.SessionResult | lock_pb2.Draining]) -> None:
+        response = lock_pb2.SessionResponse()
+        for item in items:
+            if isinstance(item, lock_pb2.Draining):
+                response.draining.CopyFrom(item)
+                continue
+            response.results.append(item)
+            self._open_ids.discard(item.id)
             # Before the write: one that fails or is cancelled may have reached the peer all the same.
-            self._untold.pop(result.id, None)
-        await self._context.write(lock_pb2.SessionResponse(results=items))
+            self._untold.pop(item.id, None)
+        await self._context.write(response)
 
     def _begin(self, request: lock_pb2.SessionRequest) -> None:
         arrived_at_ms = self._clock.now_ms()
@@ -214,6 +226,9 @@ class KeepAliveStream(Stream[lock_pb2.KeepAliveResponse]):
         self._service = service
         # The last renewal under way of each lease.
         self._latest: dict[tuple[str, str], asyncio.Task[None]] = {}
+
+    def _ended(self) -> None:
+        """There is nothing to clean up: closing a KeepAlive releases nothing."""
 
     async def _write(self, items: list[lock_pb2.KeepAliveResponse]) -> None:
         for response in items:

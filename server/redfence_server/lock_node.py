@@ -143,7 +143,7 @@ class NodeState(Enum):
     """Whether a node votes."""
 
     JOINING = auto()
-    """The server is connecting to it and checking its identity."""
+    """The server is connecting to it for the first time."""
     READY = auto()
     """It votes."""
     QUARANTINED = auto()
@@ -158,7 +158,7 @@ class NodeReport:
 
     Attributes:
         address: HOST:PORT or a socket's path, never with a password.
-        detail: why it does not vote; empty when READY.
+        detail: why it does not vote, or what is wrong with it although it does; empty when all is well.
         run_id: the node's id of its present run; empty before it was first reached.
         latency_ms: how long the last answered command took; None before the first.
         since_ms: how long it has been in this state.

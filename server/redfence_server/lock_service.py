@@ -25,8 +25,10 @@ from redfence_server.randomness import Randomness
 from redfence_server.redlock import Granted, Redlock, TooLate
 from redfence_server.waiting import SPLIT_TRIES_MAX, pauses
 
-# The server answers this much before the caller's deadline: half a network round trip and a busy event loop.
-_ANSWER_MARGIN_MS: Final = 50
+# The server answers this much before the caller's deadline, for half a network round trip and a busy event loop; but it
+# does not give away more than a share of a short one.
+_ANSWER_MARGIN_MS_MAX: Final = 50
+_ANSWER_MARGIN_SHARE: Final = 0.25
 # A wake-up that comes this late was held up by more than a busy event loop.
 _STALLED_MS: Final = 250
 
@@ -102,7 +104,7 @@ class LockService:
             raise DrainingError
         if call.answer_within_ms is None:
             return await self._try_and_wait(call)
-        patience_ms = max(call.answer_within_ms - _ANSWER_MARGIN_MS, 0.0)
+        patience_ms = max(call.answer_within_ms - _answer_margin_ms(call.answer_within_ms), 0.0)
         try:
             async with asyncio.timeout(patience_ms / 1000):
                 return await self._try_and_wait(call)
@@ -122,7 +124,9 @@ class LockService:
             return outcome
         wait_ms = float(call.wait_ms)
         if call.answer_within_ms is not None:
-            wait_ms = min(wait_ms, call.answer_within_ms - 2 * _ANSWER_MARGIN_MS)
+            # Twice the margin, so that the last try can end before the patience does.
+            margin_ms = 2 * _answer_margin_ms(call.answer_within_ms)
+            wait_ms = min(wait_ms, call.answer_within_ms - margin_ms)
         give_up_at_ms = call.arrived_at_ms + wait_ms
         if self._clock.now_ms() >= give_up_at_ms:
             return self._not_granted(call, outcome)
@@ -223,12 +227,14 @@ class LockService:
         Raises:
             NoQuorumError: too few nodes answered to tell.
         """
-        verdict = await self._redlock.release(
+        outcome = await self._redlock.release(
             resource=resource, digest=lease_id.digest, ttl_ms_max=self.ttl_ms_max
         )
-        if verdict is ReleaseVerdict.NO_QUORUM:
-            raise NoQuorumError("the lease may be held on the silent ones until its ttl ends")
-        return verdict is ReleaseVerdict.RELEASED
+        if outcome.verdict is ReleaseVerdict.NO_QUORUM:
+            raise _no_quorum(
+                quorum.silent_nodes(outcome.replies), also="; the lease may be held there until its ttl ends"
+            )
+        return outcome.verdict is ReleaseVerdict.RELEASED
 
     # --- looking --------------------------------------------------------------------------------------------------
 
@@ -240,7 +246,7 @@ class LockService:
         """
         replies = await self._redlock.inspect(resource)
         holds = [reply for reply in replies if isinstance(reply, Held)]
-        silent = [(node, reply) for node, reply in enumerate(replies) if isinstance(reply, Silence)]
+        silent = quorum.silent_nodes(replies)
         if len(replies) - len(silent) < self._redlock.quorum:
             raise _no_quorum(silent)
         groups = quorum.by_lease(holds)
@@ -257,10 +263,18 @@ class LockService:
         Raises:
             NoQuorumError: the answering nodes cannot decide it.
         """
-        judgement = await self._redlock.check_token(resource=resource, token=token)
+        outcome = await self._redlock.check_token(resource=resource, token=token)
+        judgement = outcome.verdict
         if judgement.verdict is TokenVerdict.NO_QUORUM:
-            raise NoQuorumError("those that did cannot tell whether the token is live")
+            raise _no_quorum(
+                quorum.silent_nodes(outcome.replies),
+                also="; the others cannot tell whether the token is live",
+            )
         return TokenView(judgement.verdict is TokenVerdict.LIVE, _describe(judgement.current))
+
+
+def _answer_margin_ms(answer_within_ms: float) -> float:
+    return min(_ANSWER_MARGIN_MS_MAX, answer_within_ms * _ANSWER_MARGIN_SHARE)
 
 
 def _answer(reply: Reply | None) -> Held | Plain | Silence:
@@ -272,9 +286,5 @@ def _describe(hold: Held | None) -> CurrentHold | None:
     return None if hold is None else CurrentHold(hold.holder, hold.token, hold.remaining_ms)
 
 
-def _no_quorum(silent: Sequence[tuple[int, Silence]]) -> NoQuorumError:
-    words = [(node, reply.name.lower()) for node, reply in silent]
-    return NoQuorumError(
-        ", ".join(f"node {node} {word.replace('_', ' ')}" for node, word in words),
-        ",".join(f"{node}={word}" for node, word in words),
-    )
+def _no_quorum(silent: Sequence[tuple[int, Silence]], *, also: str = "") -> NoQuorumError:
+    return NoQuorumError.naming(((node, reply.name.lower()) for node, reply in silent), also=also)

@@ -23,16 +23,42 @@ def duration(milliseconds: float) -> Duration:
     return Duration(seconds=whole // 1000, nanos=whole % 1000 * 1_000_000)
 
 
-def _milliseconds(message: Message, field: str, reason: lock_pb2.ErrorReason.ValueType) -> int | None:
-    """Return a duration field in ms, or None if it is unset."""
+def _nanoseconds(message: Message, field: str) -> int | None:
+    """Return a duration field in ns, or None if it is unset.
+
+    Raises:
+        ValueError: it is none that the standard allows.
+    """
     if not message.HasField(field):
         return None
     wire: Duration = getattr(message, field)
     if not -315_576_000_000 <= wire.seconds <= 315_576_000_000 or not abs(wire.nanos) < 1_000_000_000:
-        raise InvalidFieldError(field, "is not a duration that the standard allows", reason)
-    nanoseconds = wire.seconds * 1_000_000_000 + wire.nanos
-    if nanoseconds % 1_000_000:
-        raise InvalidFieldError(field, f"is {nanoseconds} ns; whole milliseconds are needed", reason)
+        raise ValueError("is not a duration that the standard allows")
+    return wire.seconds * 1_000_000_000 + wire.nanos
+
+
+def _ttl_ms(request: lock_pb2.AcquireRequest, *, ttl_ms_max: int) -> int:
+    try:
+        nanoseconds = _nanoseconds(request, "ttl")
+    except ValueError as error:
+        raise model.invalid_ttl(str(error), ttl_ms_max=ttl_ms_max) from error
+    if nanoseconds is not None and nanoseconds % 1_000_000:
+        raise model.invalid_ttl(f"is {nanoseconds} ns; whole milliseconds are needed", ttl_ms_max=ttl_ms_max)
+    return model.check_ttl_ms(
+        None if nanoseconds is None else nanoseconds // 1_000_000, ttl_ms_max=ttl_ms_max
+    )
+
+
+def _wait_ms(request: lock_pb2.AcquireRequest) -> int:
+    reason = lock_pb2.ERROR_REASON_INVALID_WAIT_TIMEOUT
+    try:
+        nanoseconds = _nanoseconds(request, "wait_timeout") or 0
+    except ValueError as error:
+        raise InvalidFieldError("wait_timeout", str(error), reason) from error
+    if nanoseconds < 0:
+        raise InvalidFieldError(
+            "wait_timeout", f"is {nanoseconds / 1e6:g} ms; it must not be negative", reason
+        )
     return nanoseconds // 1_000_000
 
 
@@ -49,20 +75,12 @@ def read_acquire(
     Raises:
         InvalidFieldError: a field is malformed or out of bounds.
     """
-    wait_ms = _milliseconds(request, "wait_timeout", lock_pb2.ERROR_REASON_INVALID_WAIT_TIMEOUT) or 0
-    if wait_ms < 0:
-        raise InvalidFieldError(
-            "wait_timeout",
-            f"is {wait_ms} ms; it must not be negative",
-            lock_pb2.ERROR_REASON_INVALID_WAIT_TIMEOUT,
-        )
-    ttl_ms = _milliseconds(request, "ttl", lock_pb2.ERROR_REASON_INVALID_TTL)
     return AcquireCall(
         resource=model.check_resource(request.resource),
         lease_id=LeaseId(request.lease_id or new_lease_id()),
-        ttl_ms=model.check_ttl_ms(ttl_ms, ttl_ms_max=ttl_ms_max),
+        ttl_ms=_ttl_ms(request, ttl_ms_max=ttl_ms_max),
         holder=model.check_holder(request.holder),
-        wait_ms=wait_ms,
+        wait_ms=_wait_ms(request),
         arrived_at_ms=arrived_at_ms,
         answer_within_ms=answer_within_ms,
     )

@@ -41,15 +41,18 @@ def check_ttl_ms(ttl_ms: int | None, *, ttl_ms_max: int) -> int:
     Raises:
         InvalidFieldError: it is missing or out of bounds.
     """
-    limits = f"at least {bounds.TTL_MS_MIN} ms and at most {ttl_ms_max} ms are allowed"
     if ttl_ms is None:
-        problem = f"is missing; {limits}"
-    elif not bounds.TTL_MS_MIN <= ttl_ms <= ttl_ms_max:
-        problem = f"is {ttl_ms} ms; {limits}"
-    else:
-        return ttl_ms
+        raise invalid_ttl("is missing", ttl_ms_max=ttl_ms_max)
+    if not bounds.TTL_MS_MIN <= ttl_ms <= ttl_ms_max:
+        raise invalid_ttl(f"is {ttl_ms} ms", ttl_ms_max=ttl_ms_max)
+    return ttl_ms
+
+
+def invalid_ttl(problem: str, *, ttl_ms_max: int) -> InvalidFieldError:
+    """Return the error for a ttl, with the bounds for humans and machines."""
+    limits = f"at least {bounds.TTL_MS_MIN} ms and at most {ttl_ms_max} ms are allowed"
     metadata = {"min": f"{bounds.TTL_MS_MIN}ms", "max": f"{ttl_ms_max}ms"}
-    raise InvalidFieldError("ttl", problem, lock_pb2.ERROR_REASON_INVALID_TTL, metadata)
+    return InvalidFieldError("ttl", f"{problem}; {limits}", lock_pb2.ERROR_REASON_INVALID_TTL, metadata)
 
 
 def check_token(token: int) -> int:

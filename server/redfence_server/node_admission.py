@@ -35,6 +35,8 @@ class Reason(Enum):
     """It is a replica: it does not decide what it stores."""
     TOO_OLD = auto()
     """Its version lacks what the scripts need."""
+    NOT_DURABLE = auto()
+    """It was formed durable and its settings are not so any more."""
     RESTARTED = auto()
     """It restarted and cannot prove that it forgot nothing."""
 
@@ -89,13 +91,13 @@ class Admitted:
     """The node may vote under this identity.
 
     Attributes:
-        durable: whether its present run loses nothing at a crash, as far as it was looked at.
-        to_note: whether the node has to be told first, by note_run.lua, that this run was admitted.
+        restarted: whether this is a new run of its process, which note_run.lua has to note first.
+        durable: whether that run loses nothing at a crash.
     """
 
     identity: Identity
+    restarted: bool
     durable: bool
-    to_note: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +136,22 @@ def judge(expected: Expectation, found: Findings) -> Admitted | Rejected:  # noq
         return Rejected(
             Reason.FORMING, f"its state is {identity.state!r}: run `redfence cluster init` to the end"
         )
+    return _judge_memory(expected, found, identity)
+
+
+def _judge_memory(expected: Expectation, found: Findings, identity: Identity) -> Admitted | Rejected:
+    """Decide whether the node that was formed may have forgotten anything, or be about to."""
     gap = found.durability_gap
     if identity.run_id == found.run_id:
-        # A process that runs has forgotten nothing. Settings that were ever seen to lose writes count for the whole run.
-        durable = identity.durable and not gap
-        return Admitted(identity, durable=durable, to_note=durable != identity.durable)
+        # A process that runs has forgotten nothing. But one that was durable and is not any more must not vote from now on: at
+        # its next start it could have forgotten this very change together with the tokens, and would seem durable again
+        # (test_a_node_that_stopped_being_durable_does_not_vote_again).
+        if identity.durable and gap and not expected.assume_durable:
+            return Rejected(Reason.NOT_DURABLE, f"it was durable and is not any more: {gap}")
+        return Admitted(identity, restarted=False, durable=identity.durable)
     # What counts for the past is how the run wrote that ended; how this one writes counts for the next restart.
     if expected.assume_durable or (identity.durable and not gap):
-        return Admitted(identity, durable=not gap, to_note=True)
+        return Admitted(identity, restarted=True, durable=not gap)
     problem = gap or "the run that ended did not write every answered command to disk"
     return Rejected(Reason.RESTARTED, f"it restarted and cannot prove that it forgot nothing: {problem}")
 

@@ -1,6 +1,7 @@
 """The server's lasting link to one node: dial, admission, commands, and again after every break.
 
-States: JOINING -> READY -> (connection breaks) UNREACHABLE -> JOINING …; QUARANTINED when the node answers but must not vote.
+States: JOINING until it was first reached; then READY; UNREACHABLE while there is no connection; QUARANTINED while the node answers
+but must not vote.
 Commands go out only in READY, so a node is never sent anything before it was admitted on that very connection.
 """
 
@@ -94,6 +95,7 @@ class NodeLink:
         self._since_ms = clock.now_ms()
         self._logged_state: NodeState | None = None
         self._run_id = ""
+        self._latency_ms: float | None = None
         self._last_error_code = ""
         self._kept: deque[Undo | Release] = deque(maxlen=_KEPT_MAX)
         self._task: asyncio.Task[None] | None = None
@@ -123,7 +125,7 @@ class NodeLink:
             state=self._state,
             detail=self._detail,
             run_id=self._run_id,
-            latency_ms=self._connection.latency_ms if self._connection else None,
+            latency_ms=self._connection.latency_ms if self._connection else self._latency_ms,
             since_ms=self._clock.now_ms() - self._since_ms,
         )
 
@@ -136,6 +138,8 @@ class NodeLink:
         elif isinstance(raw, ReplyError):
             reply = self._failed(command, str(raw))
         else:
+            if self._last_error_code:
+                self._last_error_code = self._detail = ""
             try:
                 reply = scripts.read_reply(raw)
             except scripts.NotAdmittedError:
@@ -157,6 +161,8 @@ class NodeLink:
             if code != self._last_error_code:
                 self._log.warning("node_command_failed", problem=problem)
             self._last_error_code = code
+            # It is there, and yet of no use: whoever looks has to see why.
+            self._detail = f"its last answer was an error: {problem}"
             return Silence.REFUSED
         if code == "NOSCRIPT":
             self._keep(command)  # the next connection loads it
@@ -221,8 +227,6 @@ class NodeLink:
 
     async def _join_and_serve(self) -> None:
         """Return when a connection that was admitted has ended."""
-        if self._state is not NodeState.QUARANTINED:  # while rechecked it stays so, for whoever looks
-            self._become(NodeState.JOINING, "connecting")
         dialled = await dial(self._url, timeout_ms=self._settings.dial_timeout_ms)
         try:
             identity = await self._admit(dialled)
@@ -246,6 +250,8 @@ class NodeLink:
             await dialled.close()
 
     def _note_loss(self, reason: str) -> None:
+        if self._connection is not None:
+            self._latency_ms = self._connection.latency_ms
         self._connection = None
         if self._lost is not None and not self._lost.done():
             self._lost.set_result(reason)
@@ -264,7 +270,7 @@ class NodeLink:
             self.rejected = judgement
             self._become(NodeState.QUARANTINED, judgement.detail)
             raise _TurnedAwayError
-        if judgement.to_note:
+        if judgement.restarted:
             await self._note_run(dialled, judgement, found.run_id)
         self.rejected = None
         self._cluster.learn(judgement.identity)

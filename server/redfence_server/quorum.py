@@ -181,9 +181,7 @@ class Tally:
 
     def _refuse(self) -> Refusal:
         held = tuple(reply for reply in self._replies if isinstance(reply, Held))
-        silent = tuple(
-            (node, reply) for node, reply in enumerate(self._replies) if isinstance(reply, Silence)
-        )
+        silent = silent_nodes(self._replies)
         node_count = len(self._replies)
         if len(silent) > node_count - self._quorum:
             return Refusal(Failure.NO_QUORUM, held, silent)
@@ -250,8 +248,7 @@ def judge_release(replies: Replies) -> ReleaseVerdict | None:
     released = replies.count(Plain.RELEASED)
     if released + replies.count(Plain.NOT_HELD) >= quorum:
         return ReleaseVerdict.RELEASED if released else ReleaseVerdict.NOT_HELD
-    silent = sum(isinstance(reply, Silence) for reply in replies)
-    return ReleaseVerdict.NO_QUORUM if silent > len(replies) - quorum else None
+    return ReleaseVerdict.NO_QUORUM if len(silent_nodes(replies)) > len(replies) - quorum else None
 
 
 class TokenVerdict(Enum):
@@ -299,6 +296,11 @@ def _shows(tokens: Sequence[int], token: int, quorum: int) -> bool:
     quorum is never a stale one, and a smaller one counts only if a quorum shows it.
     """
     return tokens.count(token) >= quorum or (len(tokens) >= quorum and token == max(tokens))
+
+
+def silent_nodes(replies: Replies) -> tuple[tuple[int, Silence], ...]:
+    """Return the nodes that surely will not answer, by index, and why."""
+    return tuple((node, reply) for node, reply in enumerate(replies) if isinstance(reply, Silence))
 
 
 def judge_all_answered(replies: Replies) -> Replies | None:

@@ -28,7 +28,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from redfence_server import quorum
 from redfence_server.clock import Clock
@@ -55,7 +55,15 @@ from redfence_server.quorum import (
 )
 from redfence_server.randomness import Randomness
 
-Verdict = TypeVar("Verdict")
+Judged = TypeVar("Judged")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict(Generic[Judged]):
+    """What was judged, and the replies it was judged by: None where none had come yet."""
+
+    verdict: Judged
+    replies: quorum.Replies
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +125,9 @@ class Redlock:
 
     async def renew(self, *, resource: str, digest: str) -> Renewal:
         """Start the ttl of a lease anew on every node where it holds."""
-        return await self._ask_all(Renew(resource, digest), quorum.judge_renew)
+        return (await self._ask_all(Renew(resource, digest), quorum.judge_renew)).verdict
 
-    async def release(self, *, resource: str, digest: str, ttl_ms_max: int) -> ReleaseVerdict:
+    async def release(self, *, resource: str, digest: str, ttl_ms_max: int) -> Verdict[ReleaseVerdict]:
         """End a lease on every node, also on those that come back within the greatest ttl a lease can have.
 
         Cancellation: the release goes on; it was sent to every node already.
@@ -127,23 +135,27 @@ class Redlock:
         worthless_at_ms = self._clock.now_ms() + ttl_ms_max
         return await self._ask_all(Release(resource, digest, worthless_at_ms), quorum.judge_release)
 
-    async def check_token(self, *, resource: str, token: int) -> TokenJudgement:
+    async def check_token(self, *, resource: str, token: int) -> Verdict[TokenJudgement]:
         """Tell whether the lease with this token holds a quorum."""
         return await self._ask_all(Inspect(resource), partial(quorum.judge_token, token=token))
 
     async def inspect(self, resource: str) -> quorum.Replies:
         """Return what each node says of the resource, in order of the nodes; waits for the slowest, within its timeout."""
-        return await self._ask_all(Inspect(resource), quorum.judge_all_answered)
+        return (await self._ask_all(Inspect(resource), quorum.judge_all_answered)).replies
 
-    async def _ask_all(self, command: Command, judge: Callable[[quorum.Replies], Verdict | None]) -> Verdict:
+    async def _ask_all(
+        self, command: Command, judge: Callable[[quorum.Replies], Judged | None]
+    ) -> Verdict[Judged]:
         """Send to every node at once and return the first verdict that the replies allow."""
         replies: list[Reply | None] = [None] * len(self.nodes)
-        verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        verdict: asyncio.Future[Verdict[Judged]] = asyncio.get_running_loop().create_future()
 
         def note(node: int, reply: Reply) -> None:
+            if verdict.done():
+                return
             replies[node] = reply
-            if not verdict.done() and (decided := judge(replies)) is not None:
-                verdict.set_result(decided)
+            if (judged := judge(replies)) is not None:
+                verdict.set_result(Verdict(judged, replies))
 
         for node in self.nodes:
             node.send(command, partial(note, node.index))

@@ -23,7 +23,7 @@ from harness.servers import (
     until,
     until_no_locks,
 )
-from harness.session_caller import SessionCaller
+from harness.session_caller import SessionCaller, StreamEndedError
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,
@@ -252,6 +252,31 @@ async def test_a_draining_server_answers_waiters_draining_then_gives_notice_and_
         assert (await session.acquire(NAME, lease_id=lease_id)).acquire.outcome == ACQUIRE_OUTCOME_GRANTED
         renewed = (await session.renew("granted", granted.lease_id)).renew
         assert renewed.state == LEASE_STATE_ACTIVE
+
+
+async def test_a_stream_that_never_pauses_is_told_of_the_drain_and_ended_with_ok(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """Nothing further is begun: else two hundred renewals always under way would hold the server up for its whole grace."""
+    server = await serve(await formed_nodes(3))
+    async with SessionCaller(server) as session:
+        lease = (await session.acquire(NAME, ttl_ms=60_000)).acquire.lease
+        renewals = 0
+
+        async def renew_for_ever() -> None:
+            nonlocal renewals
+            while True:
+                assert (await session.renew(NAME, lease.lease_id)).renew.state == LEASE_STATE_ACTIVE
+                renewals += 1
+
+        busy = [asyncio.create_task(renew_for_ever()) for _ in range(200)]
+        await eventually(lambda: renewals > 1_000)
+        drained = server.drain(grace_ms=60_000)
+        assert await session.ended() is None
+        assert session.draining is not None
+        await asyncio.wait_for(drained, timeout=5)
+        ends = await asyncio.gather(*busy, return_exceptions=True)
+        assert {type(each) for each in ends} == {StreamEndedError}
 
 
 async def test_a_drain_answers_the_commands_that_are_under_way(

@@ -279,6 +279,22 @@ async def test_a_node_that_may_have_lost_its_last_second_is_quarantined_after_a_
         assert is_ready(link)
 
 
+async def test_a_node_that_stops_being_durable_is_quarantined_at_the_next_connection(
+    fresh_nodes: FreshNodes,
+) -> None:
+    """Were it only noted, the note would be forgotten with the tokens, and the node would seem durable again."""
+    (node,) = await fresh_nodes(1)
+    await form(node)
+    async with linked(new_link(node.url)) as link:
+        assert is_ready(link)
+        await node.call("CONFIG", "SET", "appendonly", "no")
+        await node.call("CLIENT", "KILL", "TYPE", "normal")
+        await eventually(lambda: is_quarantined(link), timeout_s=10)
+        assert "appendonly is no" in link.report().detail
+        await node.call("CONFIG", "SET", "appendonly", "yes")
+        await eventually(lambda: is_ready(link), timeout_s=10)
+
+
 async def test_a_node_is_not_durable_after_the_fact(fresh_nodes: FreshNodes) -> None:
     """What counts is how the run wrote that ended, not how the next one will."""
     (node,) = await fresh_nodes(1, appendfsync="everysec")

@@ -13,7 +13,8 @@ Words, one per idea:
   fencing token  a number that grows with every grant of a resource. Send it with every write to the data
                  that the lock protects, and let the storage refuse a token lower than the highest it has
                  seen.
-  validity       how long the holder may count on its lease, measured from the instant *it sent the request*
+  validity       how long the holder may count on its lease, measured from the instant *it sent the
+                 request*
                  on a clock that does not stop while the machine sleeps. Never measure it from the answer.
   node           one of N independent Redis-compatible servers; a quorum is N / 2 + 1 of them.
 
@@ -148,7 +149,7 @@ class _LeaseStateReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Leas
     LEASE_STATE_REASON_UNSPECIFIED: _LeaseStateReason.ValueType  # 0
     """The lease is ACTIVE."""
     LEASE_STATE_REASON_QUORUM_UNAVAILABLE: _LeaseStateReason.ValueType  # 1
-    """AT_RISK: fewer than a quorum of nodes answered."""
+    """AT_RISK: the nodes that answered cannot decide it."""
     LEASE_STATE_REASON_NOT_HELD: _LeaseStateReason.ValueType  # 2
     """LOST: the lease expired, was released, or never was granted."""
 
@@ -158,7 +159,7 @@ class LeaseStateReason(_LeaseStateReason, metaclass=_LeaseStateReasonEnumTypeWra
 LEASE_STATE_REASON_UNSPECIFIED: LeaseStateReason.ValueType  # 0
 """The lease is ACTIVE."""
 LEASE_STATE_REASON_QUORUM_UNAVAILABLE: LeaseStateReason.ValueType  # 1
-"""AT_RISK: fewer than a quorum of nodes answered."""
+"""AT_RISK: the nodes that answered cannot decide it."""
 LEASE_STATE_REASON_NOT_HELD: LeaseStateReason.ValueType  # 2
 """LOST: the lease expired, was released, or never was granted."""
 Global___LeaseStateReason: _TypeAlias = LeaseStateReason  # noqa: Y015
@@ -228,7 +229,7 @@ class _NodeStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NodeState.V
     NODE_STATE_UNSPECIFIED: _NodeState.ValueType  # 0
     """Never sent."""
     NODE_STATE_JOINING: _NodeState.ValueType  # 1
-    """The server is connecting to it and checking its identity."""
+    """The server is connecting to it for the first time."""
     NODE_STATE_READY: _NodeState.ValueType  # 2
     """It votes."""
     NODE_STATE_QUARANTINED: _NodeState.ValueType  # 3
@@ -244,7 +245,7 @@ class NodeState(_NodeState, metaclass=_NodeStateEnumTypeWrapper):
 NODE_STATE_UNSPECIFIED: NodeState.ValueType  # 0
 """Never sent."""
 NODE_STATE_JOINING: NodeState.ValueType  # 1
-"""The server is connecting to it and checking its identity."""
+"""The server is connecting to it for the first time."""
 NODE_STATE_READY: NodeState.ValueType  # 2
 """It votes."""
 NODE_STATE_QUARANTINED: NodeState.ValueType  # 3
@@ -407,8 +408,9 @@ class AcquireRequest(_message.Message):
 
     @_builtins.property
     def wait_timeout(self) -> _duration_pb2.Duration:
-        """How long to wait for a held resource. Unset or zero: try once. Never negative. The server waits for the
-        shorter of this and the call's deadline less a margin for the answer. INVALID_WAIT_TIMEOUT.
+        """How long to wait for a held resource; parts of a millisecond are dropped. Unset or zero: try once. Never
+        negative. The server waits for the shorter of this and the call's deadline less a margin for the answer
+        (a quarter of the deadline, 50 ms at most; twice that while it waits). INVALID_WAIT_TIMEOUT.
         """
 
     def __init__(
@@ -787,9 +789,9 @@ class SessionResponse(_message.Message):
 
     @_builtins.property
     def draining(self) -> Global___Draining:
-        """Set once when the server drains. Commands under way are answered first; then the stream is closed.
-        Acquires that still wait are answered with the error DRAINING: send them to another server, with the same
-        lease ids.
+        """Set once, as soon as the server drains. Commands under way are answered, nothing further is begun, and
+        the stream is closed. Acquires that still wait are answered with the error DRAINING: send them to another
+        server, with the same lease ids.
         """
 
     def __init__(
@@ -1195,12 +1197,14 @@ class NodeStatus(_message.Message):
     state: Global___NodeState.ValueType
     """Whether it votes."""
     detail: _builtins.str
-    """Why it does not vote; empty when ready."""
+    """Why it does not vote, or what is wrong with it although it does; empty when all is well."""
     run_id: _builtins.str
     """The node's own id of its present run; changes at every restart. Empty before it was first reached."""
     @_builtins.property
     def latency(self) -> _duration_pb2.Duration:
-        """How long the last answered command took to be answered; unset before the first."""
+        """How long the last answered command took to be answered, also while the node is away; unset before the
+        first.
+        """
 
     @_builtins.property
     def since(self) -> _duration_pb2.Duration:

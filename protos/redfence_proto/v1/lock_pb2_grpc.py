@@ -122,8 +122,10 @@ class LockServiceServicer(object):
         Closing the stream releases nothing: the leases live on until their ttl ends.
 
         A malformed request is answered by an `error` in its response and does not end the stream. When the
-        server drains, every stream gets a response with `draining` set and is then closed with OK: open one at
-        another server and go on; no lease is affected.
+        server drains, every stream gets a response with `draining` set; what is under way is answered, nothing
+        further is begun, and the stream is closed with OK: open one at another server and go on; no lease is
+        affected. A stream with more unanswered renewals than the server allows is ended with RESOURCE_EXHAUSTED
+        (TOO_MANY_COMMANDS).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -133,15 +135,18 @@ class LockServiceServicer(object):
         """Session is the fast path: one long-lived stream that carries many commands per message, answered in any
         order. Each command has the semantics, bounds and errors of the unary call of the same name.
 
-        Closing the stream cancels the acquires that are still under way on it (what was minted for them is
-        undone); it releases nothing that was granted.
+        Cancelling or losing the stream cancels the acquires that are still under way on it, and grants that were
+        not sent yet: what was minted for them is undone. It releases nothing that was sent. Ending only the
+        sending side (a half-close) lets everything under way finish and be answered; then the stream ends with
+        OK.
 
         A command that fails is answered by an `error` and does not end the stream. Status codes that do:
         INVALID_ARGUMENT    a command's id is zero or still unanswered (INVALID_COMMAND_ID).
         RESOURCE_EXHAUSTED  more commands are unanswered on this stream than the server allows
         (TOO_MANY_COMMANDS).
-        OK                  the server drained; `draining` was sent before. Go on at another server, with the same
-        lease ids.
+        OK                  the server drained; `draining` was sent before. Go on at another server with
+        whatever
+        was not answered, with the same lease ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -13,7 +13,8 @@ Words, one per idea:
   fencing token  a number that grows with every grant of a resource. Send it with every write to the data
                  that the lock protects, and let the storage refuse a token lower than the highest it has
                  seen.
-  validity       how long the holder may count on its lease, measured from the instant *it sent the request*
+  validity       how long the holder may count on its lease, measured from the instant *it sent the
+                 request*
                  on a clock that does not stop while the machine sleeps. Never measure it from the answer.
   node           one of N independent Redis-compatible servers; a quorum is N / 2 + 1 of them.
 
@@ -109,22 +110,27 @@ class LockServiceStub:
     Closing the stream releases nothing: the leases live on until their ttl ends.
 
     A malformed request is answered by an `error` in its response and does not end the stream. When the
-    server drains, every stream gets a response with `draining` set and is then closed with OK: open one at
-    another server and go on; no lease is affected.
+    server drains, every stream gets a response with `draining` set; what is under way is answered, nothing
+    further is begun, and the stream is closed with OK: open one at another server and go on; no lease is
+    affected. A stream with more unanswered renewals than the server allows is ended with RESOURCE_EXHAUSTED
+    (TOO_MANY_COMMANDS).
     """
     Session: _grpc.StreamStreamMultiCallable[_lock_pb2.SessionRequest, _lock_pb2.SessionResponse]
     """Session is the fast path: one long-lived stream that carries many commands per message, answered in any
     order. Each command has the semantics, bounds and errors of the unary call of the same name.
 
-    Closing the stream cancels the acquires that are still under way on it (what was minted for them is
-    undone); it releases nothing that was granted.
+    Cancelling or losing the stream cancels the acquires that are still under way on it, and grants that were
+    not sent yet: what was minted for them is undone. It releases nothing that was sent. Ending only the
+    sending side (a half-close) lets everything under way finish and be answered; then the stream ends with
+    OK.
 
     A command that fails is answered by an `error` and does not end the stream. Status codes that do:
       INVALID_ARGUMENT    a command's id is zero or still unanswered (INVALID_COMMAND_ID).
       RESOURCE_EXHAUSTED  more commands are unanswered on this stream than the server allows
                           (TOO_MANY_COMMANDS).
-      OK                  the server drained; `draining` was sent before. Go on at another server, with the same
-                          lease ids.
+      OK                  the server drained; `draining` was sent before. Go on at another server with
+                          whatever
+                          was not answered, with the same lease ids.
     """
     GetLock: _grpc.UnaryUnaryMultiCallable[_lock_pb2.GetLockRequest, _lock_pb2.GetLockResponse]
     """GetLock tells who holds a resource, as a quorum of nodes sees it now. For humans and dashboards: by the
@@ -186,22 +192,27 @@ class LockServiceAsyncStub(LockServiceStub):
     Closing the stream releases nothing: the leases live on until their ttl ends.
 
     A malformed request is answered by an `error` in its response and does not end the stream. When the
-    server drains, every stream gets a response with `draining` set and is then closed with OK: open one at
-    another server and go on; no lease is affected.
+    server drains, every stream gets a response with `draining` set; what is under way is answered, nothing
+    further is begun, and the stream is closed with OK: open one at another server and go on; no lease is
+    affected. A stream with more unanswered renewals than the server allows is ended with RESOURCE_EXHAUSTED
+    (TOO_MANY_COMMANDS).
     """
     Session: _aio.StreamStreamMultiCallable[_lock_pb2.SessionRequest, _lock_pb2.SessionResponse]  # type: ignore[assignment]
     """Session is the fast path: one long-lived stream that carries many commands per message, answered in any
     order. Each command has the semantics, bounds and errors of the unary call of the same name.
 
-    Closing the stream cancels the acquires that are still under way on it (what was minted for them is
-    undone); it releases nothing that was granted.
+    Cancelling or losing the stream cancels the acquires that are still under way on it, and grants that were
+    not sent yet: what was minted for them is undone. It releases nothing that was sent. Ending only the
+    sending side (a half-close) lets everything under way finish and be answered; then the stream ends with
+    OK.
 
     A command that fails is answered by an `error` and does not end the stream. Status codes that do:
       INVALID_ARGUMENT    a command's id is zero or still unanswered (INVALID_COMMAND_ID).
       RESOURCE_EXHAUSTED  more commands are unanswered on this stream than the server allows
                           (TOO_MANY_COMMANDS).
-      OK                  the server drained; `draining` was sent before. Go on at another server, with the same
-                          lease ids.
+      OK                  the server drained; `draining` was sent before. Go on at another server with
+                          whatever
+                          was not answered, with the same lease ids.
     """
     GetLock: _aio.UnaryUnaryMultiCallable[_lock_pb2.GetLockRequest, _lock_pb2.GetLockResponse]  # type: ignore[assignment]
     """GetLock tells who holds a resource, as a quorum of nodes sees it now. For humans and dashboards: by the
@@ -278,8 +289,10 @@ class LockServiceServicer(metaclass=_abc_1.ABCMeta):
         Closing the stream releases nothing: the leases live on until their ttl ends.
 
         A malformed request is answered by an `error` in its response and does not end the stream. When the
-        server drains, every stream gets a response with `draining` set and is then closed with OK: open one at
-        another server and go on; no lease is affected.
+        server drains, every stream gets a response with `draining` set; what is under way is answered, nothing
+        further is begun, and the stream is closed with OK: open one at another server and go on; no lease is
+        affected. A stream with more unanswered renewals than the server allows is ended with RESOURCE_EXHAUSTED
+        (TOO_MANY_COMMANDS).
         """
 
     @_abc_1.abstractmethod
@@ -291,15 +304,18 @@ class LockServiceServicer(metaclass=_abc_1.ABCMeta):
         """Session is the fast path: one long-lived stream that carries many commands per message, answered in any
         order. Each command has the semantics, bounds and errors of the unary call of the same name.
 
-        Closing the stream cancels the acquires that are still under way on it (what was minted for them is
-        undone); it releases nothing that was granted.
+        Cancelling or losing the stream cancels the acquires that are still under way on it, and grants that were
+        not sent yet: what was minted for them is undone. It releases nothing that was sent. Ending only the
+        sending side (a half-close) lets everything under way finish and be answered; then the stream ends with
+        OK.
 
         A command that fails is answered by an `error` and does not end the stream. Status codes that do:
           INVALID_ARGUMENT    a command's id is zero or still unanswered (INVALID_COMMAND_ID).
           RESOURCE_EXHAUSTED  more commands are unanswered on this stream than the server allows
                               (TOO_MANY_COMMANDS).
-          OK                  the server drained; `draining` was sent before. Go on at another server, with the same
-                              lease ids.
+          OK                  the server drained; `draining` was sent before. Go on at another server with
+                              whatever
+                              was not answered, with the same lease ids.
         """
 
     @_abc_1.abstractmethod

@@ -36,32 +36,39 @@ FOUND = Findings(identity=ME, run_id="run-1", version="7.2.4", is_replica=False,
 GAP = "appendfsync is everysec, not always"
 
 
-AS_NOTED = Admitted(ME, durable=True, to_note=False)
+AS_FORMED = Admitted(ME, restarted=False, durable=True)
 
 
 def test_a_node_of_this_cluster_in_its_place_and_run_is_admitted() -> None:
     """Nothing has changed since it was formed."""
-    assert judge(EXPECTED, FOUND) == AS_NOTED
+    assert judge(EXPECTED, FOUND) == AS_FORMED
 
 
 def test_the_first_node_may_be_of_any_cluster() -> None:
     """It tells the server which cluster it is in."""
     other = replace(ME, cluster_id="other")
     judgement = judge(replace(EXPECTED, cluster_id=None), replace(FOUND, identity=other))
-    assert judgement == Admitted(other, durable=True, to_note=False)
+    assert judgement == Admitted(other, restarted=False, durable=True)
 
 
-def test_a_gap_in_durability_is_noted_and_no_matter_until_the_node_restarts() -> None:
-    """A process that runs has forgotten nothing; but its next run has to know that this one might have."""
-    assert judge(EXPECTED, replace(FOUND, durability_gap=GAP)) == Admitted(ME, durable=False, to_note=True)
+def test_a_node_that_stopped_being_durable_does_not_vote_again() -> None:
+    """After its next crash it could have forgotten that, with its tokens, and would seem durable."""
+    found = replace(FOUND, durability_gap=GAP)
+    judgement = judge(EXPECTED, found)
+    assert isinstance(judgement, Rejected)
+    assert judgement.reason is Reason.NOT_DURABLE
+    assert not judgement.reason.misconfigured
+    assert GAP in judgement.detail
+    word = replace(EXPECTED, assume_durable=True)
+    assert judge(word, found) == AS_FORMED
 
 
-def test_a_run_that_was_seen_with_a_gap_stays_so() -> None:
-    """Better settings later do not bring back what was not written before."""
-    gone = replace(ME, durable=False)
+def test_a_node_formed_without_durable_settings_votes_for_its_first_run_whatever_they_become() -> None:
+    """It has forgotten nothing yet; better settings later do not bring back what was not written before."""
+    formed = replace(ME, durable=False)
     for gap in ("", GAP):
-        judgement = judge(EXPECTED, replace(FOUND, identity=gone, durability_gap=gap))
-        assert judgement == Admitted(gone, durable=False, to_note=False)
+        judgement = judge(EXPECTED, replace(FOUND, identity=formed, durability_gap=gap))
+        assert judgement == Admitted(formed, restarted=False, durable=False)
 
 
 @pytest.mark.parametrize("durable_before", [True, False])
@@ -75,7 +82,7 @@ def test_a_restarted_node_needs_proof_for_both_runs_or_the_operators_word(
     expected = replace(EXPECTED, assume_durable=assume_durable)
     judgement = judge(expected, replace(FOUND, identity=who, run_id="run-2", durability_gap=gap))
     if assume_durable or (durable_before and not gap):
-        assert judgement == Admitted(who, durable=not gap, to_note=True)
+        assert judgement == Admitted(who, restarted=True, durable=not gap)
     else:
         assert isinstance(judgement, Rejected)
         assert judgement.reason is Reason.RESTARTED
@@ -110,7 +117,7 @@ def test_every_other_finding_keeps_a_node_out(
 @pytest.mark.parametrize("version", ["6.2.0", "6.10", "7.0.15", "8.1.1", "10.0.0-rc1"])
 def test_versions_are_compared_as_numbers(version: str) -> None:
     """6.10 is newer than 6.2, and 10 than 7."""
-    assert judge(EXPECTED, replace(FOUND, version=version)) == AS_NOTED
+    assert judge(EXPECTED, replace(FOUND, version=version)) == AS_FORMED
 
 
 FIELDS = {

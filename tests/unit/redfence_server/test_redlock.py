@@ -273,7 +273,9 @@ async def test_two_rivals_never_both_have_it_and_the_later_token_is_greater() ->
         ((lease, grant),) = granted
         assert grant.token > last
         last = grant.token
-        assert await mine.release(resource=R, digest=lease, ttl_ms_max=300_000) is ReleaseVerdict.RELEASED
+        assert (
+            await mine.release(resource=R, digest=lease, ttl_ms_max=300_000)
+        ).verdict is ReleaseVerdict.RELEASED
         await settle(nodes)
         assert held_on(nodes) == []
 
@@ -286,6 +288,6 @@ async def test_a_lease_is_renewed_and_released_by_any_server() -> None:
     other = redlock(nodes)
     assert (await other.renew(resource=R, digest=A)).verdict is RenewVerdict.ACTIVE
     assert (await other.renew(resource=R, digest=B)).verdict is RenewVerdict.LOST
-    assert await other.release(resource=R, digest=B, ttl_ms_max=300_000) is ReleaseVerdict.NOT_HELD
-    assert await other.release(resource=R, digest=A, ttl_ms_max=300_000) is ReleaseVerdict.RELEASED
+    assert (await other.release(resource=R, digest=B, ttl_ms_max=300_000)).verdict is ReleaseVerdict.NOT_HELD
+    assert (await other.release(resource=R, digest=A, ttl_ms_max=300_000)).verdict is ReleaseVerdict.RELEASED
     assert all(isinstance(reply, Plain | Held) for reply in await other.inspect(R))

@@ -164,13 +164,6 @@ class FakeServer:
             if not self.frozen:
                 self._expire()
 
-    def next_event_at_ms(self) -> float:
-        """Return when `tick` has something to do; infinite if never."""
-        with self._lock:
-            instants = [hold.expires_at_ms for hold in self._holds.values()]
-            instants += [waiting.until_ms for queue in self._waiting.values() for waiting in queue]
-            return min(instants, default=float("inf"))
-
     # What the owner may do.
 
     def hold_of(self, resource: str) -> FakeHold | None:

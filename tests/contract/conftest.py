@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from unit.redfence.grpc_fake import serving
 
 import redfence
+from harness.grpc_fake import serving
 from harness.processes import CommandProcess, CommandProcesses
 from redfence.testing import FakeLockServer
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from unit.redfence.grpc_fake import GrpcFake, serving
 
 from harness.eventually import eventually
+from harness.grpc_fake import GrpcFake, serving
 from harness.ports import free_port
 from harness.processes import CommandProcess, CommandProcesses
 

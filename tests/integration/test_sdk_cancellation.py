@@ -8,10 +8,10 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from unit.redfence.grpc_fake import GrpcFake, serving
 
 import redfence
 from harness.eventually import eventually
+from harness.grpc_fake import GrpcFake, serving
 from harness.processes import CommandProcesses
 
 

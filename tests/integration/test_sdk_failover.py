@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from unit.redfence.grpc_fake import GrpcFake, serving
 
 import redfence
 from harness.eventually import eventually
+from harness.grpc_fake import GrpcFake, serving
 from harness.ports import free_port
 from redfence._clock import SystemClock
 from redfence._fake_server import FakeServer

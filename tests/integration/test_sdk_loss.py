@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from unit.redfence.grpc_fake import GrpcFake, serving
 
 import redfence
 from harness.eventually import eventually
+from harness.grpc_fake import GrpcFake, serving
 from redfence.testing import FakeLockServer, ManualClock
 
 _TTL = 0.4

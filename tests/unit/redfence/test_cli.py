@@ -8,8 +8,8 @@ from importlib.metadata import EntryPoint
 from types import ModuleType
 
 import pytest
-from unit.redfence.grpc_fake import serving
 
+from harness.grpc_fake import serving
 from redfence import ClusterReport, NodeReport, NodeState
 from redfence._cli import cluster_status, commands, durations, main, servers
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+import structlog
+
 from redfence_server import node_admission, scripts
 from redfence_server.errors import ConfigError, NodeRejectedError
 from redfence_server.node_admission import Findings
@@ -96,6 +98,7 @@ async def form(
         try:
             found = await asyncio.gather(*(node_admission.examine(each, keys) for each in dialled))
             decided = plan(found, new_cluster_id=randomness.hex_id(), ttl_ms_max=ttl_ms_max)
+            _warn_of_gaps(nodes, found)
             for state in () if decided.done else ("forming", "ready"):
                 for index, (node, findings) in enumerate(zip(dialled, found, strict=True)):
                     identity = (
@@ -110,6 +113,19 @@ async def form(
         except DialError as error:
             raise NodeRejectedError(f"a node failed while it was formed: {error}") from error
     return decided.cluster_id
+
+
+def _warn_of_gaps(nodes: Sequence[NodeUrl], found: Sequence[Findings]) -> None:
+    """Say now what would otherwise be learnt at a node's first restart, when it is too late."""
+    for index, (node, findings) in enumerate(zip(nodes, found, strict=True)):
+        if findings.durability_gap:
+            structlog.get_logger().warning(
+                "node_not_durable",
+                node_index=index,
+                node_address=node.address,
+                gap=findings.durability_gap,
+                consequence="it will not vote again after a restart",
+            )
 
 
 def _check(index: int, answer: list[bytes], state: str) -> None:

@@ -49,6 +49,8 @@ async def lock_server(config: ServeConfig) -> AsyncIterator[RunningServer]:
     Raises:
         StartupError: a setting is wrong, a node must not vote, or there is no quorum.
     """
+    if not __debug__:
+        raise ConfigError("refusing to run under python -O: assertions guard what must never happen")
     clock, randomness = SystemClock(), SystemRandomness()
     cluster = NodeCluster(
         check_urls(config.nodes),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
@@ -137,10 +137,10 @@ def _check_file(path: Path) -> None:
         raise ConfigError(f"config: {path} is not TOML: {error}") from error
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, leave_out: frozenset[str] = frozenset()) -> None:
-    """Give the parser one flag for each setting. A flag that is not given leaves no attribute behind."""
+def add_arguments(parser: argparse.ArgumentParser, *, names: Collection[str] | None = None) -> None:
+    """Give the parser one flag for each setting, or those named. A flag that is not given leaves no attribute behind."""
     for name, info in ServeConfig.model_fields.items():
-        if name in leave_out:
+        if names is not None and name not in names:
             continue
         default = "" if info.is_required() else f" (default: {info.default})"
         options: dict[str, Any] = {

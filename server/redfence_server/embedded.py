@@ -16,11 +16,11 @@ import structlog
 
 from redfence_server.embedded_directory import DataDirectory, DataDirectoryError
 from redfence_server.errors import StartupError
+from redfence_server.quorum import NODE_COUNTS
 from redfence_server.randomness import Randomness, SystemRandomness
 from redfence_server.redis_binary import RedisBinary, RedisBinaryError, find_redis_binary
 from redfence_server.redis_process import HOST, NodeConf, NodeProcess, NodeStartError, PortTakenError
 
-COUNTS = (1, 3, 5, 7)
 NODE_DIED_EVENT = "embedded_node_died"
 # Each try loses only if somebody takes a port in the few ms since it was seen free.
 _PORT_TRIES_MAX = 8
@@ -70,7 +70,7 @@ class EmbeddedNodes:
         Raises:
             EmbeddedNodesError: the count is another.
         """
-        if count not in COUNTS:
+        if count not in NODE_COUNTS:
             raise EmbeddedNodesError(f"{count} nodes cannot be: a quorum has 1, 3, 5 or 7")
         self._count = count
         self._data_dir = data_dir

@@ -22,7 +22,7 @@ from redfence_server.lock_node import Held, Plain, Reply, Silence
 from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotGranted
 from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, Renewal, RenewVerdict, TokenVerdict
 from redfence_server.randomness import Randomness
-from redfence_server.redlock import Granted, Redlock, TooLate
+from redfence_server.redlock import AttemptGranted, Redlock, TooLate
 from redfence_server.waiting import SPLIT_TRIES_MAX, pauses
 
 # The server answers this much before the caller's deadline, for half a network round trip and a busy event loop; but it
@@ -34,7 +34,7 @@ _STALLED_MS: Final = 250
 
 
 @dataclass(frozen=True, slots=True)
-class Renewed:
+class RenewOutcome:
     """What a renewal came to. `validity_ms` counts from the instant the caller sent it."""
 
     verdict: RenewVerdict
@@ -159,7 +159,7 @@ class LockService:
                 resource=call.resource, digest=call.lease_id.digest, ttl_ms=call.ttl_ms, holder=call.holder
             )
             match outcome:
-                case Granted(token, minted_at_ms, nonce):
+                case AttemptGranted(token, minted_at_ms, nonce):
                     waited_ms = minted_at_ms - call.arrived_at_ms
                     return Lease(token, int(waited_ms + quorum.validity_left_ms(call.ttl_ms, 0)), nonce)
                 case TooLate(elapsed_ms):
@@ -210,16 +210,18 @@ class LockService:
 
     # --- the lease ------------------------------------------------------------------------------------------------
 
-    async def renew(self, resource: str, lease_id: LeaseId) -> Renewed:
+    async def renew(self, resource: str, lease_id: LeaseId) -> RenewOutcome:
         """Start the lease's ttl anew; a renewal that comes too late to be worth anything is AT_RISK."""
         sent_at_ms = self._clock.now_ms()
         renewal: Renewal = await self._redlock.renew(resource=resource, digest=lease_id.digest)
         if renewal.verdict is not RenewVerdict.ACTIVE:
-            return Renewed(renewal.verdict, 0, 0)
+            return RenewOutcome(renewal.verdict, 0, 0)
         elapsed_ms = self._clock.now_ms() - sent_at_ms
         if quorum.validity_left_ms(renewal.ttl_ms, elapsed_ms) <= 0:
-            return Renewed(RenewVerdict.AT_RISK, 0, 0)
-        return Renewed(RenewVerdict.ACTIVE, renewal.token, int(quorum.validity_left_ms(renewal.ttl_ms, 0)))
+            return RenewOutcome(RenewVerdict.AT_RISK, 0, 0)
+        return RenewOutcome(
+            RenewVerdict.ACTIVE, renewal.token, int(quorum.validity_left_ms(renewal.ttl_ms, 0))
+        )
 
     async def release(self, resource: str, lease_id: LeaseId) -> bool:
         """End the lease; tell whether it was held.

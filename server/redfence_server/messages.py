@@ -11,7 +11,7 @@ from redfence_proto.v1 import lock_pb2
 from redfence_server import model
 from redfence_server.errors import InvalidFieldError
 from redfence_server.lock_node import Held, NodeReport, NodeState, Plain, Silence
-from redfence_server.lock_service import LockView, Renewed, TokenView
+from redfence_server.lock_service import LockView, RenewOutcome, TokenView
 from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotGranted
 from redfence_server.node_cluster import ClusterView
 from redfence_server.quorum import RenewVerdict
@@ -125,7 +125,9 @@ _STATES = {
 }
 
 
-def keep_alive_response(request: lock_pb2.KeepAliveRequest, renewed: Renewed) -> lock_pb2.KeepAliveResponse:
+def keep_alive_response(
+    request: lock_pb2.KeepAliveRequest, renewed: RenewOutcome
+) -> lock_pb2.KeepAliveResponse:
     """Answer one renewal."""
     state, reason = _STATES[renewed.verdict]
     response = lock_pb2.KeepAliveResponse(

@@ -17,8 +17,6 @@ from enum import Enum, auto
 from redfence_server import scripts
 from redfence_server.redis_dial import DialError, DialledNode
 
-REDIS_VERSION_MIN = (6, 2)
-
 
 class Reason(Enum):
     """Why a node must not vote."""
@@ -112,7 +110,7 @@ def judge(expected: Expectation, found: Findings) -> Admitted | Rejected:  # noq
     """Decide whether a node may vote."""
     if found.is_replica:
         return Rejected(Reason.REPLICA, "it is a replica; every node must be an independent primary")
-    if _version_number(found.version) < REDIS_VERSION_MIN:
+    if _version_number(found.version) < scripts.REDIS_VERSION_MIN:
         return Rejected(Reason.TOO_OLD, f"it is version {found.version}; 6.2 is the least")
     identity = found.identity
     if identity is None:

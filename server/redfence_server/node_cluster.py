@@ -31,7 +31,7 @@ def check_urls(urls: Sequence[str]) -> tuple[NodeUrl, ...]:
     Raises:
         ConfigError: a URL is malformed, a node is named twice, or their number is not 1, 3, 5 or 7.
     """
-    nodes = tuple(NodeUrl(url) for url in urls)
+    nodes = tuple(_check_url(index, url) for index, url in enumerate(urls))
     seen: dict[str, int] = {}
     for index, node in enumerate(nodes):
         if node.address in seen:
@@ -45,6 +45,13 @@ def check_urls(urls: Sequence[str]) -> tuple[NodeUrl, ...]:
             "failures than one less"
         )
     return nodes
+
+
+def _check_url(index: int, url: str) -> NodeUrl:
+    try:
+        return NodeUrl(url)
+    except ValueError as error:
+        raise ConfigError(f"node {index}: {error}") from None
 
 
 class NodeCluster:

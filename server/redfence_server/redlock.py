@@ -67,7 +67,7 @@ class Verdict(Generic[Judged]):
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class AttemptGranted:
     """The lease is granted.
 
     Attributes:
@@ -88,7 +88,7 @@ class TooLate:
     elapsed_ms: float
 
 
-AttemptOutcome = Granted | TooLate | Refusal
+AttemptOutcome = AttemptGranted | TooLate | Refusal
 
 
 class Redlock:
@@ -103,7 +103,7 @@ class Redlock:
     async def attempt(self, *, resource: str, digest: str, ttl_ms: int, holder: str) -> AttemptOutcome:
         """Try once to grant the lease with this digest.
 
-        Whatever else than `Granted` comes of it, an undo is on its way to every node that may hold something.
+        Whatever else than `AttemptGranted` comes of it, an undo is on its way to every node that may hold something.
 
         Cancellation: as any failure; the undo does not depend on the cancelled caller.
         """
@@ -203,7 +203,7 @@ class _Attempt:
                 # Counted from before the send, and checked after everything else (field note 5: others count from the reply).
                 elapsed_ms = self._clock.now_ms() - self._minted_at_ms
                 if quorum.validity_left_ms(self._mint.ttl_ms, elapsed_ms) > 0:
-                    self.outcome.set_result(Granted(token, self._minted_at_ms, self._mint.nonce))
+                    self.outcome.set_result(AttemptGranted(token, self._minted_at_ms, self._mint.nonce))
                 else:
                     self._undo()
                     self.outcome.set_result(TooLate(elapsed_ms))
@@ -228,7 +228,7 @@ class _Attempt:
                 node.send(undo)
 
     def _is_granted(self) -> bool:
-        return not self.outcome.cancelled() and isinstance(self.outcome.result(), Granted)
+        return not self.outcome.cancelled() and isinstance(self.outcome.result(), AttemptGranted)
 
 
-__all__ = ["AttemptOutcome", "Failure", "Granted", "Redlock", "TooLate"]
+__all__ = ["AttemptGranted", "AttemptOutcome", "Failure", "Redlock", "TooLate"]

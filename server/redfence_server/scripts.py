@@ -27,6 +27,8 @@ from redfence_server.lock_node import (
     Undo,
 )
 
+REDIS_VERSION_MIN: Final = (6, 2)
+"""Of Redis, for the commands in the scripts; every Valkey is newer."""
 ADMISSION_DIGITS: Final = 32
 COUNTER_IDLE_MS_DEFAULT = 24 * 3_600_000
 

@@ -46,7 +46,7 @@ from redfence_server.lock_node import (
     Undo,
 )
 from redfence_server.quorum import Tally
-from redfence_server.redlock import Granted as Grant
+from redfence_server.redlock import AttemptGranted as Grant
 from redfence_server.redlock import _Attempt
 
 RESOURCE = "orders/42"

@@ -203,8 +203,13 @@ async def test_nodes_may_come_from_the_environment(
             ("--node", NOWHERE, "--node", "redis://127.0.0.1:2", "--node", NOWHERE),
             ["node", "127.0.0.1:1 is named twice", "node 0 and node 2"],
         ),
-        (("--node", "http://:hunter2@127.0.0.1:1"), ["node", "is not a node URL"]),
-        (("--node", "redis://:hunter2@127.0.0.1:many"), ["node", "is not a node URL"]),
+        (("--node", "http://:hunter2@127.0.0.1:1"), ["node 0", "starts with redis://"]),
+        (("--node", "redis://:hunter2@127.0.0.1:many"), ["node 0", "is malformed"]),
+        (("--node", "redis://:hunter2/3@127.0.0.1:1"), ["node 0", "percent-encode"]),
+        (("--node", "redis://127.0.0.1:99999999?password=hunter2"), ["node 0", "is malformed"]),
+        (("--node", NOWHERE, "--node", "redis://127.0.0.1:2?foo=hunter2"), ["node 1", "an option"]),
+        (("--node", "redis://127.0.0.1:1?protocol=3"), ["node 0", "an option"]),
+        (("--node", "redis://"), ["node 0", "names no host"]),
         (("--node", NOWHERE, "--listen", "50051"), ["listen", "'50051' is not HOST:PORT"]),
         (("--node", NOWHERE, "--node-timeout-ms", "0"), ["node_timeout_ms", "greater than or equal to 10"]),
         (("--node", NOWHERE, "--node-timeout-ms", "soon"), ["node_timeout_ms", "valid integer"]),
@@ -380,7 +385,7 @@ async def test_nodes_that_are_not_empty_wiped_or_of_another_cluster_are_not_form
         (start_init(commands, [wiped[1], wiped[0], extra]), "node 0: it was formed as node 1"),
         (start_init(commands, [extra, NOWHERE, used[2]]), "node 1 (127.0.0.1:1): "),
         (start_init(commands, used[:2]), "node: 2 nodes are configured"),
-        (start_init(commands, [extra], "--max-ttl-ms", "99"), "--max-ttl-ms must be at least 100"),
+        (start_init(commands, [extra], "--max-ttl-ms", "99"), "max_ttl_ms: 99 is less than 100"),
     ):
         line = await refusal(process, command="cluster init")
         assert told in line

@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="where the storage demo serves (default: %(default)s)",
     )
-    config.add_arguments(parser, leave_out=_FIXED)
+    config.add_arguments(parser, names=config.ServeConfig.model_fields.keys() - _FIXED)
 
 
 def run(arguments: argparse.Namespace) -> int:

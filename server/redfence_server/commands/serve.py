@@ -26,11 +26,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; 0 after a drain, 2 if the server could not start."""
-    if not __debug__:
-        sys.stderr.write(
-            "redfence serve: refusing to run under python -O: assertions guard what must never happen\n"
-        )
-        return EXIT_CANNOT_START
     from redfence_server.composition import RunningServer, serve_until_signal
 
     def announce(running: RunningServer) -> None:

@@ -11,8 +11,8 @@ from harness.fake_node import FakeNode
 from harness.virtual_loop import LoopClock, on_virtual_time
 from redfence_server.lock_node import Command, Commit, Granted, Held, Inspect, Mint, Plain, Undo
 from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, RenewVerdict
+from redfence_server.redlock import AttemptGranted as Grant
 from redfence_server.redlock import AttemptOutcome, Redlock, TooLate
-from redfence_server.redlock import Granted as Grant
 
 R = "orders/42"
 A, B = "a" * 64, "b" * 64

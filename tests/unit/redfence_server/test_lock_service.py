@@ -127,6 +127,18 @@ async def test_a_wait_ends_before_the_callers_deadline() -> None:
     assert 850 <= now_ms() <= 950
 
 
+@pytest.mark.parametrize("deadline_ms", [10, 40, 99])
+@on_virtual_time
+async def test_a_short_deadline_leaves_time_to_be_granted_and_to_be_told(deadline_ms: int) -> None:
+    """The margin is a share of it: with a fixed one such a caller could never have the lock."""
+    server = service(fake_nodes())
+    assert isinstance(await server.acquire(call(answer_within_ms=deadline_ms)), Lease)
+    started_ms = now_ms()
+    lost = await server.acquire(call(THEIRS, wait_ms=FOREVER_MS, answer_within_ms=deadline_ms))
+    assert isinstance(lost, NotGranted)
+    assert now_ms() - started_ms < deadline_ms
+
+
 @on_virtual_time
 async def test_an_attempt_that_outlasts_the_callers_deadline_is_undone() -> None:
     """The outcome is known: nothing is granted."""

@@ -95,7 +95,7 @@ class AsyncLease:
 
         Raises:
             UnavailableError: the server reached no quorum; the lease ends by its ttl at the latest.
-            OutcomeUnknownError: no answer came in time; the same holds.
+            OutcomeUnknownError: no answer came in time, or the client was closed meanwhile; the same holds.
         """
         if self._core.state is LeaseState.RELEASED:
             return False

@@ -126,6 +126,8 @@ class AsyncSession:
             await self._stop()
 
     async def _stop(self) -> None:
+        # First, and without waiting for anything: with the timer and the link, whoever else would wake the callers is gone.
+        self._core.stop()
         if self._timer is not None:
             self._timer.cancel()
         if self._unwatch is not None:

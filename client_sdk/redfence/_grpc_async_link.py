@@ -96,12 +96,15 @@ class GrpcAsyncLink:
                 return None
             raise _translated(exc) from exc
         except asyncio.CancelledError:
-            # A stream that was cancelled here raises this as well, although nobody cancelled the task.
-            task = asyncio.current_task()
-            if self._aborted and not (task and task.cancelling()):
+            if self._cancelled_by_us():
                 return None
             raise
         return None if response is aio.EOF else response
+
+    def _cancelled_by_us(self) -> bool:
+        """Whether a CancelledError came of `abort`: gRPC raises it in a task that nobody has cancelled."""
+        task = asyncio.current_task()
+        return self._aborted and not (task and task.cancelling())
 
     async def call(self, method: Method, request: Any, /, *, timeout_ms: int) -> Any:
         """Make a single call.
@@ -112,6 +115,10 @@ class GrpcAsyncLink:
             return await self._methods[method](request, timeout=timeout_ms / 1000, metadata=self._metadata)
         except aio.AioRpcError as exc:
             raise _translated(exc) from exc
+        except asyncio.CancelledError as exc:
+            if self._cancelled_by_us():
+                raise UnavailableError("the connection was closed during the call") from exc
+            raise
 
     def abort(self) -> None:
         """End the stream at once."""

@@ -93,6 +93,8 @@ class SessionCore:
 
     def abandon(self, call: AcquireCall, *, now_ms: float) -> None:
         """Give up an acquisition: whatever was or will be granted for it is released."""
+        if self._closed:
+            return  # closing has seen to it
         if call.lease is not None:
             # It was granted in the very moment in which its caller was cancelled.
             self.release(call.lease, None, now_ms=now_ms)
@@ -136,6 +138,14 @@ class SessionCore:
             self._after(lease, now_ms)
             self._queue_release(lease.resource, lease.lease_id, now_ms)
         self._check_idle()
+
+    def stop(self) -> None:
+        """Give up what closing could not end in time: after this nobody waits any more and no alarm rings."""
+        for call in list(self._cleanups):
+            if isinstance(call, ReleaseCall):
+                self._settle_release(call, _stopped(call.resource))
+            else:
+                self._end(call)
 
     # What the driver asks.
 
@@ -458,6 +468,12 @@ class SessionCore:
             for waiter in self._idle_waiters:
                 if not waiter.done():
                     waiter.set_result(None)
+
+
+def _stopped(resource: str) -> RedfenceError:
+    return OutcomeUnknownError(
+        f"the client was closed before the release of {resource!r} was answered; the lease ends by its ttl at the latest"
+    )
 
 
 def _fail(waiter: Waiter, error: RedfenceError) -> None:

@@ -126,6 +126,8 @@ class SyncSession:
 
     def _stop(self) -> None:
         with self._lock:
+            # Once the threads have ended, nobody else would wake the callers.
+            self._core.stop()
             self._stopping = True
             self._changed.notify_all()
             link = self._link

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,8 +23,9 @@ class FakeServicer:
 
     Acquire = Release = KeepAlive = None
 
-    def __init__(self, server: FakeServer) -> None:
+    def __init__(self, server: FakeServer, before_call: Callable[[], Awaitable[None]]) -> None:
         self._server = server
+        self._before_call = before_call
 
     async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[lock_pb2.SessionResponse]:  # noqa: N802  (gRPC's name)
         loop = asyncio.get_running_loop()
@@ -51,12 +52,15 @@ class FakeServicer:
             session.close()
 
     async def GetLock(self, request: Any, context: Any) -> Any:  # noqa: N802  (gRPC's name)
+        await self._before_call()
         return self._server.call("GetLock", request)
 
     async def CheckToken(self, request: Any, context: Any) -> Any:  # noqa: N802  (gRPC's name)
+        await self._before_call()
         return self._server.call("CheckToken", request)
 
     async def ClusterStatus(self, request: Any, context: Any) -> Any:  # noqa: N802  (gRPC's name)
+        await self._before_call()
         return self._server.call("ClusterStatus", request)
 
 
@@ -66,7 +70,10 @@ class GrpcFake:
     Attributes:
         server: the rules and the state.
         address: where it listens once started; the same after a restart.
+        before_call: when set, awaited before each single call is answered.
     """
+
+    before_call: Callable[[], Awaitable[None]] | None = None
 
     def __init__(self, server: FakeServer | None = None) -> None:
         self.server = server or FakeServer(SystemClock())
@@ -95,7 +102,7 @@ class GrpcFake:
         server = aio.server(
             options=[("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 5000)]
         )
-        servicer: Any = FakeServicer(self.server)
+        servicer: Any = FakeServicer(self.server, self._before_call)
         lock_pb2_grpc.add_LockServiceServicer_to_server(servicer, server)
         lock_pb2_grpc.add_AdminServiceServicer_to_server(servicer, server)
         self.address = f"127.0.0.1:{server.add_insecure_port(self.address)}"
@@ -108,6 +115,10 @@ class GrpcFake:
             ticker.cancel()
             await asyncio.wait([ticker])
             await server.stop(None)
+
+    async def _before_call(self) -> None:
+        if self.before_call is not None:
+            await self.before_call()
 
     async def _tick(self) -> None:
         while True:

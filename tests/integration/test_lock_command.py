@@ -346,6 +346,39 @@ def _shell_in_terminal(script: Path, slave: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sh", str(script)], preexec_fn=lambda: os.login_tty(slave))  # noqa: PLW1509
 
 
+@pytest.mark.slow
+async def test_a_server_that_falls_silent_before_the_release_holds_nobody_up(
+    fake: GrpcFake, lock: Lock, tmp_path: Path
+) -> None:
+    """The command's status comes back after the rpc timeout, with a word that the lock may stay until its ttl."""
+    run = lock("sh", "-c", f"echo up; while ! test -e {tmp_path}/go; do sleep 0.01; done; exit 7")
+    await run.wait_for_line("up")
+    fake.server.frozen = True
+    (tmp_path / "go").touch()
+    assert await run.wait(timeout_s=7) == 7
+    assert "the release was not confirmed" in run.stderr
+
+
+@pytest.mark.slow
+async def test_a_signal_during_a_release_that_nobody_answers_ends_it(
+    fake: GrpcFake, lock: Lock, tmp_path: Path
+) -> None:
+    """Closing gives the release up after its own, shorter time; nothing waits for what can no longer come."""
+    run = lock("sh", "-c", f"echo up; while ! test -e {tmp_path}/go; do sleep 0.01; done")
+    await run.wait_for_line("up")
+    fake.server.frozen = True
+    (tmp_path / "go").touch()
+    await eventually(lambda: _release_is_held_back(fake), interval_s=0.01)
+    run.send_signal(signal.SIGTERM)
+    assert await run.wait(timeout_s=3) == 143
+    assert "Traceback" not in run.stderr
+
+
+def _release_is_held_back(fake: GrpcFake) -> bool:
+    requests = [request for session in fake.server._sessions for request in session.held_back]
+    return any(command.HasField("release") for request in requests for command in request.commands)
+
+
 async def test_starting_costs_little(fake: GrpcFake, lock: Lock) -> None:
     """The whole of `redfence lock -- true` takes well under two seconds, even on a loaded machine."""
     started = time.monotonic()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from unit.redfence.core_world import Slot, World, failed, granted, in_state, not_granted, released, renewed
 
@@ -614,6 +616,37 @@ def test_closing_without_a_server_ends_by_the_rpc_timeout() -> None:
     assert not idle.done()
     world.later(_RPC_TIMEOUT_MS)
     assert idle.done()
+
+
+def test_stopping_ends_whatever_closing_could_not() -> None:
+    """Nobody waits any more, be it for a release, for the end of an acquire or for the close; and nothing rings later."""
+    world = World().connected()
+    releasing, lease = Slot(), world.held(resource="releasing")
+    world.held(resource="held")
+    world.core.release(lease, releasing, now_ms=world.now_ms)
+    _, acquiring = world.acquire(resource="acquiring", wait=None)
+    world.sent()
+    idle = Slot()
+    world.core.close(idle, now_ms=world.now_ms)
+    assert not idle.done()
+    world.core.stop()
+    assert type(releasing.error) is OutcomeUnknownError
+    assert type(acquiring.error) is ClosedError
+    assert idle.done()
+    assert world.core.next_alarm_ms() == math.inf
+    assert not world.core.wants_link
+    world.broken()
+    world.core.stop()
+
+
+def test_a_caller_that_is_cancelled_while_the_client_closes_releases_nothing_twice() -> None:
+    """Granted, then closed, then cancelled before it ran: closing has released the lease already."""
+    world = World().connected()
+    call, _ = world.acquire()
+    world.answer(granted(world.one("acquire")))
+    world.core.close(Slot(), now_ms=world.now_ms)
+    world.core.abandon(call, now_ms=world.now_ms)
+    assert world.sent_kinds() == ["release"]
 
 
 def test_an_idle_client_wants_no_link() -> None:

@@ -22,6 +22,8 @@ from redfence_proto.v1 import lock_pb2
 WAIT_REST_MS = 20
 
 _UNAVAILABLE_CODE = 14
+# A server that ends a stream, because it stops or because more was asked than it allows, cancels the acquires on it first.
+_LINK_ENDS = frozenset({lock_pb2.ERROR_REASON_DRAINING, lock_pb2.ERROR_REASON_CANCELLED})
 
 
 class Again(enum.Enum):
@@ -31,8 +33,8 @@ class Again(enum.Enum):
     """To the same server: only a piece of the wait is over."""
     ELSEWHERE = enum.auto()
     """To another server: this one has no quorum, and perhaps only this one."""
-    AFTER_DRAIN = enum.auto()
-    """To another server: this one is stopping."""
+    AFTER_LINK = enum.auto()
+    """On the next link: this server is stopping, or it is ending this stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,8 @@ def read_acquire(
 
 
 def _read_error(call: AcquireCall, error: lock_pb2.Error, address_count: int) -> AcquireAnswer:
-    if error.reason == lock_pb2.ERROR_REASON_DRAINING:
-        return Again.AFTER_DRAIN
+    if error.reason in _LINK_ENDS:
+        return Again.AFTER_LINK
     if error.code == _UNAVAILABLE_CODE and call.refusals + 1 < address_count:
         return Again.ELSEWHERE
     refusal = from_wire(error)

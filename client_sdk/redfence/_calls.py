@@ -37,6 +37,7 @@ class AcquireCall:
         waiter: the caller.
         started_at_ms: when the caller asked.
         sent_at_ms: just before the last sending.
+        asked_ms: how long the last sending asked the server to wait.
         times_sent: how often it was sent.
         refusals: how often a server had no quorum for it.
         command_id: its id on the present stream; 0 while it waits to be sent.
@@ -50,6 +51,7 @@ class AcquireCall:
     waiter: Waiter
     started_at_ms: float
     sent_at_ms: float = 0.0
+    asked_ms: int = 0
     times_sent: int = 0
     refusals: int = 0
     command_id: int = 0
@@ -67,8 +69,8 @@ class AcquireCall:
         """Fill in the command, with the wait that is left, and note the instant before its sending."""
         self.sent_at_ms = now_ms
         self.times_sent += 1
-        wait_ms = int(min(self.wait_ms_left(now_ms), wait_ms_max))
-        _requests.write_acquire(command, self.order, lease_id=self.lease_id, wait_ms=wait_ms)
+        self.asked_ms = int(min(self.wait_ms_left(now_ms), wait_ms_max))
+        _requests.write_acquire(command, self.order, lease_id=self.lease_id, wait_ms=self.asked_ms)
 
 
 @dataclass(slots=True, eq=False)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from itertools import count
+from collections import OrderedDict, deque
+from itertools import chain, count
 
 from redfence._calls import AcquireCall, StreamCall, UrgentCall
 from redfence_proto.v1 import lock_pb2
@@ -12,30 +11,52 @@ from redfence_proto.v1 import lock_pb2
 # A command is at most about 600 bytes (a resource and a holder of 256 bytes each), so a message stays below 64 KiB.
 COMMANDS_PER_MESSAGE_MAX = 100
 # Unanswered at a time on one stream; a server ends a stream that has more than it allows (10,000 by default, and it
-# says how many). Waiting acquires stay unanswered for long, so they may not use up the room that releases and
-# renewals need.
+# says how many).
 COMMANDS_IN_FLIGHT_MAX = 9000
-ACQUIRES_SHARE = 0.8
+# What waits at the server stays unanswered for long. It may not use up the room of acquires that are answered at once,
+# nor both the room of what ends and saves leases.
+ACQUIRES_SHARE = 0.9
+WAITS_SHARE = 0.8
 
 
 class Outbox:
-    """The commands of one client: queued, or sent on the present stream and not answered.
-
-    Settled calls stay where they lie and are skipped when they surface.
-    """
+    """The commands of one client: queued, or sent on the present stream and not answered."""
 
     def __init__(self) -> None:
-        self._acquires: deque[AcquireCall] = deque()
+        # In the order of leaving. Urgent calls that have ended stay where they lie and are skipped when they surface.
         self._urgent: deque[UrgentCall] = deque()
+        self._tries: OrderedDict[AcquireCall, None] = OrderedDict()
+        self._waits: OrderedDict[AcquireCall, None] = OrderedDict()
         self._unanswered: dict[int, StreamCall] = {}
         self._acquires_in_flight = 0
-        self._in_flight_max = COMMANDS_IN_FLIGHT_MAX
+        self._waits_in_flight = 0
+        self._allow(COMMANDS_IN_FLIGHT_MAX)
         # Never used twice, so that an answer of an earlier stream finds nobody.
         self._command_ids = count(1)
 
-    def put(self, call: AcquireCall) -> None:
-        """Queue an acquire."""
-        self._acquires.append(call)
+    def put(self, call: AcquireCall, *, now_ms: float) -> None:
+        """Queue an acquire: one that waits behind all others, one that is to be answered at once before all that wait."""
+        self._lane(call, now_ms)[call] = None
+
+    def put_back(self, calls: list[AcquireCall], *, now_ms: float) -> None:
+        """Queue acquires again, in order, before those that have not been sent yet."""
+        for call in reversed(calls):
+            lane = self._lane(call, now_ms)
+            lane[call] = None
+            lane.move_to_end(call, last=False)
+
+    def hurry(self, call: AcquireCall) -> bool:
+        """Let an acquire that is queued to wait be tried once instead; return whether it was."""
+        if call not in self._waits:
+            return False
+        del self._waits[call]
+        self._tries[call] = None
+        return True
+
+    def drop(self, call: AcquireCall) -> None:
+        """Forget an acquire that may be queued."""
+        self._tries.pop(call, None)
+        self._waits.pop(call, None)
 
     def put_first(self, call: UrgentCall) -> None:
         """Queue what ends or saves a lease: it goes before every acquire."""
@@ -43,7 +64,13 @@ class Outbox:
 
     def limit(self, commands_max: int) -> None:
         """Stay below what a server said it allows."""
-        self._in_flight_max = max(COMMANDS_PER_MESSAGE_MAX, commands_max * 9 // 10)
+        # From two on there is room for something urgent beside an acquire that waits.
+        self._allow(max(min(commands_max, 2), commands_max * 9 // 10))
+
+    def _allow(self, in_flight_max: int) -> None:
+        self._in_flight_max = in_flight_max
+        self._acquires_max = max(1, min(in_flight_max - 1, int(in_flight_max * ACQUIRES_SHARE)))
+        self._waits_max = max(1, min(in_flight_max - 2, int(in_flight_max * WAITS_SHARE)))
 
     @property
     def has_unanswered(self) -> bool:
@@ -53,18 +80,16 @@ class Outbox:
     @property
     def has_queued(self) -> bool:
         """Whether anything may be to send."""
-        return bool(self._urgent or self._acquires)
+        return bool(self._urgent or self._tries or self._waits)
 
     @property
     def has_queued_acquires(self) -> bool:
         """Whether an acquire is to send."""
-        while self._acquires and self._acquires[0].settled:
-            self._acquires.popleft()
-        return bool(self._acquires)
+        return bool(self._tries or self._waits)
 
-    def queued_acquires(self) -> Iterator[AcquireCall]:
-        """Iterate over the acquires that are not on the stream."""
-        return (call for call in self._acquires if not call.settled)
+    def queued_acquires(self) -> list[AcquireCall]:
+        """Return the acquires that are not on the stream."""
+        return [*self._tries, *self._waits]
 
     def acquires(self) -> list[AcquireCall]:
         """Return every acquire that has not ended."""
@@ -84,41 +109,44 @@ class Outbox:
             call.write(commands.add(id=command_id), now_ms=now_ms, wait_ms_max=wait_ms_max)
             self._unanswered[command_id] = call
             if type(call) is AcquireCall:
-                self._acquires_in_flight += 1
                 call.command_id = command_id
+                self._acquires_in_flight += 1
+                self._waits_in_flight += call.asked_ms > 0
         return batch if size else None
 
     def take_answered(self, command_id: int) -> StreamCall | None:
         """Return the call that this id was sent for, once."""
         call = self._unanswered.pop(command_id, None)
         if type(call) is AcquireCall:
-            self._acquires_in_flight -= 1
             call.command_id = 0
+            self._acquires_in_flight -= 1
+            self._waits_in_flight -= call.asked_ms > 0
         return call
 
     def take_lost(self) -> list[StreamCall]:
         """Return, in order, what the end of the stream touches: all that is unanswered, and what was about to leave."""
-        lost = [call for call in (*self._unanswered.values(), *self._urgent) if not call.settled]
+        lost = [call for call in chain(self._unanswered.values(), self._urgent) if not call.settled]
         for call in lost:
             if isinstance(call, AcquireCall):
                 call.command_id = 0
         self._unanswered.clear()
         self._urgent.clear()
-        self._acquires_in_flight = 0
+        self._acquires_in_flight = self._waits_in_flight = 0
         return lost
 
-    def put_back(self, calls: list[AcquireCall]) -> None:
-        """Queue acquires again, in order, before those that have not been sent yet."""
-        self._acquires.extendleft(reversed(calls))
+    def _lane(self, call: AcquireCall, now_ms: float) -> OrderedDict[AcquireCall, None]:
+        return self._waits if call.wait_ms_left(now_ms) > 0 else self._tries
 
     def _next(self) -> StreamCall | None:
-        room = self._in_flight_max - len(self._unanswered)
-        while self._urgent and room > 0:
+        if len(self._unanswered) >= self._in_flight_max:
+            return None
+        while self._urgent:
             urgent = self._urgent.popleft()
             if not urgent.settled:
                 return urgent
-        while self._acquires and room > 0 and self._acquires_in_flight < self._in_flight_max * ACQUIRES_SHARE:
-            acquire = self._acquires.popleft()
-            if not acquire.settled:
-                return acquire
+        if self._acquires_in_flight < self._acquires_max:
+            if self._tries:
+                return self._tries.popitem(last=False)[0]
+            if self._waits and self._waits_in_flight < self._waits_max:
+                return self._waits.popitem(last=False)[0]
         return None

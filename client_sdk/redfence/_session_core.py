@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 from redfence import _requests
 from redfence._alarms import Alarms
-from redfence._answers import WAIT_REST_MS, Again, Granted, Refused, read_acquire
+from redfence._answers import Again, Granted, Refused, read_acquire
 from redfence._calls import (
     AcquireCall,
     CancelCall,
@@ -87,8 +87,8 @@ class SessionCore:
         """Start an acquisition; `waiter` gets the LeaseCore or the error."""
         self.check_open()
         call = AcquireCall(order, self._randomness.lease_id(), waiter, now_ms)
-        self._outbox.put(call)
-        self._alarms.set(call, self._bound_at_ms(call, now_ms))
+        self._outbox.put(call, now_ms=now_ms)
+        self._alarms.set(call, self._look_at_ms(call, now_ms))
         return call
 
     def abandon(self, call: AcquireCall, *, now_ms: float) -> None:
@@ -192,7 +192,7 @@ class SessionCore:
         for link_call in list(self._link_calls):
             self._settle_link_call(link_call, None)
         for call in self._outbox.queued_acquires():
-            self._alarms.set(call, self._bound_at_ms(call, now_ms))
+            self._alarms.set(call, self._look_at_ms(call, now_ms))
         for lease in self._leases:
             lease.renew_soon(now_ms)
             self._alarms.set(lease, lease.wake_at_ms)
@@ -200,7 +200,7 @@ class SessionCore:
     def link_failed(self, error: RedfenceError) -> None:
         """An address could not be reached, or refused us."""
         self._last_error = error
-        if error.error_reason == "TOO_MANY_COMMANDS":
+        if error.error_reason == "TOO_MANY_COMMANDS" and error.metadata.get("limit", "").isdecimal():
             self._outbox.limit(int(error.metadata["limit"]))
         if isinstance(error, AccessDeniedError):
             # No patience helps against wrong credentials.
@@ -228,9 +228,9 @@ class SessionCore:
             if acquire.abandoned:
                 # The server gives it up with the stream; in case it was granted before, release it.
                 self._clean_up(acquire, now_ms)
-        self._outbox.put_back(again)
+        self._outbox.put_back([acquire for acquire in again if not acquire.settled], now_ms=now_ms)
         for queued in self._outbox.queued_acquires():
-            self._alarms.set(queued, self._bound_at_ms(queued, now_ms))
+            self._alarms.set(queued, self._look_at_ms(queued, now_ms))
         if error is not None:
             self.link_failed(error)
         self._check_idle()
@@ -281,9 +281,9 @@ class SessionCore:
                 self._queue_release(call.order.resource, call.lease_id, now_ms)
             _fail(call.waiter, answer.error)
         else:
-            self._outbox.put(call)
-            self._alarms.set(call, self._bound_at_ms(call, now_ms))
-            if answer is Again.AFTER_DRAIN:
+            self._outbox.put(call, now_ms=now_ms)
+            self._alarms.set(call, self._look_at_ms(call, now_ms))
+            if answer is Again.AFTER_LINK:
                 self._leave_by(now_ms + DRAIN_MS_MAX)
             elif answer is Again.ELSEWHERE:
                 call.refusals += 1
@@ -317,9 +317,8 @@ class SessionCore:
         call.waiter.set_result(lease)
 
     def _acquire_overdue(self, call: AcquireCall, now_ms: float) -> None:
-        if self._up and not call.times_sent and call.wait_ms_left(now_ms) > WAIT_REST_MS:
-            # It still queues behind as many others as one stream may carry.
-            self._alarms.set(call, self._bound_at_ms(call, now_ms))
+        if not call.abandoned and self._is_in_time(call, now_ms):
+            self._alarms.set(call, self._look_at_ms(call, now_ms))
             return
         if call.command_id:
             self._leave_silent(now_ms)
@@ -351,17 +350,32 @@ class SessionCore:
 
     def _end(self, call: AcquireCall | ReleaseCall) -> None:
         call.settled = True
+        if isinstance(call, AcquireCall):
+            self._outbox.drop(call)
         self._alarms.clear(call)
         if self._cleanups.pop(call, call) is None:
             self._check_idle()
 
-    def _bound_at_ms(self, call: AcquireCall, now_ms: float) -> float:
-        """Return when to give the call up: it may wait as asked, plus the rpc timeout, and without a link only that."""
-        piece_ms = min(call.wait_ms_left(now_ms), self._options.server_wait_ms_max) if self._up else 0.0
-        bound_at_ms = now_ms + piece_ms + self._options.rpc_timeout_ms
+    def _look_at_ms(self, call: AcquireCall, now_ms: float) -> float:
+        """Return when to see to a call: a server has the rpc timeout beyond its wait, and so has the search for one."""
+        rpc_timeout_ms = self._options.rpc_timeout_ms
+        if call.command_id:
+            bound_at_ms = call.sent_at_ms + call.asked_ms + rpc_timeout_ms
+        elif self._up and (wait_ms_left := call.wait_ms_left(now_ms)) > 0:
+            return now_ms + min(wait_ms_left, self._options.server_wait_ms_max)
+        else:
+            bound_at_ms = now_ms + rpc_timeout_ms
         if call.order.wait_ms is None:
             return bound_at_ms
-        return min(bound_at_ms, call.started_at_ms + call.order.wait_ms + self._options.rpc_timeout_ms)
+        return min(bound_at_ms, call.started_at_ms + call.order.wait_ms + rpc_timeout_ms)
+
+    def _is_in_time(self, call: AcquireCall, now_ms: float) -> bool:
+        """Tell whether to go on with a call that was to be seen to now."""
+        if call.command_id:
+            # It had queued before it was sent.
+            return now_ms < self._look_at_ms(call, now_ms)
+        # It queues behind as many others as wait on the stream. Once its own wait is over, it is tried once.
+        return self._up and (call.wait_ms_left(now_ms) > 0 or self._outbox.hurry(call))
 
     # Releases.
 

@@ -20,7 +20,7 @@ from redfence import (
     OverloadedError,
     UnavailableError,
 )
-from redfence._outbox import ACQUIRES_SHARE, COMMANDS_IN_FLIGHT_MAX, COMMANDS_PER_MESSAGE_MAX
+from redfence._outbox import COMMANDS_IN_FLIGHT_MAX, COMMANDS_PER_MESSAGE_MAX, WAITS_SHARE
 from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2
 
@@ -121,7 +121,7 @@ def test_a_waiting_acquire_never_keeps_a_release_from_leaving() -> None:
     lease = world.held(resource="mine")
     for _ in range(COMMANDS_IN_FLIGHT_MAX + 10):
         world.acquire(wait=None)
-    assert len(world.sent()) == int(COMMANDS_IN_FLIGHT_MAX * ACQUIRES_SHARE)
+    assert len(world.sent()) == int(COMMANDS_IN_FLIGHT_MAX * WAITS_SHARE)
     world.core.release(lease, None, now_ms=world.now_ms)
     assert world.sent_kinds() == ["release"]
 
@@ -136,16 +136,117 @@ def test_an_acquire_that_queues_behind_others_is_not_given_up_while_its_wait_las
     assert slots[-1].error is None
 
 
+def _limited(world: World, commands_max: str) -> World:
+    """End the stream as a server does that was asked for more than it allows; and open the next."""
+    error = OverloadedError("too many", error_reason="TOO_MANY_COMMANDS", metadata={"limit": commands_max})
+    world.broken(error)
+    return world.connected()
+
+
 def test_a_server_that_allows_fewer_commands_is_obeyed() -> None:
     """The limit it names when it ends the stream holds for the next one."""
     world = World().connected()
     for _ in range(1000):
         world.acquire(wait=None)
     assert len(world.sent()) == 1000
-    error = OverloadedError("too many", error_reason="TOO_MANY_COMMANDS", metadata={"limit": "200"})
-    world.broken(error)
+    assert len(_limited(world, "200").sent()) < 200
+
+
+@pytest.mark.parametrize("commands_max", [*range(1, 130), 1000, 10_000])
+def test_whatever_a_server_allows_everything_leaves_that_has_to(commands_max: int) -> None:
+    """Never more than the limit; beside acquires that wait, releases always leave, and acquires that do not wait."""
+    world = World().connected()
+    lease = world.held(resource="mine")
+    for _ in range(commands_max):
+        world.acquire(wait=None)
+    waiting = len(_limited(world, str(commands_max)).sent())
+    assert 1 <= waiting <= commands_max
+    assert waiting >= commands_max * 0.7 - 2
+    world.acquire(wait=0)
+    tried = world.sent_kinds()
+    assert tried == ([] if commands_max < 4 else ["acquire"])
+    world.core.release(lease, None, now_ms=world.now_ms)
+    released = world.sent_kinds()
+    assert released == ([] if commands_max < 2 else ["release"])
+    assert waiting + len(tried) + len(released) <= commands_max
+
+
+@pytest.mark.parametrize("limit", ["", "many", "-1"])
+def test_a_limit_that_is_no_number_is_ignored(limit: str) -> None:
+    """A server's odd word does not end the session."""
+    world = World().connected()
+    world.acquire()
+    assert len(_limited(world, limit).sent()) == 1
+
+
+def test_a_queued_wait_is_tried_once_when_its_time_is_over() -> None:
+    """It found no room to wait: what it is told at the end is the server's word all the same, held or granted."""
+    world = _limited(World().connected(), "2")
+    world.acquire(wait=None)
+    slots = [world.acquire(resource, wait=2)[1] for resource in ("held", "free")]
+    assert len(world.sent()) == 1
+    world.later(1999)
+    assert world.sent() == []
+    world = _limited(world, "100").later(1)
+    held, free, _ = world.sent()
+    assert [command.acquire.wait_timeout.ToMilliseconds() for command in (held, free)] == [0, 0]
+    world.answer(not_granted(held, _HELD), granted(free))
+    assert type(slots[0].error) is AcquireTimeoutError
+    assert slots[1].result.token == 1
+
+
+def test_a_wait_that_was_sent_late_has_all_of_its_time() -> None:
+    """The rpc timeout counts from the end of what the server was asked to wait, not from when the caller came."""
+    world = _limited(World(rpc_timeout_ms=1000).connected(), "2")
+    _, first = world.acquire(wait=None, ttl=3600)
+    _, second = world.acquire(wait=None, ttl=3600)
+    first_command = world.one("acquire")
+    world.later(50_000)
+    world.answer(granted(first_command))
+    second_command = world.one("acquire")
+    world.later(60_000)
+    assert not second.done()
+    assert not world.core.leaving
+    world.answer(granted(second_command))
+    assert second.result is not None
+    assert first.result is not None
+
+
+def test_a_wait_that_queues_between_two_pieces_is_not_given_up() -> None:
+    """Its first piece is over and others have their turn: it waits for ever, as it was asked to."""
+    world = _limited(World(rpc_timeout_ms=1000).connected(), "2")
+    slots = [world.acquire(wait=None)[1] for _ in range(4)]
+    for _ in range(8):
+        command = world.one("acquire")
+        world.later(60_000)
+        world.answer(not_granted(command, _WAIT_TIMEOUT))
+    assert not any(slot.done() for slot in slots)
+
+
+def test_acquires_keep_their_places_when_the_link_breaks() -> None:
+    """Those that were sent go again first, in their order, and nobody who came later overtakes them."""
+    world = World().connected()
+    for resource in ("first", "second"):
+        world.acquire(resource, wait=None)
+    world.sent()
+    world.acquire("third", wait=None)
+    world.broken()
     world.connected()
-    assert len(world.sent()) < 200
+    assert [command.acquire.resource for command in world.sent()] == ["first", "second", "third"]
+
+
+def test_an_acquire_that_the_server_cancelled_is_asked_for_again_on_the_next_link() -> None:
+    """A server that ends a stream cancels what is under way on it; the caller has not cancelled anything."""
+    world = World().connected()
+    _, slot = world.acquire(wait=None)
+    world.acquire()
+    first = next(command for command in world.sent() if command.acquire.HasField("wait_timeout"))
+    world.answer(failed(first, 1, lock_pb2.ERROR_REASON_CANCELLED))
+    assert world.sent() == [], "this stream is about to end"
+    _limited(world, "50")
+    again = next(command for command in world.sent() if command.acquire.lease_id == first.acquire.lease_id)
+    world.answer(granted(again))
+    assert slot.result.token == 1
 
 
 def test_a_grant_that_arrives_past_its_validity_is_released_and_not_handed_out() -> None:

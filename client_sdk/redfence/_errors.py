@@ -6,9 +6,10 @@
     │   ├── LockHeldError       it was tried once (wait=0)
     │   └── AcquireTimeoutError the wait ran out
     ├── LeaseLostError          the lease ended under its holder: stop the protected work
-    ├── UnavailableError        no server, or no quorum behind it; nothing was granted: retry later
+    ├── UnavailableError        no server, or no quorum behind it; nothing was granted or acknowledged: retry later
     │   └── OverloadedError     a queue is full: retry after `retry_after`
-    ├── OutcomeUnknownError     no answer in time; a Release was sent for what may have been granted
+    ├── OutcomeUnknownError     no answer; a Release was sent for what may have been granted, and a write to a storage
+    │                           may be repeated with the same token
     ├── AccessDeniedError       the credentials were refused
     ├── StaleTokenError         storage: a later holder was here before; acquire anew
     ├── NotFoundError           storage: there is no such key
@@ -59,6 +60,11 @@ class RedfenceError(Exception):
 
 class InvalidArgumentError(RedfenceError, ValueError):
     """The call was wrong, and nothing was changed."""
+
+    @property
+    def field(self) -> str:
+        """The name of the argument, or of the contract's field; "" if it is not known."""
+        return self.metadata.get("field", "")
 
 
 class NotAcquiredError(RedfenceError):
@@ -122,7 +128,7 @@ class LeaseLostError(RedfenceError):
 
 
 class UnavailableError(RedfenceError):
-    """No server could be reached, or it reached no quorum; nothing was granted."""
+    """No server could be reached, or it reached no quorum or no disk: nothing was granted, and nothing acknowledged."""
 
 
 class OverloadedError(UnavailableError):
@@ -130,7 +136,7 @@ class OverloadedError(UnavailableError):
 
 
 class OutcomeUnknownError(RedfenceError):
-    """No answer came in time; what was asked may or may not have happened."""
+    """No answer came in time, or the call was cut off; what was asked may or may not have happened."""
 
 
 class AccessDeniedError(RedfenceError):
@@ -138,11 +144,16 @@ class AccessDeniedError(RedfenceError):
 
 
 class StaleTokenError(RedfenceError):
-    """The storage has seen a greater fencing token: this holder's time is over."""
+    """The storage has seen a greater fencing token: this holder's time is over, and nothing was changed."""
+
+    @property
+    def highest_token(self) -> int:
+        """The highest token seen for the resource; 0 if the storage did not say."""
+        return int(self.metadata.get("highest_token", "0"))
 
 
 class NotFoundError(RedfenceError):
-    """The storage has no such key."""
+    """The storage has no such key; a fenced read has shut out lower tokens all the same."""
 
 
 class ServerError(RedfenceError):
@@ -184,7 +195,7 @@ BY_CODE: Mapping[grpc.StatusCode, type[RedfenceError]] = MappingProxyType(
     {
         # A stream that ended well although it should not have: the server is going away.
         grpc.StatusCode.OK: UnavailableError,
-        grpc.StatusCode.CANCELLED: UnavailableError,
+        grpc.StatusCode.CANCELLED: OutcomeUnknownError,
         grpc.StatusCode.UNKNOWN: ServerError,
         grpc.StatusCode.INVALID_ARGUMENT: InvalidArgumentError,
         grpc.StatusCode.DEADLINE_EXCEEDED: OutcomeUnknownError,

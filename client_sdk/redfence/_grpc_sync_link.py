@@ -105,10 +105,11 @@ class GrpcSyncLink:
         """Make a single call."""
         try:
             return self._methods[method](request, timeout=timeout_ms / 1000, metadata=self._metadata)
-        except grpc.RpcError as exc:
+        except (grpc.RpcError, ValueError) as exc:
+            # Of a channel that was closed before, grpc says ValueError; and CANCELLED if it was in the middle of the call.
+            if self._aborted or not isinstance(exc, grpc.RpcError):
+                raise UnavailableError("the connection was closed during the call") from exc
             raise from_rpc_error(exc) from exc
-        except ValueError as exc:  # what grpc says of a channel that was closed meanwhile
-            raise UnavailableError("the connection was closed during the call") from exc
 
     def abort(self) -> None:
         """End the stream at once."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TypeAlias
 
 from google.protobuf.duration_pb2 import Duration
@@ -48,7 +50,7 @@ def acquire_order(
         InvalidArgumentError: an argument has the wrong type or breaks the contract's bounds.
     """
     check_resource(resource)
-    _check_text("holder", holder, bytes_max=bounds.HOLDER_BYTES_MAX)
+    _check_text("holder", holder, partial(bounds.text_problem, bytes_max=bounds.HOLDER_BYTES_MAX))
     order = AcquireOrder(
         resource,
         milliseconds("ttl", ttl),
@@ -57,7 +59,7 @@ def acquire_order(
         None if max_hold is None else milliseconds("max_hold", max_hold),
     )
     if order.ttl_ms < bounds.TTL_MS_MIN:
-        raise InvalidArgumentError(f"ttl must be at least {bounds.TTL_MS_MIN / 1000} seconds, not {ttl!r}")
+        raise _wrong("ttl", f"must be at least {bounds.TTL_MS_MIN / 1000} seconds, not {ttl!r}")
     return order
 
 
@@ -66,33 +68,26 @@ def check_resource(resource: str) -> None:
 
     A name that is too long would end the whole session at the transport, so this is not left to the server.
     """
-    if not isinstance(resource, str):
-        raise InvalidArgumentError(f"resource must be a str, not {type(resource).__name__}")
-    try:
-        problem = bounds.resource_problem(resource)
-    except UnicodeEncodeError as exc:
-        raise InvalidArgumentError("resource cannot be encoded as UTF-8") from exc
-    if problem:
-        raise InvalidArgumentError(f"resource {problem}")
+    _check_text("resource", resource, bounds.resource_problem)
 
 
-def _check_text(name: str, text: str, *, bytes_max: int) -> None:
+def _check_text(name: str, text: str, problem_of: Callable[[str], str | None]) -> None:
     if not isinstance(text, str):
-        raise InvalidArgumentError(f"{name} must be a str, not {type(text).__name__}")
+        raise _wrong(name, f"must be a str, not {type(text).__name__}")
     try:
-        problem = text and bounds.text_problem(text, bytes_max=bytes_max)
+        problem = problem_of(text)
     except UnicodeEncodeError as exc:
-        raise InvalidArgumentError(f"{name} cannot be encoded as UTF-8") from exc
+        raise _wrong(name, "cannot be encoded as UTF-8") from exc
     if problem:
-        raise InvalidArgumentError(f"{name} {problem}")
+        raise _wrong(name, problem)
 
 
 def check_token(token: int) -> None:
     """Refuse what is no fencing token."""
     if type(token) is not int:
-        raise InvalidArgumentError(f"token must be an int, not {type(token).__name__}")
+        raise _wrong("token", f"must be an int, not {type(token).__name__}")
     if problem := bounds.fencing_token_problem(token):
-        raise InvalidArgumentError(f"token {problem}")
+        raise _wrong("token", problem)
 
 
 def milliseconds(name: str, length: Seconds) -> int:
@@ -100,16 +95,18 @@ def milliseconds(name: str, length: Seconds) -> int:
     if isinstance(length, timedelta):
         length = length.total_seconds()
     if isinstance(length, bool) or not isinstance(length, int | float):
-        raise InvalidArgumentError(
-            f"{name} must be seconds (a number) or a timedelta, not {type(length).__name__}"
-        )
+        raise _wrong(name, f"must be seconds (a number) or a timedelta, not {type(length).__name__}")
     if not math.isfinite(length):
         hint = " (None waits for ever)" if name == "wait" else ""
-        raise InvalidArgumentError(f"{name} must be finite, not {length!r}{hint}")
+        raise _wrong(name, f"must be finite, not {length!r}{hint}")
     length_ms = round(length * 1000)
     if not 0 <= length_ms <= _DURATION_MS_MAX:
-        raise InvalidArgumentError(f"{name} is out of bounds: {length!r} seconds")
+        raise _wrong(name, f"is out of bounds: {length!r} seconds")
     return length_ms
+
+
+def _wrong(name: str, problem: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{name} {problem}", metadata={"field": name})
 
 
 def write_acquire(

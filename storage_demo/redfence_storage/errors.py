@@ -16,7 +16,7 @@ StorageError
 └── DatabaseUnusable          the file cannot be served; only while opening
 """
 
-# ruff: noqa: N818  (what callers catch, in `client_errors`, is named …Error; these are the storage's own words)
+# ruff: noqa: N818  (what callers catch, in `redfence`, is named …Error; these are the storage's own words)
 
 from __future__ import annotations
 

@@ -7,6 +7,14 @@ import binascii
 
 from redfence_proto import bounds
 from redfence_proto.storage.v1 import storage_pb2
+from redfence_storage.bounds import (
+    PAGE_BYTES_MAX,
+    PAGE_SIZE_DEFAULT,
+    PAGE_SIZE_MAX,
+    VALUE_BYTES_MAX,
+    key_problem,
+    value_problem,
+)
 from redfence_storage.errors import (
     InvalidFencingToken,
     InvalidKey,
@@ -17,22 +25,11 @@ from redfence_storage.errors import (
 )
 from redfence_storage.store import Delete, Fence, Get, ListKeys, Put
 
-KEY_BYTES_MAX = 1_024
-VALUE_BYTES_MAX = 32 * 1024
-PAGE_SIZE_DEFAULT = 100
-PAGE_SIZE_MAX = 1_000
-# A page of long keys is cut short, or it would not fit into a message; the rest is for names and framing.
-PAGE_BYTES_MAX = bounds.MESSAGE_BYTES_MAX // 2
-
 
 def put_command(request: storage_pb2.PutRequest) -> Put:
     """Return the command, or raise the `InvalidRequest` of the first bad field."""
-    size = len(request.value)
-    if size > VALUE_BYTES_MAX:
-        raise InvalidValue(
-            f"is {size} bytes long; at most {VALUE_BYTES_MAX} are allowed",
-            metadata={"max": str(VALUE_BYTES_MAX)},
-        )
+    if problem := value_problem(request.value):
+        raise InvalidValue(problem, metadata={"max": str(VALUE_BYTES_MAX)})
     return Put(
         resource=_resource(request.resource),
         token=_token(request.fencing_token),
@@ -84,7 +81,7 @@ def _key_of_page_token(page_token: str) -> str:
         key = base64.b64decode(page_token.encode(), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeDecodeError) as error:
         raise InvalidPageToken("is malformed; send next_page_token as it came") from error
-    if _key_problem(key):
+    if key_problem(key):
         raise InvalidPageToken("is malformed; send next_page_token as it came")
     return key
 
@@ -102,12 +99,6 @@ def _token(token: int) -> int:
 
 
 def _key(key: str) -> str:
-    if problem := _key_problem(key):
+    if problem := key_problem(key):
         raise InvalidKey(problem)
     return key
-
-
-def _key_problem(key: str) -> str | None:
-    if not key:
-        return "is empty; a value needs a key"
-    return bounds.text_problem(key, bytes_max=KEY_BYTES_MAX)

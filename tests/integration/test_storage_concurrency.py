@@ -13,7 +13,7 @@ import pytest
 
 from harness.storage_model import StorageModel, comparable
 from harness.storage_server import connected, serving
-from redfence_storage.client_errors import KeyNotFoundError, StaleTokenError
+from redfence import NotFoundError, StaleTokenError
 from redfence_storage.errors import StaleToken
 from redfence_storage.group_commit import GroupCommit
 from redfence_storage.sqlite_store import SqliteStore
@@ -91,7 +91,7 @@ async def test_32_callers_with_mixed_tokens_never_get_a_lower_token_accepted_aft
                         case _:
                             await storage.fence(name, token=token)
                     operation.accepted = True
-                except KeyNotFoundError:
+                except NotFoundError:
                     operation.accepted = True
                 except StaleTokenError as refusal:
                     operation.highest_told = refusal.highest_token

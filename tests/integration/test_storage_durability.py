@@ -10,8 +10,8 @@ import pytest
 
 from harness.eventually import eventually
 from harness.processes import CommandProcess, CommandProcesses
+from redfence import RedfenceError, StaleTokenError
 from redfence_storage.client import AsyncStorageClient
-from redfence_storage.client_errors import StaleTokenError, StorageClientError
 from redfence_storage.client_messages import GetResult
 
 pytestmark = pytest.mark.slow
@@ -118,7 +118,7 @@ async def write_until_it_fails(
             await storage.put(name, key=key, value=b"%d" % token, token=token)
         except StaleTokenError as refusal:
             token = refusal.highest_token
-        except StorageClientError:
+        except RedfenceError:
             return
         else:
             acknowledged[name, key] = token

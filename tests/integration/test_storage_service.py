@@ -12,16 +12,19 @@ import grpc
 import pytest
 
 from harness.storage_server import HeldStore, StorageCalls, connected, full_disk, serving
-from redfence_proto.v1 import lock_pb2
-from redfence_storage.client import AsyncStorageClient
-from redfence_storage.client_errors import (
+from redfence import (
+    ClosedError,
     InvalidArgumentError,
-    KeyNotFoundError,
+    NotFoundError,
     OutcomeUnknownError,
+    OverloadedError,
+    ServerError,
     StaleTokenError,
-    StorageClientError,
     UnavailableError,
+    from_rpc_error,
 )
+from redfence_proto.storage.v1 import storage_pb2, storage_pb2_grpc
+from redfence_storage.client import AsyncStorageClient
 from redfence_storage.client_messages import DeleteResult, FenceResult, GetResult, KeyPage, PutResult
 from redfence_storage.group_commit import GroupCommit
 
@@ -34,6 +37,12 @@ class Lease:
     """What an SDK's lease looks like from here."""
 
     token: int
+
+
+def _status(error: BaseException) -> grpc.StatusCode:
+    """Return the status that the storage gave, which the SDK's error keeps as its cause."""
+    assert isinstance(error.__cause__, grpc.RpcError)
+    return error.__cause__.code()
 
 
 @pytest.fixture
@@ -90,7 +99,7 @@ async def test_a_later_holder_succeeds_and_then_every_write_of_the_earlier_is_re
         with pytest.raises(StaleTokenError) as refusal:
             await refused
         assert refusal.value.highest_token == 2
-        assert refusal.value.code is grpc.StatusCode.FAILED_PRECONDITION
+        assert _status(refusal.value) is grpc.StatusCode.FAILED_PRECONDITION
         assert refusal.value.metadata == {"resource": NAME, "fencing_token": "1", "highest_token": "2"}
     assert await storage.get(NAME, key="k") == GetResult(b"later", 2, 2)
     await storage.put(NAME, key="k", value=b"later still", token=2)
@@ -102,7 +111,7 @@ async def test_a_fenced_read_or_a_fence_shuts_out_the_earlier_holder_before_any_
     """From the new holder's first read on, a late write of the old one is refused, whether or not the read found something."""
     await storage.put("read", key="k", value=b"0", token=1)
     assert await storage.get("read", key="k", token=2) == GetResult(b"0", 1, 2)
-    with pytest.raises(KeyNotFoundError):
+    with pytest.raises(NotFoundError):
         await storage.get("missed", key="k", token=2)
     await storage.fence("fenced", token=2)
     for name in ("read", "missed", "fenced"):
@@ -151,34 +160,66 @@ async def test_pages_of_keys_join_to_the_whole_list_even_where_keys_are_long(sto
 @pytest.mark.parametrize(
     ("reason", "field", "method", "options"),
     [
-        ("INVALID_RESOURCE", "resource", "fence", {"resource": "", "token": 1}),
-        ("INVALID_FENCING_TOKEN", "fencing_token", "fence", {"resource": NAME, "token": 2**53}),
-        ("INVALID_FENCING_TOKEN", "fencing_token", "get", {"resource": NAME, "key": "k", "token": 0}),
-        ("INVALID_KEY", "key", "delete", {"resource": NAME, "key": "", "token": 1}),
-        ("INVALID_VALUE", "value", "put", {"resource": NAME, "key": "k", "value": b"x" * 32_769, "token": 1}),
-        ("INVALID_PAGE", "page_size", "list_keys", {"resource": NAME, "page_size": 1_001}),
-        ("INVALID_PAGE", "page_token", "list_keys", {"resource": NAME, "page_token": "?"}),
+        ("INVALID_RESOURCE", "resource", "Fence", {"resource": "", "fencing_token": 1}),
+        ("INVALID_FENCING_TOKEN", "fencing_token", "Fence", {"fencing_token": 2**53}),
+        ("INVALID_FENCING_TOKEN", "fencing_token", "Get", {"key": "k", "fencing_token": 0}),
+        ("INVALID_KEY", "key", "Delete", {"key": "", "fencing_token": 1}),
+        ("INVALID_VALUE", "value", "Put", {"key": "k", "value": b"x" * 32_769, "fencing_token": 1}),
+        ("INVALID_PAGE", "page_size", "ListKeys", {"page_size": 1_001}),
+        ("INVALID_PAGE", "page_token", "ListKeys", {"page_token": "?"}),
     ],
 )
-async def test_a_field_out_of_bounds_is_named_and_nothing_is_changed(
-    storage: StorageCalls, reason: str, field: str, method: str, options: dict[str, Any]
+async def test_a_field_out_of_bounds_is_named_by_the_storage_and_nothing_is_changed(
+    target: str, reason: str, field: str, method: str, options: dict[str, Any]
 ) -> None:
-    """The caller learns which field and why, by the reasons of the contract."""
+    """Whatever the caller is written in learns which field and why, by the reasons of the contract."""
+    request = getattr(storage_pb2, f"{method}Request")(**{"resource": NAME, **options})
+    async with grpc.aio.insecure_channel(target) as channel:
+        stub = storage_pb2_grpc.StorageServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await getattr(stub, method)(request)
+        assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        error = from_rpc_error(refusal.value)
+        assert isinstance(error, InvalidArgumentError)
+        assert (error.error_reason, error.field) == (reason, field)
+        assert str(error).startswith(f"{field} ")
+        assert (await stub.ListKeys(storage_pb2.ListKeysRequest(resource=NAME))).highest_token == 0
+
+
+_TOO_LONG = [
+    ("resource", "fence", {"resource": "r" * 100_000, "token": 1}),
+    ("key", "get", {"key": "k" * 100_000}),
+    ("key", "delete", {"key": "k" * 100_000, "token": 1}),
+    ("value", "put", {"key": "k", "value": b"x" * 32_769, "token": 1}),
+    ("value", "put", {"key": "k", "value": b"x" * 100_000, "token": 1}),
+]
+
+
+@pytest.mark.parametrize(("field", "method", "options"), _TOO_LONG)
+async def test_what_is_too_long_is_told_as_such_and_not_as_an_overload_that_goes_by(
+    storage: StorageCalls, field: str, method: str, options: dict[str, Any]
+) -> None:
+    """The transport refuses a message beyond 64 KiB; a caller that believed it could retry would do so for ever."""
     with pytest.raises(InvalidArgumentError) as refusal:
-        await getattr(storage, method)(**options)
-    assert refusal.value.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert refusal.value.reason == lock_pb2.ErrorReason.Value(f"ERROR_REASON_{reason}")
+        await getattr(storage, method)(**{"resource": NAME, **options})
     assert refusal.value.field == field
-    assert str(refusal.value).startswith(f"{field} ")
+    assert str(refusal.value).startswith(f"{field} is ")
     assert (await storage.list_keys(NAME)).highest_token == 0
+
+
+async def test_the_longest_value_under_the_longest_names_is_kept(storage: StorageCalls) -> None:
+    """What is within the bounds fits into a message, both ways."""
+    name, key, value = "ä" * 128, "k" * 1_024, b"x" * 32_768
+    await storage.put(name, key=key, value=value, token=1)
+    assert await storage.get(name, key=key, token=1) == GetResult(value, 1, 1)
 
 
 async def test_a_missing_key_is_told_even_with_the_longest_names(storage: StorageCalls) -> None:
     """The error's details arrive whole however long the names and however badly they encode."""
     name, key = "ä" * 128, "豆" * 341
-    with pytest.raises(KeyNotFoundError) as refusal:
+    with pytest.raises(NotFoundError) as refusal:
         await storage.get(name, key=key)
-    assert refusal.value.code is grpc.StatusCode.NOT_FOUND
+    assert _status(refusal.value) is grpc.StatusCode.NOT_FOUND
     assert refusal.value.metadata == {"resource": name, "key": key}
 
 
@@ -190,13 +231,13 @@ async def test_more_writes_than_the_queue_holds_are_refused_with_advice_to_retry
     calls = [asyncio.create_task(storage.fence(NAME, token=1)) for _ in range(QUEUE_MAX + 2)]
     finished, queued = await asyncio.wait(calls, timeout=10, return_when=asyncio.FIRST_EXCEPTION)
     (refusal,) = {type(call.exception()) for call in finished}
-    assert refusal is UnavailableError
+    assert refusal is OverloadedError
     error = finished.pop().exception()
-    assert isinstance(error, UnavailableError)
-    assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert error.reason == lock_pb2.ERROR_REASON_TOO_MANY_WRITES
+    assert isinstance(error, OverloadedError)
+    assert _status(error) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error.error_reason == "TOO_MANY_WRITES"
     assert error.metadata == {"limit": str(QUEUE_MAX)}
-    assert error.retry_after_ms == 100
+    assert error.retry_after == 0.1
     store.gate.set()
     answers = await asyncio.gather(*queued, return_exceptions=True)
     assert answers.count(FenceResult(1)) == QUEUE_MAX
@@ -209,9 +250,9 @@ async def test_a_database_that_fails_acknowledges_nothing_and_is_back_when_the_c
     await storage.put(NAME, key="k", value=b"before", token=1)
     with full_disk(after_bytes=32_768), pytest.raises(UnavailableError) as refusal:
         await storage.put(NAME, key="k", value=b"x" * 32_768, token=2)
-    assert refusal.value.code is grpc.StatusCode.UNAVAILABLE
-    assert refusal.value.reason == lock_pb2.ERROR_REASON_STORAGE_FAILED
-    assert refusal.value.retry_after_ms == 1_000
+    assert _status(refusal.value) is grpc.StatusCode.UNAVAILABLE
+    assert refusal.value.error_reason == "STORAGE_FAILED"
+    assert refusal.value.retry_after == 1
     assert await storage.get(NAME, key="k") == GetResult(b"before", 1, 1)
     assert await storage.put(NAME, key="k", value=b"x" * 32_768, token=2) == PutResult(2)
 
@@ -221,7 +262,7 @@ async def test_a_stopping_storage_says_so(storage: StorageCalls, commit: GroupCo
     await commit.close()
     with pytest.raises(UnavailableError) as refusal:
         await storage.fence(NAME, token=1)
-    assert refusal.value.reason == lock_pb2.ERROR_REASON_DRAINING
+    assert refusal.value.error_reason == "DRAINING"
 
 
 async def test_a_defect_is_told_as_internal_without_what_happened_inside(
@@ -229,11 +270,10 @@ async def test_a_defect_is_told_as_internal_without_what_happened_inside(
 ) -> None:
     """The caller learns that it is not to blame and nothing more; the log has the traceback."""
     store.break_with(RuntimeError("secret detail"))
-    with pytest.raises(StorageClientError) as refusal:
+    with pytest.raises(ServerError) as refusal:
         await storage.fence(NAME, token=1)
-    assert type(refusal.value) is StorageClientError
-    assert refusal.value.code is grpc.StatusCode.INTERNAL
-    assert refusal.value.reason == lock_pb2.ERROR_REASON_INTERNAL
+    assert _status(refusal.value) is grpc.StatusCode.INTERNAL
+    assert refusal.value.error_reason == "INTERNAL"
     assert "secret" not in str(refusal.value)
     assert "secret detail" in capsys.readouterr().out
 
@@ -271,3 +311,21 @@ async def test_nobody_listening_is_told_as_unavailable(kind: str) -> None:
     async with connected(kind, "127.0.0.1:1") as storage:
         with pytest.raises(UnavailableError):
             await storage.fence(NAME, token=1)
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_a_call_under_way_when_the_client_is_closed_is_unknown_and_a_later_one_is_refused(
+    kind: str, target: str, store: HeldStore
+) -> None:
+    """Nobody has cancelled the caller's task, so it is not told that it was; its write is committed or not."""
+    store.hold()
+    async with connected(kind, target) as storage:
+        writing = asyncio.create_task(storage.put(NAME, key="k", value=b"v", token=1))
+        assert await asyncio.to_thread(store.reached.wait, 10)
+    try:
+        with pytest.raises(OutcomeUnknownError):
+            await asyncio.wait_for(writing, 5)
+    finally:
+        store.gate.set()
+    with pytest.raises(ClosedError):
+        await storage.put(NAME, key="k", value=b"v", token=1)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pkgutil
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import redfence
+import redfence_storage
 from redfence import _errors
 
 
@@ -44,10 +47,29 @@ def test_the_sdk_alone_needs_none_of_the_servers_libraries() -> None:
         "structlog",
         "pydantic",
     )
+    assert not _imported_with(["redfence", "redfence.testing"], unwanted)
+
+
+# What stands on the caller's side of the storage.
+_STORAGE_CLIENT = {"client", "client_messages", "pause_demo", "commands.demo"}
+
+
+def test_the_storages_server_needs_no_sdk() -> None:
+    """The storage guards data from whoever holds a lock; its client, and the demo that uses it, do need the SDK."""
+    names = [
+        module.name.removeprefix("redfence_storage.")
+        for module in pkgutil.walk_packages(redfence_storage.__path__, "redfence_storage.")
+    ]
+    server = [name for name in names if name not in _STORAGE_CLIENT and not name.startswith("pause_demo.")]
+    assert {"store", "sqlite_store", "group_commit", "grpc_servicer", "commands.storage"} <= set(server)
+    assert not _imported_with([f"redfence_storage.{name}" for name in server], ["redfence"])
+    assert _imported_with(["redfence_storage.client"], ["redfence"])
+
+
+def _imported_with(modules: Sequence[str], looked_for: Sequence[str]) -> list[str]:
+    """Return which of the packages a fresh interpreter has loaded once it has imported the modules."""
     program = (
-        "import sys, redfence, redfence.testing\n"
-        f"found = [name for name in {unwanted!r} if name in sys.modules]\n"
-        "sys.exit(', '.join(found) or None)"
+        f"import sys, {', '.join(modules)}\nprint(*(name for name in {looked_for!r} if name in sys.modules))"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return ended.stdout.split()

@@ -10,6 +10,8 @@ import grpc
 
 import redfence
 from redfence.testing import FakeLockServer, ManualClock
+from redfence_storage.client import AsyncStorageClient, StorageClient
+from redfence_storage.client_messages import PutResult
 
 
 async def asynchronous() -> None:
@@ -55,10 +57,25 @@ def errors() -> None:
         assert_type(held.remaining, float | None)
     except redfence.LeaseLostError as lost:
         assert_type(lost.reason, redfence.LossReason)
+    except redfence.StaleTokenError as stale:
+        assert_type(stale.highest_token, int)
+    except redfence.InvalidArgumentError as invalid:
+        assert_type(invalid.field, str)
     except redfence.UnavailableError as unavailable:
         assert_type(unavailable.retry_after, float | None)
     except redfence.RedfenceError as error:
         assert_type(error.error_reason, str)
+
+
+async def storage() -> None:
+    """The storage's clients take a lease where a token is wanted."""
+    async with redfence.AsyncClient("a:1") as client, AsyncStorageClient("a:2") as storage:
+        async with client.lock("orders/42", ttl=10) as lease:
+            assert_type(await storage.put("orders/42", key="total", value=b"17", token=lease), PutResult)
+            assert_type((await storage.get("orders/42", key="total", token=lease.token)).value, bytes)
+            await storage.put("orders/42", "total", b"17", token=lease)  # type: ignore[misc]
+    with redfence.Client("a:1") as blocking, StorageClient("a:2") as blocking_storage:
+        blocking_storage.fence("orders/42", token=blocking.acquire("orders/42", ttl=10))
 
 
 def testing() -> None:

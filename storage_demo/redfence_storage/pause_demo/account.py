@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from redfence import NotFoundError
 from redfence_storage.client import StorageClient
-from redfence_storage.client_errors import KeyNotFoundError
 
 OPENING_BALANCE = 100
 _KEY = "balance"
@@ -35,7 +35,7 @@ class FencedAccount:
         """Return the balance; from now on lower tokens are shut out."""
         try:
             return int(self._storage.get(self._resource, key=_KEY, token=token).value)
-        except KeyNotFoundError:
+        except NotFoundError:
             return OPENING_BALANCE
 
     def write(self, balance: int, token: int) -> None:

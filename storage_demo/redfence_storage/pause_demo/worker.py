@@ -14,7 +14,6 @@ from pathlib import Path
 
 import redfence
 from redfence_storage.client import StorageClient
-from redfence_storage.client_errors import StaleTokenError
 from redfence_storage.pause_demo.account import Account, FencedAccount, PlainAccount
 
 
@@ -32,7 +31,7 @@ def deposit(client: redfence.Client, account: Account, options: argparse.Namespa
         sys.stdin.readline()
         try:
             account.write(balance + options.amount, lease.token)
-        except StaleTokenError as error:
+        except redfence.StaleTokenError as error:
             say("refused", message=str(error), highest_token=error.highest_token)
         else:
             say("written", balance=balance + options.amount)

@@ -26,8 +26,9 @@ def test_seconds_become_whole_milliseconds(length: Any, expected_ms: int) -> Non
 )
 def test_what_is_no_length_of_time_is_refused(length: Any) -> None:
     """A string, a bool, a negative, infinite or absurd length would hang or overflow later."""
-    with pytest.raises(InvalidArgumentError, match=r"^ttl "):
+    with pytest.raises(InvalidArgumentError, match=r"^ttl ") as refused:
         milliseconds("ttl", length)
+    assert refused.value.field == "ttl"
 
 
 def test_infinite_waits_are_pointed_to_none() -> None:
@@ -41,29 +42,33 @@ def test_infinite_waits_are_pointed_to_none() -> None:
 )
 def test_what_is_no_resource_name_is_refused(resource: Any) -> None:
     """A name that breaks the contract, or would break the transport for everyone on the stream, never leaves."""
-    with pytest.raises(InvalidArgumentError, match=r"^resource "):
+    with pytest.raises(InvalidArgumentError, match=r"^resource ") as refused:
         check_resource(resource)
+    assert refused.value.field == "resource"
 
 
 @pytest.mark.parametrize("holder", ["x" * 257, "a\x00", "\ud800", 7, None])
 def test_what_is_no_label_is_refused(holder: Any) -> None:
     """The same for the holder's label."""
-    with pytest.raises(InvalidArgumentError, match=r"^holder "):
+    with pytest.raises(InvalidArgumentError, match=r"^holder ") as refused:
         acquire_order("r", ttl=1, wait=None, holder=holder, max_hold=None)
+    assert refused.value.field == "holder"
 
 
 def test_a_ttl_below_the_contracts_least_is_refused() -> None:
     """99 ms are too short everywhere; the upper bound is the cluster's to tell."""
-    with pytest.raises(InvalidArgumentError, match=r"at least"):
+    with pytest.raises(InvalidArgumentError, match=r"at least") as refused:
         acquire_order("r", ttl=0.099, wait=None, holder="", max_hold=None)
+    assert refused.value.field == "ttl"
     assert acquire_order("r", ttl=86_400, wait=None, holder="", max_hold=None).ttl_ms == 86_400_000
 
 
 @pytest.mark.parametrize("token", [0, -1, 2**53, 1.0, "1", True, None])
 def test_what_is_no_fencing_token_is_refused(token: Any) -> None:
     """Tokens are integers, > 0 and < 2^53."""
-    with pytest.raises(InvalidArgumentError, match=r"^token "):
+    with pytest.raises(InvalidArgumentError, match=r"^token ") as refused:
         check_token(token)
+    assert refused.value.field == "token"
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "5", None, True])

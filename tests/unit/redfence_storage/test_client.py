@@ -13,7 +13,7 @@ def test_both_clients_have_the_same_methods_with_the_same_signatures_in_the_same
         {
             name: inspect.signature(method)
             for name, method in vars(client).items()
-            if inspect.isfunction(method) and not name.startswith("__")
+            if inspect.isfunction(method) and not name.startswith("_")
         }
         for client in (AsyncStorageClient, StorageClient)
     ]

@@ -1,64 +1,76 @@
-"""What the clients raise for what the storage and the transport say."""
+"""What a caller of the storage catches: the SDK's errors, and no tree of its own."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import pytest
 
-from redfence_proto.rich_error import RichError, to_trailing_metadata
-from redfence_proto.v1 import lock_pb2
-from redfence_storage import client_errors, grpc_errors
-from redfence_storage.client_errors import StorageClientError, from_call
+import redfence
+from redfence_proto.rich_error import to_trailing_metadata
+from redfence_storage import errors, grpc_errors
+
+# One of each kind, as the storage raises it, and what its caller catches.
+_REFUSALS: list[tuple[errors.StorageError, type[redfence.RedfenceError]]] = [
+    (errors.InvalidResource("is empty"), redfence.InvalidArgumentError),
+    (errors.InvalidFencingToken("is 0"), redfence.InvalidArgumentError),
+    (errors.InvalidKey("is empty"), redfence.InvalidArgumentError),
+    (errors.InvalidValue("is too long"), redfence.InvalidArgumentError),
+    (errors.InvalidPage("is 1001"), redfence.InvalidArgumentError),
+    (errors.InvalidPageToken("is malformed"), redfence.InvalidArgumentError),
+    (errors.StaleToken("r", token=1, highest_token=7), redfence.StaleTokenError),
+    (errors.KeyNotFound("r", key="k"), redfence.NotFoundError),
+    (errors.TooManyWrites(4), redfence.OverloadedError),
+    (errors.StorageFailed("disk full"), redfence.UnavailableError),
+    (errors.StoreClosed(), redfence.UnavailableError),
+]
 
 
-@dataclass(frozen=True)
-class Call:
-    """A failed call."""
+class _FailedCall(grpc.RpcError):
+    """What grpc raises when the storage refuses with this error."""
 
-    status: grpc.StatusCode
-    rich: RichError | None = None
+    def __init__(self, refusal: Exception) -> None:
+        super().__init__()
+        self._code, self._rich = grpc_errors.told(refusal)
 
     def code(self) -> grpc.StatusCode:
-        return self.status
+        return self._code
 
     def details(self) -> str:
-        return "what the transport says"
+        return self._rich.message
 
-    def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        return () if self.rich is None else to_trailing_metadata(self.status.value[0], self.rich)
+    def trailing_metadata(self) -> Any:
+        return to_trailing_metadata(self._code.value[0], self._rich)
 
 
-@pytest.mark.parametrize("reason", lock_pb2.ErrorReason.values())
-def test_every_reason_becomes_an_error_that_carries_all_it_said(
-    reason: lock_pb2.ErrorReason.ValueType,
+@pytest.mark.parametrize(("refusal", "kind"), _REFUSALS, ids=lambda row: type(row).__name__)
+def test_every_refusal_of_the_storage_is_an_error_of_the_sdk_with_all_it_said(
+    refusal: errors.StorageError, kind: type[redfence.RedfenceError]
 ) -> None:
-    """Whatever the reason: message, metadata and advice arrive; an unforeseen one is told by its status code."""
-    rich = RichError(reason=reason, message="why", metadata={"field": "key"}, retry_after_ms=70)
-    error = from_call(Call(grpc.StatusCode.UNAVAILABLE, rich))
-    assert type(error) is client_errors.BY_REASON.get(reason, client_errors.UnavailableError)
-    assert (str(error), error.metadata, error.retry_after_ms) == ("why", {"field": "key"}, 70)
+    """Message, facts and advice arrive, under the names that users of the SDK know."""
+    error = redfence.from_rpc_error(_FailedCall(refusal))
+    assert type(error) is kind
+    assert str(error) == str(refusal)
+    assert error.metadata == refusal.metadata
+    assert error.retry_after == (refusal.retry_after_ms and refusal.retry_after_ms / 1000)
 
 
-@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
-def test_every_status_code_without_a_reason_becomes_an_error(code: grpc.StatusCode) -> None:
-    """What a proxy or the transport says is told as well as it can be."""
-    error = from_call(Call(code))
-    assert type(error) is client_errors.BY_CODE.get(code, StorageClientError)
-    assert (str(error), error.code) == ("what the transport says", code)
+def test_every_kind_of_refusal_is_told() -> None:
+    """The table above has all that the storage's own has."""
+    assert {type(refusal) for refusal, _ in _REFUSALS} == grpc_errors.TABLE.keys()
 
 
-def test_every_reason_that_the_storage_gives_has_an_error_of_its_kind() -> None:
-    """The two tables know the same reasons."""
-    assert {reason for _, reason in grpc_errors.TABLE.values()} == client_errors.BY_REASON.keys()
+def test_a_stale_token_error_knows_the_highest_token_and_a_bad_field_its_name() -> None:
+    """A caller can tell how far behind it is, and what to mend."""
+    stale = redfence.from_rpc_error(_FailedCall(errors.StaleToken("r", token=1, highest_token=7)))
+    assert isinstance(stale, redfence.StaleTokenError)
+    assert stale.highest_token == 7
+    invalid = redfence.from_rpc_error(_FailedCall(errors.InvalidKey("is empty")))
+    assert isinstance(invalid, redfence.InvalidArgumentError)
+    assert invalid.field == "key"
 
 
-def test_a_stale_token_error_knows_the_highest_token() -> None:
-    """A caller can tell how far behind it is."""
-    rich = RichError(
-        reason=lock_pb2.ERROR_REASON_STALE_TOKEN, message="stale", metadata={"highest_token": "7"}
-    )
-    error = from_call(Call(grpc.StatusCode.FAILED_PRECONDITION, rich))
-    assert isinstance(error, client_errors.StaleTokenError)
-    assert error.highest_token == 7
+def test_a_defect_of_the_storage_is_a_server_error() -> None:
+    """Nobody takes it for a refusal."""
+    assert type(redfence.from_rpc_error(_FailedCall(KeyError("inside")))) is redfence.ServerError

@@ -2,9 +2,10 @@
 
     async with redfence.AsyncClient("127.0.0.1:50051") as client:
         async with client.lock("orders/42", ttl=10) as lease:
-            await storage.put("orders/42", "total", b"17", fencing_token=lease.token)
+            await storage.put("orders/42", key="total", value=b"17", token=lease)
 
-`Client` is the same for threads, with the same methods. `redfence.testing` has a server for tests, in memory.
+`storage` is whatever keeps the data and refuses a token lower than the highest it has seen, here an `AsyncStorageClient` of
+`redfence_storage.client`: without that, a holder that was paused past its lease can still do harm. `Client` is the same for threads, with the same methods. `redfence.testing` has a server for tests, in memory.
 """
 
 from redfence._async_client import AsyncClient

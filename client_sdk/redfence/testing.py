@@ -1,11 +1,10 @@
 """For the tests of programs that use redfence: a lock server in memory, below the real client code.
 
     def test_billing():
-        with FakeLockServer() as fake:
-            client = fake.client()
-            with client.lock("orders/42", ttl=10) as lease:
+        with FakeLockServer() as fake, pytest.raises(redfence.LeaseLostError):
+            with fake.client().lock("orders/42", ttl=1) as lease:
                 fake.take_away("orders/42")         # somebody else has it now
-                assert lease.lost.wait(timeout=5)
+                assert lease.lost.wait(timeout=5)   # learnt at the next renewal; leaving the body raises
 
 With `FakeLockServer(clock=ManualClock())` no time passes by itself: `fake.clock.advance(11)` lets a lease of 10 seconds
 expire at once, without sleeping.

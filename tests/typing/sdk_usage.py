@@ -69,11 +69,14 @@ def errors() -> None:
 
 async def storage() -> None:
     """The storage's clients take a lease where a token is wanted."""
-    async with redfence.AsyncClient("a:1") as client, AsyncStorageClient("a:2") as storage:
-        async with client.lock("orders/42", ttl=10) as lease:
-            assert_type(await storage.put("orders/42", key="total", value=b"17", token=lease), PutResult)
-            assert_type((await storage.get("orders/42", key="total", token=lease.token)).value, bytes)
-            await storage.put("orders/42", "total", b"17", token=lease)  # type: ignore[misc]
+    async with (
+        redfence.AsyncClient("a:1") as client,
+        AsyncStorageClient("a:2") as storage,
+        client.lock("orders/42", ttl=10) as lease,
+    ):
+        assert_type(await storage.put("orders/42", key="total", value=b"17", token=lease), PutResult)
+        assert_type((await storage.get("orders/42", key="total", token=lease.token)).value, bytes)
+        await storage.put("orders/42", "total", b"17", token=lease)  # type: ignore[call-arg]
     with redfence.Client("a:1") as blocking, StorageClient("a:2") as blocking_storage:
         blocking_storage.fence("orders/42", token=blocking.acquire("orders/42", ttl=10))
 

@@ -188,6 +188,7 @@ BY_REASON: Mapping[int, type[RedfenceError]] = MappingProxyType(
         lock_pb2.ERROR_REASON_STORAGE_FAILED: UnavailableError,
         lock_pb2.ERROR_REASON_INVALID_PAGE: InvalidArgumentError,
         lock_pb2.ERROR_REASON_INTERNAL: ServerError,
+        lock_pb2.ERROR_REASON_MALFORMED_MESSAGE: InvalidArgumentError,
     }
 )
 

@@ -47,7 +47,7 @@ class InvalidFieldError(RedfenceServerError):
     """A caller's field is malformed or out of bounds.
 
     Attributes:
-        field_name: as the proto spells it.
+        field_name: as the proto spells it; empty where no field can be named.
         problem: a sentence without the field's name; never repeats a secret.
         reason: the contract's reason.
         metadata: more for machines, e.g. the bounds.
@@ -60,7 +60,7 @@ class InvalidFieldError(RedfenceServerError):
 
     def __str__(self) -> str:
         """Name the field first."""
-        return f"{self.field_name} {self.problem}"
+        return f"{self.field_name} {self.problem}".lstrip()
 
 
 class UnavailableError(RedfenceServerError):

@@ -37,7 +37,7 @@ CANCELLED = RichError(lock_pb2.ERROR_REASON_CANCELLED, "cancelled by the caller;
 def describe(error: RedfenceServerError) -> tuple[grpc.StatusCode, RichError]:
     """Return what a caller is told of `error`."""
     if isinstance(error, InvalidFieldError):
-        metadata = {"field": error.field_name, **error.metadata}
+        metadata = {"field": error.field_name, **error.metadata} if error.field_name else {}
         return grpc.StatusCode.INVALID_ARGUMENT, RichError(error.reason, str(error), metadata)
     code, reason = _CODES[type(error)]
     return code, RichError(reason, str(error), _metadata(error), _RETRY_MS.get(type(error)))

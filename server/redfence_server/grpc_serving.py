@@ -18,6 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from redfence_proto import bounds
+from redfence_server.grpc_parsing import TellMalformedMessages
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", bounds.MESSAGE_BYTES_MAX),
@@ -41,6 +42,8 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     # Two servers on one port would share the calls at random; better an error.
     ("grpc.so_reuseport", 0),
 )
+# How long a draining server goes on to answer that it is draining: a few round trips, and a load balancer's look at health.
+_LAME_DUCK_S = 0.25
 
 
 class ListenError(Exception):
@@ -83,7 +86,7 @@ class _Health(health.aio.HealthServicer):  # type: ignore[misc]  # the package h
 
 def new_server() -> grpc.aio.Server:
     """Return a server with redfence's limits and nothing on it yet."""
-    return grpc.aio.server(options=_OPTIONS)
+    return grpc.aio.server(options=_OPTIONS, interceptors=[TellMalformedMessages()])
 
 
 def add_health_and_reflection(
@@ -152,13 +155,15 @@ def stop_signal() -> asyncio.Future[signal.Signals]:
 
 
 async def drain(server: grpc.aio.Server, *, on_drain: Callable[[], Awaitable[None]], grace_s: float) -> None:
-    """Refuse new calls, tell the streams by `on_drain`, and return when all have ended, after `grace_s` at the latest.
+    """Have callers told to go elsewhere, then refuse them, and return when all calls have ended, after `grace_s` at the latest.
 
-    `server.stop` alone would wait the whole grace for open streams, which only their own servicer can end.
+    `on_drain` ends the open streams, for `server.stop` alone would wait the whole grace for them, and has new calls answered with a
+    reason. Only then is the door closed: calls that arrive at a closed one are cancelled by gRPC without a word.
     """
-    stopping = asyncio.create_task(server.stop(grace_s), name="grpc-stop")
     await on_drain()
-    await stopping
+    lame_s = min(_LAME_DUCK_S, grace_s)
+    await asyncio.sleep(lame_s)
+    await server.stop(grace_s - lame_s)
 
 
 async def run_until_signal(

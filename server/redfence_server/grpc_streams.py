@@ -15,6 +15,7 @@ from redfence_server import grpc_errors, messages
 from redfence_server.clock import Clock
 from redfence_server.command_stream import CommandStream
 from redfence_server.errors import InvalidFieldError, RedfenceServerError
+from redfence_server.grpc_parsing import Malformed
 from redfence_server.lock_service import LockService
 from redfence_server.model import AcquireCall, Lease
 from redfence_server.randomness import Randomness
@@ -49,6 +50,10 @@ class Stream(ABC, Generic[Item]):
     @abstractmethod
     async def _write(self, items: list[Item]) -> None:
         """Write results."""
+
+    @abstractmethod
+    def _rules_broken(self) -> None:
+        """See to it that nothing under way holds up the end of the stream, which comes once all is answered."""
 
     @abstractmethod
     def _ended(self) -> None:
@@ -86,7 +91,12 @@ class Stream(ABC, Generic[Item]):
     async def _read(self) -> None:
         try:
             while (request := await self._context.read()) is not grpc.aio.EOF:
+                if isinstance(request, Malformed):
+                    raise InvalidFieldError("", request.problem, lock_pb2.ERROR_REASON_MALFORMED_MESSAGE)
                 self._begin(request)
+        except RedfenceServerError:
+            self._rules_broken()
+            raise
         finally:
             self._commands.finish()
 
@@ -135,14 +145,12 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
 
     def _begin(self, request: lock_pb2.SessionRequest) -> None:
         arrived_at_ms = self._clock.now_ms()
-        try:
-            for command in request.commands:
-                self._start(command, arrived_at_ms)
-        except RedfenceServerError:
-            # The peer broke the rules. The stream ends once what is under way is answered, and no acquire may hold that up.
-            for acquire in self._acquires.values():
-                acquire.cancel()
-            raise
+        for command in request.commands:
+            self._start(command, arrived_at_ms)
+
+    def _rules_broken(self) -> None:
+        for acquire in self._acquires.values():
+            acquire.cancel()
 
     def _start(self, command: lock_pb2.SessionCommand, arrived_at_ms: float) -> None:
         command_id = command.id
@@ -226,6 +234,9 @@ class KeepAliveStream(Stream[lock_pb2.KeepAliveResponse]):
         self._service = service
         # The last renewal under way of each lease.
         self._latest: dict[tuple[str, str], asyncio.Task[None]] = {}
+
+    def _rules_broken(self) -> None:
+        """A renewal ends within the node timeout."""
 
     def _ended(self) -> None:
         """There is nothing to clean up: closing a KeepAlive releases nothing."""

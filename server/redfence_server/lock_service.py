@@ -137,7 +137,7 @@ class LockService:
             self._leave(call.resource)
 
     async def _wait(self, call: AcquireCall, refusal: Refusal, give_up_at_ms: float) -> Lease | NotGranted:
-        for pause_ms in pauses(self._randomness):
+        for pause_ms in pauses(self._randomness, lambda: self._waiting_count):
             left_ms = give_up_at_ms - self._clock.now_ms()
             if left_ms <= 0:
                 break

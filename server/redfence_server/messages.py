@@ -16,6 +16,9 @@ from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotG
 from redfence_server.node_cluster import ClusterView
 from redfence_server.quorum import RenewVerdict
 
+# As google/protobuf/duration.proto says: about 10,000 years.
+_DURATION_SECONDS_MAX = 315_576_000_000
+
 
 def duration(milliseconds: float) -> Duration:
     """Return a wire duration, in whole milliseconds and never negative."""
@@ -32,7 +35,8 @@ def _nanoseconds(message: Message, field: str) -> int | None:
     if not message.HasField(field):
         return None
     wire: Duration = getattr(message, field)
-    if not -315_576_000_000 <= wire.seconds <= 315_576_000_000 or not abs(wire.nanos) < 1_000_000_000:
+    in_range = abs(wire.seconds) <= _DURATION_SECONDS_MAX and abs(wire.nanos) < 1_000_000_000
+    if not in_range or wire.seconds * wire.nanos < 0:
         raise ValueError("is not a duration that the standard allows")
     return wire.seconds * 1_000_000_000 + wire.nanos
 

@@ -294,9 +294,12 @@ class NodeLink:
         # A node that stays away is dialled again and again; that is told once.
         if state is NodeState.JOINING or state is self._logged_state:
             return
-        self._logged_state = state
-        if state is NodeState.READY:
+        before, self._logged_state = self._logged_state, state
+        if state is NodeState.READY and before is None:
             self._log.info("node_ready", run_id=self._run_id)
+        elif state is NodeState.READY:
+            # As loud as its loss: whoever was told of that waits for this.
+            self._log.warning("node_back", run_id=self._run_id)
         else:
             self._log.warning("node_lost", state=state.name.lower(), detail=detail)
 

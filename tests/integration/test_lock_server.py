@@ -9,6 +9,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from harness.eventually import eventually
+from harness.failures import Failure
 from harness.servers import (
     FormedNodes,
     LockServer,
@@ -22,7 +24,7 @@ from harness.servers import (
 )
 from harness.session_caller import SessionCaller
 from harness.token_history import TokenHistory
-from redfence_proto.v1 import lock_pb2
+from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,
     ACQUIRE_OUTCOME_HELD,
@@ -463,3 +465,29 @@ async def test_a_waiting_call_that_its_caller_cancels_leaves_no_key_and_no_waite
     assert len(await locks_left(server.nodes)) == len(server.nodes)
     await server.release(NAME, held.lease_id)
     await until_no_locks(server.nodes)
+
+
+async def test_callers_under_load_are_told_of_a_drain_with_a_reason_before_the_door_is_closed(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """A call that arrives at a closed door is cancelled by gRPC without a word; a caller that stops when told never sees that."""
+    server = await serve(await formed_nodes(3))
+    grants = 0
+
+    async def call_until_told(number: int) -> grpc.aio.AioRpcError:
+        nonlocal grants
+        async with grpc.aio.insecure_channel(server.target) as channel:
+            locks = lock_pb2_grpc.LockServiceStub(channel)
+            while True:
+                try:
+                    await locks.Acquire(acquire_request(f"{NAME}/{number}/{grants}"), timeout=5)
+                except grpc.aio.AioRpcError as error:
+                    return error
+                grants += 1
+
+    callers = [asyncio.create_task(call_until_told(number)) for number in range(30)]
+    await eventually(lambda: grants > 300)
+    drained = server.drain(grace_ms=10_000)
+    told = [Failure.of_call(error) for error in await asyncio.gather(*callers)]
+    await asyncio.wait_for(drained, timeout=5)
+    assert {failure.reason for failure in told} == {lock_pb2.ERROR_REASON_DRAINING}

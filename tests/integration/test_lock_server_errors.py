@@ -498,6 +498,22 @@ async def a_command_id_that_is_zero_or_in_use(stage: Stage) -> AsyncIterator[Fai
         yield failure
 
 
+@gives(lock_pb2.ERROR_REASON_MALFORMED_MESSAGE)
+async def bytes_that_are_no_message(stage: Stage) -> AsyncIterator[Failure]:
+    """Neither UNKNOWN nor a defect in the log, whoever sends garbage; a string must be UTF-8."""
+    server = await stage.small_server()
+    with capture_logs() as logs:
+        for garbage in (b"\xff" * 10, b"\x0a\x02\xff\xfe"):
+            for method in ("Acquire", "Release", "GetLock", "CheckToken"):
+                call: Any = server.channel.unary_unary(f"/redfence.v1.LockService/{method}")
+                yield await failure_of(call(garbage))
+            for method in ("Session", "KeepAlive"):
+                stream: Any = server.channel.stream_stream(f"/redfence.v1.LockService/{method}")()
+                await stream.write(garbage)
+                yield await failure_of(_to_the_end(stream))
+    assert logs == []
+
+
 @gives(lock_pb2.ERROR_REASON_INTERNAL)
 async def a_defect(stage: Stage) -> AsyncIterator[Failure]:
     """Whatever is wrong in the server reaches a caller as INTERNAL, without its inner words."""

@@ -317,6 +317,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 22
     """INTERNAL. A defect in the server: please report it. Nothing is known of the outcome."""
+    ERROR_REASON_MALFORMED_MESSAGE: _ErrorReason.ValueType  # 23
+    """INVALID_ARGUMENT. The bytes are not a message of this method, or a string in it is not UTF-8. On a stream it
+    ends the stream. Metadata: none, for what cannot be parsed names no field.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call or command failed: the `reason` of `google.rpc.ErrorInfo`, without the prefix ERROR_REASON_.
@@ -378,6 +382,10 @@ field.
 """
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 22
 """INTERNAL. A defect in the server: please report it. Nothing is known of the outcome."""
+ERROR_REASON_MALFORMED_MESSAGE: ErrorReason.ValueType  # 23
+"""INVALID_ARGUMENT. The bytes are not a message of this method, or a string in it is not UTF-8. On a stream it
+ends the stream. Metadata: none, for what cannot be parsed names no field.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

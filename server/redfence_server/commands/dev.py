@@ -151,7 +151,9 @@ async def _storage(
         async with asyncio.timeout(_STORAGE_START_TIMEOUT_S):
             line = (await process.stdout.readline()).decode()
         if " ready on " not in line:
-            raise ConfigError(f"the storage demo could not start on {arguments.storage_listen}; see above")
+            raise ConfigError(
+                f"--storage-listen: the storage demo could not start on {arguments.storage_listen}"
+            )
         yield process, line.partition(" ready on ")[2].partition(" ")[0]
     except TimeoutError as error:
         raise ConfigError("the storage demo did not start in time") from error

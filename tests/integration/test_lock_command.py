@@ -384,3 +384,16 @@ async def test_starting_costs_little(fake: GrpcFake, lock: Lock) -> None:
     started = time.monotonic()
     assert await lock("true").wait() == 0
     assert time.monotonic() - started < 2
+
+
+async def test_it_waits_for_a_quorum_as_for_a_held_lock_and_not_longer(fake: GrpcFake, lock: Lock) -> None:
+    """A blip of the nodes does not fail a job that asked to wait; one that did not is told at once."""
+    fake.server.quorum_lost = True
+    assert await lock("true", options=("--nonblock",)).wait() == 69
+    assert await lock("true", options=("--wait", "1s")).wait() == 69
+    patient, forever = lock("true", options=("--wait", "60s")), lock("true")
+    await eventually(lambda: "waiting: " in patient.stderr and "waiting: " in forever.stderr, timeout_s=10)
+    fake.server.quorum_lost = False
+    assert await patient.wait() == 0
+    assert await forever.wait() == 0
+    assert patient.stderr.count("\n") == 1

@@ -10,6 +10,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
@@ -23,6 +24,7 @@ from redfence._errors import (
     LeaseLostError,
     NotAcquiredError,
     RedfenceError,
+    UnavailableError,
 )
 from redfence._sync_client import Client
 from redfence._sync_lease import Lease
@@ -47,6 +49,8 @@ _EXIT_BY_ERROR: dict[type[Exception], int] = {
 
 # The lease of a command that was stopped is nearly over: not worth waiting longer for a server that does not answer.
 _CLOSE_TIMEOUT_MS = 1000
+# Between two tries while the nodes have no quorum: a person can wait this long, and it costs the server nothing.
+_OUTAGE_PAUSE_S = 0.5
 
 _FORWARDED = (
     signal.SIGINT,
@@ -61,8 +65,8 @@ The command finds the lock's name in REDFENCE_RESOURCE and the fencing token in 
 its own, and the lock is released when all of that group has ended: what the command leaves running is ended too. If the
 lease cannot be renewed, the group gets SIGTERM and then SIGKILL early enough to be dead before the lease ends.
 
-exit status: the command's own (128 + n for signal n); 2 wrong usage; 69 no server could be reached; 75 the lock was not
-acquired; 122 the lease was lost; 126 the command cannot be executed; 127 it was not found."""
+exit status: the command's own (128 + n for signal n); 2 wrong usage; 69 no server, or no quorum of its nodes, could be reached
+in time; 75 the lock was not acquired; 122 the lease was lost; 126 the command cannot be executed; 127 it was not found."""
 
 
 class _Interrupted(BaseException):
@@ -135,11 +139,32 @@ def _hold_and_run(arguments: argparse.Namespace, plan: Plan) -> int:
     options = ClientOptions(close_timeout_ms=_CLOSE_TIMEOUT_MS)
     # However this is left, closing the client releases the lease, or tries to.
     with Client(*servers.addresses(arguments), options=options) as client, _interruptible():
-        lease = client.acquire(arguments.name, ttl=arguments.ttl, wait=arguments.wait, holder=holder)
+        lease = _acquire(client, arguments, holder)
         status = _run_under(lease, arguments.rest, plan)
         if not lease.lost.is_set() and status != EXIT_LEASE_LOST:
             _release(lease)
         return status
+
+
+def _acquire(client: Client, arguments: argparse.Namespace, holder: str) -> Lease:
+    """Acquire; while a server answers that its nodes do not, wait for them as for a held lock, and say so once."""
+    clock = SystemClock()
+    started_ms = clock.now_ms()
+    wait: float | None = arguments.wait
+    told = False
+    while True:
+        try:
+            return client.acquire(arguments.name, ttl=arguments.ttl, wait=wait, holder=holder)
+        except UnavailableError as error:
+            if arguments.wait is not None:
+                wait = arguments.wait - (clock.now_ms() - started_ms) / 1000
+            # Without a server there may be a mistake in its address: better told than waited for.
+            if not error.error_reason or (wait is not None and wait <= 0):
+                raise
+            if not told:
+                _say(f"waiting: {error}", 0)
+                told = True
+            time.sleep(_OUTAGE_PAUSE_S if wait is None else min(_OUTAGE_PAUSE_S, wait))
 
 
 def _run_under(lease: Lease, command: list[str], plan: Plan) -> int:

@@ -5,7 +5,9 @@
             await storage.put("orders/42", key="total", value=b"17", token=lease)
 
 `storage` is whatever keeps the data and refuses a token lower than the highest it has seen, here an `AsyncStorageClient` of
-`redfence_storage.client`: without that, a holder that was paused past its lease can still do harm. `Client` is the same for threads, with the same methods. `redfence.testing` has a server for tests, in memory.
+`redfence_storage.client`: without that, a holder that was paused past its lease can still do harm.
+
+`Client` is the same for threads, with the same methods. `redfence.testing` has a server for tests, in memory.
 """
 
 from redfence._async_client import AsyncClient

@@ -27,6 +27,18 @@ class Waiter(Protocol):
         ...
 
 
+def resolve(waiter: Waiter, result: Any) -> None:
+    """Hand over what came of a call, unless nobody waits any more."""
+    if not waiter.done():
+        waiter.set_result(result)
+
+
+def fail(waiter: Waiter, error: BaseException) -> None:
+    """Hand over why a call failed, unless nobody waits any more."""
+    if not waiter.done():
+        waiter.set_exception(error)
+
+
 @dataclass(slots=True, eq=False)
 class AcquireCall:
     """One acquisition, from the caller's first word to its grant, refusal or abandonment.
@@ -146,3 +158,6 @@ UrgentCall: TypeAlias = ReleaseCall | RenewCall | CancelCall
 """Calls that end or save leases: they never queue behind acquires."""
 
 StreamCall: TypeAlias = AcquireCall | UrgentCall
+
+Timed: TypeAlias = LeaseCore | AcquireCall | ReleaseCall | LinkCall
+"""What is seen to when its time has come."""

@@ -98,7 +98,7 @@ async def test_a_threads_release_and_body_end_when_the_client_is_closed_meanwhil
     fake.server.frozen = True
     frozen.set()
     releasing = _in_thread(released.release)
-    await eventually(lambda: len(client._session._core._cleanups) == 2)
+    await eventually(lambda: len(client._session._core._releases._pending) == 2)
     await asyncio.to_thread(client.close)
     with pytest.raises(redfence.OutcomeUnknownError, match="closed"):
         await asyncio.wait_for(releasing, 1)

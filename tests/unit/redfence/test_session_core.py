@@ -455,17 +455,33 @@ def test_an_acquire_without_an_answer_fails_after_its_wait_and_the_rpc_timeout_a
     assert world.one("release").release.lease_id == command.acquire.lease_id
 
 
-def test_an_acquire_whose_server_vanished_is_unknown_and_released_when_one_is_back() -> None:
-    """It was sent, so it may have been granted; the Release waits for a link, for a while."""
+@pytest.mark.parametrize("wait", [0, 3, None])
+def test_an_acquire_whose_server_vanished_is_unknown_and_released_when_one_is_back(
+    wait: float | None,
+) -> None:
+    """It was sent, so it may have been granted; nobody waits for longer than the rpc timeout without a server."""
     world = World().connected()
-    _, slot = world.acquire()
+    _, slot = world.acquire(wait=wait)
     world.sent()
     world.broken()
-    world.later(_RPC_TIMEOUT_MS)
+    world.later(_RPC_TIMEOUT_MS - 1)
+    assert not slot.done()
+    world.later(1)
     assert type(slot.error) is OutcomeUnknownError
     assert world.core.wants_link
     world.connected()
     assert world.sent_kinds() == ["release"]
+
+
+def test_a_server_that_does_not_answer_a_release_is_left() -> None:
+    """It may be frozen; what comes next goes over a new link."""
+    world = World().connected()
+    slot = Slot()
+    world.core.release(world.held(), slot, now_ms=world.now_ms)
+    world.sent()
+    world.later(_RPC_TIMEOUT_MS)
+    assert type(slot.error) is OutcomeUnknownError
+    assert world.core.should_leave(world.now_ms)
 
 
 def test_clean_up_is_bounded() -> None:
@@ -545,7 +561,7 @@ def test_a_late_grant_of_an_acquire_that_was_given_up_is_released_once_more() ->
     slot.cancelled = True
     world.core.abandon(call, now_ms=0.0)
     world.sent()
-    world.core._left_at_ms = (
+    world.core._link._left_at_ms = (
         _RPC_TIMEOUT_MS / 2 - 1
     )  # another server was left just now, so this one is stayed with
     world.later(_RPC_TIMEOUT_MS / 2)
@@ -616,6 +632,37 @@ def test_the_instant_to_leave_rings_once() -> None:
     assert world.core.next_alarm_ms() > world.now_ms
 
 
+def test_a_server_that_says_anything_at_all_is_not_taken_for_frozen() -> None:
+    """A renewal may be slow; whoever answers others is not left for it."""
+    world = World(address_count=2).connected()
+    lease = world.held(ttl=9)
+    world.now_ms = 3000.0
+    world.core.tick(3000.0)
+    world.sent()
+    world.core.received(lock_pb2.SessionResponse(), now_ms=4000.0)
+    world.core.tick(4500.0)
+    assert in_state(lease, LeaseState.AT_RISK)
+    assert not world.core.leaving
+
+
+def test_every_departure_rings() -> None:
+    """Also the second one, from the next link."""
+    world = World().connected()
+    draining = lock_pb2.SessionResponse(draining=lock_pb2.Draining())
+    draining.draining.grace.FromSeconds(10)
+    world.acquire(wait=None)
+    rings = []
+    for _ in range(2):
+        world.sent()
+        world.core.received(draining, now_ms=world.now_ms)
+        rings.append(world.core.next_alarm_ms() - world.now_ms)
+        world.later(1000)
+        assert world.core.should_leave(world.now_ms)
+        world.broken()
+        world.connected()
+    assert rings == [1000, 1000]
+
+
 def test_a_server_without_a_quorum_is_left_when_a_renewal_fails_but_not_in_a_circle() -> None:
     """AT_RISK moves the link once; the next server gets a second before it is left in turn."""
     world = World(address_count=2).connected()
@@ -666,10 +713,32 @@ def test_a_release_at_a_draining_server_goes_to_the_next() -> None:
     slot = Slot()
     world.core.release(world.held(), slot, now_ms=world.now_ms)
     world.answer(failed(world.one("release"), *_DRAINING))
+    assert world.core.should_leave(world.now_ms)
     world.broken()
     world.connected()
     world.answer(released(world.one("release")))
     assert slot.result is True
+
+
+# Waiting for a link.
+
+
+def test_whoever_waits_for_a_link_goes_on_when_there_is_one_and_is_told_when_none_comes() -> None:
+    """At once if a server is reachable, else as soon as one is, and at the latest after the rpc timeout."""
+    world = World()
+    served, late = Slot(), Slot()
+    world.core.await_link(served, now_ms=world.now_ms)
+    assert world.core.wants_link
+    world.connected()
+    assert served.settled
+    world.core.await_link(at_once := Slot(), now_ms=world.now_ms)
+    assert at_once.settled
+    world.broken(UnavailableError("it went away"))
+    world.core.await_link(late, now_ms=world.now_ms)
+    world.later(_RPC_TIMEOUT_MS)
+    assert type(late.error) is UnavailableError
+    assert "it went away" in str(late.error)
+    assert not world.core.wants_link
 
 
 # Closing.

@@ -1,0 +1,104 @@
+"""The releases of a client, and when all that has to end before it may close has ended. No I/O.
+
+A release is sent again when its stream breaks: repeating it is harmless. Whoever waits for it, and also if nobody does, it is
+bounded by the rpc timeout.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from redfence._alarms import Alarms
+from redfence._calls import AcquireCall, ReleaseCall, Timed, Waiter, fail, resolve
+from redfence._config import ClientOptions
+from redfence._errors import OutcomeUnknownError, RedfenceError, from_wire
+from redfence._link_state import LinkState
+from redfence._outbox import Outbox
+from redfence_proto.v1 import lock_pb2
+
+_log = logging.getLogger("redfence")
+
+
+class Releases:
+    """The releases that are not answered, and the acquires that were given up and whose release is still to come."""
+
+    def __init__(
+        self, *, outbox: Outbox, alarms: Alarms[Timed], link: LinkState, options: ClientOptions
+    ) -> None:
+        self._outbox = outbox
+        self._alarms = alarms
+        self._link = link
+        self._options = options
+        self._pending: dict[ReleaseCall | AcquireCall, None] = {}
+        self._idle_waiters: list[Waiter] = []
+
+    @property
+    def pending(self) -> bool:
+        """Whether anything has still to end."""
+        return bool(self._pending)
+
+    def start(self, resource: str, lease_id: str, *, now_ms: float, waiter: Waiter | None = None) -> None:
+        """Release; `waiter` gets whether the lease was still held, or the error."""
+        call = ReleaseCall(resource, lease_id, waiter)
+        self._pending[call] = None
+        self._outbox.put_first(call)
+        self._alarms.set(call, now_ms + self._options.rpc_timeout_ms)
+
+    def expect(self, acquire: AcquireCall) -> None:
+        """Count an acquire that was given up under way: its release follows its answer."""
+        self._pending[acquire] = None
+
+    def answered(self, call: ReleaseCall, result: lock_pb2.SessionResult, *, now_ms: float) -> None:
+        """Tell the caller, or try again on the next link."""
+        if call.settled:
+            return
+        if result.WhichOneof("result") == "release":
+            self.end(call)
+            if call.waiter is not None:
+                resolve(call.waiter, result.release.outcome == lock_pb2.RELEASE_OUTCOME_RELEASED)
+        elif result.error.reason == lock_pb2.ERROR_REASON_DRAINING:
+            self._outbox.put_first(call)
+            self._link.leave_after_answers(now_ms)
+        else:
+            self._fail(call, from_wire(result.error))
+
+    def overdue(self, call: ReleaseCall, *, now_ms: float) -> None:
+        """Give up a release that was not answered in time."""
+        self._link.leave_silent(now_ms)
+        self._fail(call, self._link.no_answer(f"the release of {call.resource!r}", sent=True))
+
+    def end(self, call: ReleaseCall | AcquireCall) -> None:
+        """Note that a call, which need not be one of these, has ended."""
+        call.settled = True
+        self._alarms.clear(call)
+        if self._pending.pop(call, call) is None and not self._pending:
+            for waiter in self._idle_waiters:
+                resolve(waiter, None)
+
+    def when_idle(self, waiter: Waiter) -> None:
+        """Resolve `waiter` when nothing is pending."""
+        if self._pending:
+            self._idle_waiters.append(waiter)
+        else:
+            resolve(waiter, None)
+
+    def stop(self) -> None:
+        """Give up what is pending: nobody waits after this, and no alarm rings."""
+        for call in list(self._pending):
+            if isinstance(call, ReleaseCall):
+                self._fail(call, _stopped(call.resource))
+            else:
+                self.end(call)
+
+    def _fail(self, call: ReleaseCall, error: RedfenceError) -> None:
+        self.end(call)
+        if call.waiter is None:
+            _log.warning("release_failed resource=%r error=%r", call.resource, str(error))
+        else:
+            fail(call.waiter, error)
+
+
+def _stopped(resource: str) -> RedfenceError:
+    return OutcomeUnknownError(
+        f"the client was closed before the release of {resource!r} was answered; the lease ends by its ttl at the latest"
+    )

@@ -10,7 +10,6 @@ import select
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from types import FrameType
 
@@ -152,6 +151,7 @@ def _acquire(client: Client, arguments: argparse.Namespace, holder: str) -> Leas
     started_ms = clock.now_ms()
     wait: float | None = arguments.wait
     told = False
+    pause = threading.Event()  # never set: a signal ends it by its exception
     while True:
         try:
             return client.acquire(arguments.name, ttl=arguments.ttl, wait=wait, holder=holder)
@@ -164,7 +164,7 @@ def _acquire(client: Client, arguments: argparse.Namespace, holder: str) -> Leas
             if not told:
                 _say(f"waiting: {error}", 0)
                 told = True
-            time.sleep(_OUTAGE_PAUSE_S if wait is None else min(_OUTAGE_PAUSE_S, wait))
+            pause.wait(_OUTAGE_PAUSE_S if wait is None else min(_OUTAGE_PAUSE_S, wait))
 
 
 def _run_under(lease: Lease, command: list[str], plan: Plan) -> int:

@@ -285,13 +285,15 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_QUORUM_UNAVAILABLE: _ErrorReason.ValueType  # 9
     """UNAVAILABLE. Fewer than a quorum of nodes answered. Metadata: nodes, e.g. "1=timed_out,2=unreachable"."""
     ERROR_REASON_VALIDITY_EXHAUSTED: _ErrorReason.ValueType  # 10
-    """UNAVAILABLE. A quorum granted, but so late that no validity was left; it was undone. Metadata:
-    elapsed_ms.
+    """UNAVAILABLE. A quorum granted, but so late that no validity was left; it was undone. A call that waits is
+    told so only if this was still so when its wait ended. Metadata: elapsed_ms.
     """
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 11
     """UNAVAILABLE. The server is stopping: go on at another one, with the same lease id."""
     ERROR_REASON_TOO_MANY_WAITERS: _ErrorReason.ValueType  # 12
-    """RESOURCE_EXHAUSTED. Too many acquires wait at this server. Metadata: limit."""
+    """RESOURCE_EXHAUSTED. Too many acquires wait. Metadata: limit, and scope, which is what the limit is for:
+    "resource", "server" or "connection".
+    """
     ERROR_REASON_TOO_MANY_COMMANDS: _ErrorReason.ValueType  # 13
     """RESOURCE_EXHAUSTED. Too many commands are unanswered on this stream. Metadata: limit."""
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 14
@@ -318,8 +320,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 22
     """INTERNAL. A defect in the server: please report it. Nothing is known of the outcome."""
     ERROR_REASON_MALFORMED_MESSAGE: _ErrorReason.ValueType  # 23
-    """INVALID_ARGUMENT. The bytes are not a message of this method, or a string in it is not UTF-8. On a stream it
-    ends the stream. Metadata: none, for what cannot be parsed names no field.
+    """INVALID_ARGUMENT. The bytes are not a message of this method, or a string in it is not UTF-8. On a stream
+    it ends the stream. Metadata: none, for what cannot be parsed names no field.
     """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
@@ -350,13 +352,15 @@ ERROR_REASON_INVALID_COMMAND_ID: ErrorReason.ValueType  # 8
 ERROR_REASON_QUORUM_UNAVAILABLE: ErrorReason.ValueType  # 9
 """UNAVAILABLE. Fewer than a quorum of nodes answered. Metadata: nodes, e.g. "1=timed_out,2=unreachable"."""
 ERROR_REASON_VALIDITY_EXHAUSTED: ErrorReason.ValueType  # 10
-"""UNAVAILABLE. A quorum granted, but so late that no validity was left; it was undone. Metadata:
-elapsed_ms.
+"""UNAVAILABLE. A quorum granted, but so late that no validity was left; it was undone. A call that waits is
+told so only if this was still so when its wait ended. Metadata: elapsed_ms.
 """
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 11
 """UNAVAILABLE. The server is stopping: go on at another one, with the same lease id."""
 ERROR_REASON_TOO_MANY_WAITERS: ErrorReason.ValueType  # 12
-"""RESOURCE_EXHAUSTED. Too many acquires wait at this server. Metadata: limit."""
+"""RESOURCE_EXHAUSTED. Too many acquires wait. Metadata: limit, and scope, which is what the limit is for:
+"resource", "server" or "connection".
+"""
 ERROR_REASON_TOO_MANY_COMMANDS: ErrorReason.ValueType  # 13
 """RESOURCE_EXHAUSTED. Too many commands are unanswered on this stream. Metadata: limit."""
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 14
@@ -383,8 +387,8 @@ field.
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 22
 """INTERNAL. A defect in the server: please report it. Nothing is known of the outcome."""
 ERROR_REASON_MALFORMED_MESSAGE: ErrorReason.ValueType  # 23
-"""INVALID_ARGUMENT. The bytes are not a message of this method, or a string in it is not UTF-8. On a stream it
-ends the stream. Metadata: none, for what cannot be parsed names no field.
+"""INVALID_ARGUMENT. The bytes are not a message of this method, or a string in it is not UTF-8. On a stream
+it ends the stream. Metadata: none, for what cannot be parsed names no field.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
@@ -447,15 +451,22 @@ class AcquireResponse(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
     CURRENT_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
     outcome: Global___AcquireOutcome.ValueType
     """What happened. Never UNSPECIFIED."""
+    position: _builtins.int
+    """Set if the outcome is WAIT_TIMEOUT: the place the call had in this server's queue when it gave up; 1 is
+    the next to be granted.
+    """
     @_builtins.property
     def lease(self) -> Global___Lease:
         """The lease; set if and only if the outcome is GRANTED."""
 
     @_builtins.property
     def current(self) -> Global___CurrentHold:
-        """Who holds the resource; set if the outcome is HELD or WAIT_TIMEOUT and a present holder was seen."""
+        """Who holds the resource; set if the outcome is HELD or WAIT_TIMEOUT and a present holder was seen. After a
+        wait it is what was last seen and may be as old as the wait.
+        """
 
     def __init__(
         self,
@@ -463,10 +474,11 @@ class AcquireResponse(_message.Message):
         outcome: Global___AcquireOutcome.ValueType = ...,
         lease: Global___Lease | None = ...,
         current: Global___CurrentHold | None = ...,
+        position: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "lease", b"lease", "outcome", b"outcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "lease", b"lease", "outcome", b"outcome", "position", b"position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -496,7 +508,8 @@ class Lease(_message.Message):
     @_builtins.property
     def validity(self) -> _duration_pb2.Duration:
         """How long the holder may count on the lease, counted from the instant it *sent* the request. It contains
-        the time the call waited, less an allowance for clock drift of 1 % of ttl + 2 ms.
+        the time the call waited, less an allowance for clock drift of 1 % of ttl + 2 ms + 0.05 % of the wait
+        (but no more than half of the ttl for the wait). After a long wait, renew at once.
         """
 
     def __init__(
@@ -985,16 +998,22 @@ class GetLockRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RESOURCE_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
     resource: _builtins.str
     """The name. Required."""
+    lease_id: _builtins.str
+    """To be told one's own place in the queue: the lease id of an Acquire that waits at this server. May be
+    empty. INVALID_LEASE_ID.
+    """
     def __init__(
         self,
         *,
         resource: _builtins.str = ...,
+        lease_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["resource", b"resource"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "resource", b"resource"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1010,10 +1029,16 @@ class GetLockResponse(_message.Message):
     CURRENT_FIELD_NUMBER: _builtins.int
     WAITERS_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
     resource: _builtins.str
     """The name."""
     waiters: _builtins.int
     """How many acquires wait for it at this server."""
+    position: _builtins.int
+    """The place of the acquire whose lease id was asked about, 1 being the next to be granted; 0 if it does not
+    wait at this server.
+    """
     @_builtins.property
     def current(self) -> Global___CurrentHold:
         """The present holder, if a quorum of nodes agrees that one lease holds the resource."""
@@ -1022,6 +1047,10 @@ class GetLockResponse(_message.Message):
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeHold]:
         """What each configured node says, by node index."""
 
+    @_builtins.property
+    def queue(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueuedAcquire]:
+        """Those acquires, the next to be granted first; the first 100 of them."""
+
     def __init__(
         self,
         *,
@@ -1029,14 +1058,44 @@ class GetLockResponse(_message.Message):
         current: Global___CurrentHold | None = ...,
         waiters: _builtins.int = ...,
         nodes: _abc.Iterable[Global___NodeHold] | None = ...,
+        queue: _abc.Iterable[Global___QueuedAcquire] | None = ...,
+        position: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["current", b"current"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "nodes", b"nodes", "resource", b"resource", "waiters", b"waiters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "nodes", b"nodes", "position", b"position", "queue", b"queue", "resource", b"resource", "waiters", b"waiters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetLockResponse: _TypeAlias = GetLockResponse  # noqa: Y015
+
+@_typing.final
+class QueuedAcquire(_message.Message):
+    """One acquire that waits, without its secret."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLDER_FIELD_NUMBER: _builtins.int
+    WAITED_FIELD_NUMBER: _builtins.int
+    holder: _builtins.str
+    """Its holder label; may be empty."""
+    @_builtins.property
+    def waited(self) -> _duration_pb2.Duration:
+        """How long it has been waiting."""
+
+    def __init__(
+        self,
+        *,
+        holder: _builtins.str = ...,
+        waited: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["waited", b"waited"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "waited", b"waited"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueuedAcquire: _TypeAlias = QueuedAcquire  # noqa: Y015
 
 @_typing.final
 class NodeHold(_message.Message):

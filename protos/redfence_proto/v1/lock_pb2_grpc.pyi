@@ -81,13 +81,19 @@ class LockServiceStub:
     calls the token may be greater; it is never one that another lease was or will be given.) A caller that
     gives up on an Acquire whose outcome it does not know should send Release with that lease id.
 
+    Callers that wait for one resource at one server form a queue: first come, first granted. A caller stays
+    in it exactly as long as its call, command or stream lives; cancelling, or losing the connection, leaves
+    it at once. Servers that share a resource take turns. A call that does not wait is tried once, past every
+    queue; so is one that repeats the lease id which holds the resource.
+
     Status codes:
       OK                  see `outcome`; losing to another holder is an outcome, not an error.
       INVALID_ARGUMENT    a field is malformed or out of bounds; nothing was changed. Do not retry.
       UNAVAILABLE         no quorum of nodes answered in time, or this server is draining; whatever was
                           minted is
                           being undone. Retry after RetryInfo, at any server.
-      RESOURCE_EXHAUSTED  too many calls are waiting here. Retry after RetryInfo, better at another server.
+      RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, or on this
+                          connection. Retry after RetryInfo, better at another server.
       DEADLINE_EXCEEDED   the caller's own deadline passed first: outcome unknown. Retry with the same
                           lease_id, or
                           Release. The server does its best to answer before the deadline, so this is rare.
@@ -163,13 +169,19 @@ class LockServiceAsyncStub(LockServiceStub):
     calls the token may be greater; it is never one that another lease was or will be given.) A caller that
     gives up on an Acquire whose outcome it does not know should send Release with that lease id.
 
+    Callers that wait for one resource at one server form a queue: first come, first granted. A caller stays
+    in it exactly as long as its call, command or stream lives; cancelling, or losing the connection, leaves
+    it at once. Servers that share a resource take turns. A call that does not wait is tried once, past every
+    queue; so is one that repeats the lease id which holds the resource.
+
     Status codes:
       OK                  see `outcome`; losing to another holder is an outcome, not an error.
       INVALID_ARGUMENT    a field is malformed or out of bounds; nothing was changed. Do not retry.
       UNAVAILABLE         no quorum of nodes answered in time, or this server is draining; whatever was
                           minted is
                           being undone. Retry after RetryInfo, at any server.
-      RESOURCE_EXHAUSTED  too many calls are waiting here. Retry after RetryInfo, better at another server.
+      RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, or on this
+                          connection. Retry after RetryInfo, better at another server.
       DEADLINE_EXCEEDED   the caller's own deadline passed first: outcome unknown. Retry with the same
                           lease_id, or
                           Release. The server does its best to answer before the deadline, so this is rare.
@@ -248,13 +260,19 @@ class LockServiceServicer(metaclass=_abc_1.ABCMeta):
         calls the token may be greater; it is never one that another lease was or will be given.) A caller that
         gives up on an Acquire whose outcome it does not know should send Release with that lease id.
 
+        Callers that wait for one resource at one server form a queue: first come, first granted. A caller stays
+        in it exactly as long as its call, command or stream lives; cancelling, or losing the connection, leaves
+        it at once. Servers that share a resource take turns. A call that does not wait is tried once, past every
+        queue; so is one that repeats the lease id which holds the resource.
+
         Status codes:
           OK                  see `outcome`; losing to another holder is an outcome, not an error.
           INVALID_ARGUMENT    a field is malformed or out of bounds; nothing was changed. Do not retry.
           UNAVAILABLE         no quorum of nodes answered in time, or this server is draining; whatever was
                               minted is
                               being undone. Retry after RetryInfo, at any server.
-          RESOURCE_EXHAUSTED  too many calls are waiting here. Retry after RetryInfo, better at another server.
+          RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, or on this
+                              connection. Retry after RetryInfo, better at another server.
           DEADLINE_EXCEEDED   the caller's own deadline passed first: outcome unknown. Retry with the same
                               lease_id, or
                               Release. The server does its best to answer before the deadline, so this is rare.

@@ -22,6 +22,7 @@ from redfence_server.node_link import LinkSettings
 from redfence_server.randomness import SystemRandomness
 from redfence_server.redlock import Redlock
 from redfence_server.scripts import Keyspace, Packer
+from redfence_server.wait_queue import WaiterLimits
 
 SERVICE_NAMES = tuple(
     lock_pb2.DESCRIPTOR.services_by_name[name].full_name for name in ("LockService", "AdminService")
@@ -52,11 +53,14 @@ async def lock_server(config: ServeConfig) -> AsyncIterator[RunningServer]:
     if not __debug__:
         raise ConfigError("refusing to run under python -O: assertions guard what must never happen")
     clock, randomness = SystemClock(), SystemRandomness()
+    keys = keyspace(config)
+    channel = keys.channel(randomness.hex_id())
     cluster = NodeCluster(
         check_urls(config.nodes),
         settings=LinkSettings(
-            keys=keyspace(config),
-            packer=Packer(keyspace(config)),
+            keys=keys,
+            packer=Packer(keys, channel=channel),
+            channel=channel,
             node_count=len(config.nodes),
             node_timeout_ms=config.node_timeout_ms,
             dial_timeout_ms=config.dial_timeout_ms,
@@ -70,7 +74,11 @@ async def lock_server(config: ServeConfig) -> AsyncIterator[RunningServer]:
         clock=clock,
         randomness=randomness,
         ttl_ms_max=cluster.ttl_ms_max,
-        waiters_max=config.waiters_max,
+        limits=WaiterLimits(
+            server=config.waiters_max,
+            resource=config.waiters_per_resource_max,
+            connection=config.waiters_per_connection_max,
+        ),
     )
     servicer = LockServicer(
         service,

@@ -62,7 +62,13 @@ class ServeConfig(BaseSettings):
         description="how long a node keeps the counter of an unused resource",
     )
     waiters_max: int = Field(
-        10_000, ge=1, le=1_000_000, description="how many acquires may wait at this server"
+        20_000, ge=1, le=1_000_000, description="how many acquires may wait at this server"
+    )
+    waiters_per_resource_max: int = Field(
+        2_000, ge=1, le=1_000_000, description="how many of them for one resource"
+    )
+    waiters_per_connection_max: int = Field(
+        5_000, ge=1, le=1_000_000, description="how many of them on one connection"
     )
     commands_max: int = Field(
         10_000, ge=1, le=1_000_000, description="how many commands of one stream may be unanswered"

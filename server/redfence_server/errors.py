@@ -127,12 +127,24 @@ class OverloadedError(RedfenceServerError):
     limit: int
 
 
+@dataclass(eq=False)
 class TooManyWaitersError(OverloadedError):
-    """So many acquires wait at this server that it takes no more."""
+    """So many acquires wait that no more are taken.
+
+    Attributes:
+        scope: what the bound is for: "resource", "server" or "connection".
+    """
+
+    scope: str
 
     def __str__(self) -> str:
         """Name the bound."""
-        return f"{self.limit} acquires are waiting at this server; it takes no more"
+        where = {
+            "resource": "for this resource",
+            "server": "at this server",
+            "connection": "on this connection",
+        }
+        return f"{self.limit} acquires are waiting {where[self.scope]}; no more are taken"
 
 
 class TooManyCommandsError(OverloadedError):

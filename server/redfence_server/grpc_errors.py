@@ -49,6 +49,8 @@ def _metadata(error: RedfenceServerError) -> dict[str, str]:
             return {"nodes": silent}
         case ValidityExhaustedError(elapsed_ms=elapsed_ms):
             return {"elapsed_ms": f"{elapsed_ms:.0f}"}
+        case TooManyWaitersError(limit=limit, scope=scope):
+            return {"limit": str(limit), "scope": scope}
         case OverloadedError(limit=limit):
             return {"limit": str(limit)}
     return {}

@@ -91,6 +91,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
             ttl_ms_max=self._service.ttl_ms_max,
             new_lease_id=self._randomness.hex_id,
             arrived_at_ms=arrived_at_ms,
+            connection=context.peer(),
             answer_within_ms=None if time_remaining is None else time_remaining * 1000,
         )
         return messages.acquire_response(call, await self._service.acquire(call))
@@ -103,8 +104,8 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
     @_answers_errors
     async def GetLock(self, request: lock_pb2.GetLockRequest, _: Context) -> lock_pb2.GetLockResponse:
         """See the contract."""
-        resource = model.check_resource(request.resource)
-        return messages.get_lock_response(resource, await self._service.look(resource))
+        resource, digest = messages.read_get_lock(request)
+        return messages.get_lock_response(resource, await self._service.look(resource, digest=digest))
 
     @_answers_errors
     async def CheckToken(

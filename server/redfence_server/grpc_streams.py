@@ -122,6 +122,7 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
         self._service = service
         self._clock = clock
         self._randomness = randomness
+        self._connection = context.peer()
         self._acquires: dict[int, asyncio.Task[None]] = {}
         self._open_ids: set[int] = set()
         # Grants that the peer surely has not been told of yet.
@@ -190,6 +191,7 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
                     ttl_ms_max=self._service.ttl_ms_max,
                     new_lease_id=self._randomness.hex_id,
                     arrived_at_ms=arrived_at_ms,
+                    connection=self._connection,
                 )
                 outcome = await self._service.acquire(call)
                 if isinstance(outcome, Lease):

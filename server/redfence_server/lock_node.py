@@ -15,14 +15,38 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """Delete the hold of a lease, where it holds. A node that cannot be reached gets it later, as an `Undo`.
+
+    Attributes:
+        yields: leave the lock to the other servers that wait for it: they get a notice, this one does not.
+    """
+
+    resource: str
+    digest: str
+    worthless_at_ms: float
+    yields: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Mint:
-    """Take the lock for a lease, with the node's next token. `nonce` is the attempt's id."""
+    """Take the lock for a lease, with the node's next token.
+
+    Attributes:
+        nonce: the attempt's id.
+        ends: a release of the same resource to carry out in the same step, which makes this a hand-over.
+        notify: give this server a `Notice` when the hold that is in the way has ended.
+        behind: further callers wait at this server; give it a notice of the end of the hold that this makes.
+    """
 
     resource: str
     digest: str
     nonce: str
     holder: str
     ttl_ms: int
+    ends: Release | None = None
+    notify: bool = False
+    behind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +81,6 @@ class Renew:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """Delete the hold of a lease, where it holds. A node that cannot be reached gets it later, as an `Undo`."""
-
-    resource: str
-    digest: str
-    worthless_at_ms: float
-
-
-@dataclass(frozen=True, slots=True)
 class Inspect:
     """Tell who holds the lock."""
 
@@ -80,10 +95,17 @@ Command = Mint | Commit | Undo | Renew | Release | Inspect
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The lease holds the lock on this node; nonce and token are those of the hold, which a retry may have found there."""
+    """The lease holds the lock on this node; nonce and token are those of the hold, which a retry may have found there.
+
+    Attributes:
+        contended: other servers want a notice of this hold's end.
+        released: of a hand-over: the lease to end did hold the lock here.
+    """
 
     nonce: str
     token: int
+    contended: bool = False
+    released: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +161,20 @@ class Silence(Enum):
 Reply = Granted | Held | Renewed | Plain | Silence
 
 
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A hold has ended on a node before its time. A hint: it may be lost, and somebody may hold the lock again by now.
+
+    Attributes:
+        node: by index.
+        token: what the hold had there.
+    """
+
+    node: int
+    resource: str
+    token: int
+
+
 class NodeState(Enum):
     """Whether a node votes."""
 
@@ -182,6 +218,10 @@ class LockNode(Protocol):
 
         Commands of one node are applied in the order they were sent. A reply or a `Silence` comes within the node timeout.
         """
+        ...
+
+    def listen(self, on_notice: Callable[[Notice], None]) -> None:
+        """Pass on the notices that this server asked for, in order with the replies of the node."""
         ...
 
     def report(self) -> NodeReport:

@@ -1,36 +1,38 @@
 """What the lock server does for its callers. Knows neither gRPC nor Redis.
 
-Takes checked values (model.py), runs the algorithm (redlock.py), waits (waiting.py), and answers with values or domain errors.
+Takes checked values (model.py), runs the algorithm (redlock.py), waits (wait_queue.py), and answers with values or domain errors.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from redfence_server import quorum
+from redfence_server.backoff import pauses
 from redfence_server.clock import Clock
 from redfence_server.errors import (
     DrainingError,
     NoQuorumError,
-    TooManyWaitersError,
     ValidityExhaustedError,
 )
 from redfence_server.lock_node import Held, Plain, Reply, Silence
 from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotGranted
 from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, Renewal, RenewVerdict, TokenVerdict
 from redfence_server.randomness import Randomness
-from redfence_server.redlock import AttemptGranted, Redlock, TooLate
-from redfence_server.waiting import SPLIT_TRIES_MAX, pauses
+from redfence_server.redlock import Attempt, AttemptGranted, Order, Redlock, TooLate, Verdict
+from redfence_server.wait_queue import QueueView, Turn, Waiter, WaiterLimits, WaitQueues
 
 # The server answers this much before the caller's deadline, for half a network round trip and a busy event loop; but it
 # does not give away more than a share of a short one.
 _ANSWER_MARGIN_MS_MAX: Final = 50
 _ANSWER_MARGIN_SHARE: Final = 0.25
-# A wake-up that comes this late was held up by more than a busy event loop.
-_STALLED_MS: Final = 250
+# How often an attempt is made anew when the nodes are split between callers and nobody was granted.
+_SPLIT_TRIES_MAX: Final = 4
+_EMPTY_QUEUE: Final = QueueView(0, (), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,10 @@ class RenewOutcome:
 
 @dataclass(frozen=True, slots=True)
 class LockView:
-    """Who holds a resource: the answer of a quorum, and of each node by index."""
+    """Who holds a resource: the answer of a quorum, and of each node by index; and who waits for it here."""
 
     current: CurrentHold | None
-    waiters: int
+    queue: QueueView
     nodes: tuple[Held | Plain | Silence, ...]
 
 
@@ -69,16 +71,17 @@ class LockService:
         clock: Clock,
         randomness: Randomness,
         ttl_ms_max: Callable[[], int],
-        waiters_max: int,
+        limits: WaiterLimits,
     ) -> None:
         self._redlock = redlock
         self._clock = clock
         self._randomness = randomness
         self._ttl_ms_max = ttl_ms_max
-        self._waiters_max = waiters_max
-        self._waiting: dict[str, int] = {}
-        self._waiting_count = 0
-        self._draining = asyncio.Event()
+        self._queues = WaitQueues(
+            node_count=len(redlock.nodes), clock=clock, randomness=randomness, limits=limits
+        )
+        for node in redlock.nodes:
+            node.listen(self._queues.on_notice)
 
     @property
     def ttl_ms_max(self) -> int:
@@ -87,7 +90,7 @@ class LockService:
 
     def drain(self) -> None:
         """Take no more acquires, and tell those that wait to go elsewhere."""
-        self._draining.set()
+        self._queues.drain()
 
     # --- acquire --------------------------------------------------------------------------------------------------
 
@@ -100,7 +103,7 @@ class LockService:
 
         Cancellation: whatever was minted is being undone.
         """
-        if self._draining.is_set():
+        if self._queues.draining:
             raise DrainingError
         if call.answer_within_ms is None:
             return await self._try_and_wait(call)
@@ -119,94 +122,65 @@ class LockService:
         self._redlock.take_back(resource=call.resource, nonce=lease.nonce, ttl_ms=call.ttl_ms)
 
     async def _try_and_wait(self, call: AcquireCall) -> Lease | NotGranted:
-        outcome = await self._try(call)
-        if not isinstance(outcome, Refusal):
-            return outcome
         wait_ms = float(call.wait_ms)
         if call.answer_within_ms is not None:
             # Twice the margin, so that the last try can end before the patience does.
             margin_ms = 2 * _answer_margin_ms(call.answer_within_ms)
             wait_ms = min(wait_ms, call.answer_within_ms - margin_ms)
-        give_up_at_ms = call.arrived_at_ms + wait_ms
-        if self._clock.now_ms() >= give_up_at_ms:
-            return self._not_granted(call, outcome)
-        self._enter(call.resource)
-        try:
-            return await self._wait(call, outcome, give_up_at_ms)
-        finally:
-            self._leave(call.resource)
+        if wait_ms <= 0:
+            return await self._try(call)
+        with self._queues.enter(call) as waiter:
+            return await self._wait(call, waiter, call.arrived_at_ms + wait_ms)
 
-    async def _wait(self, call: AcquireCall, refusal: Refusal, give_up_at_ms: float) -> Lease | NotGranted:
-        for pause_ms in pauses(self._randomness, lambda: self._waiting_count):
-            left_ms = give_up_at_ms - self._clock.now_ms()
-            if left_ms <= 0:
-                break
-            await self._pause(min(pause_ms, left_ms))
-            outcome = await self._try(call)
-            if not isinstance(outcome, Refusal):
-                return outcome
-            refusal = outcome
-        return self._not_granted(call, refusal)
-
-    async def _try(self, call: AcquireCall) -> Lease | Refusal:
-        """Attempt once, or a few times while rivals split the nodes so that nobody is granted."""
-        split: Refusal | None = None
-        for _, pause_ms in zip(range(SPLIT_TRIES_MAX), pauses(self._randomness), strict=False):
-            if split is not None:
-                await self._pause(pause_ms)
-            started_at_ms = self._clock.now_ms()
-            outcome = await self._redlock.attempt(
-                resource=call.resource, digest=call.lease_id.digest, ttl_ms=call.ttl_ms, holder=call.holder
-            )
+    async def _wait(self, call: AcquireCall, waiter: Waiter, give_up_at_ms: float) -> Lease | NotGranted:
+        """Try when it is this waiter's turn, until it is granted or its time is up."""
+        too_late: ValidityExhaustedError | None = None
+        while (turn := await waiter.turn(give_up_at_ms)) is not Turn.GIVE_UP:
+            if isinstance(turn, Attempt):
+                outcome = await self._redlock.finish(turn)
+            else:
+                outcome = await self._redlock.attempt(_order(call, behind=waiter.has_followers))
+            too_late = None
             match outcome:
-                case AttemptGranted(token, minted_at_ms, nonce):
-                    waited_ms = minted_at_ms - call.arrived_at_ms
-                    return Lease(token, int(waited_ms + quorum.validity_left_ms(call.ttl_ms, 0)), nonce)
-                case TooLate(elapsed_ms):
-                    raise ValidityExhaustedError(elapsed_ms, call.ttl_ms)
-                case Refusal(Failure.EXPIRED):
-                    raise ValidityExhaustedError(self._clock.now_ms() - started_at_ms, call.ttl_ms)
+                case AttemptGranted():
+                    waiter.granted(outcome)
+                    return _lease(call, outcome)
+                case TooLate() | Refusal(Failure.EXPIRED):
+                    # It was undone; the next try may be faster, and there is time for it.
+                    too_late = self._too_late(call, outcome)
+                    waiter.failed()
+                case Refusal(Failure.NO_QUORUM):
+                    # For the others as well: nobody can be granted, and each would find out after the one before.
+                    waiter.fail_all(partial(_no_quorum, outcome.silent))
+                    raise _no_quorum(outcome.silent)
+                case Refusal():
+                    waiter.refused(outcome)
+        if too_late is not None:
+            raise too_late
+        return NotGranted(waiter.current, waited=True, position=waiter.position)
+
+    async def _try(self, call: AcquireCall) -> Lease | NotGranted:
+        """Attempt once, or a few times while rivals split the nodes so that nobody is granted."""
+        split_pauses = pauses(self._randomness)
+        for tries_left in reversed(range(_SPLIT_TRIES_MAX)):
+            outcome = await self._redlock.attempt(_order(call))
+            match outcome:
+                case AttemptGranted():
+                    return _lease(call, outcome)
+                case TooLate() | Refusal(Failure.EXPIRED):
+                    raise self._too_late(call, outcome)
                 case Refusal(Failure.NO_QUORUM):
                     raise _no_quorum(outcome.silent)
-                case Refusal(Failure.HELD):
-                    return outcome
-                case Refusal(Failure.SPLIT):
-                    split = outcome
-        assert split is not None
-        return split
+                case Refusal(Failure.SPLIT) if tries_left:
+                    await asyncio.sleep(next(split_pauses) / 1000)
+                case Refusal():
+                    holds = [hold for _, hold in outcome.held]
+                    return NotGranted(_describe(quorum.present_hold(holds)), waited=call.wait_ms > 0)
+        raise AssertionError("the last try returns")
 
-    async def _pause(self, pause_ms: float) -> None:
-        """Sleep, unless the server drains.
-
-        Raises:
-            DrainingError: it does.
-        """
-        due_at_ms = self._clock.now_ms() + pause_ms
-        try:
-            async with asyncio.timeout(pause_ms / 1000):
-                await self._draining.wait()
-        except TimeoutError:
-            if self._clock.now_ms() - due_at_ms > _STALLED_MS:
-                # This process was stopped, and its callers may have gone elsewhere meanwhile. Hear that first, or a lock
-                # would be taken for somebody who is not there.
-                await asyncio.sleep(_STALLED_MS / 1000)
-            return
-        raise DrainingError
-
-    def _enter(self, resource: str) -> None:
-        if self._waiting_count >= self._waiters_max:
-            raise TooManyWaitersError(self._waiters_max)
-        self._waiting_count += 1
-        self._waiting[resource] = self._waiting.get(resource, 0) + 1
-
-    def _leave(self, resource: str) -> None:
-        self._waiting_count -= 1
-        self._waiting[resource] -= 1
-        if not self._waiting[resource]:
-            del self._waiting[resource]
-
-    def _not_granted(self, call: AcquireCall, refusal: Refusal) -> NotGranted:
-        return NotGranted(_describe(quorum.present_hold(refusal.held)), waited=call.wait_ms > 0)
+    def _too_late(self, call: AcquireCall, outcome: TooLate | Refusal) -> ValidityExhaustedError:
+        elapsed_ms = outcome.elapsed_ms if isinstance(outcome, TooLate) else call.ttl_ms
+        return ValidityExhaustedError(elapsed_ms, call.ttl_ms)
 
     # --- the lease ------------------------------------------------------------------------------------------------
 
@@ -229,19 +203,31 @@ class LockService:
         Raises:
             NoQuorumError: too few nodes answered to tell.
         """
-        outcome = await self._redlock.release(
-            resource=resource, digest=lease_id.digest, ttl_ms_max=self.ttl_ms_max
-        )
+        outcome = await self._release(resource, lease_id.digest)
         if outcome.verdict is ReleaseVerdict.NO_QUORUM:
             raise _no_quorum(
                 quorum.silent_nodes(outcome.replies), also="; the lease may be held there until its ttl ends"
             )
         return outcome.verdict is ReleaseVerdict.RELEASED
 
+    def _release(self, resource: str, digest: str) -> Awaitable[Verdict[ReleaseVerdict]]:
+        """Hand the lock over to the first who waits here for it, or release it openly."""
+        queue = self._queues.find(resource)
+        successor = None if queue is None else queue.successor(digest)
+        if queue is None or successor is None:
+            yields = queue is not None and queue.yields(digest)
+            return self._redlock.release(
+                resource=resource, digest=digest, ttl_ms_max=self.ttl_ms_max, yields=yields
+            )
+        order = _order(successor.call, behind=successor.has_followers)
+        attempt, released = self._redlock.hand_over(order, ends=digest, ttl_ms_max=self.ttl_ms_max)
+        queue.hand_over(successor, attempt)
+        return released
+
     # --- looking --------------------------------------------------------------------------------------------------
 
-    async def look(self, resource: str) -> LockView:
-        """Tell who holds a resource.
+    async def look(self, resource: str, *, digest: str = "") -> LockView:
+        """Tell who holds a resource and who waits for it, and where in the queue the waiter is whose lease id has this digest.
 
         Raises:
             NoQuorumError: too few nodes answered.
@@ -253,9 +239,10 @@ class LockService:
             raise _no_quorum(silent)
         groups = quorum.by_lease(holds)
         held = bool(groups) and len(groups[0]) >= self._redlock.quorum
+        queue = self._queues.find(resource)
         return LockView(
             current=_describe(quorum.present_hold(holds)) if held else None,
-            waiters=self._waiting.get(resource, 0),
+            queue=_EMPTY_QUEUE if queue is None else queue.view(digest),
             nodes=tuple(_answer(reply) for reply in replies),
         )
 
@@ -273,6 +260,20 @@ class LockService:
                 also="; the others cannot tell whether the token is live",
             )
         return TokenView(judgement.verdict is TokenVerdict.LIVE, _describe(judgement.current))
+
+
+def _order(call: AcquireCall, *, behind: bool = False) -> Order:
+    return Order(
+        *(call.resource, call.lease_id.digest, call.ttl_ms, call.holder),
+        notify=call.wait_ms > 0,
+        behind=behind,
+    )
+
+
+def _lease(call: AcquireCall, grant: AttemptGranted) -> Lease:
+    waited_ms = grant.minted_at_ms - call.arrived_at_ms
+    validity_ms = quorum.validity_left_ms(call.ttl_ms, 0) - quorum.wait_drift_ms(call.ttl_ms, waited_ms)
+    return Lease(grant.token, int(waited_ms + validity_ms), grant.nonce)
 
 
 def _answer_margin_ms(answer_within_ms: float) -> float:

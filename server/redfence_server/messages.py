@@ -72,6 +72,7 @@ def read_acquire(
     ttl_ms_max: int,
     new_lease_id: Callable[[], str],
     arrived_at_ms: float,
+    connection: str,
     answer_within_ms: float | None = None,
 ) -> AcquireCall:
     """Return the checked call.
@@ -87,6 +88,7 @@ def read_acquire(
         wait_ms=_wait_ms(request),
         arrived_at_ms=arrived_at_ms,
         answer_within_ms=answer_within_ms,
+        connection=connection,
     )
 
 
@@ -97,6 +99,16 @@ def read_lease(request: lock_pb2.ReleaseRequest | lock_pb2.KeepAliveRequest) -> 
         InvalidFieldError: a field is malformed.
     """
     return model.check_resource(request.resource), LeaseId(request.lease_id)
+
+
+def read_get_lock(request: lock_pb2.GetLockRequest) -> tuple[str, str]:
+    """Return which resource to look at, and the digest of the lease id that was asked about; empty if none was.
+
+    Raises:
+        InvalidFieldError: a field is malformed.
+    """
+    resource = model.check_resource(request.resource)
+    return resource, LeaseId(request.lease_id).digest if request.lease_id else ""
 
 
 def acquire_response(call: AcquireCall, outcome: Lease | NotGranted) -> lock_pb2.AcquireResponse:
@@ -113,7 +125,9 @@ def acquire_response(call: AcquireCall, outcome: Lease | NotGranted) -> lock_pb2
             ),
         )
     kind = lock_pb2.ACQUIRE_OUTCOME_WAIT_TIMEOUT if outcome.waited else lock_pb2.ACQUIRE_OUTCOME_HELD
-    return lock_pb2.AcquireResponse(outcome=kind, current=_current(outcome.current))
+    return lock_pb2.AcquireResponse(
+        outcome=kind, current=_current(outcome.current), position=outcome.position
+    )
 
 
 def release_response(released: bool) -> lock_pb2.ReleaseResponse:  # noqa: FBT001  (the one thing it says)
@@ -148,8 +162,13 @@ def get_lock_response(resource: str, view: LockView) -> lock_pb2.GetLockResponse
     return lock_pb2.GetLockResponse(
         resource=resource,
         current=_current(view.current),
-        waiters=view.waiters,
+        waiters=view.queue.count,
         nodes=[_node_hold(index, answer) for index, answer in enumerate(view.nodes)],
+        queue=[
+            lock_pb2.QueuedAcquire(holder=holder, waited=duration(waited_ms))
+            for holder, waited_ms in view.queue.first
+        ],
+        position=view.queue.position,
     )
 
 

@@ -92,6 +92,7 @@ class AcquireCall:
         wait_ms: how long to wait for a held resource; 0 is try-once.
         arrived_at_ms: when the request reached this server.
         answer_within_ms: how long after that the caller gives up; None if it never does.
+        connection: which connection it came on.
     """
 
     resource: str
@@ -101,6 +102,7 @@ class AcquireCall:
     wait_ms: int
     arrived_at_ms: float
     answer_within_ms: float | None = None
+    connection: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,13 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class NotGranted:
-    """The resource is held. `waited`: the caller had asked to wait, and the wait is over."""
+    """The resource is held.
+
+    Attributes:
+        waited: the caller had asked to wait, and the wait is over.
+        position: its place in the queue then; 0 if it had none.
+    """
 
     current: CurrentHold | None
     waited: bool
+    position: int = 0

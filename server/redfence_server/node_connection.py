@@ -3,6 +3,9 @@
 Commands issued in one turn of the event loop leave in one write, and the node answers them with one fsync. Replies come in
 order, so a queue matches them; nobody but this class ever reads the socket, so a caller that goes away cannot leave a
 reply for the next one. Timeouts need one timer for the whole queue: the oldest command is the first to be overdue.
+
+Notices come over the same socket, which speaks RESP3: it tells what was pushed from what was asked for. So a notice can
+neither overtake the reply to an earlier command nor be overtaken by the reply to a later one.
 """
 
 from __future__ import annotations
@@ -34,11 +37,17 @@ class NodeConnection(asyncio.Protocol):
     Args:
         node_timeout_ms: a command without a reply for this long is told `Silence.TIMED_OUT`. Its late reply is dropped.
         on_lost: told once, with the reason, when the connection has ended; every unanswered command has been told by then.
+        on_notice: told the payload of each message published on the channel that was subscribed to.
     """
 
-    def __init__(self, *, node_timeout_ms: int, on_lost: Callable[[str], None]) -> None:
+    def __init__(
+        self, *, node_timeout_ms: int, on_lost: Callable[[str], None], on_notice: Callable[[bytes], None]
+    ) -> None:
         self._timeout_s = node_timeout_ms / 1000
         self._on_lost = on_lost
+        self._on_notice = on_notice
+        # Told whether a subscription was granted; the node answers it before anything that is sent later.
+        self._on_subscribed: Callable[[str], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
         self._transport: asyncio.Transport | None = None
@@ -65,6 +74,16 @@ class NodeConnection(asyncio.Protocol):
         if self._timer is None or self._timer.when() > now + self._timeout_s:
             self._arm(now + self._timeout_s)
         return True
+
+    def subscribe(self, channel: str, on_subscribed: Callable[[str], None]) -> None:
+        """Begin to take the notices of a channel: the first thing to send, and once at most.
+
+        `on_subscribed` is told why the node refuses, or nothing.
+        """
+        assert self._transport is not None
+        assert not self._unanswered, "the answer is told by its place"
+        self._on_subscribed = on_subscribed
+        self._transport.write(hiredis.pack_command(("SUBSCRIBE", channel)))  # type: ignore[arg-type]  # its stub says: a tuple of one
 
     def abort(self, reason: str) -> None:
         """End the connection now."""
@@ -117,7 +136,9 @@ class NodeConnection(asyncio.Protocol):
                 return
             if raw is _INCOMPLETE:
                 break
-            if self._overdue:
+            if self._on_subscribed is not None or isinstance(raw, hiredis.PushNotification):
+                self._pushed(raw)
+            elif self._overdue:
                 _, sent_at = self._overdue.popleft()
             elif self._unanswered:
                 on_raw, sent_at = self._unanswered.popleft()
@@ -127,6 +148,13 @@ class NodeConnection(asyncio.Protocol):
                 return
         if sent_at is not None:
             self.latency_ms = (self._loop.time() - sent_at) * 1000
+
+    def _pushed(self, raw: Any) -> None:
+        if self._on_subscribed is not None:
+            on_subscribed, self._on_subscribed = self._on_subscribed, None
+            on_subscribed(str(raw) if isinstance(raw, ReplyError) else "")
+        elif raw[0] == b"message":
+            self._on_notice(raw[2])
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell every waiting caller, then the owner."""

@@ -18,11 +18,21 @@ import structlog
 
 from redfence_server import node_admission, scripts
 from redfence_server.clock import Clock
-from redfence_server.lock_node import Command, NodeReport, NodeState, Release, Reply, Silence, Undo
+from redfence_server.lock_node import (
+    Command,
+    Mint,
+    NodeReport,
+    NodeState,
+    Notice,
+    Release,
+    Reply,
+    Silence,
+    Undo,
+)
 from redfence_server.node_admission import Admitted, Expectation, Identity, Rejected
 from redfence_server.node_connection import NodeConnection, ReplyError
 from redfence_server.randomness import Randomness
-from redfence_server.redis_dial import DialError, DialledNode, NodeUrl, dial
+from redfence_server.redis_dial import DialError, DialledNode, DialRefusedError, NodeUrl, dial
 
 # How long to wait before dialling again: doubled from the first to the last, with jitter of a half.
 _BACKOFF_MS_FIRST: Final = 50
@@ -41,6 +51,7 @@ class LinkSettings:
 
     Attributes:
         packer: one for all links, so that a command for all nodes is packed once.
+        channel: of this server, for notices.
         node_timeout_ms: how long a command may stay unanswered.
         dial_timeout_ms: how long each step of connecting may take.
         assume_durable: the operator's word that a restarted node forgets nothing.
@@ -48,6 +59,7 @@ class LinkSettings:
 
     keys: scripts.Keyspace
     packer: scripts.Packer
+    channel: str
     node_count: int
     node_timeout_ms: int
     dial_timeout_ms: int
@@ -98,6 +110,7 @@ class NodeLink:
         self._latency_ms: float | None = None
         self._last_error_code = ""
         self._kept: deque[Undo | Release] = deque(maxlen=_KEPT_MAX)
+        self._on_notice: Callable[[Notice], None] = _ignore
         self._task: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[str] | None = None
         self.rejected: Rejected | None = None
@@ -117,6 +130,10 @@ class NodeLink:
         self._keep(command)
         if on_reply is not None:
             asyncio.get_running_loop().call_soon(on_reply, Silence.UNREACHABLE)
+
+    def listen(self, on_notice: Callable[[Notice], None]) -> None:
+        """Pass on the notices that this server asked for; see `LockNode`."""
+        self._on_notice = on_notice
 
     def report(self) -> NodeReport:
         """Tell what is known of the node, without asking it."""
@@ -180,8 +197,11 @@ class NodeLink:
         # Late is better than never only for what ends a hold; a missed one would block the lock until its ttl ends, if
         # another node missed another. An undo goes by an attempt's nonce and so can end nothing else; a release goes by the
         # lease id, which the contract tells callers never to use for a second acquisition.
-        if isinstance(command, Undo | Release):
-            self._kept.append(command)
+        #
+        # Of a hand-over, what it ends is kept; what it mints is the attempt's to undo.
+        ends = command.ends if isinstance(command, Mint) else command
+        if isinstance(ends, Undo | Release):
+            self._kept.append(ends)
 
     def _send_kept(self) -> None:
         kept, self._kept = self._kept, deque(maxlen=_KEPT_MAX)
@@ -233,10 +253,15 @@ class NodeLink:
             for source in scripts.sources():
                 await dialled.command("SCRIPT", "LOAD", source)
             self._lost = asyncio.get_running_loop().create_future()
+            speaks_resp3 = await self._ask_for_resp3(dialled)
             connection = NodeConnection(
-                node_timeout_ms=self._settings.node_timeout_ms, on_lost=self._note_loss
+                node_timeout_ms=self._settings.node_timeout_ms,
+                on_lost=self._note_loss,
+                on_notice=self._on_raw_notice,
             )
             dialled.hand_over(connection)
+            if speaks_resp3:
+                connection.subscribe(self._settings.channel, self._on_subscribed)
             self._admission = identity.admission.encode()
             self._connection = connection
             self._send_kept()
@@ -248,6 +273,27 @@ class NodeLink:
         finally:
             self._connection = None
             await dialled.close()
+
+    async def _ask_for_resp3(self, dialled: DialledNode) -> bool:
+        try:
+            await dialled.command("HELLO", 3)
+        except DialRefusedError as error:
+            self._on_subscribed(str(error))
+            return False
+        return True
+
+    def _on_subscribed(self, refusal: str) -> None:
+        if refusal:
+            # It votes all the same: who waits is then woken by the expiry alone.
+            self._log.warning("node_notices_refused", problem=refusal)
+
+    def _on_raw_notice(self, payload: bytes) -> None:
+        try:
+            notice = scripts.read_notice(payload, keys=self._settings.keys, node=self.index)
+        except ValueError:
+            self._log.warning("node_notice_malformed")
+            return
+        self._on_notice(notice)
 
     def _note_loss(self, reason: str) -> None:
         if self._connection is not None:
@@ -302,6 +348,10 @@ class NodeLink:
             self._log.warning("node_back", run_id=self._run_id)
         else:
             self._log.warning("node_lost", state=state.name.lower(), detail=detail)
+
+
+def _ignore(_: Notice) -> None:
+    """Nobody listens."""
 
 
 class _TurnedAwayError(Exception):

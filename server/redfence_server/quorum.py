@@ -42,6 +42,18 @@ def validity_left_ms(ttl_ms: int, elapsed_ms: float) -> float:
     return ttl_ms - elapsed_ms - (ttl_ms * DRIFT_RATIO + DRIFT_FIXED_MS)
 
 
+WAIT_DRIFT_RATIO = 0.0005
+"""How much the clocks of a caller and of this server may part while the caller waits: as much as a clock is ever slewed."""
+
+
+def wait_drift_ms(ttl_ms: int, waited_ms: float) -> float:
+    """Return what to take from the validity of a lease that was waited for, for its caller counts from its sending.
+
+    It is at most half of the ttl, for a lease that is worth nothing serves nobody; who waits that long renews at once.
+    """
+    return min(waited_ms * WAIT_DRIFT_RATIO, ttl_ms / 2)
+
+
 # --- acquire ----------------------------------------------------------------------------------------------------
 
 
@@ -75,10 +87,10 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The attempt has failed. `silent` names the nodes that did not answer, by index."""
+    """The attempt has failed. `held` are the holds in its way and `silent` the nodes that did not answer, each by node index."""
 
     failure: Failure
-    held: tuple[Held, ...]
+    held: tuple[tuple[int, Held], ...]
     silent: tuple[tuple[int, Silence], ...]
 
 
@@ -180,7 +192,7 @@ class Tally:
         return Ask(token, tuple(targets))
 
     def _refuse(self) -> Refusal:
-        held = tuple(reply for reply in self._replies if isinstance(reply, Held))
+        held = tuple((node, reply) for node, reply in enumerate(self._replies) if isinstance(reply, Held))
         silent = silent_nodes(self._replies)
         node_count = len(self._replies)
         if len(silent) > node_count - self._quorum:
@@ -188,7 +200,7 @@ class Tally:
         if not held:
             return Refusal(Failure.EXPIRED, held, silent)
         unknown = len(silent) + self._replies.count(None)
-        most = max(len(group) for group in by_lease(held))
+        most = max(len(group) for group in by_lease([reply for _, reply in held]))
         split = most + unknown < self._quorum
         return Refusal(Failure.SPLIT if split else Failure.HELD, held, silent)
 
@@ -249,6 +261,16 @@ def judge_release(replies: Replies) -> ReleaseVerdict | None:
     if released + replies.count(Plain.NOT_HELD) >= quorum:
         return ReleaseVerdict.RELEASED if released else ReleaseVerdict.NOT_HELD
     return ReleaseVerdict.NO_QUORUM if len(silent_nodes(replies)) > len(replies) - quorum else None
+
+
+def release_part(reply: Reply) -> Reply:
+    """Return what a node's answer to a hand-over says of the lease that was to end."""
+    match reply:
+        case Granted(released=True):
+            return Plain.RELEASED
+        case Granted() | Held():
+            return Plain.NOT_HELD
+    return reply
 
 
 class TokenVerdict(Enum):

@@ -14,11 +14,15 @@ import redis.asyncio as redis_asyncio
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 
 class DialError(Exception):
     """No usable connection: unreachable, refused, wrong password, or an answer that is none."""
+
+
+class DialRefusedError(DialError):
+    """The node answered a command with an error; the connection goes on."""
 
 
 # Everything else that redis-py reads from a URL would change how commands are sent, retried or read.
@@ -90,6 +94,8 @@ class DialledNode:
         try:
             await self._connection.send_command(*parts)
             answer = await self._connection.read_response()
+        except ResponseError as error:
+            raise DialRefusedError(f"{parts[0]!s}: {error}") from error
         except (RedisError, OSError) as error:
             raise DialError(f"{parts[0]!s}: {error}") from error
         _pass_on_cancellation()

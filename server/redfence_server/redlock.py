@@ -15,6 +15,9 @@ argument that it cannot, whatever clocks, pauses, delays and lost replies do; it
 5. Which comes first? If grant 1 was answered before attempt 2 began, its quorum stood at M1 before any mint of attempt 2, so the order
    of 4 is the order of time.
 
+A hand-over is a mint that ends another lease in the same step. To a node it is a release followed by a mint with nothing
+in between, and the mint is like any other: a nonce of its own and the next number. So the argument holds as it stands.
+
 Expiry, clock jumps and late messages can end a hold early, which costs exclusion, but they cannot make two holds of
 one node overlap. That is why the tokens are ordered even when exclusion is broken, and why the storage must check them.
 
@@ -25,7 +28,7 @@ deciding reply is read, and slower nodes are not waited for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
@@ -35,6 +38,7 @@ from redfence_server.clock import Clock
 from redfence_server.lock_node import (
     Command,
     Commit,
+    Granted,
     Inspect,
     LockNode,
     Mint,
@@ -74,11 +78,13 @@ class AttemptGranted:
         token: greater than every token granted before for the resource.
         minted_at_ms: the instant before the mint was sent, from which the ttl counts.
         nonce: of the attempt, for `take_back`.
+        contended: another server wants to be told of the end of this lease.
     """
 
     token: int
     minted_at_ms: float
     nonce: str = field(default="", compare=False)
+    contended: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,24 @@ class TooLate:
 AttemptOutcome = AttemptGranted | TooLate | Refusal
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What an attempt is to grant.
+
+    Attributes:
+        digest: of the lease id.
+        notify: have this server told when the holds in the way have ended.
+        behind: have it told when the granted lease has ended, for others wait here as well.
+    """
+
+    resource: str
+    digest: str
+    ttl_ms: int
+    holder: str
+    notify: bool = False
+    behind: bool = False
+
+
 class Redlock:
     """Runs the algorithm over all configured nodes."""
 
@@ -100,22 +124,56 @@ class Redlock:
         self._clock = clock
         self._randomness = randomness
 
-    async def attempt(self, *, resource: str, digest: str, ttl_ms: int, holder: str) -> AttemptOutcome:
-        """Try once to grant the lease with this digest.
+    async def attempt(self, order: Order) -> AttemptOutcome:
+        """Try once to grant a lease; see `finish`."""
+        return await self.finish(self._begin(order))
+
+    def hand_over(
+        self, order: Order, *, ends: str, ttl_ms_max: int
+    ) -> tuple[Attempt, Awaitable[Verdict[ReleaseVerdict]]]:
+        """End the lease with the digest `ends` as `release` does and, in the same step, begin an attempt.
+
+        The caller sees to it that the attempt is finished or given up; the release does not depend on it.
+        """
+        assert ends != order.digest, "a lease is not handed over to itself"
+        release = Release(order.resource, ends, self._clock.now_ms() + ttl_ms_max)
+        poll = _Poll(len(self.nodes), quorum.judge_release)
+        attempt = self._begin(
+            order, ends=release, on_reply=lambda node, reply: poll.note(node, quorum.release_part(reply))
+        )
+        return attempt, poll.verdict
+
+    async def finish(self, attempt: Attempt) -> AttemptOutcome:
+        """Return what came of an attempt.
 
         Whatever else than `AttemptGranted` comes of it, an undo is on its way to every node that may hold something.
 
         Cancellation: as any failure; the undo does not depend on the cancelled caller.
         """
-        mint = Mint(resource, digest, self._randomness.hex_id(), holder, ttl_ms)
-        attempt = _Attempt(self.nodes, mint, clock=self._clock)
-        attempt.start()
         try:
             return await attempt.outcome
         except asyncio.CancelledError:
             # Also when the grant came in this very turn of the loop: nobody will be told of it.
             attempt.give_up()
             raise
+
+    def _begin(
+        self,
+        order: Order,
+        *,
+        ends: Release | None = None,
+        on_reply: Callable[[int, Reply], None] | None = None,
+    ) -> Attempt:
+        nonce = self._randomness.hex_id()
+        mint = Mint(
+            *(order.resource, order.digest, nonce, order.holder, order.ttl_ms),
+            ends=ends,
+            notify=order.notify,
+            behind=order.behind,
+        )
+        attempt = Attempt(self.nodes, mint, clock=self._clock, on_reply=on_reply)
+        attempt.start()
+        return attempt
 
     def take_back(self, *, resource: str, nonce: str, ttl_ms: int) -> None:
         """Undo a grant of which nobody was told. A retry of the same Acquire that shares it keeps it."""
@@ -127,13 +185,17 @@ class Redlock:
         """Start the ttl of a lease anew on every node where it holds."""
         return (await self._ask_all(Renew(resource, digest), quorum.judge_renew)).verdict
 
-    async def release(self, *, resource: str, digest: str, ttl_ms_max: int) -> Verdict[ReleaseVerdict]:
+    async def release(
+        self, *, resource: str, digest: str, ttl_ms_max: int, yields: bool = False
+    ) -> Verdict[ReleaseVerdict]:
         """End a lease on every node, also on those that come back within the greatest ttl a lease can have.
+
+        With `yields`, the servers that wait for it are told, but not this one.
 
         Cancellation: the release goes on; it was sent to every node already.
         """
         worthless_at_ms = self._clock.now_ms() + ttl_ms_max
-        return await self._ask_all(Release(resource, digest, worthless_at_ms), quorum.judge_release)
+        return await self._ask_all(Release(resource, digest, worthless_at_ms, yields), quorum.judge_release)
 
     async def check_token(self, *, resource: str, token: int) -> Verdict[TokenJudgement]:
         """Tell whether the lease with this token holds a quorum."""
@@ -147,28 +209,49 @@ class Redlock:
         self, command: Command, judge: Callable[[quorum.Replies], Judged | None]
     ) -> Verdict[Judged]:
         """Send to every node at once and return the first verdict that the replies allow."""
-        replies: list[Reply | None] = [None] * len(self.nodes)
-        verdict: asyncio.Future[Verdict[Judged]] = asyncio.get_running_loop().create_future()
-
-        def note(node: int, reply: Reply) -> None:
-            if verdict.done():
-                return
-            replies[node] = reply
-            if (judged := judge(replies)) is not None:
-                verdict.set_result(Verdict(judged, replies))
-
+        poll = _Poll(len(self.nodes), judge)
         for node in self.nodes:
-            node.send(command, partial(note, node.index))
-        return await verdict
+            node.send(command, partial(poll.note, node.index))
+        return await poll.verdict
 
 
-class _Attempt:
-    """One try to grant one lease. Its nonce is new, and it mints at most once on each node."""
+class _Poll(Generic[Judged]):
+    """The answers of all nodes to one question. `verdict` is the first one that the answers allow."""
 
-    def __init__(self, nodes: Sequence[LockNode], mint: Mint, *, clock: Clock) -> None:
+    def __init__(self, node_count: int, judge: Callable[[quorum.Replies], Judged | None]) -> None:
+        self._replies: list[Reply | None] = [None] * node_count
+        self._judge = judge
+        self.verdict: asyncio.Future[Verdict[Judged]] = asyncio.get_running_loop().create_future()
+
+    def note(self, node: int, reply: Reply) -> None:
+        """Note a node's answer."""
+        if self.verdict.done():
+            return
+        self._replies[node] = reply
+        if (judged := self._judge(self._replies)) is not None:
+            self.verdict.set_result(Verdict(judged, self._replies))
+
+
+class Attempt:
+    """One try to grant one lease. Its nonce is new, and it mints at most once on each node.
+
+    Args:
+        on_reply: is told every node's answer to the mint, also when the attempt is over.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[LockNode],
+        mint: Mint,
+        *,
+        clock: Clock,
+        on_reply: Callable[[int, Reply], None] | None = None,
+    ) -> None:
         self._nodes = nodes
         self._mint = mint
         self._clock = clock
+        self._on_reply = on_reply
+        self._contended = False
         self._tally = Tally(len(nodes), nonce=mint.nonce)
         self._minted_at_ms = 0.0
         self.outcome: asyncio.Future[AttemptOutcome] = asyncio.get_running_loop().create_future()
@@ -186,6 +269,10 @@ class _Attempt:
             self.outcome.cancel()
 
     def _on_mint(self, node: int, reply: Reply) -> None:
+        if self._on_reply is not None:
+            self._on_reply(node, reply)
+        if isinstance(reply, Granted):
+            self._contended |= reply.contended
         if not self.outcome.done():
             self._act(self._tally.minted(node, reply))
         elif self._is_granted():
@@ -203,7 +290,9 @@ class _Attempt:
                 # Counted from before the send, and checked after everything else (field note 5: others count from the reply).
                 elapsed_ms = self._clock.now_ms() - self._minted_at_ms
                 if quorum.validity_left_ms(self._mint.ttl_ms, elapsed_ms) > 0:
-                    self.outcome.set_result(AttemptGranted(token, self._minted_at_ms, self._mint.nonce))
+                    self.outcome.set_result(
+                        AttemptGranted(token, self._minted_at_ms, self._mint.nonce, self._contended)
+                    )
                 else:
                     self._undo()
                     self.outcome.set_result(TooLate(elapsed_ms))
@@ -231,4 +320,4 @@ class _Attempt:
         return not self.outcome.cancelled() and isinstance(self.outcome.result(), AttemptGranted)
 
 
-__all__ = ["AttemptGranted", "AttemptOutcome", "Failure", "Redlock", "TooLate"]
+__all__ = ["Attempt", "AttemptGranted", "AttemptOutcome", "Failure", "Order", "Redlock", "TooLate"]

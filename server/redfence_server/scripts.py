@@ -19,6 +19,7 @@ from redfence_server.lock_node import (
     Held,
     Inspect,
     Mint,
+    Notice,
     Plain,
     Release,
     Renew,
@@ -69,6 +70,10 @@ class Keyspace:
         """The last number minted or learnt for a resource."""
         return f"{self.prefix}counter:{resource}"
 
+    def channel(self, server_id: str) -> str:
+        """Where one server is told that a hold has ended. It alone listens there, so notices cost nobody else anything."""
+        return f"{self.prefix}notice:{server_id}"
+
 
 _NAMES: dict[type[Command], str] = {
     Mint: "mint",
@@ -89,13 +94,19 @@ def sources() -> list[bytes]:
 
 
 class Packer:
-    """Turns commands into the bytes to send. A command for N nodes is packed once: only the admission id differs."""
+    """Turns commands into the bytes to send. A command for N nodes is packed once: only the admission id differs.
+
+    Args:
+        keys: the names on the nodes.
+        channel: of this server, for notices.
+    """
 
     # Stands for the admission id in what is packed once; no caller can send it, for names have no control characters.
     _HOLE: Final = "\0" * ADMISSION_DIGITS
 
-    def __init__(self, keys: Keyspace) -> None:
+    def __init__(self, keys: Keyspace, *, channel: str) -> None:
         self._keys = keys
+        self._channel = channel
         self._command: Command | None = None
         self._head = self._tail = b""
 
@@ -113,16 +124,20 @@ class Packer:
         sha = _SHAS[type(command)]
         lock = keys.lock(command.resource)
         match command:
-            case Mint(resource, digest, nonce, holder, ttl_ms):
+            case Mint(resource, digest, nonce, holder, ttl_ms, ends, notify, behind):
                 head = ("EVALSHA", sha, 4, keys.node, keys.high, lock, keys.counter(resource), hole)
-                return (*head, digest, nonce, holder, ttl_ms, keys.counter_idle_ms)
+                told = (self._channel, int(notify), int(behind))
+                ended = ends.digest if ends else ""
+                return (*head, digest, nonce, holder, ttl_ms, keys.counter_idle_ms, ended, *told)
             case Commit(resource, digest, nonce, token):
                 head = ("EVALSHA", sha, 4, keys.node, keys.high, lock, keys.counter(resource), hole)
                 return (*head, digest, nonce, token, keys.counter_idle_ms)
             case Undo(_, nonce):
                 return ("EVALSHA", sha, 2, keys.node, lock, hole, nonce)
-            case Renew(digest=digest) | Release(digest=digest):
+            case Renew(digest=digest):
                 return ("EVALSHA", sha, 2, keys.node, lock, hole, digest)
+            case Release(digest=digest, yields=yields):
+                return ("EVALSHA", sha, 2, keys.node, lock, hole, digest, self._channel if yields else "")
             case Inspect():
                 return ("EVALSHA", sha, 2, keys.node, lock, hole)
 
@@ -133,6 +148,19 @@ class NotAdmittedError(Exception):
 
 class NumbersExhaustedError(Exception):
     """The node has minted every number below 2^53."""
+
+
+def read_notice(payload: bytes, *, keys: Keyspace, node: int) -> Notice:
+    """Return what a script published.
+
+    Raises:
+        ValueError: no script publishes this.
+    """
+    token, _, key = payload.decode().partition(" ")
+    start = keys.lock("")
+    if not key.startswith(start):
+        raise ValueError("the key of a notice is that of a lock")
+    return Notice(node, key.removeprefix(start), int(token))
 
 
 _PLAIN = {
@@ -159,7 +187,7 @@ def read_reply(raw: list[Any]) -> Reply:
         if word in _PLAIN:
             return _PLAIN[word]
         if word == b"granted":
-            return Granted(raw[1].decode(), raw[2])
+            return Granted(raw[1].decode(), raw[2], raw[3] > 0, raw[4] == 1)
         if word == b"held":
             # PTTL is negative for a hold that expires in this very millisecond.
             return Held(raw[1].decode(), raw[2], raw[3].decode(errors="replace"), max(0, raw[4]))

@@ -79,6 +79,7 @@ class FakeSite:
                 "token": str(hold.token),
                 "holder": hold.holder,
                 "ttl_ms": str(hold.ttl_ms),
+                "notify": " ".join(hold.notify),
             }
         for resource, counter in state.counters.items():
             kept[KEYS.counter(resource)] = {"": str(counter.value)}
@@ -158,7 +159,8 @@ async def real_site(redis: RedisNode) -> RealSite:
         index=0,
         settings=LinkSettings(
             keys=KEYS,
-            packer=Packer(KEYS),
+            packer=Packer(KEYS, channel="test"),
+            channel="test",
             node_count=1,
             node_timeout_ms=2_000,
             dial_timeout_ms=2_000,
@@ -177,7 +179,7 @@ async def real_site(redis: RedisNode) -> RealSite:
 async def site(request: pytest.FixtureRequest, flushed_nodes: FlushedNodes) -> AsyncIterator[Site]:
     """The fake node, and a real one of each engine."""
     if request.param == "fake":
-        yield FakeSite(FakeNode(0, now_ms=lambda: 0.0))
+        yield FakeSite(FakeNode(0, now_ms=lambda: 0.0, channel="test"))
         return
     binary = engine_binary(request.param)
     if binary is None:
@@ -218,6 +220,7 @@ async def test_a_mint_of_a_free_lock_takes_it_and_the_next_number(site: Site) ->
             "token": "1",
             "holder": "h",
             "ttl_ms": str(TTL_MS),
+            "notify": "",
         },
         KEYS.counter(R): {"": "1"},
         KEYS.high: {"": "1"},
@@ -480,7 +483,7 @@ async def test_a_fake_and_a_real_node_cannot_be_told_apart(flushed_nodes: Flushe
         for resource in "xy":
             await real.redis.call("DEL", KEYS.lock(resource), KEYS.counter(resource))
         await real.set_high(0)
-        fake = FakeSite(FakeNode(0, now_ms=lambda: 0.0))
+        fake = FakeSite(FakeNode(0, now_ms=lambda: 0.0, channel="test"))
         sites: tuple[Site, Site] = (fake, real)
         for step in steps:
             if callable(step):

@@ -23,7 +23,7 @@ async def test_a_dialled_connection_is_handed_over_with_nothing_lost(
     assert await dialled.command("SET", "x", "1") == b"OK"
     lost: list[str] = []
     told: list[Any] = []
-    connection = NodeConnection(node_timeout_ms=2_000, on_lost=lost.append)
+    connection = NodeConnection(node_timeout_ms=2_000, on_lost=lost.append, on_notice=print)
     dialled.hand_over(connection)
     for _ in range(100):
         assert connection.call(b"*2\r\n$4\r\nINCR\r\n$1\r\nx\r\n", told.append)
@@ -42,7 +42,7 @@ async def test_a_dialled_connection_is_closed_with_the_commands_under_way_told(
     dialled = await dial(NodeUrl(node.url), timeout_ms=2_000)
     told: list[Any] = []
     lost: list[str] = []
-    connection = NodeConnection(node_timeout_ms=60_000, on_lost=lost.append)
+    connection = NodeConnection(node_timeout_ms=60_000, on_lost=lost.append, on_notice=print)
     dialled.hand_over(connection)
     connection.call(b"*3\r\n$5\r\nBLPOP\r\n$1\r\nq\r\n$1\r\n0\r\n", told.append)
     await asyncio.sleep(0)

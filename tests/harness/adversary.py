@@ -1,6 +1,6 @@
 """A world in which everything that may happen to an Acquire happens at the worst moment, in any order.
 
-The attempts are the product's own (`redlock._Attempt` with its `Tally`); only the nodes and the network are the harness's. A world
+The attempts are the product's own (`redlock.Attempt` with its `Tally`); only the nodes and the network are the harness's. A world
 is moved by `moves()` and `make(move)`, so one driver can walk it at random and another one can search it whole.
 
 Time does not pass here: a hold ends when the world says so, at any moment, which is more than any clock can do. Hence only what must
@@ -38,6 +38,7 @@ from redfence_server.lock_node import (
     Granted,
     Mint,
     NodeReport,
+    Notice,
     Plain,
     Release,
     Renew,
@@ -46,8 +47,8 @@ from redfence_server.lock_node import (
     Undo,
 )
 from redfence_server.quorum import Tally
+from redfence_server.redlock import Attempt
 from redfence_server.redlock import AttemptGranted as Grant
-from redfence_server.redlock import _Attempt
 
 RESOURCE = "orders/42"
 _TTL_MS = 10_000
@@ -67,7 +68,7 @@ class _StandingStill:
         return 0.0
 
 
-def _is_granted(attempt: _Attempt) -> bool:
+def _is_granted(attempt: Attempt) -> bool:
     return attempt.outcome.done() and attempt._is_granted()
 
 
@@ -91,7 +92,7 @@ class Limits:
 class Rules:
     """The algorithm under test: the project's own, or a mutant of one of its parts (adversary_mutants.py)."""
 
-    attempt: type[_Attempt] = _Attempt
+    attempt: type[Attempt] = Attempt
     tally: type[Tally] = Tally
     node: type[FakeNodeState] = FakeNodeState
 
@@ -108,6 +109,9 @@ class _Wire:
     def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> None:
         self.outbox.append((self.index, command))
 
+    def listen(self, on_notice: Callable[[Notice], None]) -> None:
+        raise NotImplementedError
+
     def report(self) -> NodeReport:
         raise NotImplementedError
 
@@ -119,7 +123,7 @@ class _Player:
 
     def __init__(self, lease: str) -> None:
         self.lease = lease
-        self.attempt: _Attempt | None = None
+        self.attempt: Attempt | None = None
         self.floor = 0  # the greatest token of other leases that was answered before it began
         self.nonces: dict[int, str] = {}  # of the holds it was granted, by node
         self.token = 0
@@ -143,7 +147,7 @@ class _Player:
         return (tallied, self.is_open, self.floor, self.token, *self.nonces.items())
 
 
-def _copy_attempt(attempt: _Attempt) -> _Attempt:
+def _copy_attempt(attempt: Attempt) -> Attempt:
     twin = copy(attempt)
     tally = twin._tally = copy(attempt._tally)
     tally._replies, tally._standing, tally._asked = (

@@ -8,7 +8,7 @@ from harness.adversary import Rules
 from harness.fake_node import FakeNodeState, Hold
 from redfence_server.lock_node import Commit, Plain, Release, Reply, Undo
 from redfence_server.quorum import Decision, Grant, Tally
-from redfence_server.redlock import _Attempt
+from redfence_server.redlock import Attempt
 
 
 class MaxWithoutCommit(Tally):
@@ -66,7 +66,7 @@ class CounterFromZero(FakeNodeState):
         return super()._counted(resource, now_ms) if resource in self.counters else 0
 
 
-class UndoByLease(_Attempt):
+class UndoByLease(Attempt):
     """An undo deletes whatever the lease holds."""
 
     def _undo(self) -> None:

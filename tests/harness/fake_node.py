@@ -20,6 +20,7 @@ from redfence_server.lock_node import (
     Mint,
     NodeReport,
     NodeState,
+    Notice,
     Plain,
     Release,
     Renew,
@@ -44,6 +45,11 @@ class Hold:
     holder: str
     ttl_ms: int
     expires_at_ms: float
+    notify: tuple[str, ...] = ()
+
+
+NOTIFY_MAX = 64
+"""How many other servers are told of the end of one hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +61,14 @@ class Counter:
 
 
 class FakeNodeState:
-    """What one node remembers. Keys end by the clock that each call brings along, or by `expire` and `drop_counter`."""
+    """What one node remembers. Keys end by the clock that each call brings along, or by `expire` and `drop_counter`.
 
-    __slots__ = ("admission", "counter_idle_ms", "counters", "high", "holds")
+    Attributes:
+        published: what the scripts told to whom: channel, resource and token. Whoever delivers it, empties it.
+        connections: every `FakeNode` over this memory.
+    """
+
+    __slots__ = ("admission", "connections", "counter_idle_ms", "counters", "high", "holds", "published")
 
     def __init__(self, *, admission: str = "admitted", counter_idle_ms: float = float("inf")) -> None:
         self.admission = admission
@@ -65,6 +76,8 @@ class FakeNodeState:
         self.high: int | None = 0
         self.holds: dict[str, Hold] = {}
         self.counters: dict[str, Counter] = {}
+        self.published: list[tuple[str, str, int]] = []
+        self.connections: list[FakeNode] = []
 
     def copy(self) -> Self:
         """Return a node with the same memory and a life of its own."""
@@ -93,14 +106,16 @@ class FakeNodeState:
 
     # --- what the scripts do --------------------------------------------------------------------------------------
 
-    def apply(self, command: Command, now_ms: float, *, admission: str = "admitted") -> Reply:  # noqa: PLR0911  (one return per script)
-        """Carry out one script at one instant, for a server that was admitted under `admission`."""
+    def apply(  # noqa: PLR0911  (one return per script)
+        self, command: Command, now_ms: float, *, admission: str = "admitted", channel: str = "here"
+    ) -> Reply:
+        """Carry out one script at one instant, for a server that was admitted under `admission` and listens on `channel`."""
         if admission != self.admission:
             return Silence.REFUSED
         hold = self._hold(command.resource, now_ms)
         match command:
             case Mint():
-                return self._mint(command, hold, now_ms)
+                return self._mint(command, hold, now_ms, channel)
             case Commit():
                 return self._commit(command, hold, now_ms)
             case Undo():
@@ -110,32 +125,37 @@ class FakeNodeState:
                     return Plain.NOT_HELD
                 self.holds[resource] = replace(hold, expires_at_ms=now_ms + hold.ttl_ms)
                 return Renewed(hold.token, hold.ttl_ms)
-            case Release(resource, digest, _):
+            case Release(resource, digest, _, yields):
                 if hold is None or hold.digest != digest:
                     return Plain.NOT_HELD
-                del self.holds[resource]
+                self._end(resource, hold, untold=channel if yields else "")
                 return Plain.RELEASED
             case Inspect():
                 return Plain.FREE if hold is None else _held(hold, now_ms)
 
-    def _mint(self, mint: Mint, hold: Hold | None, now_ms: float) -> Reply:
-        if hold is not None and hold.digest != mint.digest:
+    def _mint(self, mint: Mint, hold: Hold | None, now_ms: float, channel: str) -> Reply:
+        handed_over = hold is not None and mint.ends is not None and hold.digest == mint.ends.digest
+        others = tuple(each for each in hold.notify if each != channel) if hold else ()
+        if hold is not None and not handed_over and hold.digest != mint.digest:
+            if mint.notify and channel not in hold.notify and len(others) < NOTIFY_MAX:
+                self.holds[mint.resource] = replace(hold, notify=(*hold.notify, channel))
             return _held(hold, now_ms)
         expires_at_ms = now_ms + mint.ttl_ms
-        if hold is not None:
+        if hold is not None and not handed_over:
             self.holds[mint.resource] = replace(
                 hold, shared=True, ttl_ms=mint.ttl_ms, expires_at_ms=expires_at_ms
             )
-            return Granted(hold.nonce, hold.token)
+            return Granted(hold.nonce, hold.token, contended=bool(others))
         assert self.high is not None, "an admitted node has a high"
         token = self._counted(mint.resource, now_ms) + 1
         if token >= TOKENS_END:
             return Silence.REFUSED
         self._count(mint.resource, token, now_ms)
+        notify = (*others, channel) if mint.behind else others
         self.holds[mint.resource] = Hold(
-            mint.digest, mint.nonce, False, token, mint.holder, mint.ttl_ms, expires_at_ms
+            mint.digest, mint.nonce, False, token, mint.holder, mint.ttl_ms, expires_at_ms, notify
         )
-        return Granted(mint.nonce, token)
+        return Granted(mint.nonce, token, contended=bool(others), released=handed_over)
 
     def _commit(self, commit: Commit, hold: Hold | None, now_ms: float) -> Reply:
         if hold is None or (hold.digest, hold.nonce) != (commit.digest, commit.nonce):
@@ -149,8 +169,12 @@ class FakeNodeState:
     def _undo(self, undo: Undo, hold: Hold | None) -> Reply:
         if hold is None or hold.nonce != undo.nonce or hold.shared:
             return Plain.KEPT
-        del self.holds[undo.resource]
+        self._end(undo.resource, hold)
         return Plain.UNDONE
+
+    def _end(self, resource: str, hold: Hold, *, untold: str = "") -> None:
+        del self.holds[resource]
+        self.published += [(channel, resource, hold.token) for channel in hold.notify if channel != untold]
 
     def _hold(self, resource: str, now_ms: float) -> Hold | None:
         hold = self.holds.get(resource)
@@ -190,28 +214,53 @@ class _Call:
             on_reply(reply)
 
 
+class _Push:
+    """A notice on its way to a server, among the replies."""
+
+    __slots__ = ("_notice", "_tell", "reply")
+
+    def __init__(self, notice: Notice, tell: Callable[[Notice], None]) -> None:
+        self._notice = notice
+        self._tell = tell
+        self.reply: Reply | None = Plain.KEPT
+
+    def tell(self, reply: Reply) -> None:
+        if not isinstance(reply, Silence):
+            self._tell(self._notice)
+
+
 class FakeNode:
-    """A `LockNode` in memory.
+    """One server's `LockNode` in memory. Servers with nodes of their own over one state share what the node remembers.
 
     Left alone it applies every command and answers it in the next turns of the loop. `hold_requests` and `hold_replies` keep
     either way back until `deliver` and `answer`; both ways keep the order, as a connection does.
 
     Attributes:
         sent: every command it was given, in order, also those that were lost.
+        lose_notices: no notice arrives any more.
     """
 
     def __init__(
-        self, index: int, *, now_ms: Callable[[], float], state: FakeNodeState | None = None
+        self,
+        index: int,
+        *,
+        now_ms: Callable[[], float],
+        state: FakeNodeState | None = None,
+        channel: str = "here",
     ) -> None:
         self.index = index
         self.state = state if state is not None else FakeNodeState()
+        self.state.connections.append(self)
+        self.channel = channel
+        self.lose_notices = False
+        self._listeners: list[Callable[[Notice], None]] = []
         self.sent: list[Command] = []
         self.unreachable = False
         self.hold_requests = False
         self.hold_replies = False
         self._now_ms = now_ms
         self._requests: deque[_Call] = deque()
-        self._replies: deque[_Call] = deque()
+        self._replies: deque[_Call | _Push] = deque()
 
     # --- LockNode -------------------------------------------------------------------------------------------------
 
@@ -227,6 +276,10 @@ class FakeNode:
         if not self.hold_requests:
             loop.call_soon(self.deliver)
 
+    def listen(self, on_notice: Callable[[Notice], None]) -> None:
+        """Pass on the notices; see `LockNode`. Several servers may share one fake; each is told."""
+        self._listeners.append(on_notice)
+
     def report(self) -> NodeReport:
         """Tell what is known of the node."""
         state = NodeState.UNREACHABLE if self.unreachable else NodeState.READY
@@ -238,10 +291,25 @@ class FakeNode:
         """Let the next requests arrive and be applied."""
         for _ in range(min(count, len(self._requests))):
             call = self._requests.popleft()
-            call.reply = self.state.apply(call.command, self._now_ms())
-            self._replies.append(call)
-            if not self.hold_replies:
-                asyncio.get_running_loop().call_soon(self.answer)
+            call.reply = self.state.apply(call.command, self._now_ms(), channel=self.channel)
+            self._send_back(call)
+            self._publish()
+
+    def _publish(self) -> None:
+        published, self.state.published = self.state.published, []
+        for channel, resource, token in published:
+            for each in self.state.connections:
+                if each.channel == channel and not each.unreachable and not each.lose_notices:
+                    each._send_back(_Push(Notice(each.index, resource, token), each._notify))
+
+    def _notify(self, notice: Notice) -> None:
+        for listener in self._listeners:
+            listener(notice)
+
+    def _send_back(self, message: _Call | _Push) -> None:
+        self._replies.append(message)
+        if not self.hold_replies:
+            asyncio.get_running_loop().call_soon(self.answer)
 
     def answer(self, count: int = 1) -> None:
         """Let the next replies arrive. Those to commands that timed out are dropped."""

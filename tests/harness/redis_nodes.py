@@ -135,7 +135,8 @@ class RedisNode:
 
     async def flush(self) -> None:
         """Drop every other connection and then every key and script."""
-        await self.call("CLIENT", "KILL", "TYPE", "normal")
+        for kind in ("normal", "pubsub"):  # a server's connection subscribes
+            await self.call("CLIENT", "KILL", "TYPE", kind)
         await self.call("FLUSHALL")
         await self.call("SCRIPT", "FLUSH")
 

@@ -418,7 +418,7 @@ async def as_many_waiters_as_the_server_takes(stage: Stage) -> AsyncIterator[Fai
             _of(await session.acquire(NAME, wait_ms=30_000)),
         ):
             assert (failure.code, failure.retry_after_ms) == (EXHAUSTED, 1_000)
-            assert failure.metadata == {"limit": "2"}
+            assert failure.metadata == {"limit": "2", "scope": "server"}
             yield failure
         # To try once is no waiting, and a free resource needs none.
         assert (await server.acquire(NAME)).outcome == lock_pb2.ACQUIRE_OUTCOME_HELD

@@ -49,7 +49,8 @@ def new_link(
         index=index,
         settings=LinkSettings(
             keys=KEYS,
-            packer=Packer(KEYS),
+            packer=Packer(KEYS, channel="test"),
+            channel="test",
             node_count=node_count,
             node_timeout_ms=NODE_TIMEOUT_MS,
             dial_timeout_ms=500,
@@ -288,7 +289,7 @@ async def test_a_node_that_stops_being_durable_is_quarantined_at_the_next_connec
     async with linked(new_link(node.url)) as link:
         assert is_ready(link)
         await node.call("CONFIG", "SET", "appendonly", "no")
-        await node.call("CLIENT", "KILL", "TYPE", "normal")
+        await node.call("CLIENT", "KILL", "TYPE", "pubsub")
         await eventually(lambda: is_quarantined(link), timeout_s=10)
         assert "appendonly is no" in link.report().detail
         await node.call("CONFIG", "SET", "appendonly", "yes")

@@ -1,8 +1,9 @@
--- mint: grant this lease the lock on this node if it is free, with the next token of the resource.
+-- mint: grant this lease the lock on this node if it is free, with the next token of the resource. As a hand-over, end the
+-- lease that holds it in the same step.
 --
 -- KEYS  1 node     hash    this node's identity
 --       2 high     string  greatest number this node ever minted or learnt, for any resource
---       3 lock     hash    the hold of the resource: digest, nonce, shared, token, holder, ttl_ms;
+--       3 lock     hash    the hold of the resource: digest, nonce, shared, token, holder, ttl_ms, notify;
 --                          expires with the lease
 --       4 counter  string  last number minted or learnt for the resource; expires when idle
 -- ARGV  1 admission id under which the server was admitted
@@ -11,11 +12,20 @@
 --       4 holder label
 --       5 ttl in ms
 --       6 how long an unused counter is kept, in ms
--- Returns  {'granted', nonce, token}                  the lease holds the lock here; the nonce and token of *this hold*
---          {'held', digest, token, holder, pttl_ms}   another lease does
+--       7 digest of the lease to end first, or ''
+--       8 channel of this server
+--       9 '1' to be told on that channel when the hold that is in the way has ended, else '0'
+--      10 '1' to be told when the hold that is made here has ended, else '0'
+-- Returns  {'granted', nonce, token, others, released}
+--                                the lease holds the lock here; nonce and token are those of *this hold*; how many other
+--                                servers want to be told of its end; 1 if a lease was ended first, else 0
+--          {'held', digest, token, holder, pttl_ms}   another lease does; nothing was ended
 --          {'exhausted'}                              the numbers below 2^53 are used up; nothing changed
 --          {'not_admitted'}                           the node is not the one the server was admitted to, or
 --                                                     has lost its `high`; nothing changed
+--
+-- `notify` lists the channels on which the end of the hold is told, separated by spaces. It is part of the hold, so it is
+-- gone with it: every server that waits puts itself down on the next hold when its own mint is refused. A hand-over passes it on.
 --
 -- Atomic because the number must grow in the same step that takes the lock: between the two, another attempt
 -- could take the lock and a smaller number.
@@ -23,17 +33,34 @@ if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] or redis.call('EXISTS', K
   return {'not_admitted'}
 end
 
-local hold = redis.call('HMGET', KEYS[3], 'digest', 'nonce', 'token', 'holder')
-if hold[1] and hold[1] ~= ARGV[2] then
+local function others(channels)
+  local list = {}
+  for channel in string.gmatch(channels, '%S+') do
+    if channel ~= ARGV[8] then
+      list[#list + 1] = channel
+    end
+  end
+  return list
+end
+
+local hold = redis.call('HMGET', KEYS[3], 'digest', 'nonce', 'token', 'holder', 'notify')
+local notify = hold[5] or ''
+local handed_over = hold[1] ~= false and hold[1] == ARGV[7]
+
+if hold[1] and not handed_over and hold[1] ~= ARGV[2] then
+  -- Servers beyond the 64th wait for the expiry alone.
+  if ARGV[9] == '1' and not string.find(notify, ARGV[8], 1, true) and #others(notify) < 64 then
+    redis.call('HSET', KEYS[3], 'notify', notify == '' and ARGV[8] or notify .. ' ' .. ARGV[8])
+  end
   return {'held', hold[1], tonumber(hold[3]), hold[4], redis.call('PTTL', KEYS[3])}
 end
 
-if hold[1] then
+if hold[1] and not handed_over then
   -- A retried Acquire of the lease that holds the lock. The first attempt's undo must no longer delete the hold:
   -- another server may be granting it just now.
   redis.call('HSET', KEYS[3], 'shared', '1', 'ttl_ms', ARGV[5])
   redis.call('PEXPIRE', KEYS[3], ARGV[5])
-  return {'granted', hold[2], tonumber(hold[3])}
+  return {'granted', hold[2], tonumber(hold[3]), #others(notify), 0}
 end
 
 local high = tonumber(redis.call('GET', KEYS[2]))
@@ -48,7 +75,14 @@ redis.call('SET', KEYS[4], digits, 'PX', ARGV[6])
 if token > high then
   redis.call('SET', KEYS[2], digits)
 end
+
+local waiting = others(notify)
+local other_count = #waiting
+if ARGV[10] == '1' then
+  waiting[#waiting + 1] = ARGV[8]
+end
+-- Every field is written anew, so nothing of a hold that is handed over is left but whom to tell.
 redis.call('HSET', KEYS[3], 'digest', ARGV[2], 'nonce', ARGV[3], 'shared', '0', 'token', digits,
-  'holder', ARGV[4], 'ttl_ms', ARGV[5])
+  'holder', ARGV[4], 'ttl_ms', ARGV[5], 'notify', table.concat(waiting, ' '))
 redis.call('PEXPIRE', KEYS[3], ARGV[5])
-return {'granted', ARGV[3], token}
+return {'granted', ARGV[3], token, other_count, handed_over and 1 or 0}

@@ -1,19 +1,28 @@
--- release: end a lease on this node.
+-- release: end a lease on this node, and tell the servers that wait for it.
 --
 -- KEYS  1 node, 2 lock: as in mint.lua
 -- ARGV  1 admission id
 --       2 digest of the lease id
+--       3 channel of a server not to tell, or ''
 -- Returns  {'released'}
 --          {'not_held'}      the lease does not hold the lock here; nothing was changed
 --          {'not_admitted'}  as in mint.lua
+-- Publishes  'TOKEN KEY' on each channel in the hold's `notify`: the token it had here, and the lock key
 --
 -- Atomic because the hold must not change owner between the look and the deletion.
 if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] then
   return {'not_admitted'}
 end
 
-if redis.call('HGET', KEYS[2], 'digest') ~= ARGV[2] then
+local hold = redis.call('HMGET', KEYS[2], 'digest', 'token', 'notify')
+if hold[1] ~= ARGV[2] then
   return {'not_held'}
 end
 redis.call('DEL', KEYS[2])
+for channel in string.gmatch(hold[3] or '', '%S+') do
+  if channel ~= ARGV[3] then
+    -- A notice is a hint: without the right to publish the lease is ended all the same.
+    redis.pcall('PUBLISH', channel, hold[2] .. ' ' .. KEYS[2])
+  end
+end
 return {'released'}

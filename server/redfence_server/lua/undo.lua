@@ -1,4 +1,4 @@
--- undo: take back what a failed attempt minted on this node.
+-- undo: take back what a failed attempt minted on this node, and tell the servers that it was in the way of.
 --
 -- KEYS  1 node, 2 lock: as in mint.lua
 -- ARGV  1 admission id
@@ -6,6 +6,7 @@
 -- Returns  {'undone'}        the hold was this attempt's alone and is gone
 --          {'kept'}          there is no such hold, or a retry of the same lease shares it
 --          {'not_admitted'}  as in mint.lua
+-- Publishes  as release.lua
 --
 -- Atomic because the hold must not change owner between the look and the deletion. It goes by the nonce and not
 -- by the lease: deleting by lease would end a grant that another server made to a retry of the same Acquire. The
@@ -14,9 +15,12 @@ if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] then
   return {'not_admitted'}
 end
 
-local hold = redis.call('HMGET', KEYS[2], 'nonce', 'shared')
-if hold[1] == ARGV[2] and hold[2] ~= '1' then
-  redis.call('DEL', KEYS[2])
-  return {'undone'}
+local hold = redis.call('HMGET', KEYS[2], 'nonce', 'shared', 'token', 'notify')
+if hold[1] ~= ARGV[2] or hold[2] == '1' then
+  return {'kept'}
 end
-return {'kept'}
+redis.call('DEL', KEYS[2])
+for channel in string.gmatch(hold[4] or '', '%S+') do
+  redis.pcall('PUBLISH', channel, hold[3] .. ' ' .. KEYS[2])
+end
+return {'undone'}

@@ -1,4 +1,4 @@
-"""How long a waiter pauses between two tries."""
+"""How long rivals pause between two tries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from redfence_server.waiting import pauses
+from redfence_server.backoff import pauses
 
 
 class Fixed:
@@ -29,11 +29,3 @@ def test_pauses_double_up_to_a_bound_and_are_spread(high: bool, share: float) ->
     """The first is about a round trip, the last bounds the load; rivals part by chance."""
     first = list(itertools.islice(pauses(Fixed(high=high)), 8))
     assert first == [share * each for each in (4, 8, 16, 32, 64, 128, 128, 128)]
-
-
-def test_the_longest_pause_grows_with_the_number_of_waiters() -> None:
-    """However many wait, their retries together cost about the same."""
-    many = list(itertools.islice(pauses(Fixed(high=True), lambda: 2_000), 12))
-    assert many[-1] == 1_000
-    few = list(itertools.islice(pauses(Fixed(high=True), lambda: 3), 12))
-    assert few[-1] == 128

@@ -42,10 +42,13 @@ class Bench:
 
     def __init__(self) -> None:
         self.lost: list[str] = []
+        self.notices: list[bytes] = []
         self.told: dict[object, list[Any]] = {}
         self.told_at: dict[object, float] = {}
         self.wire = Wire()
-        self.connection = NodeConnection(node_timeout_ms=TIMEOUT_MS, on_lost=self.lost.append)
+        self.connection = NodeConnection(
+            node_timeout_ms=TIMEOUT_MS, on_lost=self.lost.append, on_notice=self.notices.append
+        )
         self.wire.connection = self.connection
         self.connection.connection_made(self.wire)
 

@@ -12,7 +12,7 @@ from harness.virtual_loop import LoopClock, on_virtual_time
 from redfence_server.lock_node import Command, Commit, Granted, Held, Inspect, Mint, Plain, Undo
 from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, RenewVerdict
 from redfence_server.redlock import AttemptGranted as Grant
-from redfence_server.redlock import AttemptOutcome, Redlock, TooLate
+from redfence_server.redlock import AttemptOutcome, Order, Redlock, TooLate
 
 R = "orders/42"
 A, B = "a" * 64, "b" * 64
@@ -46,7 +46,7 @@ def redlock(nodes: list[FakeNode], *, first_id: int = 0) -> Redlock:
 
 async def acquire(lock: Redlock, lease: str = A) -> AttemptOutcome:
     """Try once."""
-    return await lock.attempt(resource=R, digest=lease, ttl_ms=TTL_MS, holder="h")
+    return await lock.attempt(Order(R, lease, TTL_MS, "h"))
 
 
 async def settle(nodes: list[FakeNode]) -> None:

@@ -14,6 +14,7 @@ from redfence_server.lock_node import (
     Held,
     Inspect,
     Mint,
+    Notice,
     Plain,
     Release,
     Renew,
@@ -26,10 +27,12 @@ KEYS = scripts.Keyspace(prefix="p:", counter_idle_ms=5_000)
 ONE, TWO = b"1" * 32, b"2" * 32
 COMMANDS: tuple[Command, ...] = (
     Mint("r", "digest", "nonce", "żółć", 900),
+    Mint("r", "digest", "nonce", "", 900, ends=Release("r", "ended", 0), notify=True, behind=True),
     Commit("r", "digest", "nonce", 2**53 - 1),
     Undo("r", "nonce", 7.0),
     Renew("r", "digest"),
     Release("r", "digest", 0),
+    Release("r", "digest", 0, yields=True),
     Inspect("r"),
 )
 
@@ -46,27 +49,50 @@ def _unpack(packed: bytes) -> list[str]:
 
 def test_a_mint_names_its_keys_and_arguments_in_the_order_of_its_script() -> None:
     """As mint.lua's head says."""
-    packed = scripts.Packer(KEYS).pack(COMMANDS[0], ONE)
+    packed = scripts.Packer(KEYS, channel="test").pack(COMMANDS[0], ONE)
     keys = ["p:node", "p:high", "p:lock:r", "p:counter:r"]
-    assert _unpack(packed)[2:] == ["4", *keys, "1" * 32, "digest", "nonce", "żółć", "900", "5000"]
+    given = ["digest", "nonce", "żółć", "900", "5000"]
+    assert _unpack(packed)[2:] == ["4", *keys, "1" * 32, *given, "", "test", "0", "0"]
+    packed = scripts.Packer(KEYS, channel="test").pack(COMMANDS[1], ONE)
+    given = ["digest", "nonce", "", "900", "5000"]
+    assert _unpack(packed)[2:] == ["4", *keys, "1" * 32, *given, "ended", "test", "1", "1"]
+
+
+def test_a_release_names_the_server_that_is_not_to_be_told() -> None:
+    """Only the one that yields."""
+    packer = scripts.Packer(KEYS, channel="test")
+    named = {
+        yields: _unpack(packer.pack(Release("r", "digest", 0, yields), ONE))[-1] for yields in (False, True)
+    }
+    assert named == {False: "", True: "test"}
+
+
+def test_a_notice_tells_the_resource_and_the_token() -> None:
+    """A resource may have spaces; whatever else is published there is an error."""
+    assert scripts.read_notice(b"7 p:lock:a b", keys=KEYS, node=2) == Notice(2, "a b", 7)
+    for payload in (b"", b"7", b"x p:lock:a", b"7 q:lock:a", b"7 \xff"):
+        with pytest.raises(ValueError):
+            scripts.read_notice(payload, keys=KEYS, node=2)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
 def test_a_command_is_packed_for_each_node_with_its_own_admission_id(command: Command) -> None:
     """What is packed once for all nodes differs only there, and one command never gets another's bytes."""
-    packer = scripts.Packer(KEYS)
+    packer = scripts.Packer(KEYS, channel="test")
     for other in COMMANDS:
         packer.pack(other, TWO)
         one, two = packer.pack(command, ONE), packer.pack(command, TWO)
         assert one.replace(ONE, TWO) == two
         assert one.count(ONE) == 1
-        assert _unpack(one) == _unpack(scripts.Packer(KEYS).pack(command, ONE))
+        assert _unpack(one) == _unpack(scripts.Packer(KEYS, channel="test").pack(command, ONE))
 
 
 @pytest.mark.parametrize(
     ("raw", "reply"),
     [
-        ([b"granted", b"n", 2**53 - 1], Granted("n", 2**53 - 1)),
+        ([b"granted", b"n", 2**53 - 1, 0, 0], Granted("n", 2**53 - 1)),
+        ([b"granted", b"n", 4, 3, 0], Granted("n", 4, contended=True)),
+        ([b"granted", b"n", 4, 0, 1], Granted("n", 4, released=True)),
         ([b"held", b"d", 4, "ż".encode(), 90], Held("d", 4, "ż", 90)),
         ([b"held", b"d", 4, b"", -2], Held("d", 4, "", 0)),
         ([b"renewed", 4, 900], Renewed(4, 900)),

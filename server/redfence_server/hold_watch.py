@@ -1,0 +1,88 @@
+"""What the waiters of a resource know of the hold they wait for, and when another try is worth its while. Pure.
+
+A refused attempt tells which nodes hold the lock, with which token and for how long. A notice tells that a node holds it no more. A try
+makes sense as soon as a quorum of nodes may be free: nodes that granted, did not answer yet, have told of the end, or whose time is up.
+All of it is a hint. The truth is the next mint, so being wrong costs one try too many, or a wait until the time is up.
+
+A notice counts for the hold that was seen and not for an older one, because numbers only grow on a node.
+"""
+
+from __future__ import annotations
+
+from redfence_server import quorum
+from redfence_server.lock_node import Held, Notice
+from redfence_server.model import CurrentHold
+from redfence_server.quorum import Refusal
+
+# Nodes count in whole milliseconds and end a key in the one after its last.
+_ROUNDING_MS = 2
+
+
+class HoldWatch:
+    """Of one resource, as one server sees it. In the beginning nothing is known: a try is worth its while."""
+
+    __slots__ = (
+        "_ended",
+        "_holder",
+        "_node_count",
+        "_seen",
+        "_silent",
+        "_token",
+        "digest",
+        "known_at_ms",
+        "try_at_ms",
+    )
+
+    def __init__(self, node_count: int) -> None:
+        self._node_count = node_count
+        self._seen: dict[int, int] = {}  # the token of the hold in the way, by node
+        self._ended: dict[int, int] = {}  # the token of the last hold of which a notice told the end, by node
+        self._silent = 0
+        self._holder = ""
+        self._token = 0
+        self.digest = ""
+        """Of the lease that holds the lock, as far as is known."""
+        self.known_at_ms = 0.0
+        self.try_at_ms = 0.0
+        """When a try is worth its while at the latest: the time of the hold is up."""
+
+    def refused(self, refusal: Refusal, now_ms: float) -> None:
+        """Learn from an attempt that was refused just now."""
+        holds = [hold for _, hold in refusal.held]
+        self._seen = {node: hold.token for node, hold in refusal.held}
+        self._silent = len(refusal.silent)
+        self._note(quorum.present_hold(holds), now_ms)
+        missing = quorum.majority(self._node_count) - (self._node_count - self._silent - len(holds))
+        remaining = sorted(hold.remaining_ms for hold in holds)
+        # Nothing is in the way of a quorum if the holds ended between mint and commit.
+        wait_ms = remaining[min(missing, len(remaining)) - 1] if missing > 0 and remaining else 0
+        self.try_at_ms = now_ms + wait_ms + _ROUNDING_MS
+
+    def granted(self, *, digest: str, holder: str, token: int, ends_at_ms: float, now_ms: float) -> None:
+        """Learn from a lease that this server granted."""
+        self._seen = dict.fromkeys(range(self._node_count), token)
+        self._silent = 0
+        self._note(Held(digest, token, holder, 0), now_ms)
+        self.try_at_ms = ends_at_ms + _ROUNDING_MS
+
+    def noticed(self, notice: Notice) -> None:
+        """Learn from a notice."""
+        self._ended[notice.node] = notice.token
+
+    @property
+    def may_be_free(self) -> bool:
+        """Tell whether a quorum of nodes may be free although the time of the hold is not up."""
+        blocking = sum(self._ended.get(node, 0) < token for node, token in self._seen.items())
+        return self._node_count - self._silent - blocking >= quorum.majority(self._node_count)
+
+    def current(self, now_ms: float) -> CurrentHold | None:
+        """Return the holder, as last seen."""
+        if not self.digest:
+            return None
+        return CurrentHold(self._holder, self._token, max(0, int(self.try_at_ms - _ROUNDING_MS - now_ms)))
+
+    def _note(self, hold: Held | None, now_ms: float) -> None:
+        self.known_at_ms = now_ms
+        self.digest, self._token, self._holder = (
+            (hold.digest, hold.token, hold.holder) if hold else ("", 0, "")
+        )

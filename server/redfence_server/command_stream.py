@@ -33,15 +33,15 @@ class CommandStream(Generic[Item]):
         self._wake = asyncio.Event()
         self._no_more_commands = False
 
-    def start(self, command: Coroutine[None, None, Item]) -> asyncio.Task[None]:
-        """Run a command; what it returns is written.
+    def start(self, begin: Callable[[], Coroutine[None, None, Item]]) -> asyncio.Task[None]:
+        """Run the command that `begin` returns; what it returns is written.
 
         Raises:
             TooManyCommandsError: the bound is reached; the command was not begun.
         """
         if len(self._tasks) + len(self._outbox) >= self._open_max:
-            command.close()
             raise TooManyCommandsError(self._open_max)
+        command = begin()
         task = asyncio.create_task(self._carry_out(command))
         self._tasks.add(task)
         task.add_done_callback(partial(self._forget, command))
@@ -76,7 +76,12 @@ class CommandStream(Generic[Item]):
                 await self._wake.wait()
 
     async def _carry_out(self, command: Coroutine[None, None, Item]) -> None:
-        self.put(await command)
+        item = await command
+        # From here on its result counts, and not both.
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.discard(task)
+        self.put(item)
 
     def _forget(self, command: Coroutine[None, None, Item], task: asyncio.Task[None]) -> None:
         # A command cancelled before its first step never ran, and Python would warn of it.

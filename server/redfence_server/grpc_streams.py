@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Coroutine
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
@@ -18,11 +19,15 @@ from redfence_server.errors import InvalidFieldError, RedfenceServerError
 from redfence_server.grpc_parsing import Malformed
 from redfence_server.lock_service import LockService
 from redfence_server.model import AcquireCall, Lease
+from redfence_server.quorum import ReleaseVerdict
 from redfence_server.randomness import Randomness
+from redfence_server.redlock import Verdict
 
 # A result is below 1 KiB and a message below 64 KiB.
 _RESULTS_PER_MESSAGE_MAX: Final = 60
 
+# A release that was begun, or why it could not be.
+Released = Awaitable[Verdict[ReleaseVerdict]] | InvalidFieldError
 StreamContext = grpc.aio.ServicerContext[Any, Any]
 Item = TypeVar("Item")
 
@@ -161,16 +166,33 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
             raise InvalidFieldError(
                 "commands.id", problem, lock_pb2.ERROR_REASON_INVALID_COMMAND_ID, metadata
             )
-        task = self._commands.start(self._answer(command, arrived_at_ms))
+        task = self._commands.start(partial(self._begin_command, command, arrived_at_ms))
         self._open_ids.add(command_id)
         if command.HasField("acquire"):
             self._acquires[command_id] = task
             task.add_done_callback(lambda _: self._acquires.pop(command_id, None))
 
-    async def _answer(self, command: lock_pb2.SessionCommand, arrived_at_ms: float) -> lock_pb2.SessionResult:
+    def _begin_command(
+        self, command: lock_pb2.SessionCommand, arrived_at_ms: float
+    ) -> Coroutine[None, None, lock_pb2.SessionResult]:
+        released: Released | None = None
+        if command.HasField("release"):
+            # Somebody may wait for the lock, so it leaves ahead of whatever else the message asks for.
+            try:
+                released = self._service.begin_release(*messages.read_lease(command.release))
+            except InvalidFieldError as error:
+                released = error
+        return self._answer(command, arrived_at_ms, released)
+
+    async def _answer(
+        self, command: lock_pb2.SessionCommand, arrived_at_ms: float, released: Released | None
+    ) -> lock_pb2.SessionResult:
         result = lock_pb2.SessionResult(id=command.id)
         try:
-            await self._carry_out(command, arrived_at_ms, result)
+            if released is not None:
+                await self._carry_out_release(released, result)
+            else:
+                await self._carry_out(command, arrived_at_ms, result)
         except RedfenceServerError as error:
             result.error.CopyFrom(grpc_errors.to_message(*grpc_errors.describe(error)))
         except asyncio.CancelledError:
@@ -180,6 +202,12 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
             structlog.get_logger().exception("defect", where="session")
             result.error.CopyFrom(grpc_errors.to_message(grpc.StatusCode.INTERNAL, grpc_errors.INTERNAL))
         return result
+
+    async def _carry_out_release(self, released: Released, result: lock_pb2.SessionResult) -> None:
+        if isinstance(released, InvalidFieldError):
+            raise released
+        held = self._service.was_held(await released)
+        result.release.CopyFrom(messages.release_response(held))
 
     async def _carry_out(
         self, command: lock_pb2.SessionCommand, arrived_at_ms: float, result: lock_pb2.SessionResult
@@ -197,9 +225,6 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
                 if isinstance(outcome, Lease):
                     self._untold[command.id] = (call, outcome)
                 result.acquire.CopyFrom(messages.acquire_response(call, outcome))
-            case "release":
-                released = await self._service.release(*messages.read_lease(command.release))
-                result.release.CopyFrom(messages.release_response(released))
             case "renew":
                 renewed = await self._service.renew(*messages.read_lease(command.renew))
                 result.renew.CopyFrom(messages.keep_alive_response(command.renew, renewed))
@@ -251,7 +276,7 @@ class KeepAliveStream(Stream[lock_pb2.KeepAliveResponse]):
         # Renewals of one lease are answered in order: one that still waits for a slow node might otherwise be told ACTIVE
         # after a later one was told LOST.
         lease = (request.resource, request.lease_id)
-        task = self._commands.start(self._answer(request, after=self._latest.get(lease)))
+        task = self._commands.start(partial(self._answer, request, after=self._latest.get(lease)))
         self._latest[lease] = task
         task.add_done_callback(partial(self._forget, lease))
 

@@ -203,15 +203,14 @@ class LockService:
         Raises:
             NoQuorumError: too few nodes answered to tell.
         """
-        outcome = await self._release(resource, lease_id.digest)
-        if outcome.verdict is ReleaseVerdict.NO_QUORUM:
-            raise _no_quorum(
-                quorum.silent_nodes(outcome.replies), also="; the lease may be held there until its ttl ends"
-            )
-        return outcome.verdict is ReleaseVerdict.RELEASED
+        return self.was_held(await self.begin_release(resource, lease_id))
 
-    def _release(self, resource: str, digest: str) -> Awaitable[Verdict[ReleaseVerdict]]:
-        """Hand the lock over to the first who waits here for it, or release it openly."""
+    def begin_release(self, resource: str, lease_id: LeaseId) -> Awaitable[Verdict[ReleaseVerdict]]:
+        """Hand the lock over to the first who waits for it here, or release it openly.
+
+        It is on its way to every node when this returns. What is to be awaited is for `was_held`.
+        """
+        digest = lease_id.digest
         queue = self._queues.find(resource)
         successor = None if queue is None else queue.successor(digest)
         if queue is None or successor is None:
@@ -223,6 +222,19 @@ class LockService:
         attempt, released = self._redlock.hand_over(order, ends=digest, ttl_ms_max=self.ttl_ms_max)
         queue.hand_over(successor, attempt)
         return released
+
+    @staticmethod
+    def was_held(released: Verdict[ReleaseVerdict]) -> bool:
+        """Tell whether the released lease was held.
+
+        Raises:
+            NoQuorumError: too few nodes answered to tell.
+        """
+        if released.verdict is ReleaseVerdict.NO_QUORUM:
+            raise _no_quorum(
+                quorum.silent_nodes(released.replies), also="; the lease may be held there until its ttl ends"
+            )
+        return released.verdict is ReleaseVerdict.RELEASED
 
     # --- looking --------------------------------------------------------------------------------------------------
 

@@ -185,17 +185,17 @@ class Redlock:
         """Start the ttl of a lease anew on every node where it holds."""
         return (await self._ask_all(Renew(resource, digest), quorum.judge_renew)).verdict
 
-    async def release(
+    def release(
         self, *, resource: str, digest: str, ttl_ms_max: int, yields: bool = False
-    ) -> Verdict[ReleaseVerdict]:
+    ) -> Awaitable[Verdict[ReleaseVerdict]]:
         """End a lease on every node, also on those that come back within the greatest ttl a lease can have.
 
-        With `yields`, the servers that wait for it are told, but not this one.
-
-        Cancellation: the release goes on; it was sent to every node already.
+        It was sent to every node when this returns, and goes on whatever becomes of the caller. With `yields`, the servers that
+        wait for the lock are told, but not this one.
         """
         worthless_at_ms = self._clock.now_ms() + ttl_ms_max
-        return await self._ask_all(Release(resource, digest, worthless_at_ms, yields), quorum.judge_release)
+        release = Release(resource, digest, worthless_at_ms, yields)
+        return self._ask_all(release, quorum.judge_release)
 
     async def check_token(self, *, resource: str, token: int) -> Verdict[TokenJudgement]:
         """Tell whether the lease with this token holds a quorum."""
@@ -205,14 +205,14 @@ class Redlock:
         """Return what each node says of the resource, in order of the nodes; waits for the slowest, within its timeout."""
         return (await self._ask_all(Inspect(resource), quorum.judge_all_answered)).replies
 
-    async def _ask_all(
+    def _ask_all(
         self, command: Command, judge: Callable[[quorum.Replies], Judged | None]
-    ) -> Verdict[Judged]:
-        """Send to every node at once and return the first verdict that the replies allow."""
+    ) -> Awaitable[Verdict[Judged]]:
+        """Send to every node at once; the first verdict that the replies allow is to be awaited."""
         poll = _Poll(len(self.nodes), judge)
         for node in self.nodes:
             node.send(command, partial(poll.note, node.index))
-        return await poll.verdict
+        return poll.verdict
 
 
 class _Poll(Generic[Judged]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -36,7 +37,7 @@ async def test_a_slow_command_holds_nobody_up_and_what_is_ready_together_leaves_
     stream: CommandStream[str] = CommandStream(open_max=10, batch_max=10)
     peer = Peer()
     for delay_s, name in ((3, "slow"), (1, "a"), (1, "b"), (2, "c")):
-        stream.start(after(delay_s, name))
+        stream.start(partial(after, delay_s, name))
     stream.finish()
     await stream.write_all(peer.write)
     assert peer.batches == [["a", "b"], ["c"], ["slow"]]
@@ -59,17 +60,32 @@ async def test_commands_without_a_written_result_are_bounded() -> None:
     """Also when they are done, and the peer does not read; one that is refused was not begun."""
     stream: CommandStream[str] = CommandStream(open_max=2, batch_max=10)
     peer = Peer(pace_s=10)
-    stream.start(after(1, "a"))
-    stream.start(after(1, "b"))
+    stream.start(partial(after, 1, "a"))
+    stream.start(partial(after, 1, "b"))
     await asyncio.sleep(2)
     with pytest.raises(TooManyCommandsError):
-        stream.start(after(1, "c"))
+        stream.start(partial(after, 1, "c"))
     writing = asyncio.ensure_future(stream.write_all(peer.write))
     await asyncio.sleep(11)
-    stream.start(after(1, "d"))
+    stream.start(partial(after, 1, "d"))
     stream.finish()
     await writing
     assert peer.batches == [["a", "b"], ["d"]]
+
+
+@on_virtual_time
+async def test_a_command_that_has_just_finished_counts_once() -> None:
+    """Not as a task and as a result: a peer that keeps within the bound would be refused now and then."""
+    stream: CommandStream[str] = CommandStream(open_max=2, batch_max=10)
+    started: list[object] = []
+
+    async def last_step() -> str:
+        asyncio.get_running_loop().call_soon(lambda: started.append(stream.start(partial(after, 1, "next"))))
+        return "first"
+
+    stream.start(last_step)
+    await asyncio.sleep(1)
+    assert len(started) == 1
 
 
 @on_virtual_time
@@ -77,10 +93,10 @@ async def test_a_cancelled_stream_ends_with_the_results_it_had() -> None:
     """Commands under way are cancelled, begun or not, and nothing hangs."""
     stream: CommandStream[str] = CommandStream(open_max=10, batch_max=10)
     peer = Peer()
-    done = stream.start(after(1, "done"))
-    begun = stream.start(after(100, "never"))
+    done = stream.start(partial(after, 1, "done"))
+    begun = stream.start(partial(after, 100, "never"))
     await asyncio.sleep(2)
-    not_begun = stream.start(after(100, "never"))
+    not_begun = stream.start(partial(after, 100, "never"))
     stream.cancel()
     stream.finish()
     await stream.write_all(peer.write)

@@ -42,7 +42,6 @@ class HoldWatch:
         self._token = 0
         self.digest = ""
         """Of the lease that holds the lock, as far as is known."""
-        self.known_at_ms = 0.0
         self.try_at_ms = 0.0
         """When a try is worth its while at the latest: the time of the hold is up."""
 
@@ -51,18 +50,18 @@ class HoldWatch:
         holds = [hold for _, hold in refusal.held]
         self._seen = {node: hold.token for node, hold in refusal.held}
         self._silent = len(refusal.silent)
-        self._note(quorum.present_hold(holds), now_ms)
+        self._note(quorum.present_hold(holds))
         missing = quorum.majority(self._node_count) - (self._node_count - self._silent - len(holds))
         remaining = sorted(hold.remaining_ms for hold in holds)
         # Nothing is in the way of a quorum if the holds ended between mint and commit.
         wait_ms = remaining[min(missing, len(remaining)) - 1] if missing > 0 and remaining else 0
         self.try_at_ms = now_ms + wait_ms + _ROUNDING_MS
 
-    def granted(self, *, digest: str, holder: str, token: int, ends_at_ms: float, now_ms: float) -> None:
+    def granted(self, *, digest: str, holder: str, token: int, ends_at_ms: float) -> None:
         """Learn from a lease that this server granted."""
         self._seen = dict.fromkeys(range(self._node_count), token)
         self._silent = 0
-        self._note(Held(digest, token, holder, 0), now_ms)
+        self._note(Held(digest, token, holder, 0))
         self.try_at_ms = ends_at_ms + _ROUNDING_MS
 
     def noticed(self, notice: Notice) -> None:
@@ -81,8 +80,7 @@ class HoldWatch:
             return None
         return CurrentHold(self._holder, self._token, max(0, int(self.try_at_ms - _ROUNDING_MS - now_ms)))
 
-    def _note(self, hold: Held | None, now_ms: float) -> None:
-        self.known_at_ms = now_ms
+    def _note(self, hold: Held | None) -> None:
         self.digest, self._token, self._holder = (
             (hold.digest, hold.token, hold.holder) if hold else ("", 0, "")
         )

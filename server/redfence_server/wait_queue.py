@@ -15,8 +15,8 @@ as its call and not longer. The price is that the order holds within one server.
 `HAND_OVERS_MAX` hand-overs in a row the lock is released openly if another server waits, and this one holds back for a moment.
 
 One case is not for the head to decide: a waiter whose own lease holds the lock. Its Acquire was granted before and is repeated, because
-the answer was lost. It tries at once, wherever it stands, or everybody would wait for it to expire. That is seen at the next refusal, so
-an arrival has the head try anew if what is known is old.
+the answer was lost. It tries at once, wherever it stands, or everybody would wait for it to expire. What is known of the holder may be out
+of date, so soon after an arrival the head tries in any case, unless the lock was granted here meanwhile.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ trips each; lower: the others wait less."""
 _HOLD_BACK_MS: Final = (20.0, 30.0)
 # Servers that wait for the same expiry part a little, or each would take a part of the nodes.
 _SPREAD_MS: Final = 10.0
-# What an arrival takes for known.
-_KNOWLEDGE_MS: Final = 100.0
+# How soon after an arrival the holder is looked at. Lower: arrivals cost more mints, one for this time at most.
+_LOOK_MS: Final = 100.0
 # A view shows so many of the waiters; each takes up to 300 bytes of a message of 64 KiB.
 _SHOWN_MAX: Final = 100
 
@@ -222,8 +222,11 @@ class WaitQueue:
         self._waiters[waiter] = None
         self._by_digest[digest] = waiter
         waiter.is_again = self._watch.digest == digest
-        if self._watch.digest and self.queues.clock.now_ms() - self._watch.known_at_ms > _KNOWLEDGE_MS:
-            self._make_ready()
+        if (
+            self._timer is not None
+            and self._timer.when() > asyncio.get_running_loop().time() + _LOOK_MS / 1000
+        ):
+            self._arm(_LOOK_MS)
 
     def leave(self, waiter: Waiter) -> None:
         """Give the place up."""
@@ -286,7 +289,6 @@ class WaitQueue:
             holder=call.holder,
             token=grant.token,
             ends_at_ms=grant.minted_at_ms + call.ttl_ms,
-            now_ms=self.queues.clock.now_ms(),
         )
         self._await_end()
         self._see_again(waiter)

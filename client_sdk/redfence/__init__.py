@@ -40,6 +40,7 @@ from redfence._reports import (
     NodeHold,
     NodeReport,
     NodeState,
+    QueuedAcquire,
     TokenReport,
 )
 from redfence._sync_client import Client
@@ -74,6 +75,7 @@ __all__ = [
     "NotFoundError",
     "OutcomeUnknownError",
     "OverloadedError",
+    "QueuedAcquire",
     "RedfenceError",
     "ServerError",
     "StaleTokenError",

@@ -12,6 +12,7 @@ cancellation; it is bounded by the rpc timeout.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 
 from redfence._alarms import Alarms
 from redfence._answers import Again, Granted, Refused, read_acquire
@@ -25,6 +26,10 @@ from redfence._randomness import Randomness
 from redfence._releases import Releases
 from redfence._requests import AcquireOrder
 from redfence_proto.v1 import lock_pb2
+
+# How often an acquire is tried that waits in this client, because as many wait at the server as may: its lock may be free,
+# and those before it may wait for ever for others. Each try costs the nodes a mint.
+TRY_INTERVAL_MS = 5_000
 
 
 class Acquires:
@@ -58,10 +63,11 @@ class Acquires:
         self._options = options
         self._randomness = randomness
         self._hold = hold
+        self._numbers = count(1)
 
     def start(self, order: AcquireOrder, waiter: Waiter, *, now_ms: float) -> AcquireCall:
         """Start an acquisition; `waiter` gets the LeaseCore or the error."""
-        call = AcquireCall(order, self._randomness.lease_id(), waiter, now_ms)
+        call = AcquireCall(order, self._randomness.lease_id(), waiter, now_ms, next(self._numbers))
         self._queue(call, now_ms)
         return call
 
@@ -100,7 +106,8 @@ class Acquires:
             if call.abandoned:
                 # The server gives it up with the stream; in case it was granted before, release it.
                 self._clean_up(call, now_ms)
-        self._outbox.put_back([call for call in calls if not call.abandoned], now_ms=now_ms)
+            else:
+                self._outbox.put(call, now_ms=now_ms)
         self.link_changed(now_ms)
 
     def link_changed(self, now_ms: float) -> None:
@@ -112,7 +119,13 @@ class Acquires:
 
     def answered(self, call: AcquireCall, result: lock_pb2.SessionResult, *, now_ms: float) -> None:
         """Hand over the lease or the error, clean up, or ask again."""
-        answer = read_acquire(call, result, now_ms=now_ms, address_count=self._link.address_count)
+        answer = read_acquire(
+            call,
+            result,
+            now_ms=now_ms,
+            address_count=self._link.address_count,
+            others_wait=self._outbox.has_waits_in_flight,
+        )
         if call.abandoned or call.settled:
             if not call.settled or isinstance(answer, Granted):
                 self._clean_up(call, now_ms)
@@ -130,6 +143,8 @@ class Acquires:
             elif answer is Again.ELSEWHERE:
                 call.refusals += 1
                 self._link.leave_unfit(now_ms)
+            elif answer is Again.WITH_ROOM:
+                self._outbox.limit_waits()
 
     def overdue(self, call: AcquireCall, *, now_ms: float) -> None:
         """See to an acquire whose alarm rang: go on, or give it up."""
@@ -193,7 +208,7 @@ class Acquires:
         if call.command_id:
             bound_at_ms = call.sent_at_ms + call.asked_ms + rpc_timeout_ms
         elif self._link.up and (wait_ms_left := call.wait_ms_left(now_ms)) > 0:
-            return now_ms + min(wait_ms_left, self._options.server_wait_ms_max)
+            return now_ms + min(wait_ms_left, TRY_INTERVAL_MS)
         else:
             bound_at_ms = now_ms + rpc_timeout_ms
         if call.order.wait_ms is None:
@@ -202,8 +217,7 @@ class Acquires:
 
     def _is_in_time(self, call: AcquireCall, now_ms: float) -> bool:
         """Tell whether to go on with a call that was to be seen to now."""
-        if call.command_id:
-            # It had queued before it was sent.
-            return now_ms < self._look_at_ms(call, now_ms)
-        # It queues behind as many others as wait on the stream. Once its own wait is over, it is tried once.
-        return self._link.up and (call.wait_ms_left(now_ms) > 0 or self._outbox.hurry(call))
+        if not call.command_id and (not self._link.up or self._outbox.hurry(call)):
+            return self._link.up
+        # It had queued before it was sent, or it still queues to be tried.
+        return now_ms < self._look_at_ms(call, now_ms)

@@ -18,8 +18,10 @@ from redfence._errors import (
 )
 from redfence_proto.v1 import lock_pb2
 
-# A rest of a wait that is shorter than a round trip is not worth asking for.
+# What is left of a wait when a server says that it is over is asked for only if it is more than a round trip, and more than
+# two clocks may part meanwhile: it would be waited at the end of the queue.
 WAIT_REST_MS = 20
+WAIT_REST_RATIO = 0.001
 
 _UNAVAILABLE_CODE = 14
 # A server that ends a stream, because it stops or because more was asked than it allows, cancels the acquires on it first.
@@ -30,9 +32,11 @@ class Again(enum.Enum):
     """The acquisition goes on: send it again."""
 
     HERE = enum.auto()
-    """To the same server: only a piece of the wait is over."""
+    """To the same server: the wait is not over."""
     ELSEWHERE = enum.auto()
     """To another server: this one has no quorum, and perhaps only this one."""
+    WITH_ROOM = enum.auto()
+    """To the same server, once another acquire of this client does not wait there any more."""
     AFTER_LINK = enum.auto()
     """On the next link: this server is stopping, or it is ending this stream."""
 
@@ -67,26 +71,41 @@ AcquireAnswer: TypeAlias = Granted | Again | Refused
 
 
 def read_acquire(
-    call: AcquireCall, result: lock_pb2.SessionResult, *, now_ms: float, address_count: int
+    call: AcquireCall,
+    result: lock_pb2.SessionResult,
+    *,
+    now_ms: float,
+    address_count: int,
+    others_wait: bool,
 ) -> AcquireAnswer:
-    """Judge a result of `call`."""
+    """Judge a result of `call`; `others_wait` tells whether other acquires of this client wait at the same server."""
     answer = result.acquire
     if answer.outcome == lock_pb2.ACQUIRE_OUTCOME_GRANTED:
         return Granted(answer.lease.fencing_token, _requests.duration_ms(answer.lease.validity))
     if result.WhichOneof("result") != "acquire":
-        return _read_error(call, result.error, address_count)
-    if call.wait_ms_left(now_ms) > WAIT_REST_MS:
+        return _read_error(call, result.error, address_count=address_count, others_wait=others_wait)
+    if call.wait_ms_left(now_ms) > WAIT_REST_MS + call.asked_ms * WAIT_REST_RATIO:
         return Again.HERE
     # An earlier sending may have left a hold that counts as shared, which the server's undo spares.
     return Refused(_not_acquired(call, answer), release=call.times_sent > 1)
 
 
-def _read_error(call: AcquireCall, error: lock_pb2.Error, address_count: int) -> AcquireAnswer:
+def _read_error(
+    call: AcquireCall, error: lock_pb2.Error, *, address_count: int, others_wait: bool
+) -> AcquireAnswer:
     if error.reason in _LINK_ENDS:
         return Again.AFTER_LINK
-    if error.code == _UNAVAILABLE_CODE and call.refusals + 1 < address_count:
+    full = error.reason == lock_pb2.ERROR_REASON_TOO_MANY_WAITERS
+    if full and others_wait and error.metadata.get("scope") == "connection":
+        return Again.WITH_ROOM
+    # Leaving a server costs the others that wait there their places.
+    unfit = error.code == _UNAVAILABLE_CODE or (full and not others_wait)
+    if unfit and call.refusals + 1 < address_count:
         return Again.ELSEWHERE
     refusal = from_wire(error)
+    if full:
+        # It was not begun. An earlier sending may have been.
+        return Refused(refusal, release=call.times_sent > 1)
     return Refused(refusal, release=not isinstance(refusal, InvalidArgumentError))
 
 
@@ -101,10 +120,18 @@ def _not_acquired(call: AcquireCall, answer: lock_pb2.AcquireResponse) -> NotAcq
     else:
         kind = AcquireTimeoutError
         message = f"{name!r} was still held{by} after {(call.order.wait_ms or 0) / 1000:g} s"
+        if answer.position:
+            message += f"; still {_ordinal(answer.position)} in line"
     return kind(
         message,
         resource=name,
         holder=current.holder,
         token=current.fencing_token if seen else None,
         remaining=_requests.duration_ms(current.remaining) / 1000 if seen else None,
+        position=answer.position,
     )
+
+
+def _ordinal(number: int) -> str:
+    teens = number % 100 in {11, 12, 13}
+    return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"

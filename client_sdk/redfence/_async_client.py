@@ -104,14 +104,16 @@ class AsyncClient:
         Args:
             resource: the name to lock: 1 to 256 bytes, no control characters, no braces.
             ttl: seconds until the lock is free again if this process dies, from 0.1 to what the cluster allows.
-            wait: seconds to wait for a held lock; 0 tries once; None waits for ever.
+            wait: seconds to wait for a held lock, in the order in which callers came to the server; 0 tries once, past
+                whoever waits; None waits for ever.
             holder: a label shown to whoever finds the lock held.
             max_hold: seconds after which the lease is not renewed any more, so a stuck holder loses it.
 
         Raises:
             LockHeldError: somebody else holds it, and `wait` is 0.
-            AcquireTimeoutError: the wait ran out.
+            AcquireTimeoutError: the wait ran out; it tells how far from the head of the queue.
             UnavailableError: no server could be reached, or it reached no quorum.
+            OverloadedError: too many acquires wait already, at every server that could be asked.
             OutcomeUnknownError: no answer came in time; what may have been granted is being released.
             LeaseLostError: the grant arrived after its validity had ended.
             InvalidArgumentError: an argument is out of bounds.
@@ -123,14 +125,15 @@ class AsyncClient:
         return AsyncLease(await self._session.acquire(order), self._session)
 
     async def get_lock(self, resource: str) -> LockReport:
-        """Return who holds a resource. For humans: do not decide a write by it.
+        """Return who holds a resource and who waits for it. For humans: do not decide a write by it.
 
         Raises:
             UnavailableError: no server, or no quorum.
             InvalidArgumentError: no resource name.
         """
         _requests.check_resource(resource)
-        request = lock_pb2.GetLockRequest(resource=resource)
+        lease_id = self._session.waiting_lease_id(resource)
+        request = lock_pb2.GetLockRequest(resource=resource, lease_id=lease_id)
         return _reports.read_lock(await self._session.call("GetLock", request))
 
     async def check_token(self, resource: str, token: int) -> TokenReport:

@@ -81,6 +81,10 @@ class AsyncSession:
         self._poke()
         return await waiter
 
+    def waiting_lease_id(self, resource: str) -> str:
+        """Return the secret of the first acquire that waits for a resource at the server; "" if none does."""
+        return self._core.waiting_lease_id(resource)
+
     def release_soon(self, lease: LeaseCore) -> None:
         """Release without waiting for the answer; a closed client has released it."""
         with contextlib.suppress(ClosedError):

@@ -10,6 +10,10 @@ from redfence._lease_core import LeaseCore
 from redfence._requests import AcquireOrder
 from redfence_proto.v1 import lock_pb2
 
+# The contract has no word for ever. Whoever still waits after this is asked for again, at the end of the server's queue; it
+# also bounds for how long a server is believed that answers pings and nothing else.
+WAIT_MS_MAX = 24 * 3600 * 1000
+
 
 class Waiter(Protocol):
     """Whoever waits for a call: a future of asyncio or of concurrent.futures fits."""
@@ -48,11 +52,13 @@ class AcquireCall:
         lease_id: the secret, the same in every sending of this acquisition.
         waiter: the caller.
         started_at_ms: when the caller asked.
+        number: its place among all acquisitions of this client, in the order in which callers came.
         sent_at_ms: just before the last sending.
         asked_ms: how long the last sending asked the server to wait.
         times_sent: how often it was sent.
         refusals: how often a server had no quorum for it.
         command_id: its id on the present stream; 0 while it waits to be sent.
+        hurried: the next sending asks for a try only, whatever is left of the wait.
         abandoned: nobody waits for it; what is granted has to be released.
         settled: it has ended and is to be skipped wherever it still lies.
         lease: the grant.
@@ -62,11 +68,13 @@ class AcquireCall:
     lease_id: str = field(repr=False)  # a secret
     waiter: Waiter
     started_at_ms: float
+    number: int
     sent_at_ms: float = 0.0
     asked_ms: int = 0
     times_sent: int = 0
     refusals: int = 0
     command_id: int = 0
+    hurried: bool = False
     abandoned: bool = False
     settled: bool = False
     lease: LeaseCore | None = None
@@ -77,11 +85,11 @@ class AcquireCall:
             return float("inf")
         return max(0.0, self.started_at_ms + self.order.wait_ms - now_ms)
 
-    def write(self, command: lock_pb2.SessionCommand, *, now_ms: float, wait_ms_max: int) -> None:
+    def write(self, command: lock_pb2.SessionCommand, *, now_ms: float) -> None:
         """Fill in the command, with the wait that is left, and note the instant before its sending."""
         self.sent_at_ms = now_ms
         self.times_sent += 1
-        self.asked_ms = int(min(self.wait_ms_left(now_ms), wait_ms_max))
+        self.asked_ms = 0 if self.hurried else int(min(self.wait_ms_left(now_ms), WAIT_MS_MAX))
         _requests.write_acquire(command, self.order, lease_id=self.lease_id, wait_ms=self.asked_ms)
 
 
@@ -101,7 +109,7 @@ class ReleaseCall:
     waiter: Waiter | None = None
     settled: bool = False
 
-    def write(self, command: lock_pb2.SessionCommand, *, now_ms: float, wait_ms_max: int) -> None:  # noqa: ARG002
+    def write(self, command: lock_pb2.SessionCommand, *, now_ms: float) -> None:  # noqa: ARG002
         """Fill in the command."""
         _requests.write_release(command, resource=self.resource, lease_id=self.lease_id)
 
@@ -120,7 +128,7 @@ class RenewCall:
     sent_at_ms: float = 0.0
     settled: bool = False
 
-    def write(self, command: lock_pb2.SessionCommand, *, now_ms: float, wait_ms_max: int) -> None:  # noqa: ARG002
+    def write(self, command: lock_pb2.SessionCommand, *, now_ms: float) -> None:
         """Fill in the command and note the instant before its sending."""
         self.sent_at_ms = now_ms
         _requests.write_renew(command, resource=self.lease.resource, lease_id=self.lease.lease_id)
@@ -138,7 +146,7 @@ class CancelCall:
     command_id: int
     settled: bool = False
 
-    def write(self, command: lock_pb2.SessionCommand, *, now_ms: float, wait_ms_max: int) -> None:  # noqa: ARG002
+    def write(self, command: lock_pb2.SessionCommand, *, now_ms: float) -> None:  # noqa: ARG002
         """Fill in the command."""
         command.cancel.id = self.command_id
 

@@ -16,8 +16,6 @@ class ClientOptions:
             server to be reachable. Lower: a short outage is raised to the caller. Higher: it takes longer to learn that
             nobody is there.
         connect_timeout_ms: how long one address may take to accept a connection before the next one is tried.
-        server_wait_ms_max: the longest single wait asked of a server; a longer wait is asked for in pieces. A piece
-            bounds how far the clocks of client and server drift apart while a call waits.
         reconnect_backoff_ms_min: the first pause after all addresses failed; it doubles with each failure.
         reconnect_backoff_ms_max: the longest such pause. It should be well below the shortest ttl in use, for no
             lease is renewed meanwhile.
@@ -26,7 +24,6 @@ class ClientOptions:
 
     rpc_timeout_ms: int = 5_000
     connect_timeout_ms: int = 2_000
-    server_wait_ms_max: int = 60_000
     reconnect_backoff_ms_min: int = 50
     reconnect_backoff_ms_max: int = 1_000
     close_timeout_ms: int = 5_000

@@ -75,6 +75,8 @@ class NotAcquiredError(RedfenceError):
         holder: the present holder's label; "" if it has none or was not seen.
         token: the present holder's fencing token; None if not seen.
         remaining: seconds until its lease ends unless renewed; None if not seen.
+        position: the caller's place in the server's queue when its wait ran out, 1 being the next to be granted; 0 if it
+            had none or it is not known.
     """
 
     def __init__(
@@ -85,12 +87,14 @@ class NotAcquiredError(RedfenceError):
         holder: str = "",
         token: int | None = None,
         remaining: float | None = None,
+        position: int = 0,
     ) -> None:
         super().__init__(message)
         self.resource = resource
         self.holder = holder
         self.token = token
         self.remaining = remaining
+        self.position = position
 
 
 class LockHeldError(NotAcquiredError):
@@ -133,6 +137,11 @@ class UnavailableError(RedfenceError):
 
 class OverloadedError(UnavailableError):
     """A server's queue is full."""
+
+    @property
+    def scope(self) -> str:
+        """What has too many waiters: "resource", "server" or "connection"; "" if something else is full."""
+        return self.metadata.get("scope", "")
 
 
 class OutcomeUnknownError(RedfenceError):

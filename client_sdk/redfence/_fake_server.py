@@ -21,6 +21,9 @@ Deliver = Callable[[lock_pb2.SessionResponse | None], None]
 """Takes each response of a session; None when it ends. Called with the server's lock held: it must only pass it on."""
 
 _INVALID_ARGUMENT, _UNAVAILABLE, _CANCELLED = 3, 14, 1
+# As the contract says of Lease.validity and of GetLock.
+_WAIT_DRIFT_RATIO = 0.0005
+_SHOWN_MAX = 100
 
 
 @dataclass(slots=True)
@@ -200,12 +203,23 @@ class FakeServer:
             current = self._holds.get(request.resource)
             hold = self._current(current) if current else None
             if method == "GetLock":
-                return lock_pb2.GetLockResponse(
-                    resource=request.resource, current=hold, waiters=self.waiters(request.resource)
-                )
+                return self._look(request, hold)
             live = current is not None and current.token == request.fencing_token
             state = lock_pb2.TOKEN_STATE_LIVE if live else lock_pb2.TOKEN_STATE_NOT_LIVE
             return lock_pb2.CheckTokenResponse(state=state, current=hold)
+
+    def _look(
+        self, request: lock_pb2.GetLockRequest, hold: lock_pb2.CurrentHold | None
+    ) -> lock_pb2.GetLockResponse:
+        queue = self._waiting.get(request.resource, ())
+        response = lock_pb2.GetLockResponse(resource=request.resource, current=hold, waiters=len(queue))
+        for place, waiting in enumerate(queue, 1):
+            if waiting.request.lease_id == request.lease_id:
+                response.position = place
+            if place <= _SHOWN_MAX:
+                shown = response.queue.add(holder=waiting.request.holder)
+                shown.waited.FromMilliseconds(int(self._clock.now_ms() - waiting.arrived_at_ms))
+        return response
 
     def _cluster_status(self) -> lock_pb2.ClusterStatusResponse:
         response = lock_pb2.ClusterStatusResponse(cluster_id="fake", quorum=1, server_version="fake")
@@ -322,9 +336,10 @@ class FakeServer:
             self.end(resource)
         for queue in self._waiting.values():
             for waiting in [w for w in queue if w.until_ms <= now_ms]:
-                queue.remove(waiting)
                 result = lock_pb2.SessionResult(id=waiting.command_id)
                 result.acquire.outcome = lock_pb2.ACQUIRE_OUTCOME_WAIT_TIMEOUT
+                result.acquire.position = queue.index(waiting) + 1
+                queue.remove(waiting)
                 if hold := self._holds.get(waiting.request.resource):
                     result.acquire.current.CopyFrom(self._current(hold))
                 waiting.session.deliver(lock_pb2.SessionResponse(results=[result]))
@@ -370,7 +385,8 @@ class FakeServer:
         lease.lease_id = request.lease_id
         lease.fencing_token = hold.token
         lease.ttl.CopyFrom(request.ttl)
-        lease.validity.FromMilliseconds(int(waited_ms + _validity_ms(hold.ttl_ms)))
+        wait_drift_ms = min(waited_ms * _WAIT_DRIFT_RATIO, hold.ttl_ms / 2)
+        lease.validity.FromMilliseconds(int(waited_ms + _validity_ms(hold.ttl_ms) - wait_drift_ms))
 
     def _current(self, hold: FakeHold) -> lock_pb2.CurrentHold:
         current = lock_pb2.CurrentHold(holder=hold.holder, fencing_token=hold.token)

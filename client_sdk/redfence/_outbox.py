@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+import heapq
+from collections import deque
+from collections.abc import Iterator
 from itertools import chain, count
 
 from redfence._calls import AcquireCall, StreamCall, UrgentCall
@@ -17,6 +19,43 @@ COMMANDS_IN_FLIGHT_MAX = 9000
 # nor both the room of what ends and saves leases.
 ACQUIRES_SHARE = 0.9
 WAITS_SHARE = 0.8
+# Below this size, stale entries are cheaper to keep than to sweep.
+_SWEEP_AT_LEAST = 64
+
+
+class _Lane:
+    """Queued acquires in the order in which their callers came, whenever each was put here."""
+
+    __slots__ = ("_calls", "_numbers")
+
+    def __init__(self) -> None:
+        self._calls: dict[int, AcquireCall] = {}
+        # A heap. Numbers of calls that are not here any more are skipped when they surface.
+        self._numbers: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __iter__(self) -> Iterator[AcquireCall]:
+        return iter([self._calls[number] for number in sorted(self._calls)])
+
+    def put(self, call: AcquireCall) -> None:
+        """Queue an acquire that is not here."""
+        self._calls[call.number] = call
+        heapq.heappush(self._numbers, call.number)
+
+    def drop(self, call: AcquireCall) -> bool:
+        """Forget an acquire; return whether it was here."""
+        dropped = self._calls.pop(call.number, None) is not None
+        if len(self._numbers) > _SWEEP_AT_LEAST + 2 * len(self._calls):
+            self._numbers = sorted(self._calls)
+        return dropped
+
+    def take_first(self) -> AcquireCall:
+        """Return and forget the acquire whose caller came first."""
+        while True:
+            if (call := self._calls.pop(heapq.heappop(self._numbers), None)) is not None:
+                return call
 
 
 class Outbox:
@@ -25,8 +64,8 @@ class Outbox:
     def __init__(self) -> None:
         # In the order of leaving. Urgent calls that have ended stay where they lie and are skipped when they surface.
         self._urgent: deque[UrgentCall] = deque()
-        self._tries: OrderedDict[AcquireCall, None] = OrderedDict()
-        self._waits: OrderedDict[AcquireCall, None] = OrderedDict()
+        self._tries = _Lane()
+        self._waits = _Lane()
         self._unanswered: dict[int, StreamCall] = {}
         self._acquires_in_flight = 0
         self._waits_in_flight = 0
@@ -35,28 +74,23 @@ class Outbox:
         self._command_ids = count(1)
 
     def put(self, call: AcquireCall, *, now_ms: float) -> None:
-        """Queue an acquire: one that waits behind all others, one that is to be answered at once before all that wait."""
-        self._lane(call, now_ms)[call] = None
-
-    def put_back(self, calls: list[AcquireCall], *, now_ms: float) -> None:
-        """Queue acquires again, in order, before those that have not been sent yet."""
-        for call in reversed(calls):
-            lane = self._lane(call, now_ms)
-            lane[call] = None
-            lane.move_to_end(call, last=False)
+        """Queue an acquire: before those whose callers came later, but one that waits behind all that do not."""
+        call.hurried = False
+        lane = self._waits if call.wait_ms_left(now_ms) > 0 else self._tries
+        lane.put(call)
 
     def hurry(self, call: AcquireCall) -> bool:
         """Let an acquire that is queued to wait be tried once instead; return whether it was."""
-        if call not in self._waits:
+        if not self._waits.drop(call):
             return False
-        del self._waits[call]
-        self._tries[call] = None
+        call.hurried = True
+        self._tries.put(call)
         return True
 
     def drop(self, call: AcquireCall) -> None:
         """Forget an acquire that may be queued."""
-        self._tries.pop(call, None)
-        self._waits.pop(call, None)
+        self._tries.drop(call)
+        self._waits.drop(call)
 
     def put_first(self, call: UrgentCall) -> None:
         """Queue what ends or saves a lease: it goes before every acquire."""
@@ -71,6 +105,15 @@ class Outbox:
         self._in_flight_max = in_flight_max
         self._acquires_max = max(1, min(in_flight_max - 1, int(in_flight_max * ACQUIRES_SHARE)))
         self._waits_max = max(1, min(in_flight_max - 2, int(in_flight_max * WAITS_SHARE)))
+
+    def limit_waits(self) -> None:
+        """Let no more acquires wait on this stream than wait now."""
+        self._waits_max = min(self._waits_max, max(1, self._waits_in_flight))
+
+    @property
+    def has_waits_in_flight(self) -> bool:
+        """Whether an acquire waits at the server."""
+        return self._waits_in_flight > 0
 
     @property
     def has_unanswered(self) -> bool:
@@ -87,6 +130,15 @@ class Outbox:
         """Whether an acquire is to send."""
         return bool(self._tries or self._waits)
 
+    def waiting_lease_id(self, resource: str) -> str:
+        """Return the secret of the first acquire that waits for a resource at the server; "" if none does."""
+        for call in self._unanswered.values():
+            if not isinstance(call, AcquireCall) or call.abandoned or call.settled:
+                continue
+            if call.order.resource == resource and call.asked_ms:
+                return call.lease_id
+        return ""
+
     def queued_acquires(self) -> list[AcquireCall]:
         """Return the acquires that are not on the stream."""
         return [*self._tries, *self._waits]
@@ -98,7 +150,7 @@ class Outbox:
         )
         return [*self.queued_acquires(), *sent]
 
-    def take_batch(self, now_ms: float, *, wait_ms_max: int) -> lock_pb2.SessionRequest | None:
+    def take_batch(self, now_ms: float) -> lock_pb2.SessionRequest | None:
         """Return the next commands in one message, or None; the instant of sending is noted in each."""
         batch = lock_pb2.SessionRequest()
         commands = batch.commands
@@ -106,7 +158,7 @@ class Outbox:
         while size < COMMANDS_PER_MESSAGE_MAX and (call := self._next()) is not None:
             size += 1
             command_id = next(self._command_ids)
-            call.write(commands.add(id=command_id), now_ms=now_ms, wait_ms_max=wait_ms_max)
+            call.write(commands.add(id=command_id), now_ms=now_ms)
             self._unanswered[command_id] = call
             if type(call) is AcquireCall:
                 call.command_id = command_id
@@ -132,10 +184,9 @@ class Outbox:
         self._unanswered.clear()
         self._urgent.clear()
         self._acquires_in_flight = self._waits_in_flight = 0
+        # The next server may have room for more.
+        self._allow(self._in_flight_max)
         return lost
-
-    def _lane(self, call: AcquireCall, now_ms: float) -> OrderedDict[AcquireCall, None]:
-        return self._waits if call.wait_ms_left(now_ms) > 0 else self._tries
 
     def _next(self) -> StreamCall | None:
         if len(self._unanswered) >= self._in_flight_max:
@@ -146,7 +197,7 @@ class Outbox:
                 return urgent
         if self._acquires_in_flight < self._acquires_max:
             if self._tries:
-                return self._tries.popitem(last=False)[0]
+                return self._tries.take_first()
             if self._waits and self._waits_in_flight < self._waits_max:
-                return self._waits.popitem(last=False)[0]
+                return self._waits.take_first()
         return None

@@ -70,6 +70,19 @@ class NodeHold:
 
 
 @dataclass(frozen=True, slots=True)
+class QueuedAcquire:
+    """One acquire that waits for a resource.
+
+    Attributes:
+        holder: its label; may be "".
+        waited: seconds that it has been waiting.
+    """
+
+    holder: str
+    waited: float
+
+
+@dataclass(frozen=True, slots=True)
 class LockReport:
     """The state of a resource when it was asked for; by now it may have changed.
 
@@ -77,12 +90,17 @@ class LockReport:
         resource: the name.
         current: who holds it by a quorum's word, or None.
         waiters: how many acquires wait for it at the server that answered.
+        queue: those acquires, the next to be granted first; the first 100 of them.
+        position: the place in that queue of this client's own acquire, of the first if it has several; 1 is the next to be
+            granted, 0 means that none waits there.
         nodes: what each node says.
     """
 
     resource: str
     current: Hold | None
     waiters: int
+    queue: tuple[QueuedAcquire, ...]
+    position: int
     nodes: tuple[NodeHold, ...]
 
 
@@ -155,7 +173,8 @@ def read_lock(response: lock_pb2.GetLockResponse) -> LockReport:
         for node in response.nodes
     )
     current = _hold(response.current) if response.HasField("current") else None
-    return LockReport(response.resource, current, response.waiters, nodes)
+    queue = tuple(QueuedAcquire(each.holder, duration_ms(each.waited) / 1000) for each in response.queue)
+    return LockReport(response.resource, current, response.waiters, queue, response.position, nodes)
 
 
 def read_token(response: lock_pb2.CheckTokenResponse) -> TokenReport:

@@ -96,12 +96,14 @@ def milliseconds(name: str, length: Seconds) -> int:
         length = length.total_seconds()
     if isinstance(length, bool) or not isinstance(length, int | float):
         raise _wrong(name, f"must be seconds (a number) or a timedelta, not {type(length).__name__}")
-    if not math.isfinite(length):
+    if isinstance(length, float) and not math.isfinite(length):
         hint = " (None waits for ever)" if name == "wait" else ""
         raise _wrong(name, f"must be finite, not {length!r}{hint}")
+    if length < 0:
+        raise _wrong(name, f"must not be negative: {length!r}")
     length_ms = round(length * 1000)
-    if not 0 <= length_ms <= _DURATION_MS_MAX:
-        raise _wrong(name, f"is out of bounds: {length!r} seconds")
+    if length_ms > _DURATION_MS_MAX:
+        raise _wrong(name, f"must be at most {_DURATION_MS_MAX // 1000} seconds")
     return length_ms
 
 
@@ -112,7 +114,7 @@ def _wrong(name: str, problem: str) -> InvalidArgumentError:
 def write_acquire(
     command: lock_pb2.SessionCommand, order: AcquireOrder, *, lease_id: str, wait_ms: int
 ) -> None:
-    """Fill in an acquire; `wait_ms` is the piece of the wait asked for now."""
+    """Fill in an acquire that waits for so long."""
     acquire = command.acquire
     acquire.resource = order.resource
     acquire.lease_id = lease_id

@@ -105,6 +105,10 @@ class SessionCore:
         """Give up what closing could not end in time: after this nobody waits any more and no alarm rings."""
         self._releases.stop()
 
+    def waiting_lease_id(self, resource: str) -> str:
+        """Return the secret of this client's first acquire that waits for a resource at the server; "" if none does."""
+        return self._outbox.waiting_lease_id(resource)
+
     # What the driver asks.
 
     @property
@@ -139,7 +143,7 @@ class SessionCore:
         """
         if not self.has_output:
             return None
-        return self._outbox.take_batch(now_ms, wait_ms_max=self._options.server_wait_ms_max)
+        return self._outbox.take_batch(now_ms)
 
     # What happens to the link.
 

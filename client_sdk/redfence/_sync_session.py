@@ -79,6 +79,11 @@ class SyncSession:
         self._release(lease, waiter)
         return waiter.result()
 
+    def waiting_lease_id(self, resource: str) -> str:
+        """Return the secret of the first acquire that waits for a resource at the server; "" if none does."""
+        with self._lock:
+            return self._core.waiting_lease_id(resource)
+
     def release_soon(self, lease: LeaseCore) -> None:
         """Release without waiting for the answer; a closed client has released it."""
         with suppress(ClosedError):

@@ -31,6 +31,8 @@ async def asynchronous() -> None:
         assert_type(await held.release(), bool)
         report = await client.get_lock("r")
         assert_type(report.current, redfence.Hold | None)
+        assert_type((report.waiters, report.position), tuple[int, int])
+        assert_type(report.queue, tuple[redfence.QueuedAcquire, ...])
         assert_type((await client.check_token("r", 1)).live, bool)
         assert_type((await client.cluster_status()).nodes, tuple[redfence.NodeReport, ...])
 
@@ -55,12 +57,16 @@ def errors() -> None:
         assert_type(held.holder, str)
         assert_type(held.token, int | None)
         assert_type(held.remaining, float | None)
+    except redfence.AcquireTimeoutError as ran_out:
+        assert_type(ran_out.position, int)
     except redfence.LeaseLostError as lost:
         assert_type(lost.reason, redfence.LossReason)
     except redfence.StaleTokenError as stale:
         assert_type(stale.highest_token, int)
     except redfence.InvalidArgumentError as invalid:
         assert_type(invalid.field, str)
+    except redfence.OverloadedError as overloaded:
+        assert_type(overloaded.scope, str)
     except redfence.UnavailableError as unavailable:
         assert_type(unavailable.retry_after, float | None)
     except redfence.RedfenceError as error:

@@ -48,7 +48,8 @@ _EXIT_BY_ERROR: dict[type[Exception], int] = {
 
 # The lease of a command that was stopped is nearly over: not worth waiting longer for a server that does not answer.
 _CLOSE_TIMEOUT_MS = 1000
-# Between two tries while the nodes have no quorum: a person can wait this long, and it costs the server nothing.
+# Between two tries while the nodes have no quorum or too many wait, unless the server asks for more: a person can wait this
+# long, and it costs the server nothing.
 _OUTAGE_PAUSE_S = 0.5
 
 _FORWARDED = (
@@ -146,7 +147,7 @@ def _hold_and_run(arguments: argparse.Namespace, plan: Plan) -> int:
 
 
 def _acquire(client: Client, arguments: argparse.Namespace, holder: str) -> Lease:
-    """Acquire; while a server answers that its nodes do not, wait for them as for a held lock, and say so once."""
+    """Acquire; while a server answers that its nodes do not, or that its queue is full, wait as for a held lock, and say so once."""
     clock = SystemClock()
     started_ms = clock.now_ms()
     wait: float | None = arguments.wait
@@ -164,7 +165,8 @@ def _acquire(client: Client, arguments: argparse.Namespace, holder: str) -> Leas
             if not told:
                 _say(f"waiting: {error}", 0)
                 told = True
-            pause.wait(_OUTAGE_PAUSE_S if wait is None else min(_OUTAGE_PAUSE_S, wait))
+            pause_s = max(_OUTAGE_PAUSE_S, error.retry_after or 0.0)
+            pause.wait(pause_s if wait is None else min(pause_s, wait))
 
 
 def _run_under(lease: Lease, command: list[str], plan: Plan) -> int:

@@ -125,10 +125,11 @@ def granted(
 
 
 def not_granted(
-    command: lock_pb2.SessionCommand, outcome: lock_pb2.AcquireOutcome.ValueType
+    command: lock_pb2.SessionCommand, outcome: lock_pb2.AcquireOutcome.ValueType, *, position: int = 0
 ) -> lock_pb2.SessionResult:
     result = lock_pb2.SessionResult(id=command.id)
     result.acquire.outcome = outcome
+    result.acquire.position = position
     result.acquire.current.holder = "them"
     result.acquire.current.fencing_token = 7
     result.acquire.current.remaining.FromMilliseconds(1500)

@@ -31,6 +31,28 @@ def test_what_is_no_length_of_time_is_refused(length: Any) -> None:
     assert refused.value.field == "ttl"
 
 
+@pytest.mark.parametrize(
+    ("wait", "problem"),
+    [
+        (-1, "must not be negative: -1"),
+        (-1e-9, "must not be negative: -1e-09"),
+        (timedelta(seconds=-2), "must not be negative: -2.0"),
+        (math.nan, "must be finite, not nan"),
+        (-math.inf, "must be finite, not -inf"),
+        (10**400, "must be at most 315576000000 seconds"),
+        (True, "must be seconds (a number) or a timedelta, not bool"),
+        ("5", "must be seconds (a number) or a timedelta, not str"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_wait_that_is_none_is_refused_by_name(wait: Any, problem: str) -> None:
+    """The message names the argument and says what is wrong with it."""
+    with pytest.raises(InvalidArgumentError) as refused:
+        acquire_order("r", ttl=1, wait=wait, holder="", max_hold=None)
+    assert str(refused.value).startswith(f"wait {problem}")
+    assert refused.value.field == "wait"
+
+
 def test_infinite_waits_are_pointed_to_none() -> None:
     """The message says how to wait for ever."""
     with pytest.raises(InvalidArgumentError, match=r"None waits for ever"):

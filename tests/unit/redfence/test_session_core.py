@@ -20,6 +20,7 @@ from redfence import (
     OverloadedError,
     UnavailableError,
 )
+from redfence._acquires import TRY_INTERVAL_MS
 from redfence._outbox import COMMANDS_IN_FLIGHT_MAX, COMMANDS_PER_MESSAGE_MAX, WAITS_SHARE
 from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2
@@ -87,32 +88,61 @@ def test_a_held_lock_is_an_error_that_tells_who_holds_it(
     assert world.sent() == [], "nothing was granted, so nothing is released"
 
 
-def test_a_long_wait_is_asked_for_in_pieces_with_the_same_lease_id() -> None:
-    """For ever means one bounded wait after another, and the acquisition stays the same."""
+def test_a_wait_for_ever_is_a_day_after_a_day_with_the_same_lease_id() -> None:
+    """The contract knows no for ever; the acquisition stays the same."""
     world = World().connected()
     _, slot = world.acquire(wait=None)
     lease_ids = set()
     for _ in range(3):
         command = world.one("acquire")
-        assert command.acquire.wait_timeout.ToMilliseconds() == 60_000
+        assert command.acquire.wait_timeout.ToMilliseconds() == 24 * 3600 * 1000
         lease_ids.add(command.acquire.lease_id)
-        world.later(60_000)
+        world.later(24 * 3600 * 1000)
         world.answer(not_granted(command, _WAIT_TIMEOUT))
     assert len(lease_ids) == 1
     world.answer(granted(world.one("acquire")))
     assert slot.result.token == 1
 
 
-def test_a_long_finite_wait_ends_after_exactly_its_length() -> None:
-    """90 s are asked for as 60 and 30, and then the wait has run out."""
+@pytest.mark.parametrize("wait", [0.1, 90, 3600])
+def test_a_wait_is_asked_for_whole_so_that_it_keeps_its_place(wait: float) -> None:
+    """Nobody goes to the end of the queue because a part of the wait is over."""
     world = World().connected()
-    _, slot = world.acquire(wait=90)
-    for piece_ms in (60_000, 30_000):
-        command = world.one("acquire")
-        assert command.acquire.wait_timeout.ToMilliseconds() == piece_ms
-        world.later(piece_ms)
-        world.answer(not_granted(command, _WAIT_TIMEOUT))
+    _, slot = world.acquire(wait=wait)
+    command = world.one("acquire")
+    assert command.acquire.wait_timeout.ToMilliseconds() == wait * 1000
+    world.later(wait * 1000)
+    world.answer(not_granted(command, _WAIT_TIMEOUT))
     assert type(slot.error) is AcquireTimeoutError
+
+
+@pytest.mark.parametrize(("early_ms", "is_over"), [(0, True), (3_600, True), (3_700, False)])
+def test_a_servers_clock_may_end_a_wait_a_little_early(early_ms: float, is_over: bool) -> None:  # noqa: FBT001
+    """Two clocks part by at most a thousandth; only what is left beyond that is waited for at the end of the queue."""
+    world = World().connected()
+    _, slot = world.acquire(wait=3600)
+    command = world.one("acquire")
+    world.later(3_600_000 - early_ms)
+    world.answer(not_granted(command, _WAIT_TIMEOUT))
+    assert slot.done() is is_over
+    assert world.sent_kinds() == ([] if is_over else ["acquire"])
+
+
+@pytest.mark.parametrize(
+    ("position", "words"),
+    [(0, ""), (1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (12, "12th"), (101, "101st")],
+)
+def test_a_wait_that_ran_out_tells_its_place_in_the_queue(position: int, words: str) -> None:
+    """As a number, and in the message; a server that does not say gives 0."""
+    world = World().connected()
+    _, slot = world.acquire(wait=5)
+    command = world.one("acquire")
+    world.later(5000)
+    world.answer(not_granted(command, _WAIT_TIMEOUT, position=position))
+    assert isinstance(slot.error, AcquireTimeoutError)
+    assert slot.error.position == position
+    still = f"; still {words} in line" if words else ""
+    assert str(slot.error) == f"'r' was still held by 'them' after 5 s{still}"
 
 
 def test_a_waiting_acquire_never_keeps_a_release_from_leaving() -> None:
@@ -129,11 +159,12 @@ def test_a_waiting_acquire_never_keeps_a_release_from_leaving() -> None:
 def test_an_acquire_that_queues_behind_others_is_not_given_up_while_its_wait_lasts() -> None:
     """No room on the stream is not the same as no server."""
     world = World(rpc_timeout_ms=1000).connected()
-    slots = [world.acquire(wait=None)[1] for _ in range(COMMANDS_IN_FLIGHT_MAX)]
+    sent = [world.acquire(wait=60)[1] for _ in range(COMMANDS_IN_FLIGHT_MAX)]
+    _, queued = world.acquire(wait=None)
     world.sent()
     world.later(61_000)
-    assert isinstance(slots[0].error, OutcomeUnknownError)
-    assert slots[-1].error is None
+    assert isinstance(sent[0].error, OutcomeUnknownError)
+    assert queued.error is None
 
 
 def _limited(world: World, commands_max: str) -> World:
@@ -198,13 +229,14 @@ def test_a_queued_wait_is_tried_once_when_its_time_is_over() -> None:
 def test_a_wait_that_was_sent_late_has_all_of_its_time() -> None:
     """The rpc timeout counts from the end of what the server was asked to wait, not from when the caller came."""
     world = _limited(World(rpc_timeout_ms=1000).connected(), "2")
-    _, first = world.acquire(wait=None, ttl=3600)
-    _, second = world.acquire(wait=None, ttl=3600)
+    _, first = world.acquire(wait=100, ttl=3600)
+    _, second = world.acquire(wait=100, ttl=3600)
     first_command = world.one("acquire")
-    world.later(50_000)
+    world.later(4_000)
     world.answer(granted(first_command))
     second_command = world.one("acquire")
-    world.later(60_000)
+    assert second_command.acquire.wait_timeout.ToMilliseconds() == 96_000
+    world.later(96_000)
     assert not second.done()
     assert not world.core.leaving
     world.answer(granted(second_command))
@@ -212,15 +244,107 @@ def test_a_wait_that_was_sent_late_has_all_of_its_time() -> None:
     assert first.result is not None
 
 
-def test_a_wait_that_queues_between_two_pieces_is_not_given_up() -> None:
-    """Its first piece is over and others have their turn: it waits for ever, as it was asked to."""
-    world = _limited(World(rpc_timeout_ms=1000).connected(), "2")
-    slots = [world.acquire(wait=None)[1] for _ in range(4)]
-    for _ in range(8):
-        command = world.one("acquire")
-        world.later(60_000)
-        world.answer(not_granted(command, _WAIT_TIMEOUT))
+def test_a_wait_that_finds_no_room_is_tried_now_and_then_and_keeps_its_place() -> None:
+    """Its lock may be free while those that fill the stream wait for ever for others; and nobody who came later goes first."""
+    world = _limited(World().connected(), "40")
+    for _ in range(28):
+        world.acquire("others", wait=None)
+    others = world.sent()
+    for resource in ("early", "late", "last"):
+        assert world.sent() == []
+        world.acquire(resource, wait=None)
+        tries = world.later(TRY_INTERVAL_MS).sent()
+        assert [each.acquire.resource for each in tries] == ["early", "late", "last"][: len(tries)]
+        assert not any(each.acquire.HasField("wait_timeout") for each in tries)
+        world.answer(*(not_granted(each, _HELD) for each in tries))
+    assert len(tries) == 3
+    for other, resource in zip(others, ("early", "late", "last"), strict=False):
+        world.answer(granted(other))
+        (command,) = (each for each in world.sent() if each.HasField("acquire"))
+        assert command.acquire.resource == resource
+        assert command.acquire.HasField("wait_timeout")
+
+
+def _too_many(command: lock_pb2.SessionCommand, scope: str) -> lock_pb2.SessionResult:
+    result = failed(command, 8, lock_pb2.ERROR_REASON_TOO_MANY_WAITERS)
+    result.error.metadata["scope"] = scope
+    result.error.retry_after.FromSeconds(1)
+    return result
+
+
+def test_a_full_queue_at_the_only_server_is_told_at_once() -> None:
+    """What is full, and when to come again; nothing was begun, so nothing is released."""
+    world = World().connected()
+    _, slot = world.acquire(wait=None)
+    world.answer(_too_many(world.one("acquire"), "resource"))
+    assert isinstance(slot.error, OverloadedError)
+    assert (slot.error.scope, slot.error.retry_after) == ("resource", 1.0)
+    assert world.sent() == []
+
+
+def test_a_full_queue_at_one_of_two_servers_is_asked_for_at_the_other() -> None:
+    """The second refusal is final; and as the first sending was another server's, it is cleaned up."""
+    world = World(address_count=2).connected()
+    _, slot = world.acquire(wait=None)
+    first = world.one("acquire")
+    world.answer(_too_many(first, "server"))
+    assert world.core.should_leave(world.now_ms)
+    world.broken()
+    world.connected()
+    second = world.one("acquire")
+    assert second.acquire.lease_id == first.acquire.lease_id
+    world.answer(_too_many(second, "server"))
+    assert isinstance(slot.error, OverloadedError)
+    assert world.sent_kinds() == ["release"]
+
+
+def test_a_full_queue_costs_nobody_else_its_place() -> None:
+    """While others of the client wait at this server it is not left; who finds no room is told so."""
+    world = World(address_count=2).connected()
+    _, waiting = world.acquire("other", wait=None)
+    world.one("acquire")
+    _, slot = world.acquire(wait=None)
+    world.answer(_too_many(world.one("acquire"), "resource"))
+    assert isinstance(slot.error, OverloadedError)
+    assert not world.core.leaving
+    assert not waiting.done()
+
+
+def test_a_full_connection_is_waited_for_in_the_client() -> None:
+    """Callers do not have to know how many wait on one connection: the rest goes, in order, when one of those has ended."""
+    world = World().connected()
+    slots = [world.acquire(f"r{number}", wait=None)[1] for number in range(5)]
+    commands = world.sent()
+    world.answer(*(_too_many(command, "connection") for command in commands[2:]))
+    world.acquire("latest", wait=None)
+    assert world.sent() == []
     assert not any(slot.done() for slot in slots)
+    waiting = commands[:2]
+    for expected in ("r2", "r3", "r4", "latest"):
+        world.answer(granted(waiting.pop(0)))
+        waiting.append(world.one("acquire"))
+        assert waiting[-1].acquire.resource == expected
+
+
+def test_a_connection_that_strangers_fill_is_told() -> None:
+    """None of this client's waits on it, so nothing of its own would ever make room."""
+    world = World().connected()
+    _, slot = world.acquire(wait=None)
+    world.answer(_too_many(world.one("acquire"), "connection"))
+    assert isinstance(slot.error, OverloadedError)
+    assert slot.error.scope == "connection"
+
+
+def test_the_next_server_has_room_of_its_own() -> None:
+    """What one server allows on a connection says nothing of the next one."""
+    world = World().connected()
+    for number in range(5):
+        world.acquire(f"r{number}", wait=None)
+    world.answer(*(_too_many(command, "connection") for command in world.sent()[2:]))
+    assert world.sent() == []
+    world.broken()
+    world.connected()
+    assert len(world.sent()) == 5
 
 
 def test_acquires_keep_their_places_when_the_link_breaks() -> None:
@@ -268,6 +392,32 @@ def test_a_lease_id_is_in_no_representation_of_a_call() -> None:
     assert command.acquire.lease_id not in repr(call)
     world.answer(granted(command))
     assert command.acquire.lease_id not in repr(call)
+
+
+def test_acquires_that_were_given_up_before_they_left_are_forgotten() -> None:
+    """A stream without room does not make a client grow with every caller that comes and goes."""
+    world = World()
+    world.acquire("stays", wait=None)
+    for _ in range(1000):
+        call, _ = world.acquire(wait=None)
+        world.core.abandon(call, now_ms=world.now_ms)
+    assert len(world.core._outbox._waits._numbers) < 100
+    assert [each.acquire.resource for each in world.connected().sent()] == ["stays"]
+
+
+def test_a_client_knows_which_of_its_acquires_waits_for_a_resource() -> None:
+    """The first that is on the stream and was not given up; a try does not wait."""
+    world = World().connected()
+    world.acquire(wait=0)
+    world.acquire("other", wait=None)
+    first, _ = world.acquire(wait=None)
+    second, _ = world.acquire(wait=None)
+    seen = [world.core.waiting_lease_id("r")]
+    world.sent()
+    seen.append(world.core.waiting_lease_id("r"))
+    world.core.abandon(first, now_ms=world.now_ms)
+    seen.append(world.core.waiting_lease_id("r"))
+    assert seen == ["", first.lease_id, second.lease_id]
 
 
 # Errors of an acquire.

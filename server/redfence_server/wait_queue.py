@@ -216,9 +216,6 @@ class WaitQueue:
     def enter(self, waiter: Waiter) -> None:
         """Take the last place."""
         digest = waiter.call.lease_id.digest
-        if not self._waiters:
-            # Nobody here has asked yet to be told of the end of the hold.
-            self._ready = True
         self._waiters[waiter] = None
         self._by_digest[digest] = waiter
         waiter.is_again = self._watch.digest == digest
@@ -270,7 +267,7 @@ class WaitQueue:
     def begin_try(self, waiter: Waiter) -> bool:
         """Tell whether this waiter may try now; if so it has to tell what came of it."""
         if waiter.is_again:
-            waiter.is_again = self._told_of_end = False
+            waiter.is_again = False
             return True
         if not self._ready or self._trying is not None or next(iter(self._waiters)) is not waiter:
             return False
@@ -329,7 +326,8 @@ class WaitQueue:
             return None
         if self._hand_overs >= HAND_OVERS_MAX or self.queues.stall_watch.quiet_ms() > 0:
             return None
-        return head if head.call.lease_id.digest != digest else None
+        # Not to itself: a waiter whose own lease holds the lock does not stay idle.
+        return head
 
     def hand_over(self, waiter: Waiter, attempt: Attempt) -> None:
         """Give the successor the attempt that was begun for it."""

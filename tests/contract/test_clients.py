@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +20,9 @@ def name() -> str:
     return f"contract/{uuid.uuid4().hex}"
 
 
-async def _until_waited_for(client: Any, name: str) -> None:
+async def _until_waited_for(client: Any, name: str, *, count: int = 1) -> None:
     async with asyncio.timeout(5):
-        while (await client.get_lock(name)).waiters == 0:  # noqa: ASYNC110  (another process sets no event)
+        while (await client.get_lock(name)).waiters != count:  # noqa: ASYNC110  (another process sets no event)
             await asyncio.sleep(0.005)
 
 
@@ -99,6 +100,98 @@ async def test_a_waiter_gets_the_lock_as_soon_as_it_is_released(
     lease = await asyncio.wait_for(waiting, 5)
     assert lease.token > held.token
     assert await lease.release()
+
+
+async def test_waiters_are_granted_in_the_order_in_which_they_came(
+    make_client: Callable[[], Any], name: str
+) -> None:
+    """Four in two clients: each has its place, everybody can look at the queue, and it is served from the front."""
+    first, second, other = make_client(), make_client(), make_client()
+    held = await other.acquire(name, ttl=10)
+    granted: list[str] = []
+    tokens: list[int] = []
+
+    async def take_turn(client: Any, label: str) -> None:
+        lease = await client.acquire(name, ttl=10, holder=label)
+        granted.append(label)
+        tokens.append(lease.token)
+        assert await lease.release()
+
+    labels = ["a", "b", "c", "d"]
+    turns = []
+    for count, (client, label) in enumerate(zip((first, second) * 2, labels, strict=True), 1):
+        turns.append(asyncio.create_task(take_turn(client, label)))
+        await _until_waited_for(other, name, count=count)
+    reports = [await client.get_lock(name) for client in (first, second, other)]
+    assert [each.holder for each in reports[0].queue] == labels
+    assert all(0 <= later.waited <= earlier.waited for earlier, later in itertools.pairwise(reports[0].queue))
+    assert [report.position for report in reports] == [1, 2, 0]
+    assert await held.release()
+    await asyncio.wait_for(asyncio.gather(*turns), 10)
+    assert granted == labels
+    assert held.token < tokens[0]
+    assert tokens == sorted(set(tokens))
+    assert (await other.get_lock(name)).queue == ()
+
+
+async def test_a_waiter_that_leaves_lets_the_others_move_up(
+    make_client: Callable[[], Any], name: str
+) -> None:
+    """The one in the middle gives up: nobody is granted for it, and who came after it is next."""
+    clients, other = [make_client() for _ in range(3)], make_client()
+    held = await other.acquire(name, ttl=10)
+    waiting = []
+    for count, client in enumerate(clients, 1):
+        waiting.append(asyncio.create_task(client.acquire(name, ttl=10, holder=str(count))))
+        await _until_waited_for(other, name, count=count)
+    await clients[1].close()
+    with pytest.raises(redfence.ClosedError):
+        await waiting[1]
+    await _until_waited_for(other, name, count=2)
+    report = await clients[2].get_lock(name)
+    assert ([each.holder for each in report.queue], report.position) == (["1", "3"], 2)
+    assert await held.release()
+    first = await asyncio.wait_for(waiting[0], 5)
+    assert await first.release()
+    third = await asyncio.wait_for(waiting[2], 5)
+    assert held.token < first.token < third.token
+    assert await third.release()
+    assert (await other.get_lock(name)).current is None
+
+
+async def test_a_wait_that_runs_out_tells_the_place_it_had(make_client: Callable[[], Any], name: str) -> None:
+    """Second in line, in a number and in words; one that did not wait had no place."""
+    client, other = make_client(), make_client()
+    await other.acquire(name, ttl=10, holder="them")
+    waiting = asyncio.create_task(client.acquire(name, ttl=10))
+    await _until_waited_for(other, name)
+    with pytest.raises(
+        redfence.AcquireTimeoutError, match=r"held by 'them' after 0.1 s; still 2nd in line$"
+    ) as ran_out:
+        await client.acquire(name, ttl=10, wait=0.1)
+    assert ran_out.value.position == 2
+    with pytest.raises(redfence.LockHeldError, match=r"is held by 'them'$") as held:
+        await client.acquire(name, ttl=10, wait=0)
+    assert held.value.position == 0
+    await client.close()
+    with pytest.raises(redfence.ClosedError):
+        await waiting
+
+
+@pytest.mark.slow
+async def test_a_wait_for_ever_outlasts_a_lease_that_is_renewed_and_one_that_is_left(
+    make_client: Callable[[], Any], name: str
+) -> None:
+    """The holder renews for three ttls and then no more: the waiter has the lock when the lease has ended, and not before."""
+    client, other = make_client(), make_client()
+    held = await other.acquire(name, ttl=0.4, max_hold=1.2)
+    lease = await asyncio.wait_for(client.acquire(name, ttl=10), 5)
+    assert held.lost.is_set()
+    with pytest.raises(redfence.LeaseLostError) as lost:
+        held.raise_if_lost()
+    assert lost.value.reason is redfence.LossReason.MAX_HOLD
+    assert lease.token > held.token
+    assert lease.remaining() > 5
 
 
 async def test_a_release_tells_whether_it_ended_the_lease_and_may_be_repeated(client: Any, name: str) -> None:
@@ -242,9 +335,13 @@ async def test_a_closed_clients_lease_is_free_for_others(make_client: Callable[[
 
 async def test_misuse_is_told_before_anything_is_sent(client: Any, name: str) -> None:
     """Wrong types and bounds raise InvalidArgumentError in the caller's own line."""
-    for arguments in ({"ttl": "10"}, {"ttl": 0}, {"ttl": 10, "wait": -1}, {"ttl": 10, "holder": 7}):
+    for arguments in ({"ttl": "10"}, {"ttl": 0}, {"ttl": 10, "holder": 7}):
         with pytest.raises(redfence.InvalidArgumentError):
             await client.acquire(name, **arguments)
+    for wait in (-1, math.nan, math.inf, True, "5"):
+        with pytest.raises(redfence.InvalidArgumentError, match=r"^wait ") as wrong:
+            await client.acquire(name, ttl=10, wait=wait)
+        assert wrong.value.field == "wait"
     with pytest.raises(redfence.InvalidArgumentError):
         await client.get_lock("")
     with pytest.raises(redfence.InvalidArgumentError):

@@ -168,6 +168,9 @@ class AsyncLock:
         core.on_lost = lease.lost._set  # noqa: SLF001  (one class in two)
         released = core.state is LeaseState.RELEASED
         lost = None if released else core.lost_error(self._session.now_ms())
+        if lost is not None:
+            # Only tidying up; nothing to wait for. First, for a cancellation may end this at the next await.
+            self._session.release_soon(core)
         cancelled_here = False
         if self._interrupted:
             # As asyncio.timeout does: if nobody else asked for the cancellation, it was ours and ends here.
@@ -175,16 +178,12 @@ class AsyncLock:
             if exc_type is None and not others:
                 await _swallow_pending_cancel(body, self._cancelling)
             cancelled_here = isinstance(exc, asyncio.CancelledError) and not others
-        if not released:
-            await self._give_back(core, wait=lost is None)
+        if not released and lost is None:
+            await self._give_back(core)
         if lost is not None and (exc is None or cancelled_here):
             raise lost from exc
 
-    async def _give_back(self, core: LeaseCore, *, wait: bool) -> None:
-        if not wait:
-            # Only tidying up.
-            self._session.release_soon(core)
-            return
+    async def _give_back(self, core: LeaseCore) -> None:
         try:
             await self._session.release(core)
         except RedfenceError as error:

@@ -139,15 +139,15 @@ class Lock:
         if core.state is LeaseState.RELEASED:
             return
         lost = core.lost_error(self._session.now_ms())
-        self._give_back(core, wait=lost is None)
-        if lost is not None and exc is None:
+        if lost is None:
+            self._give_back(core)
+            return
+        # Only tidying up; nothing to wait for.
+        self._session.release_soon(core)
+        if exc is None:
             raise lost
 
-    def _give_back(self, core: LeaseCore, *, wait: bool) -> None:
-        if not wait:
-            # Only tidying up.
-            self._session.release_soon(core)
-            return
+    def _give_back(self, core: LeaseCore) -> None:
         try:
             self._session.release(core)
         except RedfenceError as error:

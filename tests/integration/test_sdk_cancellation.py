@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import redfence
 from harness.eventually import eventually
 from harness.grpc_fake import GrpcFake, serving
 from harness.processes import CommandProcesses
+from harness.servers import LockServer, until_no_locks
 
 
 @pytest.fixture
@@ -111,6 +113,72 @@ async def test_a_cancelled_body_is_left_with_the_lock_released(fake: GrpcFake) -
         with pytest.raises(asyncio.CancelledError):
             await task
         assert fake.server.hold_of("r") is None
+
+
+# So long that nothing which is left behind goes away by itself during a test.
+_TTL = 60
+_TURNS_MAX = 5_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_queued", [False, True], ids=["coming", "queued"])
+async def test_a_waiter_cancelled_after_any_number_of_turns_leaves_nothing(
+    server: LockServer, *, is_queued: bool
+) -> None:
+    """Entering the queue, waiting, handed the lock, in its body, at the exit: the next caller has the lock, and nothing is left.
+
+    The lock is released meanwhile. The number of turns grows until the waiter is through before it is cancelled.
+    """
+    task_count = len(asyncio.all_tasks())
+    cancelled, finished = 0, 0
+    tokens: list[int] = []
+    async with redfence.AsyncClient(server.target) as holder, redfence.AsyncClient(server.target) as client:
+        await client.cluster_status()
+
+        async def work() -> None:
+            async with client.lock("r", ttl=_TTL) as lease:
+                tokens.append(lease.token)
+                await asyncio.sleep(0)
+
+        for turns in itertools.count():
+            assert turns < _TURNS_MAX
+            # Here the next caller waits for what the cancelled one may have left: it would be a minute.
+            held = await holder.acquire("r", ttl=_TTL, wait=5)
+            tokens.append(held.token)
+            task = asyncio.create_task(work())
+            if is_queued:
+                await server.until_waiting("r")
+            releasing = asyncio.create_task(held.release())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            assert await releasing
+            if task.cancelled():
+                cancelled, finished = cancelled + 1, 0
+            elif (finished := finished + 1) == 3:
+                break
+        await server.until_waiting("r", count=0)
+        await until_no_locks(server.nodes)
+    assert cancelled > 20
+    assert tokens == sorted(set(tokens))
+    await eventually(lambda: len(asyncio.all_tasks()) == task_count)
+
+
+async def test_a_client_that_is_left_with_its_waiters_leaves_none(server: LockServer) -> None:
+    """Fifty wait and are cancelled with the client's block, while the lock is released: the queue is empty, and nobody holds it."""
+    async with redfence.AsyncClient(server.target) as holder:
+        held = await holder.acquire("r", ttl=_TTL)
+        async with redfence.AsyncClient(server.target) as client:
+            waiting = [asyncio.create_task(client.acquire("r", ttl=_TTL)) for _ in range(50)]
+            await server.until_waiting("r", count=50)
+            releasing = asyncio.create_task(held.release())
+            await asyncio.sleep(0)
+        assert await releasing
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {type(each) for each in outcomes} <= {redfence.ClosedError, redfence.AsyncLease}
+        await server.until_waiting("r", count=0)
+        await until_no_locks(server.nodes)
 
 
 _WAITING = """

@@ -190,6 +190,27 @@ async def test_a_cancellation_from_outside_stays_one_although_the_lease_is_lost_
             assert task.cancelled()
 
 
+async def test_a_cancellation_that_comes_while_a_lost_lock_is_left_does_not_keep_the_release_from_leaving() -> (
+    None
+):
+    """The exit is cancelled at its own await; what the nodes may still hold is released all the same."""
+    with FakeLockServer(ManualClock()) as fake:
+        async with fake.async_client() as client:
+            loop = asyncio.get_running_loop()
+
+            async def hold() -> None:
+                async with client.lock("r", ttl=10):
+                    _jump(fake)
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.Event().wait()
+                    loop.call_soon(working.cancel)
+
+            working = asyncio.create_task(hold())
+            with pytest.raises(asyncio.CancelledError):
+                await working
+            await eventually(lambda: fake._server.counts.get("release") == 1)
+
+
 async def test_an_outer_timeout_stays_a_timeout() -> None:
     """asyncio.timeout around the lock sees its own cancellation."""
     with FakeLockServer(ManualClock()) as fake:

@@ -186,13 +186,18 @@ async def test_signals_are_forwarded_to_the_whole_group(fake: GrpcFake, lock: Lo
     assert fake.server.hold_of("r") is None
 
 
-async def test_a_signal_while_waiting_for_the_lock_ends_the_wait(fake: GrpcFake, lock: Lock) -> None:
-    """SIGTERM before there is a command: 143, no waiter left."""
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+async def test_a_signal_while_waiting_for_the_lock_ends_the_wait(
+    fake: GrpcFake, lock: Lock, number: signal.Signals, status: int
+) -> None:
+    """Before there is a command: 128 + n, no waiter left."""
     fake.server.grant("r", holder="them", ttl_ms=60_000)
     run = lock("true")
     await eventually(lambda: fake.server.waiters("r") == 1, timeout_s=10, interval_s=0.01)
-    run.send_signal(signal.SIGTERM)
-    assert await run.wait() == 143
+    run.send_signal(number)
+    assert await run.wait() == status
     assert fake.server.waiters("r") == 0
 
 

@@ -207,3 +207,78 @@ async def test_ctrl_c_ends_a_waiting_thread_at_once_and_leaves_no_waiter(
         assert fake.server.waiters("r") == 0
         await held.release()
         assert fake.server.hold_of("r") is None
+
+
+_UNCAUGHT = {
+    "closing": "with redfence.Client(sys.argv[1]) as client: client.acquire('r', ttl=60, wait=None)",
+    "not closing": "redfence.Client(sys.argv[1]).acquire('r', ttl=60, wait=None)",
+}
+
+
+@pytest.mark.parametrize("script", _UNCAUGHT.values(), ids=_UNCAUGHT)
+async def test_ctrl_c_ends_a_program_that_waits_for_ever_as_it_ends_any_other(
+    server: LockServer, commands: CommandProcesses, script: str
+) -> None:
+    """KeyboardInterrupt in the waiting line, the status of a program that SIGINT has ended, and nobody in the queue any more."""
+    async with redfence.AsyncClient(server.target) as client:
+        held = await client.acquire("r", ttl=_TTL)
+        waiting = commands.start(sys.executable, "-c", f"import sys, redfence\n{script}", server.target)
+        await server.until_waiting("r", timeout_s=15)
+        waiting.send_signal(signal.SIGINT)
+        assert await waiting.wait(timeout_s=5) == -signal.SIGINT
+        assert waiting.stderr.endswith("KeyboardInterrupt\n")
+        await server.until_waiting("r", count=0)
+        await held.release()
+        assert (await client.acquire("r", ttl=_TTL, wait=0)).token > held.token
+
+
+async def test_a_wait_of_hours_is_interrupted_while_others_of_the_same_client_wait_on(
+    server: LockServer, commands: CommandProcesses
+) -> None:
+    """Ctrl-C is the main thread's: it leaves the queue at once, and the other thread's wait keeps its place."""
+    async with redfence.AsyncClient(server.target) as client:
+        held = await client.acquire("r", ttl=_TTL)
+        waiting = commands.start(sys.executable, "-c", _TWO_WAITING, server.target)
+        await server.until_waiting("r", count=2, timeout_s=15)
+        waiting.send_signal(signal.SIGINT)
+        await waiting.wait_for_line("interrupted")
+        await server.until_waiting("r", count=1)
+        assert [each.holder for each in (await client.get_lock("r")).queue] == ["thread"]
+        assert await held.release()
+        await waiting.wait_for_line("granted")
+        assert await waiting.wait() == 0
+    await until_no_locks(server.nodes)
+
+
+_TWO_WAITING = """
+import sys, threading, redfence
+client = redfence.Client(sys.argv[1])
+
+def wait():
+    with client.lock("r", ttl=60, wait=7200, holder="thread"):
+        print("granted", flush=True)
+
+thread = threading.Thread(target=wait)
+thread.start()
+try:
+    client.acquire("r", ttl=60, wait=7200, holder="main")
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    thread.join()
+client.close()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: str(number.name))
+async def test_a_signal_ends_redfence_lock_while_it_waits(
+    server: LockServer, commands: CommandProcesses, number: signal.Signals
+) -> None:
+    """Before there is a command: 128 + n at once, nothing was run, and nobody is in the queue any more."""
+    async with redfence.AsyncClient(server.target) as client:
+        await client.acquire("r", ttl=_TTL)
+        run = commands.start_redfence("lock", "r", "--server", server.target, "--", "echo", "ran")
+        await server.until_waiting("r", timeout_s=15)
+        run.send_signal(number)
+        assert await run.wait(timeout_s=5) == 128 + number
+        assert (run.stdout, run.stderr) == ("", "")
+        await server.until_waiting("r", count=0)

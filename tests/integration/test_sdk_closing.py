@@ -14,6 +14,7 @@ import pytest
 import redfence
 from harness.eventually import eventually
 from harness.grpc_fake import GrpcFake, serving
+from harness.servers import LockServer
 
 # The close gives up long before the calls would by themselves.
 _OPTIONS = redfence.ClientOptions(rpc_timeout_ms=60_000, close_timeout_ms=100)
@@ -117,6 +118,19 @@ def _in_thread(function: Callable[[], Any]) -> asyncio.Future[Any]:
 
     threading.Thread(target=run, daemon=True).start()
     return asyncio.wrap_future(outcome)
+
+
+async def test_closing_wakes_the_threads_that_wait_for_a_lock(server: LockServer) -> None:
+    """Ten threads wait for ever; each ends with ClosedError, and the server has forgotten them."""
+    client = redfence.Client(server.target)
+    await server.acquire("r", ttl_ms=60_000)
+    waiting = [_in_thread(lambda: client.acquire("r", ttl=60, wait=None)) for _ in range(10)]
+    await server.until_waiting("r", count=10)
+    await asyncio.to_thread(client.close)
+    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 1)
+    assert [str(each) for each in outcomes] == ["the client was closed during the call"] * 10
+    assert {type(each) for each in outcomes} == {redfence.ClosedError}
+    await server.until_waiting("r", count=0)
 
 
 async def test_a_second_close_returns_with_the_first(fake: GrpcFake) -> None:

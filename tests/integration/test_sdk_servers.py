@@ -7,6 +7,7 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -14,7 +15,7 @@ import redfence
 from harness.eventually import eventually
 from harness.processes import CommandProcess, CommandProcesses
 from harness.redis_nodes import RedisNode
-from harness.servers import FormedNodes, until_no_locks
+from harness.servers import FormedNodes, until, until_no_locks
 
 StartServer = Callable[[Sequence[RedisNode]], Awaitable[tuple[CommandProcess, str]]]
 
@@ -79,6 +80,79 @@ async def test_a_threads_lease_survives_the_fault_of_one_of_two_servers(
             assert client.check_token("held", lease.token).live
 
     await asyncio.to_thread(hold)
+    await until_no_locks(nodes)
+
+
+class _Waiting:
+    """A client of each kind, waiting for ever for the lock "contended" and holding nothing that would tell it of a silent server."""
+
+    def __init__(self, *addresses: str) -> None:
+        self._async_client, self._client = redfence.AsyncClient(*addresses), redfence.Client(*addresses)
+        self._tasks: list[asyncio.Task[int]] = []
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [
+            asyncio.create_task(self._take_turn()),
+            asyncio.create_task(asyncio.to_thread(self._take_turn_in_thread)),
+        ]
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self._async_client.close()
+        await asyncio.to_thread(self._client.close)
+
+    def lease_ids(self) -> set[str]:
+        """The secrets with which they wait at a server; "" for one that does not."""
+        sessions = self._async_client._session, self._client._session
+        return {session.waiting_lease_id("contended") for session in sessions}
+
+    async def tokens(self) -> list[int]:
+        """Return the tokens they were granted, one after the other."""
+        return sorted(await asyncio.wait_for(asyncio.gather(*self._tasks), 10))
+
+    async def _take_turn(self) -> int:
+        async with self._async_client.lock("contended", ttl=30, wait=None) as lease:
+            return lease.token
+
+    def _take_turn_in_thread(self) -> int:
+        with self._client.lock("contended", ttl=30, wait=None) as lease:
+            return lease.token
+
+
+async def _until_both_wait(client: redfence.AsyncClient, *, timeout_s: float) -> None:
+    async def both() -> bool:
+        return (await client.get_lock("contended")).waiters == 2
+
+    await until(both, timeout_s=timeout_s)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", _FAULTS, ids=lambda fault: str(fault.name))
+async def test_who_waits_for_ever_goes_on_at_the_other_server_with_the_same_lease_id(
+    formed_nodes: FormedNodes, start_server: StartServer, fault: signal.Signals
+) -> None:
+    """At once if the server drains or dies; if it is frozen, when it has not answered a ping: 15 s, however long the wait."""
+    nodes = await formed_nodes(3)
+    (first, first_address), (_, second_address) = await start_server(nodes), await start_server(nodes)
+    async with (
+        redfence.AsyncClient(first_address) as at_first,
+        redfence.AsyncClient(second_address) as at_second,
+    ):
+        contended = await at_second.acquire("contended", ttl=60)
+        async with _Waiting(first_address, second_address) as waiting:
+            await _until_both_wait(at_first, timeout_s=5)
+            lease_ids = waiting.lease_ids()
+            assert len(lease_ids - {""}) == 2
+            first.send_signal(fault)
+            await _until_both_wait(at_second, timeout_s=20 if fault is signal.SIGSTOP else 5)
+            assert waiting.lease_ids() == lease_ids
+            if fault is signal.SIGTERM:
+                assert await first.wait() == 0
+            assert await contended.release()
+            tokens = await waiting.tokens()
+            assert contended.token < tokens[0] < tokens[1]
+    with suppress(ProcessLookupError):
+        first.send_signal(signal.SIGCONT)
     await until_no_locks(nodes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from harness.ports import HOST
 from harness.redis_nodes import RedisNode
 from harness.tcp_proxy import TcpProxy
 from redfence_proto import bounds
@@ -62,8 +64,13 @@ class LockServer:
     @property
     def target(self) -> str:
         """Where it serves, for a channel of one's own."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def port(self) -> int:
+        """The port it serves on."""
         assert self._running is not None, "it runs elsewhere"
-        return f"127.0.0.1:{self._running.port}"
+        return self._running.port
 
     async def acquire(
         self, resource: str, *, timeout_s: float | None = None, **fields: Any
@@ -76,9 +83,9 @@ class LockServer:
         request = lock_pb2.ReleaseRequest(resource=resource, lease_id=lease_id)
         return (await self.locks.Release(request)).outcome
 
-    async def look(self, resource: str) -> lock_pb2.GetLockResponse:
+    async def look(self, resource: str, *, lease_id: str = "") -> lock_pb2.GetLockResponse:
         """Call GetLock."""
-        return await self.locks.GetLock(lock_pb2.GetLockRequest(resource=resource))
+        return await self.locks.GetLock(lock_pb2.GetLockRequest(resource=resource, lease_id=lease_id))
 
     async def check(self, resource: str, token: int) -> lock_pb2.CheckTokenResponse:
         """Call CheckToken."""
@@ -88,13 +95,13 @@ class LockServer:
         """Call ClusterStatus."""
         return await self.admin.ClusterStatus(lock_pb2.ClusterStatusRequest())
 
-    async def until_waiting(self, resource: str, *, count: int = 1) -> None:
+    async def until_waiting(self, resource: str, *, count: int = 1, timeout_s: float = 5.0) -> None:
         """Return once so many acquires of the resource wait at this server."""
 
         async def enough() -> bool:
             return (await self.look(resource)).waiters == count
 
-        await until(enough)
+        await until(enough, timeout_s=timeout_s)
 
     async def until_states(self, *states: lock_pb2.NodeState.ValueType) -> None:
         """Return once the nodes are in these states, by index."""
@@ -103,6 +110,15 @@ class LockServer:
             return [node.state for node in (await self.status()).nodes] == list(states)
 
         await until(reached)
+
+    @asynccontextmanager
+    async def on_own_connection(self, *, port: int | None = None) -> AsyncIterator[LockServer]:
+        """Yield this server as seen over another connection, which nobody shares; to another port if one is given."""
+        target = self.target if port is None else f"{HOST}:{port}"
+        # Channels of one process to one target would otherwise share their connection.
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(target, options=options) as channel:
+            yield LockServer(channel, nodes=self.nodes, proxies=self.proxies, running=self._running)
 
     async def begin_drain(self) -> None:
         """Tell everybody, as at SIGTERM, but go on taking calls: those that were on their way when the signal came."""
@@ -193,6 +209,31 @@ async def memories(nodes: Sequence[RedisNode]) -> list[Memory]:
 async def locks_left(nodes: Sequence[RedisNode]) -> list[bytes]:
     """Return the lock keys on any node."""
     return [key for each in await memories(nodes) for key in each if key.startswith(b"redfence:lock:")]
+
+
+async def call_counts(nodes: Sequence[RedisNode], command: str) -> list[int]:
+    """Return how often each node has carried out a command, inside scripts as well. An operation of the algorithm is one `evalsha`."""
+    counts = []
+    for node in nodes:
+        stats = await node.call("INFO", "commandstats")
+        assert isinstance(stats, bytes)
+        found = re.search(rf"^cmdstat_{command}:calls=(\d+)", stats.decode(), re.MULTILINE)
+        counts.append(int(found[1]) if found else 0)
+    return counts
+
+
+async def until_idle(nodes: Sequence[RedisNode], *, quiet_s: float = 0.25) -> None:
+    """Return once the nodes have carried out no script for so long, which is longer than a server looks after an arrival."""
+    before: list[int] = []
+
+    async def unchanged() -> bool:
+        nonlocal before
+        last, before = before, await call_counts(nodes, "evalsha")
+        if before != last:
+            await asyncio.sleep(quiet_s)
+        return before == last
+
+    await until(unchanged)
 
 
 async def until(look: Callable[[], Awaitable[object]], *, timeout_s: float = 5.0) -> None:

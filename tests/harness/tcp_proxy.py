@@ -44,6 +44,7 @@ class Direction:
         flow: change it by the proxy's methods.
         delay_ms: how much later than sent bytes arrive; their order stays.
         slice_bytes: bytes arrive at most so many at a time; None as they come.
+        taken_bytes: how many were sent so far, whatever became of them.
         passed_bytes: how many arrived.
         kept_bytes: how many were held back or lost so far, for tests to wait for.
     """
@@ -51,6 +52,7 @@ class Direction:
     flow: Flow = Flow.PASS
     delay_ms: float = 0.0
     slice_bytes: int | None = None
+    taken_bytes: int = 0
     passed_bytes: int = 0
     kept_bytes: int = 0
 
@@ -225,6 +227,7 @@ class TcpProxy:
                 chunk = await reader.read(_CHUNK_BYTES)
             except OSError:
                 chunk = b""
+            direction.taken_bytes += len(chunk)
             await under_way.put((loop.time() + direction.delay_ms / 1000, chunk))
 
     async def _deliver(

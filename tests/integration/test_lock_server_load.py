@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from harness.fixture_types import FlushedNodes
+from harness.leftovers import open_files
 from harness.lock_load import LockLoad
 from harness.servers import (
     FormedNodes,
@@ -100,17 +100,6 @@ async def test_10000_pairs_by_64_callers_over_5_nodes_have_no_error_rising_token
         assert isinstance(high, bytes)
         assert int(high) >= max(grant.token for grant in history.grants)
         assert {"redfence:node", "redfence:high"} <= {key.decode() for key in each}
-
-
-def open_files() -> Counter[str]:
-    """What this process has open, by kind."""
-    kinds: Counter[str] = Counter()
-    for link in Path("/proc/self/fd").iterdir():
-        try:
-            kinds[str(link.readlink()).partition(":")[0]] += 1
-        except FileNotFoundError:
-            continue  # that of the look itself
-    return kinds
 
 
 async def use(server: LockServer, name: str) -> None:

@@ -28,6 +28,7 @@ from harness.servers import (
     until_no_locks,
 )
 from harness.session_caller import SessionCaller
+from harness.waiters import TTL_MS, line_up
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,
@@ -66,6 +67,16 @@ async def until_connected(server: LockServer) -> None:
     """The server is connected through every proxy, and every node votes."""
     await eventually(lambda: all(proxy.connection_count for proxy in server.proxies))
     await all_ready(server)
+
+
+async def until_missing_one(server: LockServer) -> None:
+    """The server has noticed that a node is gone."""
+
+    async def noticed() -> bool:
+        states = [node.state for node in (await server.status()).nodes]
+        return states.count(NODE_STATE_UNREACHABLE) == 1
+
+    await until(noticed)
 
 
 async def until_holding(nodes: Sequence[RedisNode], count: int) -> None:
@@ -497,3 +508,77 @@ async def test_an_undo_of_a_failed_attempt_spares_the_retry_that_another_server_
     async with SessionCaller(elsewhere) as session:
         renewed = (await session.renew(NAME, lease_id)).renew
         assert renewed.state == lock_pb2.LEASE_STATE_ACTIVE
+
+
+# --- waiters, while nodes and networks fail -------------------------------------------------------------------------
+
+
+async def test_a_waiter_is_still_woken_by_a_release_elsewhere_after_every_connection_of_its_server_was_broken(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """The nodes kept whom to tell, and each new connection listens again."""
+    nodes = await formed_nodes(3)
+    server, elsewhere = await proxied(nodes, serve), await serve(nodes)
+    held = (await elsewhere.acquire(NAME, ttl_ms=TTL_MS)).lease
+    [waiter] = await line_up(server, NAME, 1)
+    for proxy in server.proxies:
+        proxy.reset()
+    await eventually(lambda: not any(proxy.connection_count for proxy in server.proxies))
+    await until_connected(server)
+    await elsewhere.release(NAME, held.lease_id)
+    assert (await waiter.lease()).fencing_token == held.fencing_token + 1
+
+
+async def test_a_waiter_is_still_woken_after_every_node_was_restarted_one_after_the_other(
+    fresh_formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """Whom to tell is part of the hold, and as durable."""
+    nodes = await fresh_formed_nodes(3)
+    server, elsewhere = await serve(nodes), await serve(nodes)
+    held = (await elsewhere.acquire(NAME, ttl_ms=TTL_MS)).lease
+    [waiter] = await line_up(server, NAME, 1)
+    for node in nodes:
+        node.kill()
+        for each in (server, elsewhere):
+            await until_missing_one(each)
+        await node.start()
+        for each in (server, elsewhere):
+            await all_ready(each)
+    await elsewhere.release(NAME, held.lease_id)
+    assert (await waiter.lease()).fencing_token == held.fencing_token + 1
+
+
+async def test_a_waiter_whose_server_was_cut_off_during_the_release_has_the_lock_by_the_end_of_the_ttl(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """The notices are lost for good; the time of the hold, which it knew before, is what it goes by."""
+    nodes = await formed_nodes(3)
+    server, elsewhere = await proxied(nodes, serve), await serve(nodes)
+    held = (await elsewhere.acquire(NAME, ttl_ms=1_500)).lease
+    granted_at_ms = now_ms()
+    [waiter] = await line_up(server, NAME, 1)
+    for proxy in server.proxies:
+        proxy.refuse()
+    await elsewhere.release(NAME, held.lease_id)
+    for proxy in server.proxies:
+        await proxy.heal()
+    await until_connected(server)
+    assert (await waiter.lease()).fencing_token == held.fencing_token + 1
+    assert waiter.answered_at_ms <= granted_at_ms + 1_500 + 300
+
+
+async def test_who_waits_at_a_server_that_loses_its_quorum_is_told_so_when_it_would_be_its_turn(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """All of them at once, with UNAVAILABLE, and not each after the one before."""
+    server = await proxied(await formed_nodes(3), serve)
+    await server.acquire(NAME, ttl_ms=500)
+    waiters = await line_up(server, NAME, 20)
+    for proxy in server.proxies[1:]:
+        proxy.refuse()
+    failures = [await waiter.failure() for waiter in waiters]
+    assert {failure.reason for failure in failures} == {ERROR_REASON_QUORUM_UNAVAILABLE}
+    assert all(failure.is_retryable for failure in failures)
+    answered = [waiter.answered_at_ms for waiter in waiters]
+    # Twenty tries, one after another, would take longer than the node timeout each.
+    assert max(answered) - min(answered) < NODE_TIMEOUT_MS

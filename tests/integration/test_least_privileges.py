@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from harness.fixture_types import FlushedNodes
-from harness.servers import acquire_request
+from harness.redis_nodes import RedisNode
+from harness.servers import LockServer, acquire_request
+from harness.waiters import TTL_MS, line_up
 from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_server import cluster_forming, composition, config
@@ -27,17 +32,14 @@ def documented_rules() -> list[str]:
     return found[1].split()
 
 
-@pytest.mark.slow
-async def test_the_documented_access_list_is_enough_for_forming_serving_and_every_call(
-    flushed_nodes: FlushedNodes,
-) -> None:
-    """A user with exactly those rights forms a cluster and carries every command of the algorithm."""
-    nodes = await flushed_nodes(3)
+NOTICES = {"&redfence:notice:*", "+subscribe", "+publish", "+hello"}
+
+
+@asynccontextmanager
+async def restricted(nodes: Sequence[RedisNode], rules: Sequence[str]) -> AsyncIterator[tuple[str, ...]]:
+    """Give each node a user with exactly these rights, form a cluster as that user, and yield the nodes' URLs."""
     for node in nodes:
-        assert (
-            await node.call("ACL", "SETUSER", "redfence", "reset", "on", ">secret", *documented_rules())
-            == b"OK"
-        )
+        assert await node.call("ACL", "SETUSER", "redfence", "reset", "on", ">secret", *rules) == b"OK"
     urls = tuple(f"redis://redfence:secret@127.0.0.1:{node.port}" for node in nodes)
     try:
         await cluster_forming.form(
@@ -46,6 +48,33 @@ async def test_the_documented_access_list_is_enough_for_forming_serving_and_ever
             ttl_ms_max=bounds.TTL_MS_MAX_DEFAULT,
             randomness=SystemRandomness(),
         )
+        yield urls
+    finally:
+        for node in nodes:
+            await node.call("ACL", "DELUSER", "redfence")
+
+
+@asynccontextmanager
+async def two_servers(urls: Sequence[str]) -> AsyncIterator[tuple[LockServer, LockServer]]:
+    """Serve twice over the same nodes, all of them ready."""
+    async with AsyncExitStack() as stack:
+        servers = []
+        for _ in range(2):
+            settings = config.load({"nodes": urls, "listen": "127.0.0.1:0"})
+            running = await stack.enter_async_context(composition.lock_server(settings))
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{running.port}"))
+            servers.append(LockServer(channel, running=running))
+            await servers[-1].until_states(*[lock_pb2.NODE_STATE_READY] * len(urls))
+        yield servers[0], servers[1]
+
+
+@pytest.mark.slow
+async def test_the_documented_access_list_is_enough_for_forming_serving_and_every_call(
+    flushed_nodes: FlushedNodes,
+) -> None:
+    """A user with exactly those rights forms a cluster and carries every command of the algorithm."""
+    nodes = await flushed_nodes(3)
+    async with restricted(nodes, documented_rules()) as urls:
         settings = config.load({"nodes": urls, "listen": "127.0.0.1:0"})
         async with (
             composition.lock_server(settings) as running,
@@ -74,6 +103,43 @@ async def test_the_documented_access_list_is_enough_for_forming_serving_and_ever
                 lock_pb2.ClusterStatusRequest()
             )
             assert [node.state for node in status.nodes] == [lock_pb2.NODE_STATE_READY] * 3
-    finally:
-        for node in nodes:
-            await node.call("ACL", "DELUSER", "redfence")
+
+
+async def test_the_documented_access_list_lets_notices_through(flushed_nodes: FlushedNodes) -> None:
+    """A waiter is woken by the release of a lock through another server, a minute before it would expire."""
+    async with (
+        restricted(await flushed_nodes(3), documented_rules()) as urls,
+        two_servers(urls) as (here, elsewhere),
+    ):
+        held = (await here.acquire("orders/42", ttl_ms=TTL_MS)).lease
+        [waiter] = await line_up(elsewhere, "orders/42", 1)
+        await here.release("orders/42", held.lease_id)
+        assert (await waiter.lease()).fencing_token == held.fencing_token + 1
+
+
+async def test_without_the_rights_to_notices_everything_works_but_the_wake_up_by_another_server(
+    flushed_nodes: FlushedNodes,
+) -> None:
+    """The log tells of each node; locks are handed over within a server, and a waiter elsewhere is served at the expiry."""
+    rules = documented_rules()
+    assert set(rules) > NOTICES
+    fewer = [rule for rule in rules if rule not in NOTICES]
+    with capture_logs() as logs:
+        async with (
+            restricted(await flushed_nodes(3), fewer) as urls,
+            two_servers(urls) as (here, elsewhere),
+        ):
+            ttl_ms = 600
+            held = (await here.acquire("orders/42", ttl_ms=ttl_ms)).lease
+            first, second = await line_up(here, "orders/42", 2, ttl_ms=ttl_ms)
+            [last] = await line_up(elsewhere, "orders/42", 1)
+            tokens = [held.fencing_token]
+            assert await here.release("orders/42", held.lease_id) == lock_pb2.RELEASE_OUTCOME_RELEASED
+            for waiter in (first, second):
+                tokens.append((await waiter.lease()).fencing_token)
+                await waiter.release()
+            assert not last.done
+            tokens.append((await last.lease()).fencing_token)
+    assert tokens == sorted(set(tokens))
+    refused = [entry for entry in logs if entry["event"] == "node_notices_refused"]
+    assert sorted(entry["node_index"] for entry in refused) == [0, 0, 1, 1, 2, 2]

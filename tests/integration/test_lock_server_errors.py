@@ -156,6 +156,7 @@ REFUSALS = [
             _with(lease_id=lease_id),
             ReleaseRequest(resource=NAME, lease_id=lease_id),
             KeepAliveRequest(resource=NAME, lease_id=lease_id),
+            GetLockRequest(resource=NAME, lease_id=lease_id),
         )
     ),
     *(

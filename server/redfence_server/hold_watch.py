@@ -64,6 +64,11 @@ class HoldWatch:
         self._note(Held(digest, token, holder, 0))
         self.try_at_ms = ends_at_ms + _ROUNDING_MS
 
+    def renewed(self, digest: str, ends_at_ms: float) -> None:
+        """Learn from a lease that this server renewed."""
+        if digest == self.digest:
+            self.try_at_ms = max(self.try_at_ms, ends_at_ms + _ROUNDING_MS)
+
     def noticed(self, notice: Notice) -> None:
         """Learn from a notice."""
         self._ended[notice.node] = notice.token

@@ -190,6 +190,8 @@ class LockService:
         renewal: Renewal = await self._redlock.renew(resource=resource, digest=lease_id.digest)
         if renewal.verdict is not RenewVerdict.ACTIVE:
             return RenewOutcome(renewal.verdict, 0, 0)
+        if (queue := self._queues.find(resource)) is not None:
+            queue.renewed(lease_id.digest, sent_at_ms + renewal.ttl_ms)
         elapsed_ms = self._clock.now_ms() - sent_at_ms
         if quorum.validity_left_ms(renewal.ttl_ms, elapsed_ms) <= 0:
             return RenewOutcome(RenewVerdict.AT_RISK, 0, 0)

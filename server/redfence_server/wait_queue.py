@@ -303,6 +303,10 @@ class WaitQueue:
             self._await_end()
         self._see_again(waiter)
 
+    def renewed(self, digest: str, ends_at_ms: float) -> None:
+        """Note that a lease was renewed: if it is the one that holds the lock, its end is later."""
+        self._watch.renewed(digest, ends_at_ms)
+
     def failed(self, waiter: Waiter) -> None:
         """Note that nothing was learnt."""
         self._end_try(waiter)
@@ -373,11 +377,17 @@ class WaitQueue:
 
     def _await_end(self) -> None:
         left_ms = self._watch.try_at_ms - self.queues.clock.now_ms()
-        self._arm(max(0.0, left_ms) + self.queues.randomness.uniform(0, _SPREAD_MS))
+        self._arm(max(0.0, left_ms) + self.queues.randomness.uniform(0, _SPREAD_MS), self._hold_is_over)
 
-    def _arm(self, delay_ms: float) -> None:
+    def _hold_is_over(self) -> None:
+        if self._watch.try_at_ms > self.queues.clock.now_ms():
+            self._await_end()  # it was renewed
+        else:
+            self._time_is_up()
+
+    def _arm(self, delay_ms: float, ring: Callable[[], None] | None = None) -> None:
         self._disarm()
-        self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._time_is_up)
+        self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, ring or self._time_is_up)
 
     def _disarm(self) -> None:
         if self._timer is not None:

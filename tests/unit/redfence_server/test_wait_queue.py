@@ -262,6 +262,24 @@ async def test_a_holder_that_keeps_its_lease_alive_costs_one_try_in_each_of_its_
 
 
 @on_virtual_time
+async def test_a_holder_that_keeps_its_lease_alive_through_the_same_server_costs_no_try_at_all() -> None:
+    """The server knows when the lease ends; and once the holder is gone, it ends then."""
+    (server,) = servers()
+    await server.acquire(HOLDER)
+    waiting = server.wait(lease_id(1))
+    await asyncio.sleep(0.2)
+    mints = server.mints()
+    for _ in range(30):
+        await asyncio.sleep(TTL_MS / 3 / 1000)
+        await server.service.renew(R, HOLDER)
+        await server.service.renew(R, lease_id(7))
+    renewed_ms = LoopClock().now_ms()
+    assert server.mints() == mints
+    await waiting
+    assert TTL_MS <= LoopClock().now_ms() - renewed_ms <= TTL_MS + 20
+
+
+@on_virtual_time
 async def test_a_lock_that_is_released_while_its_waiter_tries_is_not_missed() -> None:
     """The notice comes before the refusal: it is kept in mind."""
     here, there = servers(2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHMARKS = ("session_pairs", "slow_node", "storage_puts")
+BENCHMARKS = ("session_pairs", "hand_off", "waiters", "slow_node", "storage_puts")
 
 
 def main(names: list[str]) -> int:

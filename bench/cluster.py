@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from redfence_proto import bounds
 from redfence_server import cluster_forming
@@ -29,9 +30,24 @@ async def formed_nodes(count: int) -> AsyncIterator[EmbeddedNodes]:
         yield nodes
 
 
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """A server that runs by itself."""
+
+    address: str
+    pid: int
+
+
 @asynccontextmanager
 async def served(nodes: EmbeddedNodes) -> AsyncIterator[str]:
     """Run `redfence serve` over the nodes and yield its address."""
+    async with served_process(nodes) as server:
+        yield server.address
+
+
+@asynccontextmanager
+async def served_process(nodes: EmbeddedNodes) -> AsyncIterator[ServerProcess]:
+    """Run `redfence serve` over the nodes."""
     environment = {**os.environ, "REDFENCE_NODES": ",".join(nodes.urls), "REDFENCE_LOG_LEVEL": "error"}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -42,7 +58,7 @@ async def served(nodes: EmbeddedNodes) -> AsyncIterator[str]:
     assert process.stdout is not None
     try:
         line = (await process.stdout.readline()).decode()
-        yield line.partition(" on ")[2].partition(" ")[0]
+        yield ServerProcess(line.partition(" on ")[2].partition(" ")[0], process.pid)
     finally:
         process.terminate()
         await process.wait()

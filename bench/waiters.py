@@ -1,0 +1,176 @@
+"""What waiting costs the server: ten thousand callers that wait for as many held locks; and a thousand that wait for one.
+
+The server is a process of its own; its CPU time and memory are the system's figures. N = 3, fsync on every write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from bench import cluster, raw_session
+from bench.raw_session import RawSession
+
+IDLE_COUNT = 10_000
+SESSION_COUNT = 4
+SECONDS = 15.0
+QUEUED_COUNT = 1_000
+FOREVER_S = 3_600
+
+
+def _chunks(place: int) -> Iterator[range]:
+    """Yield the numbers of one session's resources, so many at a time as the nodes take without haste."""
+    numbers = range(place, IDLE_COUNT, SESSION_COUNT)
+    for first in range(0, len(numbers), 250):
+        yield numbers[first : first + 250]
+
+
+def _lease_id(number: int) -> str:
+    return f"{number:032x}"
+
+
+class _Usage:
+    """CPU time and memory of a process."""
+
+    def __init__(self, pid: int) -> None:
+        self._folder = Path(f"/proc/{pid}")
+
+    def cpu_s(self) -> float:
+        fields = (self._folder / "stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / 100
+
+    def memory_mib(self) -> float:
+        lines = (self._folder / "status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+
+    async def cores(self) -> float:
+        """Return how much of a core it takes from now on."""
+        before = self.cpu_s()
+        await asyncio.sleep(SECONDS)
+        return (self.cpu_s() - before) / SECONDS
+
+
+async def _idle(server: cluster.ServerProcess, *, ttl_s: int, renew_every_s: float | None) -> None:
+    """Measure with holders that never renew, or with holders that do."""
+    usage = _Usage(server.pid)
+    prefix = f"idle-{ttl_s}"
+    async with AsyncExitStack() as stack:
+        holders = [
+            await stack.enter_async_context(raw_session.raw_session(server.address))
+            for _ in range(SESSION_COUNT)
+        ]
+        await asyncio.gather(*(_hold(each, place, prefix, ttl_s) for place, each in enumerate(holders)))
+        if renew_every_s is not None:
+            renewing = asyncio.create_task(_renew(holders, prefix, renew_every_s))
+            stack.callback(renewing.cancel)
+        alone_cores, alone_mib = await usage.cores(), usage.memory_mib()
+        async with AsyncExitStack() as inner:
+            waiting = []
+            for place in range(SESSION_COUNT):
+                session = await inner.enter_async_context(raw_session.raw_session(server.address))
+                for numbers in _chunks(place):
+                    waiting += await session.send(
+                        raw_session.acquire(
+                            *(f"{prefix}/{number}", _lease_id(IDLE_COUNT + number)),
+                            ttl_s=ttl_s,
+                            wait_s=FOREVER_S,
+                        )
+                        for number in numbers
+                    )
+                    await asyncio.sleep(0.1)
+            await asyncio.sleep(5)
+            waiting_cores, waiting_mib = await usage.cores(), usage.memory_mib()
+            done = sum(each.done() for each in waiting)
+        print(
+            f"waiters        {IDLE_COUNT:,} idle on as many locks held for {ttl_s} s"
+            f"{'' if renew_every_s is None else f', renewed every {renew_every_s:g} s'}: "
+            f"{waiting_cores - alone_cores:6.1%} of a core more than without ({alone_cores:.1%}), "
+            f"{waiting_mib - alone_mib:5.1f} MiB more ({alone_mib:.0f} MiB){f'; {done} WERE ANSWERED' if done else ''}"
+        )
+        for place, each in enumerate(holders):
+            await _let_go(each, place, prefix)
+
+
+async def _hold(session: RawSession, place: int, prefix: str, ttl_s: int) -> None:
+    for numbers in _chunks(place):
+        results = await session.send(
+            raw_session.acquire(f"{prefix}/{number}", _lease_id(number), ttl_s=ttl_s, wait_s=0)
+            for number in numbers
+        )
+        for result in await asyncio.gather(*results):
+            assert result.acquire.HasField("lease"), result
+
+
+async def _let_go(session: RawSession, place: int, prefix: str) -> None:
+    for numbers in _chunks(place):
+        await asyncio.gather(
+            *await session.send(
+                raw_session.release(f"{prefix}/{number}", _lease_id(number)) for number in numbers
+            )
+        )
+
+
+async def _renew(holders: list[RawSession], prefix: str, every_s: float) -> None:
+    """Renew every lease once in a while, evenly spread."""
+    ticks = max(1, int(every_s * 20))
+    tick = 0
+    while True:
+        await asyncio.sleep(every_s / ticks)
+        tick = (tick + 1) % ticks
+        for place, session in enumerate(holders):
+            numbers = range(place, IDLE_COUNT, SESSION_COUNT)
+            await session.send(
+                raw_session.renew(f"{prefix}/{number}", _lease_id(number))
+                for number in numbers
+                if number // SESSION_COUNT % ticks == tick
+            )
+
+
+async def _queued(server: cluster.ServerProcess) -> None:
+    """Measure a queue from its head to its end, and look at the order."""
+    resource = "queued"
+    order: list[int] = []
+    async with raw_session.raw_session(server.address) as session:
+        (held,) = await session.send([raw_session.acquire(resource, _lease_id(0), ttl_s=60, wait_s=0)])
+        await held
+        results = await session.send(
+            raw_session.acquire(resource, _lease_id(number), ttl_s=60, wait_s=FOREVER_S)
+            for number in range(1, QUEUED_COUNT + 1)
+        )
+        await asyncio.sleep(1)
+        began = time.monotonic()
+        await session.send([raw_session.release(resource, _lease_id(0))])
+
+        async def next_in_line(number: int, result: asyncio.Future[raw_session.Result]) -> None:
+            granted = await result
+            assert granted.acquire.HasField("lease"), granted
+            order.append(number)
+            (released,) = await session.send([raw_session.release(resource, _lease_id(number))])
+            await released
+
+        await asyncio.gather(*(next_in_line(number, result) for number, result in enumerate(results, 1)))
+        seconds = time.monotonic() - began
+    verdict = "in the order of arrival" if order == sorted(order) else "OUT OF ORDER"
+    print(
+        f"waiters        {QUEUED_COUNT:,} on one lock: granted {verdict}, {QUEUED_COUNT / seconds:,.0f} grants/s"
+    )
+
+
+async def main() -> None:
+    """Measure and print."""
+    async with cluster.formed_nodes(3) as nodes, cluster.served_process(nodes) as server:
+        await _queued(server)
+        await _idle(server, ttl_s=300, renew_every_s=None)
+        await _idle(server, ttl_s=12, renew_every_s=4)
+
+
+def run() -> None:
+    """Run from `make bench`."""
+    asyncio.run(main())
+
+
+if __name__ == "__main__":
+    run()

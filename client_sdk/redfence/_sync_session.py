@@ -14,6 +14,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import Any
 
+from redfence._calls import AcquireCall
 from redfence._clock import Clock
 from redfence._config import ClientOptions
 from redfence._endpoints import Endpoints
@@ -60,24 +61,35 @@ class SyncSession:
     def acquire(self, order: AcquireOrder) -> LeaseCore:
         """Acquire; if this is interrupted, whatever was or will be granted is released."""
         waiter: Future[LeaseCore] = Future()
-        with self._lock:
-            self._start()
-            call = self._core.acquire(order, waiter, now_ms=self._clock.now_ms())
-            self._poke()
+        call: AcquireCall | None = None
         try:
+            with self._lock:
+                self._start()
+                call = self._core.acquire(order, waiter, now_ms=self._clock.now_ms())
+                self._poke()
             return waiter.result()
         except BaseException:
             # After an error of the core this does nothing; after Ctrl-C it gives the acquisition up.
             with self._lock:
-                self._core.abandon(call, now_ms=self._clock.now_ms())
-                self._poke()
+                if call is not None:
+                    self._core.abandon(call, now_ms=self._clock.now_ms())
+                    self._poke()
+                else:
+                    # Interrupted before it was in hand, if it was begun at all: a grant that nobody waits for is released.
+                    waiter.cancel()
             raise
 
     def release(self, lease: LeaseCore) -> bool:
         """Release, and return whether the lease was still held."""
         waiter: Future[bool] = Future()
-        self._release(lease, waiter)
-        return waiter.result()
+        try:
+            self._release(lease, waiter)
+            return waiter.result()
+        except BaseException:
+            # After Ctrl-C it may not have left yet.
+            with self._lock:
+                self._poke()
+            raise
 
     def waiting_lease_id(self, resource: str) -> str:
         """Return the secret of the first acquire that waits for a resource at the server; "" if none does."""

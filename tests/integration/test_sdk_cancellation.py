@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import signal
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -15,6 +19,7 @@ from harness.eventually import eventually
 from harness.grpc_fake import GrpcFake, serving
 from harness.processes import CommandProcesses
 from harness.servers import LockServer, until_no_locks
+from redfence._clock import SystemClock
 
 
 @pytest.fixture
@@ -282,3 +287,81 @@ async def test_a_signal_ends_redfence_lock_while_it_waits(
         assert await run.wait(timeout_s=5) == 128 + number
         assert (run.stdout, run.stderr) == ("", "")
         await server.until_waiting("r", count=0)
+
+
+class _InterruptingClock(SystemClock):
+    """Raises KeyboardInterrupt when the main thread looks at it, as Ctrl-C does that comes just then."""
+
+    def __init__(self) -> None:
+        self._looks_left = math.inf
+
+    @contextmanager
+    def interrupting(self, *, after_looks: int) -> Iterator[None]:
+        """Do so once within the block, after that many looks, if there are more."""
+        self._looks_left = after_looks
+        try:
+            yield
+        finally:
+            self._looks_left = math.inf
+
+    def now_ms(self) -> float:
+        if threading.current_thread() is threading.main_thread():
+            self._looks_left -= 1
+            if self._looks_left < 0:
+                self._looks_left = math.inf
+                raise KeyboardInterrupt
+        return super().now_ms()
+
+
+async def test_ctrl_c_in_the_middle_of_an_acquire_leaves_no_lease(fake: GrpcFake) -> None:
+    """Before it was begun, before it was sent, before anybody waits for it: the lock is not held by nobody for ever."""
+    clock = _InterruptingClock()
+    with redfence.Client(fake.address, clock=clock) as client:
+        for looks in itertools.count():
+            try:
+                with clock.interrupting(after_looks=looks):
+                    lease = client.acquire("r", ttl=60, wait=5)
+            except KeyboardInterrupt:
+                await eventually(lambda: fake.server.hold_of("r") is None and not fake.server.waiters("r"))
+            else:
+                assert lease.release()
+                break
+        assert looks >= 2
+
+
+def test_ctrl_c_between_two_instructions_leaves_no_lease(
+    fake: GrpcFake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The acquire is under way and nobody holds it in hand: what it is granted is released."""
+    with redfence.Client(fake.address) as client:
+        core = client._session._core
+        begin = core.acquire
+
+        def begin_and_be_interrupted(*args: Any, **more: Any) -> None:
+            begin(*args, **more)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(core, "acquire", begin_and_be_interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                client.acquire("r", ttl=60)
+        assert client.acquire("r", ttl=60, wait=5).token == 2
+
+
+async def test_ctrl_c_in_the_middle_of_a_release_does_not_keep_it_from_leaving(fake: GrpcFake) -> None:
+    """The lock is free as soon as if nobody had interrupted."""
+    clock = _InterruptingClock()
+    with redfence.Client(fake.address, clock=clock) as client:
+        for looks in itertools.count():
+            lease = client.acquire("r", ttl=60)
+            try:
+                with clock.interrupting(after_looks=looks):
+                    assert lease.release()
+            except KeyboardInterrupt:
+                if lease.state is redfence.LeaseState.RELEASED:
+                    await eventually(lambda: fake.server.hold_of("r") is None, timeout_s=1)
+                else:
+                    assert lease.release()
+            else:
+                break
+        assert looks >= 2

@@ -22,7 +22,7 @@ from redfence_server.node_link import LinkSettings
 from redfence_server.randomness import SystemRandomness
 from redfence_server.redlock import Redlock
 from redfence_server.scripts import Keyspace, Packer
-from redfence_server.wait_queue import WaiterLimits
+from redfence_server.waiting_room import WaiterLimits
 
 SERVICE_NAMES = tuple(
     lock_pb2.DESCRIPTOR.services_by_name[name].full_name for name in ("LockService", "AdminService")

@@ -24,7 +24,9 @@ from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotG
 from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, Renewal, RenewVerdict, TokenVerdict
 from redfence_server.randomness import Randomness
 from redfence_server.redlock import Attempt, AttemptGranted, Order, Redlock, TooLate, Verdict
-from redfence_server.wait_queue import QueueView, Turn, Waiter, WaiterLimits, WaitQueues
+from redfence_server.wait_queue import QueueView, Turn, Waiter, WaitQueue
+from redfence_server.wait_queues import WaitQueues
+from redfence_server.waiting_room import WaiterLimits
 
 # The server answers this much before the caller's deadline, for half a network round trip and a busy event loop; but it
 # does not give away more than a share of a short one.
@@ -103,7 +105,7 @@ class LockService:
 
         Cancellation: whatever was minted is being undone.
         """
-        if self._queues.draining:
+        if self._queues.room.closed:
             raise DrainingError
         if call.answer_within_ms is None:
             return await self._try_and_wait(call)
@@ -129,35 +131,36 @@ class LockService:
             wait_ms = min(wait_ms, call.answer_within_ms - margin_ms)
         if wait_ms <= 0:
             return await self._try(call)
-        with self._queues.enter(call) as waiter:
-            return await self._wait(call, waiter, call.arrived_at_ms + wait_ms)
+        with self._queues.enter(call) as (queue, waiter):
+            return await self._wait(queue, waiter, call.arrived_at_ms + wait_ms)
 
-    async def _wait(self, call: AcquireCall, waiter: Waiter, give_up_at_ms: float) -> Lease | NotGranted:
+    async def _wait(self, queue: WaitQueue, waiter: Waiter, give_up_at_ms: float) -> Lease | NotGranted:
         """Try when it is this waiter's turn, until it is granted or its time is up."""
+        call = waiter.call
         too_late: ValidityExhaustedError | None = None
-        while (turn := await waiter.turn(give_up_at_ms)) is not Turn.GIVE_UP:
+        while (turn := await queue.turn(waiter, give_up_at_ms)) is not Turn.GIVE_UP:
             if isinstance(turn, Attempt):
                 outcome = await self._redlock.finish(turn)
             else:
-                outcome = await self._redlock.attempt(_order(call, behind=waiter.has_followers))
+                outcome = await self._redlock.attempt(_order(call, behind=queue.wants_notice(waiter)))
             too_late = None
             match outcome:
                 case AttemptGranted():
-                    waiter.granted(outcome)
+                    queue.granted(waiter, outcome)
                     return _lease(call, outcome)
                 case TooLate() | Refusal(Failure.EXPIRED):
                     # It was undone; the next try may be faster, and there is time for it.
                     too_late = self._too_late(call, outcome)
-                    waiter.failed()
+                    queue.failed(waiter)
                 case Refusal(Failure.NO_QUORUM):
                     # For the others as well: nobody can be granted, and each would find out after the one before.
-                    waiter.fail_all(partial(_no_quorum, outcome.silent))
+                    queue.fail(partial(_no_quorum, outcome.silent))
                     raise _no_quorum(outcome.silent)
                 case Refusal():
-                    waiter.refused(outcome)
+                    queue.refused(waiter, outcome)
         if too_late is not None:
             raise too_late
-        return NotGranted(waiter.current, waited=True, position=waiter.position)
+        return NotGranted(queue.current(), waited=True, position=queue.position(waiter))
 
     async def _try(self, call: AcquireCall) -> Lease | NotGranted:
         """Attempt once, or a few times while rivals split the nodes so that nobody is granted."""
@@ -220,7 +223,7 @@ class LockService:
             return self._redlock.release(
                 resource=resource, digest=digest, ttl_ms_max=self.ttl_ms_max, yields=yields
             )
-        order = _order(successor.call, behind=successor.has_followers)
+        order = _order(successor.call, behind=queue.wants_notice(successor))
         attempt, released = self._redlock.hand_over(order, ends=digest, ttl_ms_max=self.ttl_ms_max)
         queue.hand_over(successor, attempt)
         return released

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
@@ -31,14 +30,14 @@ from typing import Final
 
 from redfence_server.backoff import pauses
 from redfence_server.clock import Clock
-from redfence_server.errors import DrainingError, RedfenceServerError, TooManyWaitersError
+from redfence_server.errors import DrainingError, RedfenceServerError
 from redfence_server.hold_watch import HoldWatch
 from redfence_server.lock_node import Notice
 from redfence_server.model import AcquireCall, CurrentHold
 from redfence_server.quorum import Failure, Refusal
 from redfence_server.randomness import Randomness
 from redfence_server.redlock import Attempt, AttemptGranted
-from redfence_server.stall_watch import StallWatch
+from redfence_server.waiting_room import WaitingRoom
 
 HAND_OVERS_MAX: Final = 16
 """How often a resource is handed over in a row while another server waits for it. Higher: fewer turns, which cost some round
@@ -52,21 +51,6 @@ _SPREAD_MS: Final = 10.0
 _LOOK_MS: Final = 100.0
 # A view shows so many of the waiters; each takes up to 300 bytes of a message of 64 KiB.
 _SHOWN_MAX: Final = 100
-
-
-@dataclass(frozen=True, slots=True)
-class WaiterLimits:
-    """How many acquires may wait.
-
-    Attributes:
-        server: at this server.
-        resource: for one resource.
-        connection: on one connection.
-    """
-
-    server: int
-    resource: int
-    connection: int
 
 
 class Turn(Enum):
@@ -88,137 +72,78 @@ class QueueView:
 
 
 class Waiter:
-    """An Acquire's place in a queue. It is there within `WaitQueues.enter` and not longer."""
+    """An Acquire in a queue."""
 
-    __slots__ = ("_future", "_pauses", "_queue", "call", "counted", "is_again")
+    __slots__ = ("asked", "call", "counted", "future", "is_again", "pauses")
 
-    def __init__(self, call: AcquireCall, queue: WaitQueue) -> None:
+    def __init__(self, call: AcquireCall) -> None:
         self.call = call
-        self.counted = False
+        self.counted = False  # in the waiting room
+        self.asked = False  # its last mint asked for a notice of the end of the hold, if it was granted
         self.is_again = False  # its own lease was seen to hold the lock
-        self._queue = queue
-        self._future: asyncio.Future[Turn | Attempt] | None = None
-        self._pauses: Iterator[float] | None = None
+        self.future: asyncio.Future[Turn | Attempt] | None = (
+            None  # tells it what to do, while it waits for that
+        )
+        self.pauses: Iterator[float] | None = None
+
+    @property
+    def digest(self) -> str:
+        """Of its lease id."""
+        return self.call.lease_id.digest
 
     @property
     def idle(self) -> bool:
         """Tell whether it waits to be told something."""
-        return self._future is not None and not self._future.done()
-
-    @property
-    def position(self) -> int:
-        """Return its place; 1 is the head's."""
-        return self._queue.position(self)
-
-    @property
-    def has_followers(self) -> bool:
-        """Tell whether others wait for the same resource."""
-        return len(self._queue) > 1
-
-    async def turn(self, give_up_at_ms: float) -> Turn | Attempt:
-        """Return what to do, once it is time: try, go on with an attempt that a hand-over has begun, or give up.
-
-        Raises:
-            TooManyWaitersError: it would have to wait, and too many do.
-            RedfenceServerError: what was told to everybody who waits.
-
-        Cancellation: an attempt that was begun for it is given up.
-        """
-        if self._queue.begin_try(self):
-            return Turn.TRY
-        queues = self._queue.queues
-        delay_s = (give_up_at_ms - queues.clock.now_ms()) / 1000
-        if delay_s <= 0:
-            return Turn.GIVE_UP
-        if queues.draining:
-            raise DrainingError
-        queues.count(self, self._queue)
-        loop = asyncio.get_running_loop()
-        future = self._future = loop.create_future()
-        timer = loop.call_later(delay_s, self.tell, Turn.GIVE_UP)
-        try:
-            turn: Turn | Attempt = await future
-            if (quiet_ms := queues.stall_watch.quiet_ms()) > 0:
-                await asyncio.sleep(quiet_ms / 1000)
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:
-                told = future.result()
-                if isinstance(told, Attempt):
-                    told.give_up()
-            raise
-        finally:
-            timer.cancel()
-            self._future = None
-        return turn
+        return self.future is not None and not self.future.done()
 
     def tell(self, turn: Turn | Attempt) -> None:
         """Tell it what to do, unless it was told something already."""
-        if self._future is not None and not self._future.done():
-            self._future.set_result(turn)
+        if self.future is not None and not self.future.done():
+            self.future.set_result(turn)
 
     def fail(self, error: RedfenceServerError) -> None:
-        """End its wait with an error."""
-        if self._future is not None and not self._future.done():
-            self._future.set_exception(error)
-
-    def granted(self, grant: AttemptGranted) -> None:
-        """Note that its attempt was granted."""
-        self._queue.granted(self, grant)
-
-    @property
-    def current(self) -> CurrentHold | None:
-        """Return who holds the lock, as last seen here."""
-        return self._queue.current()
-
-    def fail_all(self, error: Callable[[], RedfenceServerError]) -> None:
-        """End the wait of everybody who waits for the same resource."""
-        self._queue.fail(error)
-
-    def refused(self, refusal: Refusal) -> None:
-        """Note that its attempt was refused because the lock is held."""
-        self._queue.refused(self, refusal)
-
-    def failed(self) -> None:
-        """Note that nothing is known of the hold after its attempt; it is tried again soon."""
-        self._queue.failed(self)
-
-    def pause_ms(self) -> float:
-        """Return for how long it lets rivals pass that have split the nodes with it, longer every time."""
-        if self._pauses is None:
-            self._pauses = pauses(self._queue.queues.randomness)
-        return next(self._pauses)
+        """End its wait with an error, unless it was told something already."""
+        if self.future is not None and not self.future.done():
+            self.future.set_exception(error)
 
 
 class WaitQueue:
-    """The waiters of one resource."""
+    """The waiters of one resource.
 
-    def __init__(self, resource: str, queues: WaitQueues) -> None:
-        self.queues = queues
-        self.counted = 0
-        self._resource = resource
+    Args:
+        at_rest: is told when nobody waits and nothing is left to be remembered.
+    """
+
+    def __init__(
+        self,
+        *,
+        node_count: int,
+        room: WaitingRoom,
+        clock: Clock,
+        randomness: Randomness,
+        at_rest: Callable[[], object],
+    ) -> None:
+        self._room = room
+        self._clock = clock
+        self._randomness = randomness
+        self._at_rest = at_rest
         # In order of arrival. A dict, because any of them may leave at any time.
         self._waiters: dict[Waiter, None] = {}
         self._by_digest: dict[str, Waiter] = {}
-        self._watch = HoldWatch(queues.node_count)
+        self._watch = HoldWatch(node_count)
         self._ready = True  # a try is worth its while
         self._trying: Waiter | None = None
-        self._told_of_end = False  # if granted, this server hears of the end of the hold
         self._handing = False  # it goes on with an attempt that a hand-over has begun
         self._hand_overs = 0  # in a row, while another server waited
         self._timer: asyncio.TimerHandle | None = None
-
-    def __len__(self) -> int:
-        """Return how many wait."""
-        return len(self._waiters)
 
     # --- coming and going -----------------------------------------------------------------------------------------
 
     def enter(self, waiter: Waiter) -> None:
         """Take the last place."""
-        digest = waiter.call.lease_id.digest
         self._waiters[waiter] = None
-        self._by_digest[digest] = waiter
-        waiter.is_again = self._watch.digest == digest
+        self._by_digest[waiter.digest] = waiter
+        waiter.is_again = self._watch.digest == waiter.digest
         if (
             self._timer is not None
             and self._timer.when() > asyncio.get_running_loop().time() + _LOOK_MS / 1000
@@ -228,8 +153,10 @@ class WaitQueue:
     def leave(self, waiter: Waiter) -> None:
         """Give the place up."""
         del self._waiters[waiter]
-        if self._by_digest.get(waiter.call.lease_id.digest) is waiter:
-            del self._by_digest[waiter.call.lease_id.digest]
+        if waiter.counted:
+            self._room.leave(waiter.call)
+        if self._by_digest.get(waiter.digest) is waiter:
+            del self._by_digest[waiter.digest]
         if self._trying is waiter:
             # It left in the middle: what it minted is being undone, ahead of whatever is sent now.
             self._end_try(waiter)
@@ -244,7 +171,7 @@ class WaitQueue:
 
     def view(self, digest: str) -> QueueView:
         """Show who waits, and the place of the waiter whose lease id has this digest; 0 if there is none."""
-        now_ms = self.queues.clock.now_ms()
+        now_ms = self._clock.now_ms()
         first = islice(self._waiters, _SHOWN_MAX)
         waiter = self._by_digest.get(digest)
         return QueueView(
@@ -255,16 +182,53 @@ class WaitQueue:
 
     def current(self) -> CurrentHold | None:
         """Return the holder, as last seen."""
-        return self._watch.current(self.queues.clock.now_ms())
+        return self._watch.current(self._clock.now_ms())
 
     def fail(self, error: Callable[[], RedfenceServerError]) -> None:
         """End every wait with an error."""
         for waiter in self._waiters:
             waiter.fail(error())
 
+    async def turn(self, waiter: Waiter, give_up_at_ms: float) -> Turn | Attempt:
+        """Return what a waiter is to do, once it is time: try, go on with an attempt that a hand-over has begun, or give up.
+
+        Raises:
+            TooManyWaitersError: it would have to wait, and too many do.
+            RedfenceServerError: what was told to everybody who waits.
+
+        Cancellation: an attempt that was begun for it is given up.
+        """
+        if self._begin_try(waiter):
+            return Turn.TRY
+        delay_s = (give_up_at_ms - self._clock.now_ms()) / 1000
+        if self._room.closed:
+            raise DrainingError
+        if delay_s <= 0:
+            return Turn.GIVE_UP
+        if not waiter.counted:
+            self._room.enter(waiter.call)
+            waiter.counted = True
+        loop = asyncio.get_running_loop()
+        future = waiter.future = loop.create_future()
+        timer = loop.call_later(delay_s, waiter.tell, Turn.GIVE_UP)
+        try:
+            turn: Turn | Attempt = await future
+            if (quiet_ms := self._room.stall_watch.quiet_ms()) > 0:
+                await asyncio.sleep(quiet_ms / 1000)
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                told = future.result()
+                if isinstance(told, Attempt):
+                    told.give_up()
+            raise
+        finally:
+            timer.cancel()
+            waiter.future = None
+        return turn
+
     # --- trying ---------------------------------------------------------------------------------------------------
 
-    def begin_try(self, waiter: Waiter) -> bool:
+    def _begin_try(self, waiter: Waiter) -> bool:
         """Tell whether this waiter may try now; if so it has to tell what came of it."""
         if waiter.is_again:
             waiter.is_again = False
@@ -273,32 +237,37 @@ class WaitQueue:
             return False
         self._ready = False
         self._trying = waiter
-        self._told_of_end = waiter.has_followers
         return True
+
+    def wants_notice(self, waiter: Waiter) -> bool:
+        """Tell whether the mint that is sent now is to ask for a notice of the end of its hold: others wait."""
+        waiter.asked = len(self._waiters) > 1
+        return waiter.asked
 
     def granted(self, waiter: Waiter, grant: AttemptGranted) -> None:
         """Note a grant: the next one waits for its end."""
-        self._hand_overs = self._hand_overs + 1 if self._handing and grant.contended else 0
+        in_turn = self._trying is waiter
+        self._hand_overs = self._hand_overs + 1 if in_turn and self._handing and grant.contended else 0
         self._end_try(waiter)
         call = waiter.call
         self._watch.granted(
-            digest=call.lease_id.digest,
+            digest=waiter.digest,
             holder=call.holder,
             token=grant.token,
             ends_at_ms=grant.minted_at_ms + call.ttl_ms,
         )
         self._await_end()
         self._see_again(waiter)
-        if not self._told_of_end:
-            # Whoever came while it was tried asks for a notice by being refused.
-            self._ready = True
+        if not (in_turn and waiter.asked):
+            # Nobody asked for a notice, or it found a hold that was made before: the next one asks by being refused.
+            self._make_ready()
 
     def refused(self, waiter: Waiter, refusal: Refusal) -> None:
         """Note a refusal: wait for the end of what is in the way."""
         self._end_try(waiter)
-        self._watch.refused(refusal, self.queues.clock.now_ms())
+        self._watch.refused(refusal, self._clock.now_ms())
         if refusal.failure is Failure.SPLIT or self._watch.may_be_free:
-            self._arm(waiter.pause_ms())
+            self._arm(self._pause_ms(waiter))
         else:
             self._await_end()
         self._see_again(waiter)
@@ -310,7 +279,7 @@ class WaitQueue:
     def failed(self, waiter: Waiter) -> None:
         """Note that nothing was learnt."""
         self._end_try(waiter)
-        self._arm(waiter.pause_ms())
+        self._arm(self._pause_ms(waiter))
 
     def noticed(self, notice: Notice) -> None:
         """Note that a node's hold has ended. In the middle of a try that is only kept in mind."""
@@ -328,7 +297,7 @@ class WaitQueue:
         head = next(iter(self._waiters), None)
         if head is None or not head.idle or self._trying is not None or self._watch.digest != digest:
             return None
-        if self._hand_overs >= HAND_OVERS_MAX or self.queues.stall_watch.quiet_ms() > 0:
+        if self._hand_overs >= HAND_OVERS_MAX or self._room.stall_watch.quiet_ms() > 0:
             return None
         # Not to itself: a waiter whose own lease holds the lock does not stay idle.
         return head
@@ -338,7 +307,6 @@ class WaitQueue:
         self._ready = False
         self._trying = waiter
         self._handing = True
-        self._told_of_end = waiter.has_followers
         waiter.tell(attempt)
 
     def yields(self, digest: str) -> bool:
@@ -346,7 +314,7 @@ class WaitQueue:
         if self._hand_overs < HAND_OVERS_MAX or self._watch.digest != digest or self._trying is not None:
             return False
         self._hand_overs = 0
-        self._arm(self.queues.randomness.uniform(*_HOLD_BACK_MS))
+        self._arm(self._randomness.uniform(*_HOLD_BACK_MS))
         return True
 
     # --- inside ---------------------------------------------------------------------------------------------------
@@ -355,6 +323,12 @@ class WaitQueue:
         if self._trying is waiter:
             self._trying = None
             self._handing = False
+
+    def _pause_ms(self, waiter: Waiter) -> float:
+        """Return for how long it lets rivals pass that have split the nodes with it, longer every time."""
+        if waiter.pauses is None:
+            waiter.pauses = pauses(self._randomness)
+        return next(waiter.pauses)
 
     def _see_again(self, waiter: Waiter) -> None:
         """Let a waiter try whose own lease holds the lock."""
@@ -372,15 +346,15 @@ class WaitQueue:
 
     def _wake_head(self) -> None:
         head = next(iter(self._waiters), None)
-        if head is not None and head.idle and self.begin_try(head):
+        if head is not None and head.idle and self._begin_try(head):
             head.tell(Turn.TRY)
 
     def _await_end(self) -> None:
-        left_ms = self._watch.try_at_ms - self.queues.clock.now_ms()
-        self._arm(max(0.0, left_ms) + self.queues.randomness.uniform(0, _SPREAD_MS), self._hold_is_over)
+        left_ms = self._watch.try_at_ms - self._clock.now_ms()
+        self._arm(max(0.0, left_ms) + self._randomness.uniform(0, _SPREAD_MS), self._hold_is_over)
 
     def _hold_is_over(self) -> None:
-        if self._watch.try_at_ms > self.queues.clock.now_ms():
+        if self._watch.try_at_ms > self._clock.now_ms():
             self._await_end()  # it was renewed
         else:
             self._time_is_up()
@@ -399,96 +373,11 @@ class WaitQueue:
         if self._waiters:
             self._make_ready()
         else:
-            self.queues.drop(self._resource)
+            self._at_rest()
 
     def _rest(self) -> None:
         """Go, now that nobody waits; but while a turn is being counted, only with the lease that was granted last."""
         if self._hand_overs and self._timer is not None:
             return
         self._disarm()
-        self.queues.drop(self._resource)
-
-
-class WaitQueues:
-    """Every queue of this server, and what they share."""
-
-    def __init__(
-        self, *, node_count: int, clock: Clock, randomness: Randomness, limits: WaiterLimits
-    ) -> None:
-        self.node_count = node_count
-        self.clock = clock
-        self.randomness = randomness
-        self.stall_watch = StallWatch(clock)
-        self.draining = False
-        self._limits = limits
-        self._queues: dict[str, WaitQueue] = {}
-        self._counted = 0
-        self._by_connection: dict[str, int] = {}
-
-    @contextmanager
-    def enter(self, call: AcquireCall) -> Iterator[Waiter]:
-        """Give an acquire the last place in the queue of its resource, for as long as the context lasts."""
-        queue = self._queues.get(call.resource)
-        if queue is None:
-            queue = self._queues[call.resource] = WaitQueue(call.resource, self)
-        waiter = Waiter(call, queue)
-        queue.enter(waiter)
-        try:
-            yield waiter
-        finally:
-            self._uncount(waiter, queue)
-            queue.leave(waiter)
-
-    def find(self, resource: str) -> WaitQueue | None:
-        """Return the queue of a resource, if anybody waits for it."""
-        return self._queues.get(resource)
-
-    def drop(self, resource: str) -> None:
-        """Forget a queue that is empty."""
-        del self._queues[resource]
-
-    def on_notice(self, notice: Notice) -> None:
-        """Pass a notice on. Who waited for it may have gone."""
-        if (queue := self._queues.get(notice.resource)) is not None:
-            queue.noticed(notice)
-
-    def drain(self) -> None:
-        """Send everybody away, now and from now on."""
-        self.draining = True
-        for queue in self._queues.values():
-            queue.fail(DrainingError)
-
-    def count(self, waiter: Waiter, queue: WaitQueue) -> None:
-        """Count a waiter that has to wait, once.
-
-        Raises:
-            TooManyWaitersError: a limit is reached.
-        """
-        if waiter.counted:
-            return
-        connection = waiter.call.connection
-        on_connection = self._by_connection.get(connection, 0)
-        limits = self._limits
-        if queue.counted >= limits.resource:
-            raise TooManyWaitersError(limits.resource, "resource")
-        if self._counted >= limits.server:
-            raise TooManyWaitersError(limits.server, "server")
-        if on_connection >= limits.connection:
-            raise TooManyWaitersError(limits.connection, "connection")
-        waiter.counted = True
-        queue.counted += 1
-        self._counted += 1
-        self._by_connection[connection] = on_connection + 1
-        self.stall_watch.start()
-
-    def _uncount(self, waiter: Waiter, queue: WaitQueue) -> None:
-        if not waiter.counted:
-            return
-        connection = waiter.call.connection
-        queue.counted -= 1
-        self._counted -= 1
-        self._by_connection[connection] -= 1
-        if not self._by_connection[connection]:
-            del self._by_connection[connection]
-        if not self._counted:
-            self.stall_watch.stop()
+        self._at_rest()

@@ -20,7 +20,7 @@ from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotG
 from redfence_server.quorum import RenewVerdict
 from redfence_server.randomness import SystemRandomness
 from redfence_server.redlock import Redlock
-from redfence_server.wait_queue import WaiterLimits
+from redfence_server.waiting_room import WaiterLimits
 
 R = "orders/42"
 MINE, THEIRS = LeaseId("a" * 32), LeaseId("b" * 32)

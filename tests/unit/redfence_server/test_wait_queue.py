@@ -18,7 +18,8 @@ from redfence_server.lock_service import LockService
 from redfence_server.model import AcquireCall, Lease, LeaseId, NotGranted
 from redfence_server.randomness import SystemRandomness
 from redfence_server.redlock import Redlock
-from redfence_server.wait_queue import HAND_OVERS_MAX, WaiterLimits
+from redfence_server.wait_queue import HAND_OVERS_MAX
+from redfence_server.waiting_room import WaiterLimits
 
 R = "orders/42"
 TTL_MS = 10_000
@@ -81,8 +82,7 @@ class Server:
 
     def at_rest(self) -> bool:
         """Tell whether nothing is kept of anybody who waited."""
-        queues = self.service._queues
-        return not queues._queues and not queues._counted and not queues._by_connection
+        return self.service._queues.empty
 
 
 def servers(
@@ -730,7 +730,7 @@ async def test_after_a_stop_of_the_process_nobody_is_granted_before_those_who_le
 
     here, there = servers(2)
     clock = JumpingClock()
-    here.service._queues.stall_watch._clock = clock
+    here.service._queues.room.stall_watch._clock = clock
     await there.acquire(HOLDER)
     first, second = here.wait(lease_id(1)), here.wait(lease_id(2))
     await asyncio.sleep(0.99)

@@ -109,6 +109,7 @@ class NodeLink:
         self._run_id = ""
         self._latency_ms: float | None = None
         self._last_error_code = ""
+        self._notice_gap = ""
         self._kept: deque[Undo | Release] = deque(maxlen=_KEPT_MAX)
         self._on_notice: Callable[[Notice], None] = _ignore
         self._task: asyncio.Task[None] | None = None
@@ -140,7 +141,7 @@ class NodeLink:
         return NodeReport(
             address=self._url.address,
             state=self._state,
-            detail=self._detail,
+            detail=self._detail or self._notice_gap,
             run_id=self._run_id,
             latency_ms=self._connection.latency_ms if self._connection else self._latency_ms,
             since_ms=self._clock.now_ms() - self._since_ms,
@@ -283,8 +284,10 @@ class NodeLink:
         return True
 
     def _on_subscribed(self, refusal: str) -> None:
+        self._notice_gap = ""
         if refusal:
             # It votes all the same: who waits is then woken by the expiry alone.
+            self._notice_gap = f"it refuses to give notices: {refusal}"
             self._log.warning("node_notices_refused", problem=refusal)
 
     def _on_raw_notice(self, payload: bytes) -> None:

@@ -8,7 +8,9 @@ hold *under every fault* is checked:
 
 T1  No two grants of different leases carry the same token.
 T2  A grant is greater than every grant of another lease that was answered before its attempt began.
-K   What a grant stands on is ended by its release or its expiry, and by nothing else: no undo of another attempt takes it away.
+K   What a grant stands on is ended by its release or its expiry, and by nothing else: no undo of another attempt takes it away, and no
+    hand-over of another lease. A hand-over of the lease is its release.
+C   An undo leaves nothing of its attempt on the node, but what a retry shares.
 """
 
 from __future__ import annotations
@@ -25,13 +27,14 @@ from harness.adversary_moves import (
     End,
     Expire,
     GiveUp,
+    HandOver,
     Keep,
     Lose,
     Move,
     Parcel,
     TimeOut,
 )
-from harness.fake_node import FakeNodeState
+from harness.fake_node import FakeNodeState, Hold
 from redfence_server.lock_node import (
     Command,
     Commit,
@@ -39,7 +42,6 @@ from redfence_server.lock_node import (
     Mint,
     NodeReport,
     Notice,
-    Plain,
     Release,
     Renew,
     Reply,
@@ -78,6 +80,7 @@ class Limits:
 
     Attributes:
         losses: time-outs, and undos or releases that never arrive.
+        ends: open releases.
     """
 
     losses: int | None = None
@@ -85,6 +88,7 @@ class Limits:
     dropped_counters: int | None = None
     give_ups: int | None = None
     ends: int | None = None
+    hand_overs: int | None = None
     keeps: int | None = None
 
 
@@ -179,7 +183,8 @@ class World:
         self.players = [_Player(lease) for lease in leases]
         self.under_way: list[Parcel] = []
         self.ended: frozenset[str] = frozenset()  # leases that were released
-        self.undone: frozenset[_HoldName] = frozenset()
+        self.taken: frozenset[_HoldName] = frozenset()  # ended, and not by a release
+        self.shared: frozenset[_HoldName] = frozenset()  # found by a retry
         self.stood_on: dict[_HoldName, int] = {}  # and by which attempt's grant
         self._wires = [_Wire(index, []) for index in range(node_count)]
         # Hashes of the parts, 0 where one has changed since: most of a copy is shared with its original.
@@ -203,7 +208,7 @@ class World:
         for index, player in enumerate(self.players):
             if not self._player_keys[index]:
                 self._player_keys[index] = hash(player.key())
-        history = (self.ended, self.undone, frozenset(self.stood_on.items()), self.limits)
+        history = (self.ended, self.taken, self.shared, frozenset(self.stood_on.items()), self.limits)
         return hash((*self._node_keys, *self._player_keys, frozenset(self.under_way), history))
 
     def _node(self, index: int) -> FakeNodeState:
@@ -243,11 +248,21 @@ class World:
                 yield Expire(index)
             if limits.dropped_counters != 0 and node.counters:
                 yield DropCounter(index)
-        for lease in sorted({player.lease for player in self.players if player.attempt} - self.ended):
+        begun = sorted({player.lease for player in self.players if player.attempt})
+        for lease in begun:
+            if limits.hand_overs != 0:
+                yield from self._hand_overs(lease)
+            if lease in self.ended:
+                continue
             if limits.ends != 0:
                 yield End(lease)
             if limits.keeps != 0:
                 yield Keep(lease)
+
+    def _hand_overs(self, lease: str) -> Iterator[Move]:
+        for index, player in enumerate(self.players):
+            if player.attempt is None and player.lease != lease and player.lease not in self.ended:
+                yield HandOver(lease, index)
 
     def make(self, move: Move) -> None:
         """Let it happen.
@@ -275,6 +290,9 @@ class World:
                 self.under_way.remove(parcel)
                 if parcel.reply is None:
                     self.under_way.append(replace(parcel, told=True))
+                if isinstance(parcel.command, Mint) and parcel.command.ends is not None:
+                    # The link keeps the release for when the node is back.
+                    self.under_way.append(replace(parcel, command=parcel.command.ends, reply=None, told=True))
                 self._tell(parcel, Silence.TIMED_OUT)
             case Lose(parcel):
                 self._spend("losses")
@@ -292,17 +310,27 @@ class World:
                 self._spend("ends")
                 self.ended |= {lease}
                 self._send_all(Release(RESOURCE, lease, 0))
+            case HandOver(lease, index):
+                self._spend("hand_overs")
+                self.ended |= {lease}
+                self._begin(index, ends=Release(RESOURCE, lease, 0))
+
+    def exchange(self, attempt: int, *nodes: int) -> None:
+        """Carry what an attempt has just sent to these nodes there, and the answers back: the beginning of a search."""
+        for way in ((attempt, node) for node in nodes for _ in ("there", "back")):
+            parcel = next(each for each in self.under_way if (each.attempt, each.node) == way)
+            self.make(Arrive(parcel))
 
     def _spend(self, kind: str) -> None:
         left = getattr(self.limits, kind)
         if left is not None:
             self.limits = replace(self.limits, **{kind: left - 1})
 
-    def _begin(self, index: int) -> None:
+    def _begin(self, index: int, *, ends: Release | None = None) -> None:
         player = self._player(index)
         rivals = (each for each in self.players if each.lease != player.lease)
         player.floor = max((rival.token for rival in rivals), default=0)
-        mint = Mint(RESOURCE, player.lease, f"nonce-{index}", "", _TTL_MS)
+        mint = Mint(RESOURCE, player.lease, f"nonce-{index}", "", _TTL_MS, ends=ends)
         player.attempt = self.rules.attempt(self._wires, mint, clock=_StandingStill())
         player.attempt._tally = self.rules.tally(len(self.nodes))
         player.attempt.start()
@@ -337,10 +365,8 @@ class World:
         node = self._node(parcel.node)
         before = node.holds.get(RESOURCE)
         reply = node.apply(parcel.command, 0.0)
-        # A release that an attempt sends is a mutant's undo.
-        if reply is Plain.UNDONE or (reply is Plain.RELEASED and parcel.attempt >= 0):
-            assert before is not None
-            self._check_undo(parcel, (parcel.node, before.nonce))
+        if before is not None:
+            self._check_hold(parcel, before, node.holds.get(RESOURCE))
         if self._is_awaited(parcel):
             self.under_way.append(replace(parcel, reply=reply))
 
@@ -376,14 +402,20 @@ class World:
             if standing != token:
                 continue
             hold = (node, player.nonces[node])
-            if hold in self.undone and player.lease not in self.ended:
-                raise Violation(f"K: attempt {index} got {token} on node {node}, where its hold was undone")
+            if hold in self.taken and player.lease not in self.ended:
+                raise Violation(f"K: attempt {index} got {token} by {hold}, which was taken from it")
             self.stood_on[hold] = index
 
-    def _check_undo(self, parcel: Parcel, hold: _HoldName) -> None:
-        self.undone |= {hold}
-        index = self.stood_on.get(hold)
-        if index is not None and self.players[index].lease not in self.ended:
-            raise Violation(
-                f"K: attempt {parcel.attempt} undid on node {parcel.node} what attempt {index} stands on"
-            )
+    def _check_hold(self, parcel: Parcel, before: Hold, after: Hold | None) -> None:
+        """Check what a command did to a hold."""
+        name, command = (parcel.node, before.nonce), parcel.command
+        if after is not None and (after.digest, after.nonce) == (before.digest, before.nonce):
+            if isinstance(command, Mint) and command.digest == before.digest:
+                self.shared |= {name}
+            elif isinstance(command, Undo) and command.nonce == before.nonce and name not in self.shared:
+                raise Violation(f"C: an undo left {name}, the hold of its attempt, which no retry shares")
+        elif before.digest not in self.ended:
+            self.taken |= {name}
+            index = self.stood_on.get(name)
+            if index is not None and self.players[index].lease not in self.ended:
+                raise Violation(f"K: attempt {parcel.attempt} took {name}, on which attempt {index} stands")

@@ -81,10 +81,17 @@ class End(NamedTuple):
     lease: str
 
 
+class HandOver(NamedTuple):
+    """A release of a lease, the first or another one, reaches a server that begins an attempt for a waiter with it."""
+
+    lease: str
+    attempt: int
+
+
 class Keep(NamedTuple):
     """The owner of a lease renews it."""
 
     lease: str
 
 
-Move = Begin | GiveUp | Arrive | TimeOut | Lose | Expire | DropCounter | End | Keep
+Move = Begin | GiveUp | Arrive | TimeOut | Lose | Expire | DropCounter | End | HandOver | Keep

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from harness.adversary import Rules
 from harness.fake_node import FakeNodeState, Hold
-from redfence_server.lock_node import Commit, Plain, Release, Reply, Undo
+from redfence_server.lock_node import Commit, Granted, Mint, Plain, Release, Reply, Undo
 from redfence_server.quorum import Decision, Grant, Tally
 from redfence_server.redlock import Attempt
 
@@ -66,6 +66,64 @@ class CounterFromZero(FakeNodeState):
         return super()._counted(resource, now_ms) if resource in self.counters else 0
 
 
+class _HandOver(FakeNodeState):
+    """A hand-over leaves something of the old hold in the new one."""
+
+    def _mint(self, mint: Mint, hold: Hold | None, now_ms: float, channel: str) -> Reply:
+        reply = super()._mint(mint, hold, now_ms, channel)
+        if hold is None or not (isinstance(reply, Granted) and reply.released):
+            return reply
+        new = self.holds[mint.resource] = self._keep(hold, self.holds[mint.resource])
+        return replace(reply, nonce=new.nonce, token=new.token)
+
+    def _keep(self, old: Hold, new: Hold) -> Hold:
+        raise NotImplementedError
+
+
+class HandOverKeepsNonce(_HandOver):
+    """A hand-over passes the hold on under the nonce that it has."""
+
+    def _keep(self, old: Hold, new: Hold) -> Hold:
+        return replace(new, nonce=old.nonce)
+
+
+class HandOverKeepsToken(_HandOver):
+    """A hand-over passes the hold on with the token that it has."""
+
+    def _keep(self, old: Hold, new: Hold) -> Hold:
+        return replace(new, token=old.token)
+
+
+class HandOverKeepsShared(_HandOver):
+    """A hand-over leaves the mark that a retry of the lease before has set."""
+
+    def _keep(self, old: Hold, new: Hold) -> Hold:
+        return replace(new, shared=old.shared)
+
+
+class HandOverEndsAnyLease(FakeNodeState):
+    """A hand-over ends whatever lease holds the lock."""
+
+    def _mint(self, mint: Mint, hold: Hold | None, now_ms: float, channel: str) -> Reply:
+        if mint.ends is not None and hold is not None and hold.digest != mint.digest:
+            mint = replace(mint, ends=replace(mint.ends, digest=hold.digest))
+        return super()._mint(mint, hold, now_ms, channel)
+
+
+class CommitAfterHandOverWithoutNonce(_HandOver):
+    """A commit counts in any hold of the same lease that was made by a hand-over."""
+
+    _MARK = "handed over"
+
+    def _keep(self, old: Hold, new: Hold) -> Hold:
+        return replace(new, holder=self._MARK)
+
+    def _commit(self, commit: Commit, hold: Hold | None, now_ms: float) -> Reply:
+        if hold is not None and hold.holder == self._MARK:
+            commit = replace(commit, nonce=hold.nonce)
+        return super()._commit(commit, hold, now_ms)
+
+
 class UndoByLease(Attempt):
     """An undo deletes whatever the lease holds."""
 
@@ -82,4 +140,9 @@ MUTANTS = {
     "undo of a shared hold": Rules(node=UndoOfAShared),
     "counter from zero": Rules(node=CounterFromZero),
     "undo by lease": Rules(attempt=UndoByLease),
+    "hand-over keeps the nonce": Rules(node=HandOverKeepsNonce),
+    "hand-over keeps the token": Rules(node=HandOverKeepsToken),
+    "hand-over keeps the shared mark": Rules(node=HandOverKeepsShared),
+    "hand-over ends any lease": Rules(node=HandOverEndsAnyLease),
+    "commit after a hand-over without nonce": Rules(node=CommitAfterHandOverWithoutNonce),
 }

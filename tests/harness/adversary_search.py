@@ -13,11 +13,13 @@ from harness.adversary_moves import (
     End,
     Expire,
     GiveUp,
+    HandOver,
     Keep,
     Lose,
     Move,
     TimeOut,
 )
+from redfence_server.lock_node import Command, Commit, Mint, Release, Renew, Undo
 
 WEIGHTS: dict[type[Move], float] = {
     Arrive: 12,
@@ -28,13 +30,16 @@ WEIGHTS: dict[type[Move], float] = {
     DropCounter: 0.1,
     GiveUp: 0.05,
     End: 0.05,
+    HandOver: 0.4,
     Keep: 0.02,
 }
 """How much likelier each kind of move is in a walk, per move that may be made."""
 
 
 SLOWNESS = (1.0, 1.0, 0.03)
-"""How much less likely parcels move that are on one attempt's way to one node: a slow way is overtaken by everything."""
+"""How much less likely parcels move that are on one attempt's way to one node and of one kind: a slow way is overtaken by everything."""
+
+_Way = tuple[int, int, type[Command]]
 
 
 def walk(world: World, *, seed: int, moves_max: int = 400) -> int:
@@ -44,10 +49,11 @@ def walk(world: World, *, seed: int, moves_max: int = 400) -> int:
         Violation: an invariant is broken; the message has the seed and the trace.
     """
     chance = random.Random(seed)
-    speeds = {
-        (attempt, node): chance.choice(SLOWNESS)
+    speeds: dict[_Way, float] = {
+        (attempt, node, kind): chance.choice(SLOWNESS)
         for attempt in range(-1, len(world.players))
         for node in range(len(world.nodes))
+        for kind in (Mint, Commit, Undo, Release, Renew)
     }
     trace: list[Move] = []
     try:
@@ -63,9 +69,10 @@ def walk(world: World, *, seed: int, moves_max: int = 400) -> int:
     return sum(player.token > 0 for player in world.players)
 
 
-def _weight(move: Move, speeds: dict[tuple[int, int], float]) -> float:
+def _weight(move: Move, speeds: dict[_Way, float]) -> float:
     if isinstance(move, Arrive):
-        return WEIGHTS[Arrive] * speeds[move.parcel.attempt, move.parcel.node]
+        parcel = move.parcel
+        return WEIGHTS[Arrive] * speeds[parcel.attempt, parcel.node, type(parcel.command)]
     return WEIGHTS[type(move)]
 
 

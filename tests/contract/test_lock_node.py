@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.eventually import eventually
-from harness.fake_node import FakeNode
+from harness.fake_node import FakeNode, FakeNodeState
 from harness.fixture_types import FlushedNodes
 from harness.redis_nodes import ENGINES, RedisNode, engine_binary
 from redfence_server import cluster_forming
@@ -27,6 +27,7 @@ from redfence_server.lock_node import (
     LockNode,
     Mint,
     NodeState,
+    Notice,
     Plain,
     Release,
     Renew,
@@ -37,11 +38,13 @@ from redfence_server.lock_node import (
 )
 from redfence_server.node_link import ClusterIdentity, LinkSettings, NodeLink
 from redfence_server.randomness import SystemRandomness
+from redfence_server.redis_binary import RedisBinary
 from redfence_server.redis_dial import NodeUrl
 from redfence_server.scripts import Keyspace, Packer
 
 R = "orders/42"
-A, B = "a" * 64, "b" * 64
+A, B, C = "a" * 64, "b" * 64, "c" * 64
+HERE, THERE = "here", "there"
 TTL_MS = 30_000
 KEYS = Keyspace()
 
@@ -49,16 +52,28 @@ Fields = dict[str, str]
 """What a node keeps, by key; each value as text, without what is left of its time."""
 
 
-class Site(Protocol):
-    """A node of either kind, and a look behind it."""
+class Server(Protocol):
+    """What asks a node: its link, and what the node has told it, replies and notices in one order."""
 
     @property
     def node(self) -> LockNode: ...
+    @property
+    def told(self) -> list[Reply | Notice]: ...
+
+
+class Site(Server, Protocol):
+    """A node of either kind with a first server, and a look behind it."""
+
+    async def beside(self, channel: str) -> Server:
+        """Return another server of the same node."""
+        ...
+
     async def dump(self) -> dict[str, Fields]: ...
     async def expire(self, resource: str) -> None: ...
     async def drop_counter(self, resource: str) -> None: ...
     async def set_high(self, value: int) -> None: ...
     async def take_admission_away(self) -> None: ...
+    async def set_notify(self, resource: str, channels: Sequence[str]) -> None: ...
     async def ttl_left_ms(self, resource: str) -> int: ...
 
 
@@ -67,6 +82,13 @@ class FakeSite:
     """The fake node; its clock stands still, so that only `expire` ends a hold."""
 
     node: FakeNode
+    told: list[Reply | Notice] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.node.listen(self.told.append)
+
+    async def beside(self, channel: str) -> FakeSite:
+        return fake_site(channel, state=self.node.state)
 
     async def dump(self) -> dict[str, Fields]:
         state = self.node.state
@@ -98,6 +120,10 @@ class FakeSite:
     async def take_admission_away(self) -> None:
         self.node.state.admission = "another"
 
+    async def set_notify(self, resource: str, channels: Sequence[str]) -> None:
+        holds = self.node.state.holds
+        holds[resource] = replace(holds[resource], notify=tuple(channels))
+
     async def ttl_left_ms(self, resource: str) -> int:
         return int(self.node.state.holds[resource].expires_at_ms)
 
@@ -108,6 +134,20 @@ class RealSite:
 
     node: NodeLink
     redis: RedisNode
+    told: list[Reply | Notice] = field(default_factory=list)
+    others: list[RealSite] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.node.listen(self.told.append)
+
+    async def beside(self, channel: str) -> RealSite:
+        other = await linked_site(self.redis, channel=channel)
+        self.others.append(other)
+        return other
+
+    async def close(self) -> None:
+        for each in (*self.others, self):
+            await each.node.close()
 
     async def dump(self) -> dict[str, Fields]:
         """Return every key but the identity, and check that only `high` and the identity live for ever."""
@@ -144,23 +184,36 @@ class RealSite:
     async def take_admission_away(self) -> None:
         await self.redis.call("HSET", KEYS.node, "admission", "another")
 
+    async def set_notify(self, resource: str, channels: Sequence[str]) -> None:
+        await self.redis.call("HSET", KEYS.lock(resource), "notify", " ".join(channels))
+
     async def ttl_left_ms(self, resource: str) -> int:
         left = await self.redis.call("PTTL", KEYS.lock(resource))
         assert isinstance(left, int)
         return left
 
 
+def fake_site(channel: str = HERE, *, state: FakeNodeState | None = None) -> FakeSite:
+    """Return a fake node, or another server's way to one."""
+    return FakeSite(FakeNode(0, now_ms=lambda: 0.0, channel=channel, state=state))
+
+
 async def real_site(redis: RedisNode) -> RealSite:
     """Return a link that is ready to a node that was just formed."""
     url = NodeUrl(redis.url)
     await cluster_forming.form([url], keys=KEYS, ttl_ms_max=300_000, randomness=SystemRandomness())
+    return await linked_site(redis)
+
+
+async def linked_site(redis: RedisNode, *, channel: str = HERE, url: str = "") -> RealSite:
+    """Return a link that is ready to a formed node, by another URL if one is given."""
     link = NodeLink(
-        url,
+        NodeUrl(url or redis.url),
         index=0,
         settings=LinkSettings(
             keys=KEYS,
-            packer=Packer(KEYS, channel="test"),
-            channel="test",
+            packer=Packer(KEYS, channel=channel),
+            channel=channel,
             node_count=1,
             node_timeout_ms=2_000,
             dial_timeout_ms=2_000,
@@ -179,7 +232,7 @@ async def real_site(redis: RedisNode) -> RealSite:
 async def site(request: pytest.FixtureRequest, flushed_nodes: FlushedNodes) -> AsyncIterator[Site]:
     """The fake node, and a real one of each engine."""
     if request.param == "fake":
-        yield FakeSite(FakeNode(0, now_ms=lambda: 0.0, channel="test"))
+        yield fake_site()
         return
     binary = engine_binary(request.param)
     if binary is None:
@@ -188,22 +241,47 @@ async def site(request: pytest.FixtureRequest, flushed_nodes: FlushedNodes) -> A
     (redis,) = await flushed_nodes(1, binary=binary)
     real = await real_site(redis)
     yield real
-    await real.node.close()
+    await real.close()
 
 
-async def ask(site: Site, command: Command) -> Reply:
+async def ask(server: Server, command: Command) -> Reply:
     """Send one command and return its reply."""
-    told: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-    site.node.send(command, told.set_result)
-    assert not told.done(), "a reply never comes before `send` has returned"
-    return await asyncio.wait_for(told, 5)
+    reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+    def note(told: Reply) -> None:
+        server.told.append(told)
+        reply.set_result(told)
+
+    server.node.send(command, note)
+    assert not reply.done(), "a reply never comes before `send` has returned"
+    return await asyncio.wait_for(reply, 5)
+
+
+async def notices(server: Server) -> list[Notice]:
+    """Return every notice given to a server so far: those to come were published after this question was answered."""
+    await ask(server, Inspect("whatever"))
+    return [each for each in server.told if isinstance(each, Notice)]
 
 
 def mint(
-    lease: str = A, nonce: str = "n1", *, resource: str = R, holder: str = "h", ttl_ms: int = TTL_MS
+    lease: str = A,
+    nonce: str = "n1",
+    *,
+    resource: str = R,
+    holder: str = "h",
+    ttl_ms: int = TTL_MS,
+    ends: str | None = None,
+    notify: bool = False,
+    behind: bool = False,
 ) -> Mint:
-    """Return a mint of a lease."""
-    return Mint(resource, lease, nonce, holder, ttl_ms)
+    """Return a mint of a lease; `ends` is the lease that a hand-over ends."""
+    release = None if ends is None else Release(resource, ends, 0)
+    return Mint(resource, lease, nonce, holder, ttl_ms, ends=release, notify=notify, behind=behind)
+
+
+async def told_by(site: Site) -> tuple[str, ...]:
+    """Return the channels that the hold of the resource lists."""
+    return tuple((await site.dump())[KEYS.lock(R)]["notify"].split())
 
 
 # --- mint ---------------------------------------------------------------------------------------------------------
@@ -427,6 +505,245 @@ async def test_looking_changes_nothing(site: Site) -> None:
     assert await site.dump() == before
 
 
+# --- hand-over ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_hand_over_ends_the_lease_and_mints_for_the_next_in_one_step(site: Site) -> None:
+    """Nothing of the old hold is left: the nonce is new, the number greater, the ttl whole, and no retry shares it."""
+    await ask(site, mint(A, "n1", ttl_ms=TTL_MS))
+    await ask(site, mint(A, "n2", ttl_ms=TTL_MS))
+    await ask(site, Commit(R, A, "n1", 9))
+    reply = await ask(site, mint(B, "n3", holder="next", ttl_ms=2 * TTL_MS, ends=A))
+    assert reply == Granted("n3", 10, released=True)
+    assert await site.dump() == {
+        KEYS.lock(R): {
+            "digest": B,
+            "nonce": "n3",
+            "shared": "0",
+            "token": "10",
+            "holder": "next",
+            "ttl_ms": str(2 * TTL_MS),
+            "notify": "",
+        },
+        KEYS.counter(R): {"": "10"},
+        KEYS.high: {"": "10"},
+    }
+    assert TTL_MS < await site.ttl_left_ms(R) <= 2 * TTL_MS
+    assert await ask(site, Release(R, A, 0)) is Plain.NOT_HELD
+    assert await ask(site, Commit(R, A, "n1", 20)) is Plain.LOST
+    assert await ask(site, Undo(R, "n1", 0)) is Plain.KEPT
+
+
+async def test_a_hand_over_can_shorten_what_is_left_of_the_time(site: Site) -> None:
+    """The ttl is the next one's own."""
+    await ask(site, mint(A, "n1", ttl_ms=TTL_MS))
+    await ask(site, mint(B, "n2", ttl_ms=1_000, ends=A))
+    assert await site.ttl_left_ms(R) <= 1_000
+
+
+async def test_a_hand_over_of_a_lease_that_does_not_hold_is_a_plain_mint(site: Site) -> None:
+    """The lease had expired or was released before."""
+    assert await ask(site, mint(B, "n1", ends=A)) == Granted("n1", 1, released=False)
+
+
+async def test_a_hand_over_never_ends_the_hold_of_a_third_lease(site: Site) -> None:
+    """It is refused, as every mint is, and changes nothing."""
+    await ask(site, mint(C, "n1"))
+    before = await site.dump()
+    reply = await ask(site, mint(B, "n2", ends=A))
+    assert isinstance(reply, Held)
+    assert (reply.digest, reply.token) == (C, 1)
+    assert await site.dump() == before
+
+
+async def test_a_hand_over_to_a_lease_that_holds_already_is_its_retry(site: Site) -> None:
+    """Two servers may hand over the same lease to two tries of one Acquire."""
+    await ask(site, mint(A, "n1"))
+    assert await ask(site, mint(B, "n2", ends=A)) == Granted("n2", 2, released=True)
+    assert await ask(site, mint(B, "n3", ends=A)) == Granted("n2", 2, released=False)
+    assert (await site.dump())[KEYS.lock(R)]["shared"] == "1"
+
+
+async def test_a_hand_over_counts_on_from_high_where_the_counter_is_gone(site: Site) -> None:
+    """As every mint."""
+    await ask(site, mint(A, "n1"))
+    await ask(site, mint(resource="other"))
+    await ask(site, Commit("other", A, "n1", 70))
+    await site.drop_counter(R)
+    assert await ask(site, mint(B, "n2", ends=A)) == Granted("n2", 71, released=True)
+
+
+async def test_when_the_numbers_are_used_up_a_hand_over_ends_nothing(site: Site) -> None:
+    """A script changes all or nothing; the lease can still be released."""
+    await ask(site, mint(A, "n1"))
+    await site.drop_counter(R)
+    await site.set_high(2**53 - 1)
+    before = await site.dump()
+    assert await ask(site, mint(B, "n2", ends=A)) is Silence.REFUSED
+    assert await site.dump() == before
+    assert await ask(site, Release(R, A, 0)) is Plain.RELEASED
+
+
+async def test_an_undo_of_a_hand_over_frees_the_lock(site: Site) -> None:
+    """The old lease was released, whatever becomes of the next one; a retry of the old one shared it, and that is gone too."""
+    await ask(site, mint(A, "n1"))
+    await ask(site, mint(A, "n2"))
+    await ask(site, mint(B, "n3", ends=A))
+    assert await ask(site, Undo(R, "n3", 0)) is Plain.UNDONE
+    assert await ask(site, Inspect(R)) is Plain.FREE
+
+
+# --- notices --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_server_that_is_refused_is_told_once_of_the_end_of_that_hold_if_it_asked(site: Site) -> None:
+    """However often it is refused; and the next hold does not concern it unless it is refused again."""
+    there, silent = await site.beside(THERE), await site.beside("silent")
+    await ask(site, mint(A, "n1"))
+    await ask(there, mint(B, "n2", notify=True))
+    await ask(there, mint(B, "n3", notify=True))
+    await ask(silent, mint(B, "n4"))
+    assert await told_by(site) == (THERE,)
+    await ask(site, Commit(R, A, "n1", 9))
+    await ask(site, Release(R, A, 0))
+    assert await notices(there) == [Notice(0, R, 9)]
+    await ask(site, mint(A, "n5"))
+    await ask(site, Release(R, A, 0))
+    assert await notices(there) == [Notice(0, R, 9)]
+    assert await notices(silent) == await notices(site) == []
+
+
+@pytest.mark.parametrize("before", [62, 63, 64])
+async def test_at_most_64_servers_are_told_of_one_hold(site: Site, before: int) -> None:
+    """A bound on what a release costs; the others wait for the expiry."""
+    await ask(site, mint(A, "n1"))
+    channels = tuple(f"channel-{number}" for number in range(before))
+    await site.set_notify(R, channels)
+    await ask(site, mint(B, "n2", notify=True))
+    assert await told_by(site) == (channels if before == 64 else (*channels, HERE))
+
+
+async def test_a_server_is_told_of_the_end_of_the_hold_that_it_made_itself_if_others_wait_behind(
+    site: Site,
+) -> None:
+    """They need not be refused first; its own channel is not what makes the hold contended."""
+    assert await ask(site, mint(A, "n1", behind=True)) == Granted("n1", 1, contended=False)
+    assert await told_by(site) == (HERE,)
+    assert await ask(site, mint(A, "n2")) == Granted("n1", 1, contended=False)
+    assert await told_by(site) == (HERE,)
+    await ask(site, Release(R, A, 0))
+    assert await notices(site) == [Notice(0, R, 1)]
+
+
+async def test_a_hold_that_another_server_waits_for_is_contended_also_for_a_retry(site: Site) -> None:
+    """A retried mint leaves the list as it is."""
+    there = await site.beside(THERE)
+    await ask(site, mint(A, "n1"))
+    await ask(there, mint(B, "n2", notify=True))
+    assert await ask(site, mint(A, "n3", behind=True, notify=True)) == Granted("n1", 1, contended=True)
+    assert await told_by(site) == (THERE,)
+    assert await ask(there, mint(A, "n4")) == Granted("n1", 1, contended=False)
+
+
+async def test_a_hand_over_passes_on_who_else_waits_and_its_own_server_only_if_others_wait_behind(
+    site: Site,
+) -> None:
+    """The other server hears nothing of the hand-over, and of the end of the next hold."""
+    there = await site.beside(THERE)
+    await ask(site, mint(A, "n1", behind=True))
+    await ask(there, mint(B, "n2", notify=True))
+    assert await ask(site, mint(B, "n3", ends=A)) == Granted("n3", 2, contended=True, released=True)
+    assert await told_by(site) == (THERE,)
+    assert await ask(site, mint(C, "n4", ends=B, behind=True)) == Granted(
+        "n4", 3, contended=True, released=True
+    )
+    assert await told_by(site) == (THERE, HERE)
+    assert await notices(there) == await notices(site) == []
+    await ask(site, Release(R, C, 0))
+    assert await notices(there) == await notices(site) == [Notice(0, R, 3)]
+
+
+async def test_a_hand_over_that_is_refused_asks_to_be_told_as_every_mint(site: Site) -> None:
+    """A third lease holds the lock."""
+    await ask(site, mint(C, "n1"))
+    await ask(site, mint(B, "n2", ends=A, notify=True))
+    assert await told_by(site) == (HERE,)
+
+
+async def test_an_undo_tells_whom_its_hold_was_in_the_way_of(site: Site) -> None:
+    """A failed attempt must not leave a rival waiting for the expiry."""
+    there = await site.beside(THERE)
+    await ask(site, mint(A, "n1", behind=True))
+    await ask(there, mint(B, "n2", notify=True))
+    await ask(site, Undo(R, "n1", 0))
+    assert await notices(there) == await notices(site) == [Notice(0, R, 1)]
+
+
+async def test_what_ends_nothing_tells_nobody(site: Site) -> None:
+    """A release of another lease, an undo of another attempt, an undo of a shared hold."""
+    there = await site.beside(THERE)
+    await ask(site, mint(A, "n1", behind=True))
+    await ask(there, mint(B, "n2", notify=True))
+    assert await ask(site, Release(R, B, 0)) is Plain.NOT_HELD
+    assert await ask(site, Undo(R, "n2", 0)) is Plain.KEPT
+    await ask(site, mint(A, "n3"))
+    assert await ask(site, Undo(R, "n1", 0)) is Plain.KEPT
+    assert await notices(there) == await notices(site) == []
+
+
+async def test_a_release_that_yields_leaves_out_only_its_own_server(site: Site) -> None:
+    """The others get the lock by it."""
+    servers = [await site.beside(channel) for channel in ("there", "elsewhere")]
+    await ask(site, mint(A, "n1", behind=True))
+    for server in servers:
+        await ask(server, mint(B, "n2", notify=True))
+    assert await ask(site, Release(R, A, 0, yields=True)) is Plain.RELEASED
+    assert [await notices(server) for server in servers] == [[Notice(0, R, 1)]] * 2
+    assert await notices(site) == []
+
+
+async def test_a_notice_comes_after_the_last_reply_that_shows_the_hold_and_before_the_first_that_does_not(
+    site: Site,
+) -> None:
+    """So a server knows which hold has ended: the one it saw last, and none that it is told of later."""
+    there = await site.beside(THERE)
+    for number in range(1, 11):
+        there.told.clear()
+        await ask(site, mint(A, f"n{number}"))
+        await ask(there, mint(B, "theirs", notify=True))
+        release = asyncio.ensure_future(ask(site, Release(R, A, 0)))
+        while not release.done():
+            there.node.send(Inspect(R), there.told.append)
+            await asyncio.sleep(0)
+        await ask(there, Inspect(R))
+        seen = [_timeless(each) for each in there.told]
+        end = seen.index(Notice(0, R, number))
+        assert seen[:end] == [(A, number, "h")] * end
+        assert seen[end + 1 :] == [Plain.FREE] * (len(seen) - end - 1) != []
+
+
+async def test_a_server_that_may_not_publish_ends_leases_all_the_same(
+    flushed_nodes: FlushedNodes, engine: RedisBinary
+) -> None:
+    """A notice is a hint; a release is not."""
+    (redis,) = await flushed_nodes(1, binary=engine)
+    site = await real_site(redis)
+    await redis.call("ACL", "SETUSER", "mute", "reset", "on", ">secret", "~*", "&*", "+@all", "-publish")
+    try:
+        url = f"redis://mute:secret@127.0.0.1:{redis.port}"
+        mute = await linked_site(redis, channel="mute", url=url)
+        site.others.append(mute)
+        await ask(site, mint(A, "n1", behind=True))
+        assert await ask(mute, Release(R, A, 0)) is Plain.RELEASED
+        await ask(site, mint(A, "n2", behind=True))
+        assert await ask(mute, Undo(R, "n2", 0)) is Plain.UNDONE
+        assert await ask(site, Inspect(R)) is Plain.FREE
+        assert await notices(site) == []
+    finally:
+        await site.close()
+        await redis.call("ACL", "DELUSER", "mute")
+
+
 # --- admission ------------------------------------------------------------------------------------------------------
 
 
@@ -435,6 +752,7 @@ async def test_looking_changes_nothing(site: Site) -> None:
     [
         mint(B, "n2", resource="free"),
         mint(A, "n2"),
+        mint(B, "n2", ends=A),
         Commit(R, A, "n1", 9),
         Undo(R, "n1", 0),
         Renew(R, A),
@@ -457,16 +775,36 @@ async def test_a_node_that_was_admitted_under_another_id_refuses_and_changes_not
 # --- the twin is honest -----------------------------------------------------------------------------------------------
 
 _resources = st.sampled_from("xxxy")
-_leases = st.sampled_from([A, B])
+_leases = st.sampled_from([A, B, C])
 _nonces = st.sampled_from(["n1", "n2", "n3"])
-_steps: st.SearchStrategy[Command | Callable[[Site], Awaitable[None]]] = st.one_of(
-    st.builds(Mint, _resources, _leases, _nonces, st.text(max_size=3), st.just(TTL_MS)),
-    st.builds(Mint, _resources, _leases, _nonces, st.just(""), st.just(TTL_MS)),
+_yes_or_no = st.booleans()
+
+
+@st.composite
+def _mints(draw: st.DrawFn) -> Mint:
+    resource, lease = draw(_resources), draw(_leases)
+    ended = draw(st.none() | _leases.filter(lambda each: each != lease))
+    ends = None if ended is None else Release(resource, ended, 0.0)
+    holder = draw(st.text(max_size=3))
+    return Mint(
+        resource, lease, draw(_nonces), holder, TTL_MS, ends, notify=draw(_yes_or_no), behind=draw(_yes_or_no)
+    )
+
+
+_commands: st.SearchStrategy[Command] = st.one_of(
+    _mints(),
+    _mints(),
     st.builds(Commit, _resources, _leases, _nonces, st.integers(1, 12)),
     st.builds(Undo, _resources, _nonces, st.just(0.0)),
     st.builds(Renew, _resources, _leases),
-    st.builds(Release, _resources, _leases, st.just(0.0)),
+    st.builds(Release, _resources, _leases, st.just(0.0), _yes_or_no),
     st.builds(Inspect, _resources),
+)
+Touch = Callable[[Site], Awaitable[None]]
+Step = Touch | tuple[int, Command]
+"""Something done to the node behind everybody's back, or a command of the first or the second server."""
+_steps: st.SearchStrategy[Step] = st.one_of(
+    *[st.tuples(st.integers(0, 1), _commands)] * 7,
     st.builds(lambda resource: lambda site: site.expire(resource), _resources),
     st.builds(lambda resource: lambda site: site.drop_counter(resource), _resources),
 )
@@ -474,34 +812,46 @@ _steps: st.SearchStrategy[Command | Callable[[Site], Awaitable[None]]] = st.one_
 
 @pytest.mark.slow
 async def test_a_fake_and_a_real_node_cannot_be_told_apart(flushed_nodes: FlushedNodes) -> None:
-    """The same random commands, expiries and dropped counters give the same replies and leave the same keys."""
+    """The same random commands of two servers, expiries and dropped counters give each the same replies and notices, and leave the same keys."""
     (redis,) = await flushed_nodes(1)
     real = await real_site(redis)
+    real_servers: tuple[Server, Server] = (real, await real.beside(THERE))
     loop = asyncio.get_running_loop()
 
-    async def play(steps: list[Command | Callable[[Site], Awaitable[None]]]) -> None:
+    async def play(steps: list[Step]) -> None:
         for resource in "xy":
             await real.redis.call("DEL", KEYS.lock(resource), KEYS.counter(resource))
         await real.set_high(0)
-        fake = FakeSite(FakeNode(0, now_ms=lambda: 0.0, channel="test"))
-        sites: tuple[Site, Site] = (fake, real)
+        for server in real_servers:
+            await notices(server)
+            server.told.clear()
+        fake = fake_site()
+        fake_servers = (fake, await fake.beside(THERE))
         for step in steps:
             if callable(step):
-                for site in sites:
-                    await step(site)
+                await step(fake)
+                await step(real)
             else:
-                answers = [_timeless(await ask(site, step)) for site in sites]
+                who, command = step
+                answers = [_timeless(await ask(each[who], command)) for each in (fake_servers, real_servers)]
                 assert answers[0] == answers[1], step
         assert await fake.dump() == await real.dump()
+        for twins in zip(fake_servers, real_servers, strict=True):
+            heard = [await notices(server) for server in twins]
+            assert heard[0] == heard[1]
+            seen.update(heard[0])
+
+    seen: set[Notice] = set()
 
     @settings(max_examples=250, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(steps=st.lists(_steps, min_size=10, max_size=60))
-    def check(steps: list[Command | Callable[[Site], Awaitable[None]]]) -> None:
+    def check(steps: list[Step]) -> None:
         asyncio.run_coroutine_threadsafe(play(steps), loop).result()
 
     await asyncio.to_thread(check)
-    await real.node.close()
+    assert seen, "nobody heard anything"
+    await real.close()
 
 
-def _timeless(reply: Reply) -> object:
+def _timeless(reply: Reply | Notice) -> object:
     return (reply.digest, reply.token, reply.holder) if isinstance(reply, Held) else reply

@@ -16,6 +16,8 @@ from redfence_proto.v1.lock_pb2 import ACQUIRE_OUTCOME_GRANTED, RELEASE_OUTCOME_
 
 TTL_MS = 60_000
 """So long that no lease of a test ends by itself: who is granted a held lock was woken."""
+WAIT_MS = 15_000
+"""Long for a loaded machine, and far shorter than that: who is not woken is told WAIT_TIMEOUT, which fails the test."""
 
 
 Answer = lock_pb2.AcquireResponse | Failure | None
@@ -40,7 +42,7 @@ class Waiter:
         timeout_s: float | None = None,
         **fields: Any,
     ) -> None:
-        fields = {"ttl_ms": TTL_MS, "wait_ms": TTL_MS, "lease_id": new_lease_id(), **fields}
+        fields = {"ttl_ms": TTL_MS, "wait_ms": WAIT_MS, "lease_id": new_lease_id(), **fields}
         self.lease_id: str = fields["lease_id"]
         self.resource = resource
         self.began_at_ms = now_ms()

@@ -575,10 +575,10 @@ async def test_who_waits_at_a_server_that_loses_its_quorum_is_told_so_when_it_wo
     await server.acquire(NAME, ttl_ms=500)
     waiters = await line_up(server, NAME, 20)
     for proxy in server.proxies[1:]:
-        proxy.refuse()
+        proxy.drop()
     failures = [await waiter.failure() for waiter in waiters]
     assert {failure.reason for failure in failures} == {ERROR_REASON_QUORUM_UNAVAILABLE}
     assert all(failure.is_retryable for failure in failures)
     answered = [waiter.answered_at_ms for waiter in waiters]
-    # Twenty tries, one after another, would take longer than the node timeout each.
+    # Twenty tries, one after another, would take a node timeout each.
     assert max(answered) - min(answered) < NODE_TIMEOUT_MS

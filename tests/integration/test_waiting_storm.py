@@ -27,6 +27,8 @@ NAMES = [f"storm/{number}" for number in range(5)]
 # Who holds these may die with the lock, and those who wait go by its short ttl. What is left behind on the others stays.
 MORTAL_NAMES, MORTAL_TTL_MS = NAMES[:2], 1_000
 STORM_S = 2.0
+# A lock is held for so long at most: long enough that most of those who give up have not been served, on any machine.
+HOLD_S_MAX = 0.08
 COMMANDS, CALLS, STREAMS, WAITERS_OF_A_STREAM = 400, 400, 20, 10
 STAYING, MORTAL = 150, 6
 
@@ -115,6 +117,7 @@ class Storm:
         answer = await waiter.answer()
         if isinstance(answer, lock_pb2.AcquireResponse):
             self.history.note(await waiter.lease(), began_at_ms=waiter.began_at_ms)
+            await asyncio.sleep(self._random.uniform(0, HOLD_S_MAX))
             released = await there.release(waiter.resource, waiter.lease_id)
             assert released == lock_pb2.RELEASE_OUTCOME_RELEASED
             self.ends[f"{how} granted"] += 1

@@ -185,7 +185,7 @@ async def test_a_server_hears_of_no_release_of_what_nobody_waits_for_there(
         await here.release(NAME, lease.lease_id)
         await waiter.lease()
         await here.release(NAME, waiter.lease_id)
-    assert min(difference(await call_counts(nodes, "publish"), published)) >= 20
+    assert sum(difference(await call_counts(nodes, "publish"), published)) >= 20
     assert traffic(elsewhere) == before
 
 

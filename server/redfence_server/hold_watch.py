@@ -16,6 +16,9 @@ from redfence_server.quorum import Refusal
 
 # Nodes count in whole milliseconds and end a key in the one after its last.
 _ROUNDING_MS = 2
+# Nodes that end a hold within this are waited for together. A try in between is granted by some and refused by others; if a
+# node that was to decide it is silent by then, it costs a node timeout.
+_SPREAD_MS = 50
 
 
 class HoldWatch:
@@ -55,6 +58,8 @@ class HoldWatch:
         remaining = sorted(hold.remaining_ms for hold in holds)
         # Nothing is in the way of a quorum if the holds ended between mint and commit.
         wait_ms = remaining[min(missing, len(remaining)) - 1] if missing > 0 and remaining else 0
+        if remaining and remaining[-1] - wait_ms <= _SPREAD_MS:
+            wait_ms = remaining[-1]
         self.try_at_ms = now_ms + wait_ms + _ROUNDING_MS
 
     def granted(self, *, digest: str, holder: str, token: int, ends_at_ms: float) -> None:
@@ -69,8 +74,8 @@ class HoldWatch:
         if digest == self.digest:
             self.try_at_ms = max(self.try_at_ms, ends_at_ms + _ROUNDING_MS)
 
-    def noticed(self, notice: Notice) -> None:
-        """Learn from a notice."""
+    def ended(self, notice: Notice) -> None:
+        """Learn from a notice of an end."""
         self._ended[notice.node] = notice.token
 
     @property

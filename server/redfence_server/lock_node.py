@@ -161,9 +161,20 @@ class Silence(Enum):
 Reply = Granted | Held | Renewed | Plain | Silence
 
 
+class News(Enum):
+    """What a notice tells of a hold."""
+
+    ENDED = auto()
+    """It has ended before its time."""
+    YIELDED = auto()
+    """It has ended, and the server that released it waits for the lock as well and lets others go first."""
+    SOONER = auto()
+    """The lock is held for less long than the refusal told: it was handed over, or acquired again, for a shorter ttl."""
+
+
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A hold has ended on a node before its time. A hint: it may be lost, and somebody may hold the lock again by now.
+    """News of a hold on a node. A hint: it may be lost, and somebody may hold the lock again by now.
 
     Attributes:
         node: by index.
@@ -173,6 +184,7 @@ class Notice:
     node: int
     resource: str
     token: int
+    news: News = News.ENDED
 
 
 class NodeState(Enum):

@@ -19,6 +19,7 @@ from redfence_server.lock_node import (
     Held,
     Inspect,
     Mint,
+    News,
     Notice,
     Plain,
     Release,
@@ -150,17 +151,20 @@ class NumbersExhaustedError(Exception):
     """The node has minted every number below 2^53."""
 
 
+_NEWS = {"ended": News.ENDED, "yielded": News.YIELDED, "sooner": News.SOONER}
+
+
 def read_notice(payload: bytes, *, keys: Keyspace, node: int) -> Notice:
     """Return what a script published.
 
     Raises:
         ValueError: no script publishes this.
     """
-    token, _, key = payload.decode().partition(" ")
+    news, token, key = payload.decode().split(" ", 2)
     start = keys.lock("")
-    if not key.startswith(start):
-        raise ValueError("the key of a notice is that of a lock")
-    return Notice(node, key.removeprefix(start), int(token))
+    if news not in _NEWS or not key.startswith(start):
+        raise ValueError(f"no script publishes {payload!r}")
+    return Notice(node, key.removeprefix(start), int(token), _NEWS[news])
 
 
 _PLAIN = {

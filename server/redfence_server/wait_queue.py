@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
@@ -30,9 +31,9 @@ from typing import Final
 
 from redfence_server.backoff import pauses
 from redfence_server.clock import Clock
-from redfence_server.errors import DrainingError, RedfenceServerError
+from redfence_server.errors import DrainingError, RedfenceServerError, TooManyWaitersError
 from redfence_server.hold_watch import HoldWatch
-from redfence_server.lock_node import Notice
+from redfence_server.lock_node import News, Notice
 from redfence_server.model import AcquireCall, CurrentHold
 from redfence_server.quorum import Failure, Refusal
 from redfence_server.randomness import Randomness
@@ -43,8 +44,9 @@ HAND_OVERS_MAX: Final = 16
 """How often a resource is handed over in a row while another server waits for it. Higher: fewer turns, which cost some round
 trips each; lower: the others wait less."""
 
-# After its turn is over a server leaves the lock to the others for as long as a notice, a mint and a busy loop take.
-_HOLD_BACK_MS: Final = (20.0, 30.0)
+# After its turn is over a server leaves the lock to the others for as long as a notice and a mint take them, and a busy loop.
+_HOLD_BACK_MS: Final = (8.0, 12.0)
+_HOLD_BACK_ROUND_TRIPS: Final = 3
 # Servers that wait for the same expiry part a little, or each would take a part of the nodes.
 _SPREAD_MS: Final = 10.0
 # How soon after an arrival the holder is looked at. Lower: arrivals cost more mints, one for this time at most.
@@ -78,7 +80,7 @@ class Waiter:
 
     def __init__(self, call: AcquireCall) -> None:
         self.call = call
-        self.counted = False  # in the waiting room
+        self.counted = False  # has a place in the waiting room
         self.asked = False  # its last mint asked for a notice of the end of the hold, if it was granted
         self.is_again = False  # its own lease was seen to hold the lock
         self.future: asyncio.Future[Turn | Attempt] | None = (
@@ -135,20 +137,23 @@ class WaitQueue:
         self._trying: Waiter | None = None
         self._handing = False  # it goes on with an attempt that a hand-over has begun
         self._hand_overs = 0  # in a row, while another server waited
+        self._rival_until_ms = 0.0  # another server is taken to wait until then, although no hold tells
+        self._token = 0  # of the last grant here
+        self._round_trip_ms = 0.0  # of the last mint that was granted
         self._timer: asyncio.TimerHandle | None = None
 
     # --- coming and going -----------------------------------------------------------------------------------------
 
     def enter(self, waiter: Waiter) -> None:
         """Take the last place."""
+        with suppress(TooManyWaitersError):
+            # Taken now, or those who come while it is tried would take it. Without one it may still be granted at once.
+            self._room.enter(waiter.call)
+            waiter.counted = True
         self._waiters[waiter] = None
         self._by_digest[waiter.digest] = waiter
         waiter.is_again = self._watch.digest == waiter.digest
-        if (
-            self._timer is not None
-            and self._timer.when() > asyncio.get_running_loop().time() + _LOOK_MS / 1000
-        ):
-            self._arm(_LOOK_MS)
+        self._look_soon()
 
     def leave(self, waiter: Waiter) -> None:
         """Give the place up."""
@@ -247,7 +252,13 @@ class WaitQueue:
     def granted(self, waiter: Waiter, grant: AttemptGranted) -> None:
         """Note a grant: the next one waits for its end."""
         in_turn = self._trying is waiter
-        self._hand_overs = self._hand_overs + 1 if in_turn and self._handing and grant.contended else 0
+        self._round_trip_ms = self._clock.now_ms() - grant.minted_at_ms
+        if self._token and grant.token > self._token + 1:
+            # Others were granted since: one that had its turn holds back now.
+            self._expect_rival()
+        self._token = grant.token
+        contended = grant.contended or self._clock.now_ms() < self._rival_until_ms
+        self._hand_overs = self._hand_overs + 1 if in_turn and self._handing and contended else 0
         self._end_try(waiter)
         call = waiter.call
         self._watch.granted(
@@ -282,8 +293,13 @@ class WaitQueue:
         self._arm(self._pause_ms(waiter))
 
     def noticed(self, notice: Notice) -> None:
-        """Note that a node's hold has ended. In the middle of a try that is only kept in mind."""
-        self._watch.noticed(notice)
+        """Note the news of a node's hold. In the middle of a try it is only kept in mind."""
+        if notice.news is News.SOONER:
+            self._look_soon()
+            return
+        if notice.news is News.YIELDED:
+            self._expect_rival()
+        self._watch.ended(notice)
         if self._trying is None and self._watch.may_be_free:
             self._make_ready()
 
@@ -314,7 +330,7 @@ class WaitQueue:
         if self._hand_overs < HAND_OVERS_MAX or self._watch.digest != digest or self._trying is not None:
             return False
         self._hand_overs = 0
-        self._arm(self._randomness.uniform(*_HOLD_BACK_MS))
+        self._arm(self._hold_back_ms())
         return True
 
     # --- inside ---------------------------------------------------------------------------------------------------
@@ -362,6 +378,19 @@ class WaitQueue:
     def _arm(self, delay_ms: float, ring: Callable[[], None] | None = None) -> None:
         self._disarm()
         self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, ring or self._time_is_up)
+
+    def _hold_back_ms(self) -> float:
+        return self._randomness.uniform(*_HOLD_BACK_MS) + _HOLD_BACK_ROUND_TRIPS * self._round_trip_ms
+
+    def _expect_rival(self) -> None:
+        """Count hand-overs although no other server has put itself down on the hold: one that holds back does so afterwards."""
+        self._rival_until_ms = self._clock.now_ms() + 2 * self._hold_back_ms()
+
+    def _look_soon(self) -> None:
+        """Have the head try soon, unless something is learnt before or it tries anyhow."""
+        soon_s = asyncio.get_running_loop().time() + _LOOK_MS / 1000
+        if self._timer is not None and self._timer.when() > soon_s:
+            self._arm(_LOOK_MS)
 
     def _disarm(self) -> None:
         if self._timer is not None:

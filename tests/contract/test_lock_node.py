@@ -26,6 +26,7 @@ from redfence_server.lock_node import (
     Inspect,
     LockNode,
     Mint,
+    News,
     NodeState,
     Notice,
     Plain,
@@ -698,8 +699,23 @@ async def test_a_release_that_yields_leaves_out_only_its_own_server(site: Site) 
     for server in servers:
         await ask(server, mint(B, "n2", notify=True))
     assert await ask(site, Release(R, A, 0, yields=True)) is Plain.RELEASED
-    assert [await notices(server) for server in servers] == [[Notice(0, R, 1)]] * 2
+    assert [await notices(server) for server in servers] == [[Notice(0, R, 1, News.YIELDED)]] * 2
     assert await notices(site) == []
+
+
+@pytest.mark.parametrize("ttl_ms", [TTL_MS, TTL_MS - 10_000])
+async def test_who_was_told_a_longer_time_is_told_that_it_is_shorter_now(site: Site, ttl_ms: int) -> None:
+    """By a hand-over, all but the server that hands over; by a repeated Acquire, all. Not if the time is no shorter."""
+    there = await site.beside("there")
+    sooner = [Notice(0, R, 1, News.SOONER)] if ttl_ms < TTL_MS else []
+    await ask(site, mint(A, "n1", behind=True))
+    await ask(there, mint(B, "n2", notify=True))
+    assert isinstance(await ask(site, mint(A, "n3", ttl_ms=ttl_ms)), Granted)
+    assert await notices(there) == await notices(site) == sooner
+    await ask(site, mint(A, "n4"))
+    assert isinstance(await ask(site, mint(C, "n5", ends=A, ttl_ms=ttl_ms)), Granted)
+    assert await notices(there) == [*sooner, *sooner]
+    assert await notices(site) == sooner
 
 
 async def test_a_notice_comes_after_the_last_reply_that_shows_the_hold_and_before_the_first_that_does_not(
@@ -780,6 +796,10 @@ _nonces = st.sampled_from(["n1", "n2", "n3"])
 _yes_or_no = st.booleans()
 
 
+# Far enough apart for the time that a real node takes.
+_ttls_ms = st.sampled_from([TTL_MS, TTL_MS, TTL_MS - 10_000])
+
+
 @st.composite
 def _mints(draw: st.DrawFn) -> Mint:
     resource, lease = draw(_resources), draw(_leases)
@@ -787,7 +807,14 @@ def _mints(draw: st.DrawFn) -> Mint:
     ends = None if ended is None else Release(resource, ended, 0.0)
     holder = draw(st.text(max_size=3))
     return Mint(
-        resource, lease, draw(_nonces), holder, TTL_MS, ends, notify=draw(_yes_or_no), behind=draw(_yes_or_no)
+        resource,
+        lease,
+        draw(_nonces),
+        holder,
+        draw(_ttls_ms),
+        ends,
+        notify=draw(_yes_or_no),
+        behind=draw(_yes_or_no),
     )
 
 

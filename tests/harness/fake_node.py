@@ -18,6 +18,7 @@ from redfence_server.lock_node import (
     Held,
     Inspect,
     Mint,
+    News,
     NodeReport,
     NodeState,
     Notice,
@@ -64,7 +65,7 @@ class FakeNodeState:
     """What one node remembers. Keys end by the clock that each call brings along, or by `expire` and `drop_counter`.
 
     Attributes:
-        published: what the scripts told to whom: channel, resource and token. Whoever delivers it, empties it.
+        published: what the scripts told to whom: channel, resource, token and news. Whoever delivers it, empties it.
         connections: every `FakeNode` over this memory.
     """
 
@@ -76,7 +77,7 @@ class FakeNodeState:
         self.high: int | None = 0
         self.holds: dict[str, Hold] = {}
         self.counters: dict[str, Counter] = {}
-        self.published: list[tuple[str, str, int]] = []
+        self.published: list[tuple[str, str, int, News]] = []
         self.connections: list[FakeNode] = []
 
     def copy(self) -> Self:
@@ -141,7 +142,9 @@ class FakeNodeState:
                 self.holds[mint.resource] = replace(hold, notify=(*hold.notify, channel))
             return _held(hold, now_ms)
         expires_at_ms = now_ms + mint.ttl_ms
+        sooner = hold is not None and hold.expires_at_ms > expires_at_ms
         if hold is not None and not handed_over:
+            self._tell(hold.notify if sooner else (), mint.resource, hold, News.SOONER)
             self.holds[mint.resource] = replace(
                 hold, shared=True, ttl_ms=mint.ttl_ms, expires_at_ms=expires_at_ms
             )
@@ -150,6 +153,8 @@ class FakeNodeState:
         token = self._counted(mint.resource, now_ms) + 1
         if token >= TOKENS_END:
             return Silence.REFUSED
+        if hold is not None and sooner:
+            self._tell(others, mint.resource, hold, News.SOONER)
         self._count(mint.resource, token, now_ms)
         notify = (*others, channel) if mint.behind else others
         self.holds[mint.resource] = Hold(
@@ -174,7 +179,11 @@ class FakeNodeState:
 
     def _end(self, resource: str, hold: Hold, *, untold: str = "") -> None:
         del self.holds[resource]
-        self.published += [(channel, resource, hold.token) for channel in hold.notify if channel != untold]
+        told = tuple(channel for channel in hold.notify if channel != untold)
+        self._tell(told, resource, hold, News.YIELDED if untold else News.ENDED)
+
+    def _tell(self, channels: tuple[str, ...], resource: str, hold: Hold, news: News) -> None:
+        self.published += [(channel, resource, hold.token, news) for channel in channels]
 
     def _hold(self, resource: str, now_ms: float) -> Hold | None:
         hold = self.holds.get(resource)
@@ -297,10 +306,10 @@ class FakeNode:
 
     def _publish(self) -> None:
         published, self.state.published = self.state.published, []
-        for channel, resource, token in published:
+        for channel, resource, token, news in published:
             for each in self.state.connections:
                 if each.channel == channel and not each.unreachable and not each.lose_notices:
-                    each._send_back(_Push(Notice(each.index, resource, token), each._notify))
+                    each._send_back(_Push(Notice(each.index, resource, token, news), each._notify))
 
     def _notify(self, notice: Notice) -> None:
         for listener in self._listeners:

@@ -23,6 +23,7 @@
 --          {'exhausted'}                              the numbers below 2^53 are used up; nothing changed
 --          {'not_admitted'}                           the node is not the one the server was admitted to, or
 --                                                     has lost its `high`; nothing changed
+-- Publishes  'sooner TOKEN KEY' as release.lua, if the lock is held for less long than those who were refused were told
 --
 -- `notify` lists the channels on which the end of the hold is told, separated by spaces. It is part of the hold, so it is
 -- gone with it: every server that waits puts itself down on the next hold when its own mint is refused. A hand-over passes it on.
@@ -33,14 +34,22 @@ if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] or redis.call('EXISTS', K
   return {'not_admitted'}
 end
 
-local function others(channels)
+local function split(channels, left_out)
   local list = {}
   for channel in string.gmatch(channels, '%S+') do
-    if channel ~= ARGV[8] then
+    if channel ~= left_out then
       list[#list + 1] = channel
     end
   end
   return list
+end
+
+local function tell_if_sooner(channels, token)
+  if #channels > 0 and redis.call('PTTL', KEYS[3]) > tonumber(ARGV[5]) then
+    for _, channel in ipairs(channels) do
+      redis.pcall('PUBLISH', channel, 'sooner ' .. token .. ' ' .. KEYS[3])
+    end
+  end
 end
 
 local hold = redis.call('HMGET', KEYS[3], 'digest', 'nonce', 'token', 'holder', 'notify')
@@ -49,7 +58,7 @@ local handed_over = hold[1] ~= false and hold[1] == ARGV[7]
 
 if hold[1] and not handed_over and hold[1] ~= ARGV[2] then
   -- Servers beyond the 64th wait for the expiry alone.
-  if ARGV[9] == '1' and not string.find(notify, ARGV[8], 1, true) and #others(notify) < 64 then
+  if ARGV[9] == '1' and not string.find(notify, ARGV[8], 1, true) and #split(notify, ARGV[8]) < 64 then
     redis.call('HSET', KEYS[3], 'notify', notify == '' and ARGV[8] or notify .. ' ' .. ARGV[8])
   end
   return {'held', hold[1], tonumber(hold[3]), hold[4], redis.call('PTTL', KEYS[3])}
@@ -58,9 +67,10 @@ end
 if hold[1] and not handed_over then
   -- A retried Acquire of the lease that holds the lock. The first attempt's undo must no longer delete the hold:
   -- another server may be granting it just now.
+  tell_if_sooner(split(notify, ''), hold[3])
   redis.call('HSET', KEYS[3], 'shared', '1', 'ttl_ms', ARGV[5])
   redis.call('PEXPIRE', KEYS[3], ARGV[5])
-  return {'granted', hold[2], tonumber(hold[3]), #others(notify), 0}
+  return {'granted', hold[2], tonumber(hold[3]), #split(notify, ARGV[8]), 0}
 end
 
 local high = tonumber(redis.call('GET', KEYS[2]))
@@ -76,8 +86,9 @@ if token > high then
   redis.call('SET', KEYS[2], digits)
 end
 
-local waiting = others(notify)
+local waiting = split(notify, ARGV[8])
 local other_count = #waiting
+tell_if_sooner(waiting, hold[3])
 if ARGV[10] == '1' then
   waiting[#waiting + 1] = ARGV[8]
 end

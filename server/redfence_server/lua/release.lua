@@ -7,7 +7,8 @@
 -- Returns  {'released'}
 --          {'not_held'}      the lease does not hold the lock here; nothing was changed
 --          {'not_admitted'}  as in mint.lua
--- Publishes  'TOKEN KEY' on each channel in the hold's `notify`: the token it had here, and the lock key
+-- Publishes  'ended TOKEN KEY' on each channel in the hold's `notify`: the token it had here, and the lock key;
+--            or 'yielded TOKEN KEY' if a server is not to be told
 --
 -- Atomic because the hold must not change owner between the look and the deletion.
 if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] then
@@ -19,10 +20,11 @@ if hold[1] ~= ARGV[2] then
   return {'not_held'}
 end
 redis.call('DEL', KEYS[2])
+local news = (ARGV[3] == '' and 'ended ' or 'yielded ') .. hold[2] .. ' ' .. KEYS[2]
 for channel in string.gmatch(hold[3] or '', '%S+') do
   if channel ~= ARGV[3] then
     -- A notice is a hint: without the right to publish the lease is ended all the same.
-    redis.pcall('PUBLISH', channel, hold[2] .. ' ' .. KEYS[2])
+    redis.pcall('PUBLISH', channel, news)
   end
 end
 return {'released'}

@@ -46,7 +46,7 @@ def test_after_a_refusal_by_all_a_quorum_has_to_tell_of_the_end(nodes: int) -> N
         watch = watch_after(refused(*((node, hold(5)) for node in range(nodes))), nodes=nodes)
         for told, node in enumerate(order, 1):
             assert watch.may_be_free == (told > quorum)
-            watch.noticed(Notice(node, "r", 5))
+            watch.ended(Notice(node, "r", 5))
             assert watch.may_be_free == (told >= quorum)
 
 
@@ -55,7 +55,7 @@ def test_a_node_that_has_not_answered_may_be_free_and_a_silent_one_is_not() -> N
     for silent, expected in (((), True), ((2,), False)):
         watch = watch_after(refused((0, hold()), (1, hold()), silent=silent))
         assert not watch.may_be_free
-        watch.noticed(Notice(0, "r", 5))
+        watch.ended(Notice(0, "r", 5))
         assert watch.may_be_free is expected
 
 
@@ -63,7 +63,7 @@ def test_a_notice_of_an_older_hold_is_not_of_this_one() -> None:
     """It was on its way while the lock changed hands; numbers on a node only grow."""
     watch = watch_after(refused((0, hold(5)), (1, hold(5)), (2, hold(5))))
     for node in range(3):
-        watch.noticed(Notice(node, "r", 4))
+        watch.ended(Notice(node, "r", 4))
     assert not watch.may_be_free
 
 
@@ -71,19 +71,25 @@ def test_a_notice_that_came_before_the_refusal_was_told_counts() -> None:
     """The hold ended between the node's answer and the end of the attempt: a wake-up would be lost."""
     watch = HoldWatch(3)
     for node in (0, 1):
-        watch.noticed(Notice(node, "r", 5))
+        watch.ended(Notice(node, "r", 5))
     watch.refused(refused((0, hold(5)), (1, hold(5)), (2, hold(5))), 0)
     assert watch.may_be_free
 
 
 def test_a_try_is_worth_its_while_when_the_time_of_enough_holds_is_up() -> None:
-    """Of three, two have to go; if one is unknown, one; the last ones to go are not waited for."""
+    """Of three, two have to go; if one is unknown, one. One that goes much later is not waited for."""
     three = refused((0, hold(remaining_ms=300)), (1, hold(remaining_ms=100)), (2, hold(remaining_ms=200)))
     assert watch_after(three, now_ms=1_000).try_at_ms == 1_000 + 200 + 2
     two = refused((0, hold(remaining_ms=300)), (2, hold(remaining_ms=200)))
     assert watch_after(two, now_ms=1_000).try_at_ms == 1_000 + 200 + 2
     with_a_silent_one = refused((0, hold(remaining_ms=300)), (2, hold(remaining_ms=200)), silent=(1,))
     assert watch_after(with_a_silent_one, now_ms=1_000).try_at_ms == 1_000 + 300 + 2
+
+
+def test_nodes_that_end_a_hold_some_milliseconds_apart_are_waited_for_together() -> None:
+    """A try in between would be refused by the last of them, and might wait for one that is silent by then."""
+    together = refused((0, hold(remaining_ms=230)), (1, hold(remaining_ms=180)), (2, hold(remaining_ms=200)))
+    assert watch_after(together, now_ms=1_000).try_at_ms == 1_000 + 230 + 2
 
 
 def test_a_refusal_without_a_hold_in_the_way_can_be_tried_again_at_once() -> None:
@@ -109,5 +115,5 @@ def test_the_end_of_a_granted_lease_is_told_by_a_quorum() -> None:
     watch = HoldWatch(3)
     watch.granted(digest=B, holder="me", token=7, ends_at_ms=2_000)
     for node, free in ((0, False), (2, True)):
-        watch.noticed(Notice(node, "r", 7))
+        watch.ended(Notice(node, "r", 7))
         assert watch.may_be_free is free

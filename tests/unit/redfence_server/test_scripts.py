@@ -14,6 +14,7 @@ from redfence_server.lock_node import (
     Held,
     Inspect,
     Mint,
+    News,
     Notice,
     Plain,
     Release,
@@ -69,8 +70,19 @@ def test_a_release_names_the_server_that_is_not_to_be_told() -> None:
 
 def test_a_notice_tells_the_resource_and_the_token() -> None:
     """A resource may have spaces; whatever else is published there is an error."""
-    assert scripts.read_notice(b"7 p:lock:a b", keys=KEYS, node=2) == Notice(2, "a b", 7)
-    for payload in (b"", b"7", b"x p:lock:a", b"7 q:lock:a", b"7 \xff"):
+    assert scripts.read_notice(b"ended 7 p:lock:a b", keys=KEYS, node=2) == Notice(2, "a b", 7)
+    assert scripts.read_notice(b"yielded 7 p:lock:a", keys=KEYS, node=2).news is News.YIELDED
+    assert scripts.read_notice(b"sooner 7 p:lock:a", keys=KEYS, node=2).news is News.SOONER
+    wrong = (
+        b"",
+        b"ended",
+        b"ended 7",
+        b"ended x p:lock:a",
+        b"ended 7 q:lock:a",
+        b"ended 7 \xff",
+        b"gone 7 p:lock:a",
+    )
+    for payload in wrong:
         with pytest.raises(ValueError):
             scripts.read_notice(payload, keys=KEYS, node=2)
 

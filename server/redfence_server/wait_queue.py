@@ -47,8 +47,9 @@ trips each; lower: the others wait less."""
 # After its turn is over a server leaves the lock to the others for as long as a notice and a mint take them, and a busy loop.
 _HOLD_BACK_MS: Final = (8.0, 12.0)
 _HOLD_BACK_ROUND_TRIPS: Final = 3
-# Servers that wait for the same expiry part a little, or each would take a part of the nodes.
-_SPREAD_MS: Final = 10.0
+# How long after its end an expired hold is tried. The nodes end it some milliseconds apart, and a try in between that a silent node
+# has to decide costs a node timeout. Servers that wait for the same end part, or each would take a part of the nodes.
+_AFTER_END_MS: Final = (20.0, 40.0)
 # How soon after an arrival the holder is looked at. Lower: arrivals cost more mints, one for this time at most.
 _LOOK_MS: Final = 100.0
 # A view shows so many of the waiters; each takes up to 300 bytes of a message of 64 KiB.
@@ -367,7 +368,7 @@ class WaitQueue:
 
     def _await_end(self) -> None:
         left_ms = self._watch.try_at_ms - self._clock.now_ms()
-        self._arm(max(0.0, left_ms) + self._randomness.uniform(0, _SPREAD_MS), self._hold_is_over)
+        self._arm(max(0.0, left_ms) + self._randomness.uniform(*_AFTER_END_MS), self._hold_is_over)
 
     def _hold_is_over(self) -> None:
         if self._watch.try_at_ms > self._clock.now_ms():

@@ -32,6 +32,7 @@ from redfence_proto.v1.lock_pb2 import (
     TOKEN_STATE_LIVE,
     TOKEN_STATE_NOT_LIVE,
 )
+from redfence_server.wait_queue import HAND_OVERS_MAX
 
 NAME = "orders/42"
 LOCK_KEY = b"redfence:lock:orders/42"
@@ -232,7 +233,7 @@ async def test_a_release_by_a_lease_that_does_not_hold_the_lock_disturbs_nobody(
 async def test_of_two_servers_that_wait_for_one_lock_neither_is_starved_by_the_hand_overs_of_the_other(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:
-    """Over five hundred grants the turns end again and again, and each server has its share."""
+    """Over five hundred grants each server has its share, by turns of one grant and sixteen hand-overs."""
     nodes = await formed_nodes(3)
     servers = [await serve(nodes), await serve(nodes)]
     grants: list[tuple[int, int]] = []  # token, and at which server
@@ -255,6 +256,7 @@ async def test_of_two_servers_that_wait_for_one_lock_neither_is_starved_by_the_h
     places = [place for _, place in sorted(grants)][20:-20]
     turns = [len(list(turn)) for _, turn in groupby(places)]
     print(f"\ngrants in a row: {turns}")
-    assert len(turns) >= 10
+    # A server that is too busy to take its turn in time may miss one.
+    assert sum(turn <= 1 + HAND_OVERS_MAX for turn in turns) >= 0.8 * len(turns)
     assert min(places.count(0), places.count(1)) >= len(places) // 4
     await until_no_locks(nodes)

@@ -134,6 +134,20 @@ async def test_a_limit_of_the_server_counts_over_every_resource_and_connection(
         await line_up(one, "c", 1)
 
 
+async def test_who_came_first_is_not_the_one_who_is_sent_away_when_too_many_come_at_once(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """It has its place while it is tried for the first time."""
+    server = await serve(await formed_nodes(3), waiters_per_resource_max=10)
+    held = (await server.acquire(NAME, ttl_ms=TTL_MS)).lease
+    async with SessionCaller(server) as session:
+        crowd = [Waiter(server, NAME, session=session) for _ in range(50)]
+        for waiter in crowd[10:]:
+            await waiter.failure()
+        await server.release(NAME, held.lease_id)
+        await crowd[0].lease()
+
+
 async def test_a_thousand_who_come_at_once_are_as_many_as_the_limit_says_and_the_others_are_refused(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:

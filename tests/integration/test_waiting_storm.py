@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 SEED_VARIABLE = "REDFENCE_STORM_SEED"
 NAMES = [f"storm/{number}" for number in range(5)]
-# Who holds these may die with the lock, and those who wait go by its short ttl. What is left behind on the others stays.
+# Who holds these may die with the lock. What is left behind on the others stays.
 MORTAL_NAMES, MORTAL_TTL_MS = NAMES[:2], 1_000
 STORM_S = 2.0
 # A lock is held for so long at most: long enough that most of those who give up have not been served, on any machine.
@@ -108,9 +108,8 @@ class Storm:
         self.ends["died with the lock"] += 1
 
     def _arrive(self, there: LockServer, session: SessionCaller | None = None) -> Waiter:
-        name = self._random.choice(NAMES)
-        ttl_ms = MORTAL_TTL_MS if name in MORTAL_NAMES else TTL_MS
-        return Waiter(there, name, session=session, ttl_ms=ttl_ms)
+        ttl_ms = self._random.choice((MORTAL_TTL_MS, TTL_MS))
+        return Waiter(there, self._random.choice(NAMES), session=session, ttl_ms=ttl_ms)
 
     async def _serve(self, there: LockServer, waiter: Waiter, how: str) -> None:
         """Have a grant and give it back, or be gone."""

@@ -245,7 +245,7 @@ async def test_without_notices_a_waiter_has_the_lock_when_the_time_of_the_hold_i
     await asyncio.sleep(1)
     await there.release(HOLDER)
     await waiting
-    assert TTL_MS <= LoopClock().now_ms() <= TTL_MS + 20
+    assert TTL_MS <= LoopClock().now_ms() <= TTL_MS + 50
 
 
 @on_virtual_time
@@ -276,7 +276,7 @@ async def test_a_holder_that_keeps_its_lease_alive_through_the_same_server_costs
     renewed_ms = LoopClock().now_ms()
     assert server.mints() == mints
     await waiting
-    assert TTL_MS <= LoopClock().now_ms() - renewed_ms <= TTL_MS + 20
+    assert TTL_MS <= LoopClock().now_ms() - renewed_ms <= TTL_MS + 50
 
 
 @on_virtual_time
@@ -315,7 +315,7 @@ async def test_a_waiter_that_was_told_a_long_time_is_served_when_a_shorter_one_i
         await there.acquire(HOLDER, ttl_ms=1_000)
     shorter_ms = LoopClock().now_ms()
     await waiting
-    assert LoopClock().now_ms() - shorter_ms < 1_000 + 20
+    assert LoopClock().now_ms() - shorter_ms < 1_000 + 50
 
 
 @on_virtual_time

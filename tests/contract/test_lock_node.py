@@ -45,7 +45,8 @@ from redfence_server.scripts import Keyspace, Packer
 
 R = "orders/42"
 A, B, C = "a" * 64, "b" * 64, "c" * 64
-HERE, THERE = "here", "there"
+# As long as each other, as the channels of servers are: none is a part of another.
+HERE, THERE = "notice:1", "notice:2"
 TTL_MS = 30_000
 KEYS = Keyspace()
 
@@ -599,7 +600,7 @@ async def test_an_undo_of_a_hand_over_frees_the_lock(site: Site) -> None:
 
 async def test_a_server_that_is_refused_is_told_once_of_the_end_of_that_hold_if_it_asked(site: Site) -> None:
     """However often it is refused; and the next hold does not concern it unless it is refused again."""
-    there, silent = await site.beside(THERE), await site.beside("silent")
+    there, silent = await site.beside(THERE), await site.beside("notice:3")
     await ask(site, mint(A, "n1"))
     await ask(there, mint(B, "n2", notify=True))
     await ask(there, mint(B, "n3", notify=True))
@@ -694,7 +695,7 @@ async def test_what_ends_nothing_tells_nobody(site: Site) -> None:
 
 async def test_a_release_that_yields_leaves_out_only_its_own_server(site: Site) -> None:
     """The others get the lock by it."""
-    servers = [await site.beside(channel) for channel in ("there", "elsewhere")]
+    servers = [await site.beside(channel) for channel in (THERE, "notice:3")]
     await ask(site, mint(A, "n1", behind=True))
     for server in servers:
         await ask(server, mint(B, "n2", notify=True))
@@ -706,7 +707,7 @@ async def test_a_release_that_yields_leaves_out_only_its_own_server(site: Site) 
 @pytest.mark.parametrize("ttl_ms", [TTL_MS, TTL_MS - 10_000])
 async def test_who_was_told_a_longer_time_is_told_that_it_is_shorter_now(site: Site, ttl_ms: int) -> None:
     """By a hand-over, all but the server that hands over; by a repeated Acquire, all. Not if the time is no shorter."""
-    there = await site.beside("there")
+    there = await site.beside(THERE)
     sooner = [Notice(0, R, 1, News.SOONER)] if ttl_ms < TTL_MS else []
     await ask(site, mint(A, "n1", behind=True))
     await ask(there, mint(B, "n2", notify=True))

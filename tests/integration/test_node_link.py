@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from structlog.testing import capture_logs
 
 from harness.eventually import eventually
 from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
@@ -18,7 +21,9 @@ from redfence_server.lock_node import (
     Inspect,
     Mint,
     NodeState,
+    Notice,
     Plain,
+    Release,
     Reply,
     Silence,
     Undo,
@@ -31,6 +36,7 @@ from redfence_server.scripts import Keyspace, Packer
 
 KEYS = Keyspace()
 R, A, B = "orders/42", "a" * 64, "b" * 64
+CHANNEL = "ours"
 TTL_MS = 60_000
 NODE_TIMEOUT_MS = 200
 
@@ -42,6 +48,7 @@ def new_link(
     node_count: int = 1,
     cluster: ClusterIdentity | None = None,
     assume_durable: bool = False,
+    channel: str = CHANNEL,
 ) -> NodeLink:
     """Return a link that is not started."""
     return NodeLink(
@@ -49,8 +56,8 @@ def new_link(
         index=index,
         settings=LinkSettings(
             keys=KEYS,
-            packer=Packer(KEYS, channel="test"),
-            channel="test",
+            packer=Packer(KEYS, channel=channel),
+            channel=channel,
             node_count=node_count,
             node_timeout_ms=NODE_TIMEOUT_MS,
             dial_timeout_ms=500,
@@ -95,6 +102,11 @@ def mint(lease: str = A, nonce: str = "n1", resource: str = R) -> Mint:
 def undo(nonce: str = "n1") -> Undo:
     """Return an undo that stays worth sending for a minute."""
     return Undo(R, nonce, SystemClock().now_ms() + TTL_MS)
+
+
+def hand_over(lease: str = B, nonce: str = "n2", *, ends: str = A) -> Mint:
+    """Return a hand-over whose release stays worth sending for a minute."""
+    return Mint(R, lease, nonce, "", TTL_MS, ends=Release(R, ends, SystemClock().now_ms() + TTL_MS))
 
 
 def is_ready(link: NodeLink) -> bool:
@@ -209,6 +221,158 @@ async def test_scripts_that_the_node_forgot_are_loaded_again_and_the_refused_und
         assert await ask(link, undo()) is Silence.REFUSED
         await eventually(lambda: is_ready(link))
         assert await ask(link, Inspect(R)) is Plain.FREE
+
+
+@pytest.mark.parametrize("way", ["refused", "swallowed", "applied, and its reply lost"])
+async def test_of_a_hand_over_that_a_node_missed_the_release_is_sent_when_it_is_back(
+    flushed_nodes: FlushedNodes, start_proxy: StartProxy, way: str
+) -> None:
+    """The holder has let go, so the node must not hold the lock for it; the mint is the attempt's, which has long been decided."""
+    (node,) = await flushed_nodes(1)
+    await form(node)
+    proxy = await start_proxy(node)
+    async with linked(new_link(proxy.url(node.url))) as link:
+        assert await ask(link, mint()) == Granted("n1", 1)
+        if way == "refused":
+            proxy.refuse()
+            await eventually(lambda: not is_ready(link))
+            assert await ask(link, hand_over()) is Silence.UNREACHABLE
+        elif way == "swallowed":
+            proxy.drop()
+            assert await ask(link, hand_over()) is Silence.TIMED_OUT
+            await eventually(lambda: not is_ready(link))
+        else:
+            proxy.lose_replies(1)
+            assert await ask(link, hand_over()) is Silence.DISCONNECTED
+        await proxy.heal()
+        await eventually(lambda: is_ready(link))
+        if way == "applied, and its reply lost":
+            held = await ask(link, Inspect(R))
+            assert isinstance(held, Held)
+            assert held.digest == B, "the release that is sent again ends nobody else"
+            assert await ask(link, undo("n2")) is Plain.UNDONE
+        assert await ask(link, Inspect(R)) is Plain.FREE
+
+
+async def test_a_hand_over_that_met_forgotten_scripts_is_sent_again_as_its_release(
+    flushed_nodes: FlushedNodes,
+) -> None:
+    """The attempt was told that it was refused and went on without this node."""
+    (node,) = await flushed_nodes(1)
+    await form(node)
+    async with linked(new_link(node.url)) as link:
+        await ask(link, mint())
+        await node.call("SCRIPT", "FLUSH")
+        assert await ask(link, hand_over()) is Silence.REFUSED
+        await eventually(lambda: is_ready(link))
+        assert await ask(link, Inspect(R)) is Plain.FREE
+
+
+async def test_notices_come_again_after_a_reconnect(
+    flushed_nodes: FlushedNodes, start_proxy: StartProxy
+) -> None:
+    """Every connection subscribes anew, and who asked to be told before the break is told after it."""
+    (node,) = await flushed_nodes(1)
+    await form(node)
+    proxy = await start_proxy(node)
+    heard: list[Notice] = []
+    waiting = new_link(proxy.url(node.url))
+    waiting.listen(heard.append)
+    async with linked(new_link(node.url, channel="theirs")) as holding, linked(waiting):
+        for number in (1, 2, 3):
+            await ask(holding, mint(nonce=f"n{number}"))
+            asks = Mint(R, B, "theirs", "", TTL_MS, notify=True)
+            assert isinstance(await ask(waiting, asks), Held)
+            proxy.reset()
+            await eventually(lambda: not is_ready(waiting))
+            await eventually(lambda: is_ready(waiting))
+            # Its subscription went out first, so it stands when this is answered.
+            assert isinstance(await ask(waiting, Inspect(R)), Held)
+            assert await ask(holding, Release(R, A, 0)) is Plain.RELEASED
+            await eventually(lambda number=number: len(heard) == number)  # type: ignore[misc]
+    assert heard == [Notice(0, R, number) for number in (1, 2, 3)]
+
+
+async def votes_without_notices(url: str, *, refused: str) -> None:
+    """Check that a node which refuses a command of notices carries every other, and that log and status tell of it."""
+    with capture_logs() as logs:
+        link = new_link(url)
+        heard: list[Notice] = []
+        link.listen(heard.append)
+        async with linked(link):
+            replies = [ask(link, mint(nonce=f"n{number}", resource=f"r{number}")) for number in range(20)]
+            assert await asyncio.gather(*replies) == [
+                Granted(f"n{number}", number + 1) for number in range(20)
+            ]
+            assert is_ready(link)
+            assert refused in link.report().detail.lower()
+            await ask(link, Mint(R, A, "n1", "", TTL_MS, behind=True))
+            assert await ask(link, Release(R, A, 0)) is Plain.RELEASED
+            assert await ask(link, Inspect(R)) is Plain.FREE
+    (told,) = (entry for entry in logs if entry["event"] == "node_notices_refused")
+    assert refused in told["problem"].lower()
+    assert heard == []
+
+
+async def test_a_node_that_refuses_the_subscription_votes_all_the_same(flushed_nodes: FlushedNodes) -> None:
+    """Its waiters are woken by the expiry alone; replies reach their own callers."""
+    (node,) = await flushed_nodes(1)
+    await form(node)
+    rights = ("~*", "&*", "+@all", "-subscribe")
+    await node.call("ACL", "SETUSER", "deaf", "reset", "on", ">secret", *rights)
+    try:
+        await votes_without_notices(f"redis://deaf:secret@127.0.0.1:{node.port}", refused="subscribe")
+    finally:
+        await node.call("ACL", "DELUSER", "deaf")
+
+
+async def test_a_node_that_does_not_know_resp3_votes_all_the_same(flushed_nodes: FlushedNodes) -> None:
+    """As an old proxy before it may not; a subscription would then shift every reply, so there is none."""
+    (node,) = await flushed_nodes(1)
+    await form(node)
+
+    carriers: list[asyncio.Task[None]] = []
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65_536):
+                writer.write(data.replace(b"HELLO", b"HOWDY"))
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", node.port)
+        carriers.append(asyncio.create_task(carry(reader, far_writer)))
+        carriers.append(asyncio.create_task(carry(far_reader, writer)))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    await votes_without_notices(node.url.replace(f":{node.port}", f":{port}"), refused="hello")
+    server.close()
+    await asyncio.gather(*carriers)
+
+
+async def test_whatever_else_is_published_on_the_channel_is_logged_and_passed_over(
+    flushed_nodes: FlushedNodes,
+) -> None:
+    """Anybody with the right to publish may write there; neither the replies nor the next notice suffer."""
+    (node,) = await flushed_nodes(1)
+    await form(node)
+    with capture_logs() as logs:
+        link = new_link(node.url)
+        heard: list[Notice] = []
+        link.listen(heard.append)
+        async with linked(link):
+            await ask(link, Mint(R, A, "n1", "", TTL_MS, behind=True))
+            for rubbish in (b"", b"rubbish", b"\xff\xfe", b"ended x redfence:lock:a", b"ended 1 elsewhere"):
+                assert await node.call("PUBLISH", CHANNEL, rubbish) == 1
+            assert isinstance(await ask(link, Inspect(R)), Held)
+            assert await ask(link, Release(R, A, 0)) is Plain.RELEASED
+            assert await ask(link, Inspect(R)) is Plain.FREE
+            assert is_ready(link)
+    assert [entry["event"] for entry in logs].count("node_notice_malformed") == 5
+    assert heard == [Notice(0, R, 1)]
 
 
 async def test_a_node_that_was_flushed_is_quarantined_by_the_first_command_that_meets_it(

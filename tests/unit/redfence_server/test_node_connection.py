@@ -38,16 +38,16 @@ class Wire(asyncio.Transport):
 
 
 class Bench:
-    """A connection, its wire, and what was told to whom, when."""
+    """A connection, its wire, and what was told to whom, when; `heard` has everything in order, notices as well."""
 
     def __init__(self) -> None:
         self.lost: list[str] = []
-        self.notices: list[bytes] = []
+        self.heard: list[Any] = []
         self.told: dict[object, list[Any]] = {}
         self.told_at: dict[object, float] = {}
         self.wire = Wire()
         self.connection = NodeConnection(
-            node_timeout_ms=TIMEOUT_MS, on_lost=self.lost.append, on_notice=self.notices.append
+            node_timeout_ms=TIMEOUT_MS, on_lost=self.lost.append, on_notice=self.heard.append
         )
         self.wire.connection = self.connection
         self.connection.connection_made(self.wire)
@@ -56,10 +56,17 @@ class Bench:
         """Send a command that is its own name."""
 
         def note(raw: Any) -> None:
+            self.heard.append(raw)
             self.told.setdefault(name, []).append(raw)
             self.told_at[name] = round(asyncio.get_running_loop().time() * 1000)
 
         return self.connection.call(f"<{name}>".encode(), note)
+
+    def subscribe(self) -> list[str]:
+        """Subscribe to a channel; return the list in which the node's answer will be told: a refusal, or nothing."""
+        told: list[str] = []
+        self.connection.subscribe("ours", told.append)
+        return told
 
     def answer(self, *texts: object) -> None:
         """Let replies arrive in one piece."""
@@ -172,6 +179,74 @@ async def test_a_node_that_is_slow_but_answers_is_kept() -> None:
         if name >= 4:
             bench.answer(name - 4)
     assert not bench.wire.aborted
+
+
+SUBSCRIBED = b">3\r\n$9\r\nsubscribe\r\n$4\r\nours\r\n:1\r\n"
+NO_PERMISSION = b"-NOPERM no permissions to run the 'subscribe' command\r\n"
+
+
+def push(payload: str) -> bytes:
+    """Return a message published on our channel, as RESP3 has it."""
+    return f">3\r\n$7\r\nmessage\r\n$4\r\nours\r\n${len(payload)}\r\n{payload}\r\n".encode()
+
+
+@on_virtual_time
+async def test_a_subscription_goes_out_ahead_of_every_command() -> None:
+    """Its answer is told by its place."""
+    bench = Bench()
+    told = bench.subscribe()
+    bench.call("first")
+    await asyncio.sleep(0)
+    assert bench.wire.writes == [b"*2\r\n$9\r\nSUBSCRIBE\r\n$4\r\nours\r\n", b"<first>"]
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "refusal"),
+    [(SUBSCRIBED, ""), (NO_PERMISSION, "NOPERM no permissions to run the 'subscribe' command")],
+)
+@on_virtual_time
+async def test_the_answer_to_the_subscription_is_nobody_elses(answer: bytes, refusal: str) -> None:
+    """Granted it is a push, refused a plain error; either way the commands sent meanwhile get their own replies."""
+    bench = Bench()
+    told = bench.subscribe()
+    bench.call("first")
+    bench.call("second")
+    for byte in answer + b"+for first\r\n-ERR for second\r\n":
+        bench.connection.data_received(bytes([byte]))
+    assert told == [refusal]
+    assert bench.told["first"] == [b"for first"]
+    assert str(bench.told["second"][0]) == "ERR for second"
+    assert not bench.wire.aborted
+
+
+@on_virtual_time
+async def test_a_notice_among_the_replies_shifts_none_and_is_told_in_its_place() -> None:
+    """Before, between and after them, and in the middle of those that are overdue."""
+    bench = Bench()
+    bench.subscribe()
+    bench.call("overdue")
+    await asyncio.sleep(0.15)
+    assert bench.heard == [Silence.TIMED_OUT]
+    bench.call("first")
+    bench.call("second")
+    told = SUBSCRIBED + push("1") + b"+too late\r\n" + push("2") + b"+for first\r\n" + push("3") + push("4")
+    for byte in told + b"*2\r\n$4\r\nheld\r\n:7\r\n" + push("5"):
+        bench.connection.data_received(bytes([byte]))
+    assert bench.heard[1:] == [b"1", b"2", b"for first", b"3", b"4", [b"held", 7], b"5"]
+    assert not bench.wire.aborted
+
+
+@on_virtual_time
+async def test_a_push_that_is_no_message_is_passed_over() -> None:
+    """As the answer to a subscription that ended."""
+    bench = Bench()
+    bench.subscribe()
+    bench.connection.data_received(SUBSCRIBED + SUBSCRIBED.replace(b"$9\r\n", b"$11\r\nun"))
+    bench.call("first")
+    bench.answer("for first")
+    assert bench.told == {"first": [b"for first"]}
+    assert bench.heard == [b"for first"]
 
 
 @pytest.mark.parametrize("noise", [b"+nobody asked\r\n", b"HTTP/1.1 400\r\n"])

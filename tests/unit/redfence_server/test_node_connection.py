@@ -204,6 +204,7 @@ async def test_a_subscription_goes_out_ahead_of_every_command() -> None:
 @pytest.mark.parametrize(
     ("answer", "refusal"),
     [(SUBSCRIBED, ""), (NO_PERMISSION, "NOPERM no permissions to run the 'subscribe' command")],
+    ids=["granted", "refused"],
 )
 @on_virtual_time
 async def test_the_answer_to_the_subscription_is_nobody_elses(answer: bytes, refusal: str) -> None:

@@ -368,6 +368,20 @@ def test_every_token_is_live_only_when_proven_and_not_live_only_without_hope(
             assert judgement.verdict is TokenVerdict.NO_QUORUM
 
 
+@pytest.mark.parametrize(
+    ("reply", "part"),
+    [
+        (Granted("n", 1, released=True), Plain.RELEASED),
+        (Granted("n", 1, contended=True), Plain.NOT_HELD),
+        (X, Plain.NOT_HELD),
+        *[(silence, silence) for silence in Silence],
+    ],
+)
+def test_what_a_hand_over_was_answered_tells_what_became_of_the_release(reply: Reply, part: Reply) -> None:
+    """Also where another lease holds the lock, for then this one does not; a silence stays one."""
+    assert quorum.release_part(reply) is part
+
+
 def test_a_stale_token_that_a_lagging_node_minted_again_is_not_live() -> None:
     """Token 3 was another lease's grant; the present lease has 4 on a quorum and 3 on a node its grant never reached."""
     vector = [Held("x", 4, "", 1), Held("x", 4, "", 1), Held("x", 3, "", 1)]

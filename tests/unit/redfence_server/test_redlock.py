@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Awaitable
 
 import pytest
 
 from harness.fake_node import FakeNode
 from harness.virtual_loop import LoopClock, on_virtual_time
-from redfence_server.lock_node import Command, Commit, Granted, Held, Inspect, Mint, Plain, Undo
+from redfence_server.lock_node import Command, Commit, Granted, Held, Inspect, Mint, Plain, Release, Undo
 from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, RenewVerdict
+from redfence_server.redlock import Attempt, AttemptOutcome, Order, Redlock, TooLate, Verdict
 from redfence_server.redlock import AttemptGranted as Grant
-from redfence_server.redlock import AttemptOutcome, Order, Redlock, TooLate
 
 R = "orders/42"
-A, B = "a" * 64, "b" * 64
+A, B, C = "a" * 64, "b" * 64, "c" * 64
 TTL_MS = 1_000
+TTL_MS_MAX = 300_000
 
 
 class Ids:
@@ -55,6 +57,17 @@ async def settle(nodes: list[FakeNode]) -> None:
         for node in nodes:
             node.settle()
         await asyncio.sleep(0.001)
+
+
+def give(node: FakeNode, lease: str, *, nonce: str = "") -> None:
+    """Let a lease hold the lock on one node."""
+    reply = node.state.apply(Mint(R, lease, nonce or f"of {lease[0]}", "", TTL_MS), LoopClock().now_ms())
+    assert isinstance(reply, Granted)
+
+
+def hand_over(lock: Redlock) -> tuple[Attempt, Awaitable[Verdict[ReleaseVerdict]]]:
+    """Hand A over to B."""
+    return lock.hand_over(Order(R, B, TTL_MS, "h"), ends=A, ttl_ms_max=TTL_MS_MAX)
 
 
 def held_on(nodes: list[FakeNode]) -> list[int]:
@@ -291,3 +304,183 @@ async def test_a_lease_is_renewed_and_released_by_any_server() -> None:
     assert (await other.release(resource=R, digest=B, ttl_ms_max=300_000)).verdict is ReleaseVerdict.NOT_HELD
     assert (await other.release(resource=R, digest=A, ttl_ms_max=300_000)).verdict is ReleaseVerdict.RELEASED
     assert all(isinstance(reply, Plain | Held) for reply in await other.inspect(R))
+
+
+# --- hand-over ------------------------------------------------------------------------------------------------------
+
+
+@on_virtual_time
+async def test_a_hand_over_releases_and_grants_in_one_round_trip() -> None:
+    """One command to each node, which tells of both."""
+    nodes = fake_nodes()
+    lock = redlock(nodes)
+    await acquire(lock, A)
+    attempt, released = hand_over(lock)
+    assert await lock.finish(attempt) == Grant(2, 0.0)
+    assert (await released).verdict is ReleaseVerdict.RELEASED
+    await settle(nodes)
+    assert [len(node.sent) for node in nodes] == [2, 2, 2]
+    assert {node.state.holds[R].digest for node in nodes} == {B}
+
+
+def world_of(states: tuple[str, ...]) -> list[FakeNode]:
+    """Return nodes that do not agree; each held by A, by A and its retry (a), by B, by C, by nobody (-), or away (!)."""
+    nodes = fake_nodes()
+    for number, (node, state) in enumerate(zip(nodes, states, strict=True)):
+        raise_counter(node, number)
+        node.unreachable = state == "!"
+        if state in "AaBC":
+            give(node, {"A": A, "a": A, "B": B, "C": C}[state])
+        if state == "a":
+            give(node, A, nonce="retry")
+    return nodes
+
+
+@on_virtual_time
+async def test_a_hand_over_comes_to_what_a_release_and_then_an_attempt_come_to() -> None:
+    """Whoever holds on each node, and whichever is away: the same verdict, the same outcome, and the same holds are left."""
+    for states in itertools.product("AaBC-!", repeat=3):
+        nodes, twins = world_of(states), world_of(states)
+        attempt, released = hand_over(redlock(nodes))
+        at_once = await redlock(nodes).finish(attempt)
+        open_release = await redlock(twins).release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX)
+        await settle(twins)
+        then = await acquire(redlock(twins), B)
+        await settle(nodes)
+        await settle(twins)
+        assert (await released).verdict is open_release.verdict, states
+        assert _gist(at_once) == _gist(then), states
+        assert [_hold(node) for node in nodes] == [_hold(node) for node in twins], states
+
+
+def _gist(outcome: AttemptOutcome) -> object:
+    match outcome:
+        case Refusal(failure):
+            return failure
+        case Grant(token):
+            return token
+    return outcome
+
+
+def _hold(node: FakeNode) -> object:
+    hold = node.state.holds.get(R)
+    return None if hold is None else (hold.digest, hold.nonce, hold.shared, hold.token)
+
+
+@pytest.mark.parametrize("turns", range(8))
+@on_virtual_time
+async def test_a_hand_over_that_is_given_up_is_a_release_and_leaves_nothing(turns: int) -> None:
+    """After any number of turns of the loop, with any part of the commands delivered: nobody has the lock."""
+    for held_back in itertools.product((False, True), repeat=3):
+        nodes = fake_nodes()
+        raise_counter(nodes[0], 2)  # so that there is a commit
+        for node, back in zip(nodes, held_back, strict=True):
+            give(node, A)
+            node.hold_requests = back
+        attempt, released = hand_over(redlock(nodes))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        attempt.give_up()
+        await settle(nodes)
+        assert (await released).verdict is ReleaseVerdict.RELEASED
+        assert held_on(nodes) == []
+
+
+@on_virtual_time
+async def test_who_releases_by_a_hand_over_may_go_away() -> None:
+    """Neither the release nor the attempt depends on it."""
+    nodes = fake_nodes()
+    lock = redlock(nodes)
+    await acquire(lock, A)
+    attempt, released = hand_over(lock)
+    asyncio.ensure_future(released).cancel()
+    assert await lock.finish(attempt) == Grant(2, 0.0)
+    await settle(nodes)
+    assert {node.state.holds[R].digest for node in nodes} == {B}
+
+
+@on_virtual_time
+async def test_a_slow_node_delays_neither_part_of_a_hand_over_and_is_aligned_when_it_answers() -> None:
+    """The quorum decides both; the late node ends the old lease as well."""
+    nodes = fake_nodes()
+    for node in nodes[:2]:
+        raise_counter(node, 4)
+    for node in nodes:
+        give(node, A)
+    nodes[2].hold_requests = True
+    lock = redlock(nodes)
+    attempt, released = hand_over(lock)
+    assert await lock.finish(attempt) == Grant(6, 0.0)
+    assert (await released).verdict is ReleaseVerdict.RELEASED
+    await settle(nodes)
+    assert [(node.state.holds[R].digest, node.state.holds[R].token) for node in nodes] == [(B, 6)] * 3
+
+
+@on_virtual_time
+async def test_a_hand_over_without_answers_grants_nothing_cannot_tell_and_is_carried_out_late() -> None:
+    """The lease ends where it arrives, and the attempt's undo follows on the same way."""
+    nodes = fake_nodes()
+    lock = redlock(nodes)
+    await acquire(lock, A)
+    await settle(nodes)
+    for node in nodes[:2]:
+        node.hold_requests = True
+    attempt, released = hand_over(lock)
+    await asyncio.sleep(0.001)
+    for node in nodes[:2]:
+        node.time_out()
+    assert _gist(await lock.finish(attempt)) is Failure.NO_QUORUM
+    assert (await released).verdict is ReleaseVerdict.NO_QUORUM
+    await settle(nodes)
+    assert held_on(nodes) == []
+
+
+@on_virtual_time
+async def test_a_hand_over_that_is_answered_too_late_is_a_release_and_undone() -> None:
+    """The ttl of the next lease counts from the sending; the old one has ended whatever comes of it."""
+    nodes = fake_nodes()
+    for node in nodes:
+        give(node, A)
+        node.hold_replies = True
+    lock = redlock(nodes)
+    attempt, released = hand_over(lock)
+    await asyncio.sleep(0.995)
+    for node in nodes:
+        node.answer()
+    assert isinstance(await lock.finish(attempt), TooLate)
+    assert (await released).verdict is ReleaseVerdict.RELEASED
+    await settle(nodes)
+    assert held_on(nodes) == []
+
+
+@on_virtual_time
+async def test_a_grant_tells_whether_another_server_waits_for_its_end() -> None:
+    """Passed on by hand-overs; this server's own waiters do not count."""
+    nodes = fake_nodes()
+    elsewhere = [
+        FakeNode(node.index, now_ms=LoopClock().now_ms, state=node.state, channel="there") for node in nodes
+    ]
+    lock, other = redlock(nodes), redlock(elsewhere, first_id=100)
+    first = await lock.attempt(Order(R, A, TTL_MS, "h", behind=True))
+    assert isinstance(first, Grant)
+    assert not first.contended
+    assert isinstance(await other.attempt(Order(R, C, TTL_MS, "h", notify=True)), Refusal)
+    attempt, _ = hand_over(lock)
+    second = await lock.finish(attempt)
+    assert isinstance(second, Grant)
+    assert second.contended
+
+
+@on_virtual_time
+async def test_an_order_and_a_release_say_who_is_to_be_told() -> None:
+    """Each in its own command."""
+    nodes = fake_nodes(1)
+    lock = redlock(nodes)
+    await lock.attempt(Order(R, A, TTL_MS, "h", notify=True))
+    await lock.attempt(Order(R, A, TTL_MS, "h", behind=True))
+    await lock.release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX, yields=True)
+    notify, behind, release = nodes[0].sent
+    assert notify == Mint(R, A, "nonce-0", "h", TTL_MS, notify=True)
+    assert behind == Mint(R, A, "nonce-1", "h", TTL_MS, behind=True)
+    assert isinstance(release, Release)
+    assert release.yields

@@ -36,8 +36,12 @@ def _nanoseconds(message: Message, field: str) -> int | None:
         return None
     wire: Duration = getattr(message, field)
     in_range = abs(wire.seconds) <= _DURATION_SECONDS_MAX and abs(wire.nanos) < 1_000_000_000
-    if not in_range or wire.seconds * wire.nanos < 0:
-        raise ValueError("is not a duration that the standard allows")
+    if not in_range:
+        raise ValueError(
+            "is out of the range of a Duration: seconds within 315,576,000,000, nanos within 999,999,999"
+        )
+    if wire.seconds * wire.nanos < 0:
+        raise ValueError("is no Duration: its seconds and nanos have different signs")
     return wire.seconds * 1_000_000_000 + wire.nanos
 
 
@@ -60,9 +64,8 @@ def _wait_ms(request: lock_pb2.AcquireRequest) -> int:
     except ValueError as error:
         raise InvalidFieldError("wait_timeout", str(error), reason) from error
     if nanoseconds < 0:
-        raise InvalidFieldError(
-            "wait_timeout", f"is {nanoseconds / 1e6:g} ms; it must not be negative", reason
-        )
+        shown = f"{nanoseconds} ns" if nanoseconds % 1_000_000 else f"{nanoseconds // 1_000_000} ms"
+        raise InvalidFieldError("wait_timeout", f"is {shown}; it must not be negative", reason)
     return nanoseconds // 1_000_000
 
 

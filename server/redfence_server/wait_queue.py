@@ -77,7 +77,7 @@ class QueueView:
 class Waiter:
     """An Acquire in a queue."""
 
-    __slots__ = ("asked", "call", "counted", "future", "is_again", "pauses")
+    __slots__ = ("asked", "call", "counted", "future", "is_again", "pauses", "twin")
 
     def __init__(self, call: AcquireCall) -> None:
         self.call = call
@@ -88,6 +88,9 @@ class Waiter:
             None  # tells it what to do, while it waits for that
         )
         self.pauses: Iterator[float] | None = None
+        self.twin: Waiter | None = (
+            None  # the one before it with the same lease id: the same Acquire, repeated
+        )
 
     @property
     def digest(self) -> str:
@@ -152,6 +155,7 @@ class WaitQueue:
             self._room.enter(waiter.call)
             waiter.counted = True
         self._waiters[waiter] = None
+        waiter.twin = self._by_digest.get(waiter.digest)
         self._by_digest[waiter.digest] = waiter
         waiter.is_again = self._watch.digest == waiter.digest
         self._look_soon()
@@ -161,8 +165,7 @@ class WaitQueue:
         del self._waiters[waiter]
         if waiter.counted:
             self._room.leave(waiter.call)
-        if self._by_digest.get(waiter.digest) is waiter:
-            del self._by_digest[waiter.digest]
+        self._forget_twin(waiter)
         if self._trying is waiter:
             # It left in the middle: what it minted is being undone, ahead of whatever is sent now.
             self._end_try(waiter)
@@ -179,11 +182,11 @@ class WaitQueue:
         """Show who waits, and the place of the waiter whose lease id has this digest; 0 if there is none."""
         now_ms = self._clock.now_ms()
         first = islice(self._waiters, _SHOWN_MAX)
-        waiter = self._by_digest.get(digest)
+        oldest = next(reversed(list(self._twins(digest))), None)
         return QueueView(
             len(self._waiters),
             tuple((each.call.holder, now_ms - each.call.arrived_at_ms) for each in first),
-            0 if waiter is None else self.position(waiter),
+            0 if oldest is None else self.position(oldest),
         )
 
     def current(self) -> CurrentHold | None:
@@ -348,14 +351,30 @@ class WaitQueue:
         return next(waiter.pauses)
 
     def _see_again(self, waiter: Waiter) -> None:
-        """Let a waiter try whose own lease holds the lock."""
-        again = self._by_digest.get(self._watch.digest)
-        if again is None or again is waiter or again is self._trying:
-            return
-        if again.idle:
-            again.tell(Turn.TRY)
+        """Let those try whose own lease holds the lock."""
+        for again in self._twins(self._watch.digest):
+            if again is waiter or again is self._trying:
+                continue
+            if again.idle:
+                again.tell(Turn.TRY)
+            else:
+                again.is_again = True
+
+    def _twins(self, digest: str) -> Iterator[Waiter]:
+        """Yield the waiters with this lease id, the last one first."""
+        each = self._by_digest.get(digest)
+        while each is not None:
+            yield each
+            each = each.twin
+
+    def _forget_twin(self, waiter: Waiter) -> None:
+        later = next((each for each in self._twins(waiter.digest) if each.twin is waiter), None)
+        if later is not None:
+            later.twin = waiter.twin
+        elif waiter.twin is not None:
+            self._by_digest[waiter.digest] = waiter.twin
         else:
-            again.is_again = True
+            del self._by_digest[waiter.digest]
 
     def _make_ready(self) -> None:
         self._ready = True

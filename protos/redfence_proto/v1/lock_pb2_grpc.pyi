@@ -83,8 +83,8 @@ class LockServiceStub:
 
     Callers that wait for one resource at one server form a queue: first come, first granted. A caller stays
     in it exactly as long as its call, command or stream lives; cancelling, or losing the connection, leaves
-    it at once. Servers that share a resource take turns. A call that does not wait is tried once, past every
-    queue; so is one that repeats the lease id which holds the resource.
+    it at once. Servers that share a resource take turns of up to 17 grants. A call that does not wait is tried
+    once, past every queue; one that comes with the lease id which holds the resource does not queue either.
 
     Status codes:
       OK                  see `outcome`; losing to another holder is an outcome, not an error.
@@ -171,8 +171,8 @@ class LockServiceAsyncStub(LockServiceStub):
 
     Callers that wait for one resource at one server form a queue: first come, first granted. A caller stays
     in it exactly as long as its call, command or stream lives; cancelling, or losing the connection, leaves
-    it at once. Servers that share a resource take turns. A call that does not wait is tried once, past every
-    queue; so is one that repeats the lease id which holds the resource.
+    it at once. Servers that share a resource take turns of up to 17 grants. A call that does not wait is tried
+    once, past every queue; one that comes with the lease id which holds the resource does not queue either.
 
     Status codes:
       OK                  see `outcome`; losing to another holder is an outcome, not an error.
@@ -262,8 +262,8 @@ class LockServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Callers that wait for one resource at one server form a queue: first come, first granted. A caller stays
         in it exactly as long as its call, command or stream lives; cancelling, or losing the connection, leaves
-        it at once. Servers that share a resource take turns. A call that does not wait is tried once, past every
-        queue; so is one that repeats the lease id which holds the resource.
+        it at once. Servers that share a resource take turns of up to 17 grants. A call that does not wait is tried
+        once, past every queue; one that comes with the lease id which holds the resource does not queue either.
 
         Status codes:
           OK                  see `outcome`; losing to another holder is an outcome, not an error.

@@ -712,6 +712,39 @@ async def test_a_repeated_acquire_of_the_lease_that_holds_the_lock_does_not_queu
     await call_off(waiting)
 
 
+@pytest.mark.parametrize("leaves", [0, 1, 2])
+@on_virtual_time
+async def test_an_acquire_that_is_repeated_while_it_waits_has_the_place_of_the_first_that_is_left(
+    leaves: int,
+) -> None:
+    """Whichever of them leaves; and those that are left are answered with one grant."""
+    (server,) = servers()
+    await server.acquire(HOLDER)
+    waiting = []
+    for number in range(3):
+        waiting.append(server.wait(lease_id(1)))
+        other = server.wait(lease_id(10 + number))
+        await settle()
+        waiting.append(other)
+    same = waiting[::2]
+
+    async def place() -> int:
+        return (await server.service.look(R, digest=lease_id(1).digest)).queue.position
+
+    assert await place() == 1
+    await call_off(same.pop(leaves))
+    assert await place() == (2 if leaves == 0 else 1)
+    if leaves == 0:
+        await call_off(waiting[1])
+    await server.release(HOLDER)
+    await asyncio.wait(same)
+    assert [token_of(task) for task in same] == [2, 2]
+    assert await place() == 0
+    await call_off(*[task for task in waiting if not task.done()])
+    await server.release(lease_id(1))
+    assert server.at_rest()
+
+
 @on_virtual_time
 async def test_a_release_by_a_lease_that_does_not_hold_the_lock_disturbs_nobody() -> None:
     """It is no reason to try."""

@@ -20,7 +20,9 @@ class Endpoints:
             raise InvalidArgumentError('a client needs at least one address, e.g. "127.0.0.1:50051"')
         for address in addresses:
             if not isinstance(address, str) or not address.strip():
-                raise InvalidArgumentError(f'an address is a string like "127.0.0.1:50051", not {address!r}')
+                raise InvalidArgumentError(
+                    f'an address is a string like "127.0.0.1:50051", several are given one by one; not {address!r}'
+                )
         self._addresses = tuple(addresses)
         self._options = options
         self._randomness = randomness

@@ -444,7 +444,7 @@ async def test_a_hand_over_that_is_answered_too_late_is_a_release_and_undone() -
         node.hold_replies = True
     lock = redlock(nodes)
     attempt, released = hand_over(lock)
-    await asyncio.sleep(0.995)
+    await asyncio.sleep(0.99)
     for node in nodes:
         node.answer()
     assert isinstance(await lock.finish(attempt), TooLate)

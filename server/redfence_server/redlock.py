@@ -45,6 +45,7 @@ from redfence_server.lock_node import (
     Release,
     Renew,
     Reply,
+    Silence,
     Undo,
 )
 from redfence_server.quorum import (
@@ -138,10 +139,15 @@ class Redlock:
         assert ends != order.digest, "a lease is not handed over to itself"
         release = Release(order.resource, ends, self._clock.now_ms() + ttl_ms_max)
         poll = _Poll(len(self.nodes), quorum.judge_release)
-        attempt = self._begin(
-            order, ends=release, on_reply=lambda node, reply: poll.note(node, quorum.release_part(reply))
-        )
-        return attempt, poll.verdict
+
+        def note(node: int, reply: Reply) -> None:
+            if reply is Silence.REFUSED:
+                # A node that cannot mint, out of memory or out of numbers, can still delete.
+                self.nodes[node].send(release, partial(poll.note, node))
+            else:
+                poll.note(node, quorum.release_part(reply))
+
+        return self._begin(order, ends=release, on_reply=note), poll.verdict
 
     async def finish(self, attempt: Attempt) -> AttemptOutcome:
         """Return what came of an attempt.

@@ -57,7 +57,7 @@ local notify = hold[5] or ''
 local handed_over = hold[1] ~= false and hold[1] == ARGV[7]
 
 if hold[1] and not handed_over and hold[1] ~= ARGV[2] then
-  -- Servers beyond the 64th wait for the expiry alone.
+  -- Servers beyond the 64th wait for the expiry alone. A substring is the channel, for all are of one length.
   if ARGV[9] == '1' and not string.find(notify, ARGV[8], 1, true) and #split(notify, ARGV[8]) < 64 then
     redis.call('HSET', KEYS[3], 'notify', notify == '' and ARGV[8] or notify .. ' ' .. ARGV[8])
   end

@@ -78,6 +78,15 @@ class World:
         self.now_ms = end_ms
         return self
 
+    def later_with_echo(self, milliseconds: float) -> World:
+        """Let time pass at a server that answers every probe; nothing else is to be written meanwhile."""
+        end_ms = self.now_ms + milliseconds
+        while (alarm_ms := self.core.next_alarm_ms()) <= end_ms:
+            self.later(max(0.0, alarm_ms - self.now_ms))
+            for command in self.sent():
+                self.answer(echo(command))
+        return self.later(end_ms - self.now_ms)
+
     def acquire(
         self, resource: str = "r", *, ttl: float = 9, wait: float | None = 0, **more: Any
     ) -> tuple[AcquireCall, Slot]:
@@ -156,6 +165,11 @@ def released(command: lock_pb2.SessionCommand, *, held: bool = True) -> lock_pb2
     result = lock_pb2.SessionResult(id=command.id)
     result.release.outcome = lock_pb2.RELEASE_OUTCOME_RELEASED if held else lock_pb2.RELEASE_OUTCOME_NOT_HELD
     return result
+
+
+def echo(command: lock_pb2.SessionCommand) -> lock_pb2.SessionResult:
+    assert command.cancel.id == command.id, "not a probe"
+    return lock_pb2.SessionResult(id=command.id, cancel=lock_pb2.CancelResult(found=False))
 
 
 def validity_ms(ttl_ms: int) -> int:

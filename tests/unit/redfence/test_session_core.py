@@ -5,7 +5,17 @@ from __future__ import annotations
 import math
 
 import pytest
-from unit.redfence.core_world import Slot, World, failed, granted, in_state, not_granted, released, renewed
+from unit.redfence.core_world import (
+    Slot,
+    World,
+    echo,
+    failed,
+    granted,
+    in_state,
+    not_granted,
+    released,
+    renewed,
+)
 
 from redfence import (
     AccessDeniedError,
@@ -22,6 +32,7 @@ from redfence import (
 )
 from redfence._acquires import TRY_INTERVAL_MS
 from redfence._outbox import COMMANDS_IN_FLIGHT_MAX, COMMANDS_PER_MESSAGE_MAX, WAITS_SHARE
+from redfence._probe import LATE_MS_MAX, PROBE_AFTER_MS
 from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2
 
@@ -92,15 +103,13 @@ def test_a_wait_for_ever_is_a_day_after_a_day_with_the_same_lease_id() -> None:
     """The contract knows no for ever; the acquisition stays the same."""
     world = World().connected()
     _, slot = world.acquire(wait=None)
-    lease_ids = set()
-    for _ in range(3):
-        command = world.one("acquire")
-        assert command.acquire.wait_timeout.ToMilliseconds() == 24 * 3600 * 1000
-        lease_ids.add(command.acquire.lease_id)
-        world.later(24 * 3600 * 1000)
-        world.answer(not_granted(command, _WAIT_TIMEOUT))
-    assert len(lease_ids) == 1
-    world.answer(granted(world.one("acquire")))
+    first = world.one("acquire")
+    assert first.acquire.wait_timeout.ToMilliseconds() == 24 * 3600 * 1000
+    world.later_with_echo(24 * 3600 * 1000)
+    world.answer(not_granted(first, _WAIT_TIMEOUT))
+    second = world.one("acquire")
+    assert second.acquire == first.acquire
+    world.answer(granted(second))
     assert slot.result.token == 1
 
 
@@ -111,7 +120,7 @@ def test_a_wait_is_asked_for_whole_so_that_it_keeps_its_place(wait: float) -> No
     _, slot = world.acquire(wait=wait)
     command = world.one("acquire")
     assert command.acquire.wait_timeout.ToMilliseconds() == wait * 1000
-    world.later(wait * 1000)
+    world.later_with_echo(wait * 1000)
     world.answer(not_granted(command, _WAIT_TIMEOUT))
     assert type(slot.error) is AcquireTimeoutError
 
@@ -122,7 +131,7 @@ def test_a_servers_clock_may_end_a_wait_a_little_early(early_ms: float, is_over:
     world = World().connected()
     _, slot = world.acquire(wait=3600)
     command = world.one("acquire")
-    world.later(3_600_000 - early_ms)
+    world.later_with_echo(3_600_000 - early_ms)
     world.answer(not_granted(command, _WAIT_TIMEOUT))
     assert slot.done() is is_over
     assert world.sent_kinds() == ([] if is_over else ["acquire"])
@@ -236,7 +245,7 @@ def test_a_wait_that_was_sent_late_has_all_of_its_time() -> None:
     world.answer(granted(first_command))
     second_command = world.one("acquire")
     assert second_command.acquire.wait_timeout.ToMilliseconds() == 96_000
-    world.later(96_000)
+    world.later_with_echo(96_000)
     assert not second.done()
     assert not world.core.leaving
     world.answer(granted(second_command))
@@ -652,6 +661,180 @@ def test_links_that_break_again_and_again_do_not_prolong_a_finite_wait() -> None
         world.connected().sent()
         world.later(400).broken()
     assert isinstance(slot.error, OutcomeUnknownError)
+
+
+# Servers that are silent.
+
+
+def _silent(world: World, *, ms: float = PROBE_AFTER_MS) -> lock_pb2.SessionCommand:
+    """Let nothing be heard for so long; return the probe, which is all that leaves, and at the end of it."""
+    assert world.later(ms - 1).sent() == []
+    return world.later(1).one("cancel")
+
+
+def test_a_silent_server_at_which_acquires_wait_is_asked_for_an_echo_and_believed_when_it_gives_one() -> None:
+    """The question is a cancel of itself; whoever answers keeps its waiters, and is asked again after as long a silence."""
+    world = World(address_count=2).connected()
+    _, slot = world.acquire(wait=None)
+    acquire = world.one("acquire")
+    for _ in range(3):
+        probe = _silent(world)
+        assert probe.cancel.id == probe.id
+        world.later(_RPC_TIMEOUT_MS - 1).answer(echo(probe))
+    assert not world.core.leaving
+    world.answer(granted(acquire, waited_ms=int(world.now_ms)))
+    assert slot.result.token == 1
+
+
+@pytest.mark.parametrize("address_count", [1, 2])
+@pytest.mark.parametrize("wait", [60, None])
+def test_a_server_that_gives_no_echo_is_left_and_the_wait_goes_on_with_the_same_lease_id(
+    address_count: int, wait: float | None
+) -> None:
+    """After the rpc timeout and not before; at another address or on a new stream, where the silence counts anew."""
+    world = World(address_count=address_count).connected()
+    _, slot = world.acquire(wait=wait)
+    acquire = world.one("acquire")
+    for _ in range(2):
+        _silent(world)
+        world.later(_RPC_TIMEOUT_MS - 1)
+        assert not world.core.leaving
+        world.later(1)
+        assert world.core.should_leave(world.now_ms)
+        world.broken()
+        world.connected()
+        again = world.one("acquire")
+        assert again.acquire.lease_id == acquire.acquire.lease_id
+    world.answer(granted(again))
+    assert slot.result.token == 1
+
+
+def test_a_server_is_not_asked_while_nothing_waits_there() -> None:
+    """Not before, between or after waits, and no timer runs for it; the silence is counted from when a wait was sent."""
+    world = World().connected()
+    assert world.core.next_alarm_ms() == math.inf
+    assert world.later(10 * PROBE_AFTER_MS).sent() == []
+    for _ in range(2):
+        _, slot = world.acquire(wait=None)
+        acquire = world.one("acquire")
+        world.answer(echo(_silent(world)))
+        world.later(PROBE_AFTER_MS - 1)
+        world.answer(granted(acquire, waited_ms=2 * PROBE_AFTER_MS - 1))
+        world.core.release(slot.result, None, now_ms=world.now_ms)
+        world.answer(released(world.one("release")))
+        assert world.core.next_alarm_ms() == math.inf
+    assert world.later(10 * PROBE_AFTER_MS).sent() == []
+
+
+def test_a_try_is_no_wait() -> None:
+    """It has the rpc timeout and nothing is asked beside it."""
+    world = World(rpc_timeout_ms=10 * PROBE_AFTER_MS).connected()
+    world.acquire(wait=0)
+    world.sent()
+    assert world.later(10 * PROBE_AFTER_MS - 1).sent() == []
+
+
+def test_a_server_that_says_anything_else_is_not_asked() -> None:
+    """Renewals are answered for an hour; the silence counts from the last answer."""
+    world = World().connected()
+    world.held(resource="mine", ttl=36)
+    world.acquire(wait=None)
+    world.sent()
+    for _ in range(300):
+        world.later(12_000)
+        world.answer(renewed(world.one("renew"), _ACTIVE, ttl_ms=36_000))
+    assert world.later(0).sent() == []
+    assert not world.core.leaving
+
+
+def test_whatever_is_heard_answers_a_probe() -> None:
+    """Only the very word is missing: the server is not left, and not asked twice while it owes that word."""
+    world = World().connected()
+    world.acquire(wait=None)
+    world.sent()
+    probe = _silent(world)
+    world.later(_RPC_TIMEOUT_MS - 1)
+    world.core.received(lock_pb2.SessionResponse(), now_ms=world.now_ms)
+    assert world.later(PROBE_AFTER_MS).sent() == []
+    assert not world.core.leaving
+    world.answer(echo(probe))
+    world.later(_RPC_TIMEOUT_MS)
+    assert not world.core.leaving
+
+
+def test_a_server_that_owes_an_echo_is_left_after_the_next_silence() -> None:
+    """Nothing more is asked, but nothing at all was heard for as long as if it had been."""
+    world = World().connected()
+    world.acquire(wait=None)
+    world.sent()
+    _silent(world)
+    world.core.received(lock_pb2.SessionResponse(), now_ms=world.now_ms)
+    assert world.later(PROBE_AFTER_MS + _RPC_TIMEOUT_MS - 1).sent() == []
+    assert not world.core.leaving
+    assert world.later(1).core.should_leave(world.now_ms)
+
+
+def test_a_thousand_waits_at_a_silent_server_ask_one_question() -> None:
+    """Whenever they came; and a server that is not left for it, because it cannot be, is not asked again."""
+    world = World().connected()
+    for _ in range(1000):
+        world.acquire(wait=None)
+        world.sent()
+        world.later(1)
+    probe = _silent(world, ms=PROBE_AFTER_MS - 1000)
+    assert world.later(60 * PROBE_AFTER_MS).sent() == []
+    world.answer(echo(probe))
+    assert world.core.leaving
+
+
+def test_a_client_that_was_suspended_itself_reads_before_it_judges() -> None:
+    """The echo came while it slept; the time in which it could not be read does not count against the server."""
+    world = World().connected()
+    world.acquire(wait=None)
+    world.sent()
+    probe = _silent(world)
+    world.now_ms += _RPC_TIMEOUT_MS + LATE_MS_MAX + 1
+    world.core.tick(world.now_ms)
+    assert not world.core.leaving
+    assert world.later(_RPC_TIMEOUT_MS - 1).sent() == []
+    world.answer(echo(probe))
+    assert not world.later(1).core.leaving
+
+
+def test_a_client_that_was_suspended_leaves_a_server_that_has_said_nothing_all_the_same() -> None:
+    """It has one more rpc timeout, lived through."""
+    world = World().connected()
+    world.acquire(wait=None)
+    world.sent()
+    _silent(world)
+    world.now_ms += 3_600_000
+    world.core.tick(world.now_ms)
+    assert not world.later(_RPC_TIMEOUT_MS - 1).core.leaving
+    assert world.later(1).core.should_leave(world.now_ms)
+
+
+def test_a_server_that_allows_no_command_beside_a_wait_is_not_left_for_what_could_not_be_asked() -> None:
+    """A question that found no room proves nothing; with room for one, it is asked."""
+    for commands_max, expected in (("1", []), ("2", ["cancel"])):
+        world = World().connected()
+        world.acquire(wait=None)
+        world.sent()
+        assert len(_limited(world, commands_max).sent()) == 1
+        assert world.later(PROBE_AFTER_MS).sent_kinds() == expected
+        assert world.later(_RPC_TIMEOUT_MS).core.leaving is bool(expected)
+
+
+def test_a_client_that_closes_asks_nothing() -> None:
+    """What it still waits for has bounds of its own, and no timer outlives the end."""
+    world = World().connected()
+    world.acquire(wait=None)
+    world.sent()
+    world.later(PROBE_AFTER_MS - 1)
+    world.core.close(Slot(), now_ms=world.now_ms)
+    assert world.sent_kinds() == ["cancel"]
+    world.core.received(lock_pb2.SessionResponse(), now_ms=world.now_ms)
+    world.core.stop()
+    assert world.core.next_alarm_ms() == math.inf
 
 
 # Giving up.

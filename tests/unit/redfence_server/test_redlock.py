@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 
 import pytest
 
-from harness.fake_node import FakeNode
+from harness.fake_node import TOKENS_END, FakeNode
 from harness.virtual_loop import LoopClock, on_virtual_time
 from redfence_server.lock_node import Command, Commit, Granted, Held, Inspect, Mint, Plain, Release, Undo
 from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, RenewVerdict
@@ -414,6 +414,22 @@ async def test_a_slow_node_delays_neither_part_of_a_hand_over_and_is_aligned_whe
     assert (await released).verdict is ReleaseVerdict.RELEASED
     await settle(nodes)
     assert [(node.state.holds[R].digest, node.state.holds[R].token) for node in nodes] == [(B, 6)] * 3
+
+
+@on_virtual_time
+async def test_where_nothing_can_be_minted_a_hand_over_is_a_release_all_the_same() -> None:
+    """Out of memory or out of numbers: the lock is not left to a holder that has gone."""
+    nodes = fake_nodes()
+    lock = redlock(nodes)
+    await acquire(lock, A)
+    await settle(nodes)
+    for node in nodes[:2]:
+        raise_counter(node, TOKENS_END - 1)
+    attempt, released = hand_over(lock)
+    assert _gist(await lock.finish(attempt)) is Failure.NO_QUORUM
+    assert (await released).verdict is ReleaseVerdict.RELEASED
+    await settle(nodes)
+    assert held_on(nodes) == []
 
 
 @on_virtual_time

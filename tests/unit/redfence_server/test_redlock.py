@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 
 import pytest
 
-from harness.fake_node import TOKENS_END, FakeNode
+from harness.fake_node import TOKENS_END, Counter, FakeNode
 from harness.virtual_loop import LoopClock, on_virtual_time
 from redfence_server.lock_node import Command, Commit, Granted, Held, Inspect, Mint, Plain, Release, Undo
 from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, RenewVerdict
@@ -424,7 +424,7 @@ async def test_where_nothing_can_be_minted_a_hand_over_is_a_release_all_the_same
     await acquire(lock, A)
     await settle(nodes)
     for node in nodes[:2]:
-        raise_counter(node, TOKENS_END - 1)
+        node.state.counters[R] = Counter(TOKENS_END - 1, float("inf"))
     attempt, released = hand_over(lock)
     assert _gist(await lock.finish(attempt)) is Failure.NO_QUORUM
     assert (await released).verdict is ReleaseVerdict.RELEASED

@@ -11,8 +11,7 @@ waiting costs memory alone. The head tries
 
 Others do it otherwise. Polling costs each waiter half a period and the nodes a mint per waiter and period. A queue kept in the
 nodes is stalled by a waiter that died in it until somebody cleans it up; here a waiter is a place in this process, which exists as long
-as its call and not longer. The price is that the order holds within one server. Between servers there is a turn: after
-`HAND_OVERS_MAX` hand-overs in a row the lock is released openly if another server waits, and this one holds back for a moment.
+as its call and not longer. The price is that the order holds within one server; how servers share a lock is in hand_over_run.py.
 
 One case is not for the head to decide: a waiter whose own lease holds the lock. Its Acquire was granted before and is repeated, because
 the answer was lost. It tries at once, wherever it stands, or everybody would wait for it to expire. What is known of the holder may be out
@@ -32,6 +31,7 @@ from typing import Final
 from redfence_server.backoff import pauses
 from redfence_server.clock import Clock
 from redfence_server.errors import DrainingError, RedfenceServerError, TooManyWaitersError
+from redfence_server.hand_over_run import HandOverRun
 from redfence_server.hold_watch import HoldWatch
 from redfence_server.lock_node import News, Notice
 from redfence_server.model import AcquireCall, CurrentHold
@@ -40,13 +40,6 @@ from redfence_server.randomness import Randomness
 from redfence_server.redlock import Attempt, AttemptGranted
 from redfence_server.waiting_room import WaitingRoom
 
-HAND_OVERS_MAX: Final = 16
-"""How often a resource is handed over in a row while another server waits for it. Higher: fewer turns, which cost some round
-trips each; lower: the others wait less."""
-
-# After its turn is over a server leaves the lock to the others for as long as a notice and a mint take them, and a busy loop.
-_HOLD_BACK_MS: Final = (8.0, 12.0)
-_HOLD_BACK_ROUND_TRIPS: Final = 3
 # How long after its end an expired hold is tried. The nodes end it some milliseconds apart, and a try in between that a silent node
 # has to decide costs a node timeout. Servers that wait for the same end part, or each would take a part of the nodes.
 _AFTER_END_MS: Final = (20.0, 40.0)
@@ -137,13 +130,10 @@ class WaitQueue:
         self._waiters: dict[Waiter, None] = {}
         self._by_digest: dict[str, Waiter] = {}
         self._watch = HoldWatch(node_count)
+        self._run = HandOverRun(randomness)
         self._ready = True  # a try is worth its while
         self._trying: Waiter | None = None
         self._handing = False  # it goes on with an attempt that a hand-over has begun
-        self._hand_overs = 0  # in a row, while another server waited
-        self._rival_until_ms = 0.0  # another server is taken to wait until then, although no hold tells
-        self._token = 0  # of the last grant here
-        self._round_trip_ms = 0.0  # of the last mint that was granted
         self._timer: asyncio.TimerHandle | None = None
 
     # --- coming and going -----------------------------------------------------------------------------------------
@@ -256,13 +246,7 @@ class WaitQueue:
     def granted(self, waiter: Waiter, grant: AttemptGranted) -> None:
         """Note a grant: the next one waits for its end."""
         in_turn = self._trying is waiter
-        self._round_trip_ms = self._clock.now_ms() - grant.minted_at_ms
-        if self._token and grant.token > self._token + 1:
-            # Others were granted since: one that had its turn holds back now.
-            self._expect_rival()
-        self._token = grant.token
-        contended = grant.contended or self._clock.now_ms() < self._rival_until_ms
-        self._hand_overs = self._hand_overs + 1 if in_turn and self._handing and contended else 0
+        self._run.granted(grant, handed_over=in_turn and self._handing, now_ms=self._clock.now_ms())
         self._end_try(waiter)
         call = waiter.call
         self._watch.granted(
@@ -302,7 +286,7 @@ class WaitQueue:
             self._look_soon()
             return
         if notice.news is News.YIELDED:
-            self._expect_rival()
+            self._run.expect_rival(self._clock.now_ms())
         self._watch.ended(notice)
         if self._trying is None and self._watch.may_be_free:
             self._make_ready()
@@ -317,7 +301,7 @@ class WaitQueue:
         head = next(iter(self._waiters), None)
         if head is None or not head.idle or self._trying is not None or self._watch.digest != digest:
             return None
-        if self._hand_overs >= HAND_OVERS_MAX or self._room.stall_watch.quiet_ms() > 0:
+        if self._run.is_over or self._room.stall_watch.quiet_ms() > 0:
             return None
         # Not to itself: a waiter whose own lease holds the lock does not stay idle.
         return head
@@ -331,10 +315,9 @@ class WaitQueue:
 
     def yields(self, digest: str) -> bool:
         """Tell whether the release of this lease is to leave the lock to other servers; if so, hold back for a moment."""
-        if self._hand_overs < HAND_OVERS_MAX or self._watch.digest != digest or self._trying is not None:
+        if not self._run.is_over or self._watch.digest != digest or self._trying is not None:
             return False
-        self._hand_overs = 0
-        self._arm(self._hold_back_ms())
+        self._arm(self._run.end())
         return True
 
     # --- inside ---------------------------------------------------------------------------------------------------
@@ -399,13 +382,6 @@ class WaitQueue:
         self._disarm()
         self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, ring or self._time_is_up)
 
-    def _hold_back_ms(self) -> float:
-        return self._randomness.uniform(*_HOLD_BACK_MS) + _HOLD_BACK_ROUND_TRIPS * self._round_trip_ms
-
-    def _expect_rival(self) -> None:
-        """Count hand-overs although no other server has put itself down on the hold: one that holds back does so afterwards."""
-        self._rival_until_ms = self._clock.now_ms() + 2 * self._hold_back_ms()
-
     def _look_soon(self) -> None:
         """Have the head try soon, unless something is learnt before or it tries anyhow."""
         soon_s = asyncio.get_running_loop().time() + _LOOK_MS / 1000
@@ -425,8 +401,8 @@ class WaitQueue:
             self._at_rest()
 
     def _rest(self) -> None:
-        """Go, now that nobody waits; but while a turn is being counted, only with the lease that was granted last."""
-        if self._hand_overs and self._timer is not None:
+        """Go, now that nobody waits; but while a run of hand-overs is counted, only with the lease that was granted last."""
+        if self._run.under_way and self._timer is not None:
             return
         self._disarm()
         self._at_rest()

@@ -94,6 +94,7 @@ PURE = (
     "model.py",
     "errors.py",
     "backoff.py",
+    "hand_over_run.py",
     "hold_watch.py",
     "scripts.py",
     "messages.py",

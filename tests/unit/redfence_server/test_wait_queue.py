@@ -13,12 +13,12 @@ from harness.eventually import eventually
 from harness.fake_node import FakeNode
 from harness.virtual_loop import LoopClock, on_virtual_time
 from redfence_server.errors import DrainingError, NoQuorumError, TooManyWaitersError, ValidityExhaustedError
+from redfence_server.hand_over_run import HAND_OVERS_MAX
 from redfence_server.lock_node import Command, Mint, Release, Undo
 from redfence_server.lock_service import LockService
 from redfence_server.model import AcquireCall, Lease, LeaseId, NotGranted
 from redfence_server.randomness import SystemRandomness
 from redfence_server.redlock import Redlock
-from redfence_server.wait_queue import HAND_OVERS_MAX
 from redfence_server.waiting_room import WaiterLimits
 
 R = "orders/42"

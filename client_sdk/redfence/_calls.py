@@ -10,8 +10,8 @@ from redfence._lease_core import LeaseCore
 from redfence._requests import AcquireOrder
 from redfence_proto.v1 import lock_pb2
 
-# The contract has no word for ever. Whoever still waits after this is asked for again, at the end of the server's queue; it
-# also bounds for how long a server is believed that answers pings and nothing else.
+# The contract has no word for ever. Whoever still waits after this is asked for again, at the end of the server's queue. That
+# the server is there all the while is for `_probe` to find out.
 WAIT_MS_MAX = 24 * 3600 * 1000
 
 
@@ -152,6 +152,21 @@ class CancelCall:
 
 
 @dataclass(slots=True, eq=False)
+class ProbeCall:
+    """Asks the server for an answer, whatever it is, and for nothing else.
+
+    Attributes:
+        settled: it has ended.
+    """
+
+    settled: bool = False
+
+    def write(self, command: lock_pb2.SessionCommand, *, now_ms: float) -> None:  # noqa: ARG002
+        """Fill in the command: a cancel of itself, which is no acquire, so that it never finds one."""
+        command.cancel.id = command.id
+
+
+@dataclass(slots=True, eq=False)
 class LinkCall:
     """Waits until a server is reachable, for calls outside the session.
 
@@ -162,8 +177,8 @@ class LinkCall:
     waiter: Waiter
 
 
-UrgentCall: TypeAlias = ReleaseCall | RenewCall | CancelCall
-"""Calls that end or save leases: they never queue behind acquires."""
+UrgentCall: TypeAlias = ReleaseCall | RenewCall | CancelCall | ProbeCall
+"""Calls that end or save leases, or the link: they never queue behind acquires."""
 
 StreamCall: TypeAlias = AcquireCall | UrgentCall
 

@@ -13,8 +13,8 @@ class ClientOptions:
 
     Attributes:
         rpc_timeout_ms: how long a call may stay unanswered beyond its own wait, and how long a call waits for any
-            server to be reachable. Lower: a short outage is raised to the caller. Higher: it takes longer to learn that
-            nobody is there.
+            server to be reachable; also how long a silent server has to show that it is there. Lower: a short outage is
+            raised to the caller. Higher: it takes longer to learn that nobody is there.
         connect_timeout_ms: how long one address may take to accept a connection before the next one is tried.
         reconnect_backoff_ms_min: the first pause after all addresses failed; it doubles with each failure.
         reconnect_backoff_ms_max: the longest such pause. It should be well below the shortest ttl in use, for no

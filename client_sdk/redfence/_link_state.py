@@ -18,15 +18,16 @@ class LinkState:
     Attributes:
         up: whether a stream to a server is open.
         address_count: how many servers there are to choose from.
+        heard_at_ms: when the server last said something; opening the stream counts.
         last_error: why there was no link, or why the last one ended.
     """
 
     __slots__ = (
-        "_heard_at_ms",
         "_leave_at_ms",
         "_leave_rang",
         "_left_at_ms",
         "address_count",
+        "heard_at_ms",
         "last_error",
         "up",
     )
@@ -34,8 +35,8 @@ class LinkState:
     def __init__(self, *, address_count: int) -> None:
         self.up = False
         self.address_count = address_count
+        self.heard_at_ms = -math.inf
         self.last_error: RedfenceError | None = None
-        self._heard_at_ms = -math.inf
         self._leave_at_ms = math.inf
         self._leave_rang = False
         self._left_at_ms = -math.inf
@@ -43,7 +44,7 @@ class LinkState:
     def opened(self, now_ms: float) -> None:
         """Note that a stream is open."""
         self.up = True
-        self._heard_at_ms = now_ms
+        self.heard_at_ms = now_ms
 
     def closed(self) -> None:
         """Note that it is gone."""
@@ -53,11 +54,11 @@ class LinkState:
 
     def heard(self, now_ms: float) -> None:
         """Note that the server said something."""
-        self._heard_at_ms = now_ms
+        self.heard_at_ms = now_ms
 
     def is_silent_since(self, at_ms: float) -> bool:
         """Tell whether not a word has come since that instant."""
-        return at_ms > self._heard_at_ms
+        return at_ms > self.heard_at_ms
 
     @property
     def takes_commands(self) -> bool:

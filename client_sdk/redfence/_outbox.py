@@ -121,6 +121,11 @@ class Outbox:
         return bool(self._unanswered)
 
     @property
+    def has_room(self) -> bool:
+        """Whether the stream takes one more command."""
+        return len(self._unanswered) < self._in_flight_max
+
+    @property
     def has_queued(self) -> bool:
         """Whether anything may be to send."""
         return bool(self._urgent or self._tries or self._waits)
@@ -189,7 +194,7 @@ class Outbox:
         return lost
 
     def _next(self) -> StreamCall | None:
-        if len(self._unanswered) >= self._in_flight_max:
+        if not self.has_room:
             return None
         while self._urgent:
             urgent = self._urgent.popleft()

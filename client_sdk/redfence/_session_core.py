@@ -6,7 +6,7 @@ A driver owns a link to one server at a time and tells this core what happens, w
 leave this server (`should_leave`). The core is not thread-safe and never blocks.
 
 It keeps the leases itself. How acquisitions go is in `_acquires`, releases and what must end before closing in `_releases`, the
-link's coming and going in `_link_state`, and the order of what is sent in `_outbox`.
+link's coming and going in `_link_state`, whether a silent server is there in `_probe`, and the order of what is sent in `_outbox`.
 
 When a stream breaks, acquires and releases are repeated on the next one. A renewal is not, but counts as failed; its lease
 asks again by itself.
@@ -19,12 +19,23 @@ import logging
 from redfence import _requests
 from redfence._acquires import Acquires
 from redfence._alarms import Alarms
-from redfence._calls import AcquireCall, LinkCall, ReleaseCall, RenewCall, Timed, Waiter, fail, resolve
+from redfence._calls import (
+    AcquireCall,
+    LinkCall,
+    ProbeCall,
+    ReleaseCall,
+    RenewCall,
+    Timed,
+    Waiter,
+    fail,
+    resolve,
+)
 from redfence._config import ClientOptions
 from redfence._errors import AccessDeniedError, ClosedError, LossReason, RedfenceError
 from redfence._lease_core import LeaseCore, LeaseState
 from redfence._link_state import LinkState
 from redfence._outbox import Outbox
+from redfence._probe import Probe
 from redfence._randomness import Randomness
 from redfence._releases import Releases
 from redfence._requests import AcquireOrder
@@ -41,6 +52,7 @@ class SessionCore:
         self._alarms: Alarms[Timed] = Alarms()
         self._outbox = Outbox()
         self._link = LinkState(address_count=address_count)
+        self._probe = Probe(outbox=self._outbox, link=self._link, options=options)
         self._releases = Releases(outbox=self._outbox, alarms=self._alarms, link=self._link, options=options)
         self._acquires = Acquires(
             outbox=self._outbox,
@@ -94,6 +106,8 @@ class SessionCore:
     def close(self, waiter: Waiter, *, now_ms: float) -> None:
         """Give up every call and lease; `waiter` is resolved when all releases were answered or given up."""
         self._closed = True
+        # What closing still waits for has bounds of its own.
+        self._probe.end()
         error = ClosedError("the client was closed during the call")
         self._acquires.give_up_all(error, now_ms=now_ms)
         self._settle_link_calls(error)
@@ -130,7 +144,7 @@ class SessionCore:
 
     def next_alarm_ms(self) -> float:
         """Return when `tick` has to be called; infinite if never."""
-        return min(self._alarms.next_at_ms(), self._link.next_alarm_ms())
+        return min(self._alarms.next_at_ms(), self._link.next_alarm_ms(), self._probe.next_alarm_ms())
 
     def should_leave(self, now_ms: float) -> bool:
         """Whether to end this link and go on at another address."""
@@ -143,7 +157,9 @@ class SessionCore:
         """
         if not self.has_output:
             return None
-        return self._outbox.take_batch(now_ms)
+        batch = self._outbox.take_batch(now_ms)
+        self._waits_changed(now_ms)
+        return batch
 
     # What happens to the link.
 
@@ -169,6 +185,7 @@ class SessionCore:
     def link_down(self, error: RedfenceError | None, *, now_ms: float) -> None:
         """The stream is gone, with whatever was unanswered on it; no error means that we left."""
         self._link.closed()
+        self._probe.end()
         acquires: list[AcquireCall] = []
         for call in self._outbox.take_lost():
             if isinstance(call, AcquireCall):
@@ -193,12 +210,16 @@ class SessionCore:
                 self._releases.answered(call, result, now_ms=now_ms)
             elif type(call) is RenewCall:
                 self._renew_answered(call, result, now_ms)
+            elif type(call) is ProbeCall:
+                self._probe.answered()
+        self._waits_changed(now_ms)
         if response.HasField("draining"):
             self._link.leave_after_answers(now_ms, grace_ms=_requests.duration_ms(response.draining.grace))
 
     def tick(self, now_ms: float) -> None:
         """Time has passed: renew what is due, end what has expired, give up what was not answered."""
         self._link.ring(now_ms)
+        self._probe.ring(now_ms)
         for item in self._alarms.take_due(now_ms):
             if isinstance(item, LeaseCore):
                 if item.wake(now_ms):
@@ -211,6 +232,10 @@ class SessionCore:
             else:
                 del self._link_calls[item]
                 fail(item.waiter, self._link.no_answer("the call", sent=False))
+
+    def _waits_changed(self, now_ms: float) -> None:
+        if not self._closed:
+            self._probe.waits_changed(now_ms)
 
     def _settle_link_calls(self, error: RedfenceError | None) -> None:
         """Let those that wait for a link go on, or fail them."""

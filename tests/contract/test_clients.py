@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 
 import redfence
+from redfence._calls import ProbeCall
+from redfence._links import AsyncLink
+from redfence._requests import acquire_order, write_acquire
+from redfence_proto.v1 import lock_pb2
 
 
 @pytest.fixture
@@ -176,6 +180,39 @@ async def test_a_wait_that_runs_out_tells_the_place_it_had(make_client: Callable
     await client.close()
     with pytest.raises(redfence.ClosedError):
         await waiting
+
+
+async def test_a_cancel_of_itself_is_answered_and_cancels_nothing(service: Any, name: str) -> None:
+    """So a client asks a silent server whether it is there: what waits on the same stream keeps waiting, and is granted."""
+    async with service.make_async_client() as holder, service.make_async_client() as client:
+        held = await holder.acquire(name, ttl=10)
+        session = client._session
+        link = await session._connector.connect(session._endpoints.current(), timeout_ms=5000)
+        try:
+            waiting = lock_pb2.SessionCommand(id=1)
+            order = acquire_order(name, ttl=10, wait=60, holder="", max_hold=None)
+            write_acquire(waiting, order, lease_id=uuid.uuid4().hex, wait_ms=60_000)
+            await link.send(lock_pb2.SessionRequest(commands=[waiting]))
+            await _until_waited_for(holder, name)
+            for command_id in (2, 3):
+                probe = lock_pb2.SessionCommand(id=command_id)
+                ProbeCall().write(probe, now_ms=0.0)
+                await link.send(lock_pb2.SessionRequest(commands=[probe]))
+                echo = lock_pb2.SessionResult(id=command_id, cancel=lock_pb2.CancelResult(found=False))
+                assert await _next_result(link) == echo
+            assert await held.release()
+            granted = await _next_result(link)
+            assert (granted.id, granted.acquire.outcome) == (1, lock_pb2.ACQUIRE_OUTCOME_GRANTED)
+            assert granted.acquire.lease.fencing_token > held.token
+        finally:
+            await link.close()
+
+
+async def _next_result(link: AsyncLink) -> lock_pb2.SessionResult:
+    response = await asyncio.wait_for(link.receive(), 5)
+    assert response is not None
+    (result,) = response.results
+    return result
 
 
 @pytest.mark.slow

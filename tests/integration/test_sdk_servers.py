@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,10 +17,25 @@ from harness.eventually import eventually
 from harness.processes import CommandProcess, CommandProcesses
 from harness.redis_nodes import RedisNode
 from harness.servers import FormedNodes, until, until_no_locks
+from redfence import _probe
 
 StartServer = Callable[[Sequence[RedisNode]], Awaitable[tuple[CommandProcess, str]]]
 
 _FAULTS = [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM]
+
+
+# A signal's handler runs where the event loop does, and between two of its steps.
+_HANGABLE = """
+import signal, sys, time
+from redfence._cli.main import main
+signal.signal(signal.SIGUSR1, lambda *_: time.sleep(3600))
+sys.exit(main())
+"""
+
+
+def _serve_arguments(nodes: Sequence[RedisNode]) -> list[str]:
+    flags = [flag for node in nodes for flag in ("--node", node.url)]
+    return ["serve", "--listen", "127.0.0.1:0", *flags]
 
 
 @pytest.fixture
@@ -27,8 +43,7 @@ def start_server(commands: CommandProcesses) -> StartServer:
     """Starts `redfence serve` over formed nodes; gives the process and its address."""
 
     async def start(nodes: Sequence[RedisNode]) -> tuple[CommandProcess, str]:
-        flags = [flag for node in nodes for flag in ("--node", node.url)]
-        server = commands.start_redfence("serve", "--listen", "127.0.0.1:0", *flags)
+        server = commands.start_redfence(*_serve_arguments(nodes))
         return server, (await server.wait_for_line(r"serving on ([\d.:]+)", timeout_s=20))[1]
 
     return start
@@ -86,8 +101,9 @@ async def test_a_threads_lease_survives_the_fault_of_one_of_two_servers(
 class _Waiting:
     """A client of each kind, waiting for ever for the lock "contended" and holding nothing that would tell it of a silent server."""
 
-    def __init__(self, *addresses: str) -> None:
-        self._async_client, self._client = redfence.AsyncClient(*addresses), redfence.Client(*addresses)
+    def __init__(self, *addresses: str, options: redfence.ClientOptions | None = None) -> None:
+        self._async_client = redfence.AsyncClient(*addresses, options=options)
+        self._client = redfence.Client(*addresses, options=options)
         self._tasks: list[asyncio.Task[int]] = []
 
     async def __aenter__(self) -> Self:
@@ -154,6 +170,53 @@ async def test_who_waits_for_ever_goes_on_at_the_other_server_with_the_same_leas
     with suppress(ProcessLookupError):
         first.send_signal(signal.SIGCONT)
     await until_no_locks(nodes)
+
+
+@pytest.mark.slow
+async def test_who_waits_for_ever_leaves_a_server_that_hangs_while_its_grpc_answers_pings(
+    formed_nodes: FormedNodes, commands: CommandProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its event loop stands still and its connections are well: it owes an echo, and is left for the other one without losing the lease id."""
+    monkeypatch.setattr(_probe, "PROBE_AFTER_MS", 500)
+    options = redfence.ClientOptions(rpc_timeout_ms=1000)
+    nodes = await formed_nodes(3)
+    (first, first_address), (_, second_address) = [await _start_hangable(commands, nodes) for _ in range(2)]
+    async with (
+        redfence.AsyncClient(first_address) as at_first,
+        redfence.AsyncClient(second_address) as at_second,
+    ):
+        contended = await at_second.acquire("contended", ttl=60)
+        async with _Waiting(first_address, second_address, options=options) as waiting:
+            await _until_both_wait(at_first, timeout_s=5)
+            lease_ids = waiting.lease_ids()
+            assert len(lease_ids - {""}) == 2
+            await _until_both_have_waited(at_first, 3)
+            first.send_signal(signal.SIGUSR1)
+            await _until_both_wait(at_second, timeout_s=10)
+            assert waiting.lease_ids() == lease_ids
+            assert await contended.release()
+            tokens = await waiting.tokens()
+            assert contended.token < tokens[0] < tokens[1]
+    first.kill()
+    await until_no_locks(nodes)
+
+
+async def _until_both_have_waited(client: redfence.AsyncClient, seconds: float) -> None:
+    """Several echoes long: whoever leaves for want of one waits anew, or elsewhere."""
+
+    async def both() -> bool:
+        queue = (await client.get_lock("contended")).queue
+        return len(queue) == 2 and all(each.waited >= seconds for each in queue)
+
+    await until(both, timeout_s=2 * seconds)
+
+
+async def _start_hangable(
+    commands: CommandProcesses, nodes: Sequence[RedisNode]
+) -> tuple[CommandProcess, str]:
+    """Start `redfence serve`; SIGUSR1 makes its event loop hang, while the threads of gRPC run on."""
+    server = commands.start(sys.executable, "-c", _HANGABLE, *_serve_arguments(nodes))
+    return server, (await server.wait_for_line(r"serving on ([\d.:]+)", timeout_s=20))[1]
 
 
 async def test_without_a_quorum_calls_fail_at_once_and_work_again_after_it_is_back(

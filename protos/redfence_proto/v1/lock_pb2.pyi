@@ -773,7 +773,7 @@ Global___SessionCommand: _TypeAlias = SessionCommand  # noqa: Y015
 
 @_typing.final
 class CancelCommand(_message.Message):
-    """Asks to cancel an unanswered acquire. Both commands are answered: this one with `cancelled`, the acquire
+    """Asks to cancel an unanswered acquire. Both commands are answered: this one with `cancel`, the acquire
     with whatever came first: its outcome, or the error CANCELLED after everything minted for it was sent to be
     undone.
     """

@@ -93,13 +93,17 @@ class Stream(ABC, Generic[Item]):
         if isinstance(outcome, Exception):
             raise outcome
 
+    async def _begin_all(self) -> None:
+        while (request := await self._context.read()) is not grpc.aio.EOF:
+            if isinstance(request, Malformed):
+                raise InvalidFieldError("", request.problem, lock_pb2.ERROR_REASON_MALFORMED_MESSAGE)
+            self._begin(request)
+
     async def _read(self) -> None:
         try:
-            while (request := await self._context.read()) is not grpc.aio.EOF:
-                if isinstance(request, Malformed):
-                    raise InvalidFieldError("", request.problem, lock_pb2.ERROR_REASON_MALFORMED_MESSAGE)
-                self._begin(request)
-        except RedfenceServerError:
+            await self._begin_all()
+        except Exception:
+            # By the peer; or a defect, and nobody reads this stream any more.
             self._rules_broken()
             raise
         finally:

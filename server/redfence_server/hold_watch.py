@@ -32,7 +32,6 @@ class HoldWatch:
         "_silent",
         "_token",
         "digest",
-        "known_at_ms",
         "try_at_ms",
     )
 

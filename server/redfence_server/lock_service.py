@@ -23,7 +23,7 @@ from redfence_server.lock_node import Held, Plain, Reply, Silence
 from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotGranted
 from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, Renewal, RenewVerdict, TokenVerdict
 from redfence_server.randomness import Randomness
-from redfence_server.redlock import Attempt, AttemptGranted, Order, Redlock, TooLate, Verdict
+from redfence_server.redlock import Attempt, AttemptGranted, AttemptOutcome, Order, Redlock, TooLate, Verdict
 from redfence_server.wait_queue import QueueView, Turn, Waiter, WaitQueue
 from redfence_server.wait_queues import WaitQueues
 from redfence_server.waiting_room import WaiterLimits
@@ -143,6 +143,7 @@ class LockService:
                 outcome = await self._redlock.finish(turn)
             else:
                 outcome = await self._redlock.attempt(_order(call, behind=queue.wants_notice(waiter)))
+            outcome = self._in_time(call, outcome)
             too_late = None
             match outcome:
                 case AttemptGranted():
@@ -161,6 +162,16 @@ class LockService:
         if too_late is not None:
             raise too_late
         return NotGranted(queue.current(), waited=True, position=queue.position(waiter))
+
+    def _in_time(self, call: AcquireCall, outcome: AttemptOutcome) -> AttemptOutcome:
+        """Take back a grant whose validity was used up on the way to its waiter: the process was stopped in between."""
+        if not isinstance(outcome, AttemptGranted):
+            return outcome
+        elapsed_ms = self._clock.now_ms() - outcome.minted_at_ms
+        if quorum.validity_left_ms(call.ttl_ms, elapsed_ms) > 0:
+            return outcome
+        self._redlock.take_back(resource=call.resource, nonce=outcome.nonce, ttl_ms=call.ttl_ms)
+        return TooLate(elapsed_ms)
 
     async def _try(self, call: AcquireCall) -> Lease | NotGranted:
         """Attempt once, or a few times while rivals split the nodes so that nobody is granted."""

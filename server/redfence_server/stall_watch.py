@@ -8,6 +8,7 @@ waited should hear that first, or a lock would be taken for somebody who is not 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from redfence_server.clock import Clock
@@ -20,10 +21,15 @@ _QUIET_MS: Final = 250.0
 
 
 class StallWatch:
-    """A heart that beats in the event loop, and notices when it did not."""
+    """A heart that beats in the event loop, and notices when it did not.
 
-    def __init__(self, clock: Clock) -> None:
+    Args:
+        on_stall: is told after a stop. The loop's timers may not have counted it: its clock stops when the machine sleeps.
+    """
+
+    def __init__(self, clock: Clock, *, on_stall: Callable[[], None]) -> None:
         self._clock = clock
+        self._on_stall = on_stall
         self._due_at_ms = 0.0
         self._quiet_until_ms = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -55,4 +61,5 @@ class StallWatch:
         now_ms = self._clock.now_ms()
         if now_ms - self._due_at_ms > _STALLED_MS:
             self._quiet_until_ms = now_ms + _QUIET_MS
+            self._on_stall()
         self._set()

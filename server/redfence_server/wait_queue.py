@@ -21,6 +21,7 @@ of date, so soon after an arrival the head tries in any case, unless the lock wa
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class QueueView:
 class Waiter:
     """An Acquire in a queue."""
 
-    __slots__ = ("asked", "call", "counted", "future", "is_again", "pauses", "twin")
+    __slots__ = ("asked", "call", "counted", "future", "give_up_at_ms", "is_again", "pauses", "twin")
 
     def __init__(self, call: AcquireCall) -> None:
         self.call = call
@@ -80,6 +81,7 @@ class Waiter:
         self.future: asyncio.Future[Turn | Attempt] | None = (
             None  # tells it what to do, while it waits for that
         )
+        self.give_up_at_ms = math.inf
         self.pauses: Iterator[float] | None = None
         self.twin: Waiter | None = (
             None  # the one before it with the same lease id: the same Acquire, repeated
@@ -134,6 +136,10 @@ class WaitQueue:
         self._ready = True  # a try is worth its while
         self._trying: Waiter | None = None
         self._handing = False  # it goes on with an attempt that a hand-over has begun
+        # When the head tries without being told to: after a pause, or at the end of the hold; sooner if there is a reason to look.
+        self._paused_until_ms: float | None = None
+        self._after_end_ms = 0.0
+        self._look_at_ms = math.inf
         self._timer: asyncio.TimerHandle | None = None
 
     # --- coming and going -----------------------------------------------------------------------------------------
@@ -207,6 +213,7 @@ class WaitQueue:
         if not waiter.counted:
             self._room.enter(waiter.call)
             waiter.counted = True
+        waiter.give_up_at_ms = give_up_at_ms
         loop = asyncio.get_running_loop()
         future = waiter.future = loop.create_future()
         timer = loop.call_later(delay_s, waiter.tell, Turn.GIVE_UP)
@@ -234,8 +241,7 @@ class WaitQueue:
             return True
         if not self._ready or self._trying is not None or next(iter(self._waiters)) is not waiter:
             return False
-        self._ready = False
-        self._trying = waiter
+        self._begin(waiter)
         return True
 
     def wants_notice(self, waiter: Waiter) -> bool:
@@ -246,7 +252,8 @@ class WaitQueue:
     def granted(self, waiter: Waiter, grant: AttemptGranted) -> None:
         """Note a grant: the next one waits for its end."""
         in_turn = self._trying is waiter
-        self._run.granted(grant, handed_over=in_turn and self._handing, now_ms=self._clock.now_ms())
+        if in_turn:
+            self._run.granted(grant, handed_over=self._handing, now_ms=self._clock.now_ms())
         self._end_try(waiter)
         call = waiter.call
         self._watch.granted(
@@ -255,10 +262,11 @@ class WaitQueue:
             token=grant.token,
             ends_at_ms=grant.minted_at_ms + call.ttl_ms,
         )
+        self._look_at_ms = math.inf
         self._await_end()
         self._see_again(waiter)
         if not (in_turn and waiter.asked):
-            # Nobody asked for a notice, or it found a hold that was made before: the next one asks by being refused.
+            # Nobody asked for a notice: the next one does, by being refused.
             self._make_ready()
 
     def refused(self, waiter: Waiter, refusal: Refusal) -> None:
@@ -266,8 +274,9 @@ class WaitQueue:
         self._end_try(waiter)
         self._watch.refused(refusal, self._clock.now_ms())
         if refusal.failure is Failure.SPLIT or self._watch.may_be_free:
-            self._arm(self._pause_ms(waiter))
+            self._pause(self._pause_ms(waiter))
         else:
+            waiter.pauses = None
             self._await_end()
         self._see_again(waiter)
 
@@ -278,7 +287,7 @@ class WaitQueue:
     def failed(self, waiter: Waiter) -> None:
         """Note that nothing was learnt."""
         self._end_try(waiter)
-        self._arm(self._pause_ms(waiter))
+        self._pause(self._pause_ms(waiter))
 
     def noticed(self, notice: Notice) -> None:
         """Note the news of a node's hold. In the middle of a try it is only kept in mind."""
@@ -290,6 +299,18 @@ class WaitQueue:
         self._watch.ended(notice)
         if self._trying is None and self._watch.may_be_free:
             self._make_ready()
+        else:
+            # The other nodes may have told others, or nobody: their lists need not be the same.
+            self._look_soon()
+
+    def recheck(self) -> None:
+        """Look at the clock again: the machine has slept, and timers with it."""
+        now_ms = self._clock.now_ms()
+        for waiter in self._waiters:
+            if waiter.give_up_at_ms <= now_ms:
+                waiter.tell(Turn.GIVE_UP)
+        if self._timer is not None:
+            self._set_timer()
 
     # --- handing over ---------------------------------------------------------------------------------------------
 
@@ -301,15 +322,13 @@ class WaitQueue:
         head = next(iter(self._waiters), None)
         if head is None or not head.idle or self._trying is not None or self._watch.digest != digest:
             return None
-        if self._run.is_over or self._room.stall_watch.quiet_ms() > 0:
+        if self._run.is_over or self._room.stall_watch.quiet_ms() > 0 or head.digest == digest:
             return None
-        # Not to itself: a waiter whose own lease holds the lock does not stay idle.
         return head
 
     def hand_over(self, waiter: Waiter, attempt: Attempt) -> None:
         """Give the successor the attempt that was begun for it."""
-        self._ready = False
-        self._trying = waiter
+        self._begin(waiter)
         self._handing = True
         waiter.tell(attempt)
 
@@ -317,10 +336,17 @@ class WaitQueue:
         """Tell whether the release of this lease is to leave the lock to other servers; if so, hold back for a moment."""
         if not self._run.is_over or self._watch.digest != digest or self._trying is not None:
             return False
-        self._arm(self._run.end())
+        self._pause(self._run.end())
         return True
 
     # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, waiter: Waiter) -> None:
+        """Let the head try; what is heard from now on is for afterwards."""
+        self._ready = False
+        self._trying = waiter
+        self._look_at_ms = math.inf
+        self._stop_timer()
 
     def _end_try(self, waiter: Waiter) -> None:
         if self._trying is waiter:
@@ -369,33 +395,42 @@ class WaitQueue:
             head.tell(Turn.TRY)
 
     def _await_end(self) -> None:
-        left_ms = self._watch.try_at_ms - self._clock.now_ms()
-        self._arm(max(0.0, left_ms) + self._randomness.uniform(*_AFTER_END_MS), self._hold_is_over)
+        """Have the head try when the time of the hold is up."""
+        self._paused_until_ms = None
+        self._after_end_ms = self._randomness.uniform(*_AFTER_END_MS)
+        self._set_timer()
 
-    def _hold_is_over(self) -> None:
-        if self._watch.try_at_ms > self._clock.now_ms():
-            self._await_end()  # it was renewed
-        else:
-            self._time_is_up()
-
-    def _arm(self, delay_ms: float, ring: Callable[[], None] | None = None) -> None:
-        self._disarm()
-        self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, ring or self._time_is_up)
+    def _pause(self, pause_ms: float) -> None:
+        """Have the head try after a pause, whatever is known of the hold."""
+        self._paused_until_ms = self._clock.now_ms() + pause_ms
+        self._set_timer()
 
     def _look_soon(self) -> None:
-        """Have the head try soon, unless something is learnt before or it tries anyhow."""
-        soon_s = asyncio.get_running_loop().time() + _LOOK_MS / 1000
-        if self._timer is not None and self._timer.when() > soon_s:
-            self._arm(_LOOK_MS)
+        """Have the head try soon in any case. While it tries, that is for afterwards, unless it is granted."""
+        self._look_at_ms = min(self._look_at_ms, self._clock.now_ms() + _LOOK_MS)
+        if self._timer is not None:
+            self._set_timer()
 
-    def _disarm(self) -> None:
+    @property
+    def _wake_at_ms(self) -> float:
+        end_ms = self._watch.try_at_ms + self._after_end_ms
+        return min(end_ms if self._paused_until_ms is None else self._paused_until_ms, self._look_at_ms)
+
+    def _set_timer(self) -> None:
+        self._stop_timer()
+        delay_ms = max(0.0, self._wake_at_ms - self._clock.now_ms())
+        self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._ring)
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _time_is_up(self) -> None:
+    def _ring(self) -> None:
         self._timer = None
-        if self._waiters:
+        if self._wake_at_ms > self._clock.now_ms():
+            self._set_timer()  # the hold was renewed
+        elif self._waiters:
             self._make_ready()
         else:
             self._at_rest()
@@ -404,5 +439,5 @@ class WaitQueue:
         """Go, now that nobody waits; but while a run of hand-overs is counted, only with the lease that was granted last."""
         if self._run.under_way and self._timer is not None:
             return
-        self._disarm()
+        self._stop_timer()
         self._at_rest()

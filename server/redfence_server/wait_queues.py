@@ -20,7 +20,7 @@ class WaitQueues:
     def __init__(
         self, *, node_count: int, clock: Clock, randomness: Randomness, limits: WaiterLimits
     ) -> None:
-        self.room = WaitingRoom(limits, clock=clock)
+        self.room = WaitingRoom(limits, clock=clock, on_stall=self._recheck)
         self._node_count = node_count
         self._clock = clock
         self._randomness = randomness
@@ -56,6 +56,10 @@ class WaitQueues:
         self.room.close()
         for queue in self._queues.values():
             queue.fail(DrainingError)
+
+    def _recheck(self) -> None:
+        for queue in self._queues.values():
+            queue.recheck()
 
     def _add(self, resource: str) -> WaitQueue:
         queue = self._queues[resource] = WaitQueue(

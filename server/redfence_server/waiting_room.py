@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from redfence_server.clock import Clock
@@ -29,8 +30,8 @@ class WaiterLimits:
 class WaitingRoom:
     """Counts those who wait, and while there are any, watches whether the process is stopped."""
 
-    def __init__(self, limits: WaiterLimits, *, clock: Clock) -> None:
-        self.stall_watch = StallWatch(clock)
+    def __init__(self, limits: WaiterLimits, *, clock: Clock, on_stall: Callable[[], None]) -> None:
+        self.stall_watch = StallWatch(clock, on_stall=on_stall)
         self._limits = limits
         self._closed = False
         self._count = 0

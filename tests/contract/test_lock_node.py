@@ -638,13 +638,14 @@ async def test_a_server_is_told_of_the_end_of_the_hold_that_it_made_itself_if_ot
 
 
 async def test_a_hold_that_another_server_waits_for_is_contended_also_for_a_retry(site: Site) -> None:
-    """A retried mint leaves the list as it is."""
+    """A retried mint puts its own server down if others wait behind, and leaves the list as it is otherwise."""
     there = await site.beside(THERE)
     await ask(site, mint(A, "n1"))
     await ask(there, mint(B, "n2", notify=True))
     assert await ask(site, mint(A, "n3", behind=True, notify=True)) == Granted("n1", 1, contended=True)
-    assert await told_by(site) == (THERE,)
-    assert await ask(there, mint(A, "n4")) == Granted("n1", 1, contended=False)
+    assert await told_by(site) == (THERE, HERE)
+    assert await ask(there, mint(A, "n4")) == Granted("n1", 1, contended=True)
+    assert await told_by(site) == (THERE, HERE)
 
 
 async def test_a_hand_over_passes_on_who_else_waits_and_its_own_server_only_if_others_wait_behind(

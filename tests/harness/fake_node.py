@@ -145,8 +145,9 @@ class FakeNodeState:
         sooner = hold is not None and hold.expires_at_ms > expires_at_ms
         if hold is not None and not handed_over:
             self._tell(hold.notify if sooner else (), mint.resource, hold, News.SOONER)
+            notify = (*others, channel) if mint.behind else hold.notify
             self.holds[mint.resource] = replace(
-                hold, shared=True, ttl_ms=mint.ttl_ms, expires_at_ms=expires_at_ms
+                hold, shared=True, ttl_ms=mint.ttl_ms, expires_at_ms=expires_at_ms, notify=notify
             )
             return Granted(hold.nonce, hold.token, contended=bool(others))
         assert self.high is not None, "an admitted node has a high"

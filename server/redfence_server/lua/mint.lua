@@ -68,9 +68,15 @@ if hold[1] and not handed_over then
   -- A retried Acquire of the lease that holds the lock. The first attempt's undo must no longer delete the hold:
   -- another server may be granting it just now.
   tell_if_sooner(split(notify, ''), hold[3])
-  redis.call('HSET', KEYS[3], 'shared', '1', 'ttl_ms', ARGV[5])
+  local waiting = split(notify, ARGV[8])
+  local other_count = #waiting
+  if ARGV[10] == '1' then
+    waiting[#waiting + 1] = ARGV[8]
+    notify = table.concat(waiting, ' ')
+  end
+  redis.call('HSET', KEYS[3], 'shared', '1', 'ttl_ms', ARGV[5], 'notify', notify)
   redis.call('PEXPIRE', KEYS[3], ARGV[5])
-  return {'granted', hold[2], tonumber(hold[3]), #split(notify, ARGV[8]), 0}
+  return {'granted', hold[2], tonumber(hold[3]), other_count, 0}
 end
 
 local high = tonumber(redis.call('GET', KEYS[2]))

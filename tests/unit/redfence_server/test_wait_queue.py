@@ -319,6 +319,118 @@ async def test_a_waiter_that_was_told_a_long_time_is_served_when_a_shorter_one_i
 
 
 @on_virtual_time
+async def test_that_the_time_is_shorter_is_not_forgotten_in_the_middle_of_a_try() -> None:
+    """The refusals tell the longer one, and are read together with the notice behind them."""
+    here, there = servers(2)
+    await there.acquire(HOLDER, ttl_ms=300_000)
+    successor = there.wait(lease_id(1), ttl_ms=1_000)
+    await settle()
+    for link in here.links:
+        link.hold_replies = True
+    waiting = here.wait(lease_id(2))
+    await settle()
+    await there.release(HOLDER)
+    await successor
+    shorter_ms = LoopClock().now_ms()
+    for link in here.links:
+        link.settle()
+    await waiting
+    assert LoopClock().now_ms() - shorter_ms < 1_000 + 50
+
+
+@on_virtual_time
+async def test_that_the_time_is_shorter_is_not_swallowed_by_a_timer_that_is_due_just_then() -> None:
+    """It finds that the hold it was set for was renewed."""
+    here, there = servers(2)
+    await there.acquire(HOLDER)
+    waiting = here.wait(lease_id(2))
+    await settle()
+    successor = there.wait(lease_id(1), ttl_ms=200)
+    await asyncio.sleep(5)
+    await here.service.renew(R, HOLDER)
+    await asyncio.sleep(TTL_MS / 1000 - 5 - 0.03)
+    await there.release(HOLDER)
+    await successor
+    shorter_ms = LoopClock().now_ms()
+    await waiting
+    assert LoopClock().now_ms() - shorter_ms < 200 + 150
+
+
+@on_virtual_time
+async def test_one_notice_of_several_has_the_holder_looked_at_soon() -> None:
+    """The others were lost, or those nodes had no order to tell this server."""
+    here, there = servers(2)
+    await there.acquire(HOLDER)
+    first, waiting = here.wait(lease_id(1)), here.wait(lease_id(2))
+    await settle()
+    await there.release(HOLDER)
+    await first
+    await asyncio.sleep(0.2)
+    for link in here.links[1:]:
+        link.lose_notices = True
+    await there.release(lease_id(1))
+    released_ms = LoopClock().now_ms()
+    await waiting
+    assert LoopClock().now_ms() - released_ms < 150
+
+
+@on_virtual_time
+async def test_who_waits_behind_a_lease_that_was_granted_elsewhere_hears_of_its_end() -> None:
+    """The head's mint found a hold that another server had made for the same Acquire."""
+    here, there = servers(2)
+    await there.acquire(HOLDER)
+    first = here.wait(lease_id(1))
+    await settle()
+    behind = here.wait(lease_id(2))
+    await settle()
+    for link in here.links:
+        link.hold_replies = True
+    await there.release(HOLDER)
+    await there.acquire(lease_id(1))
+    for link in here.links:
+        link.settle()
+    await first
+    await asyncio.sleep(0.05)
+    await there.release(lease_id(1))
+    released_ms = LoopClock().now_ms()
+    await behind
+    assert LoopClock().now_ms() - released_ms < 5
+
+
+@on_virtual_time
+async def test_after_the_machine_has_slept_what_was_due_meanwhile_is_done_soon() -> None:
+    """The loop's timers have not counted the sleep; the product's clock has."""
+
+    class SleepingClock(LoopClock):
+        slept_ms = 0.0
+
+        def now_ms(self) -> float:
+            return super().now_ms() + self.slept_ms
+
+    clock, randomness = SleepingClock(), SystemRandomness()
+    links = [FakeNode(index, now_ms=clock.now_ms) for index in range(3)]
+    limits = WaiterLimits(server=9, resource=9, connection=9)
+    server = Server(
+        links,
+        LockService(
+            Redlock(links, clock=clock, randomness=randomness),
+            clock=clock,
+            randomness=randomness,
+            ttl_ms_max=lambda: 300_000,
+            limits=limits,
+        ),
+    )
+    await server.acquire(HOLDER, ttl_ms=300_000)
+    first, second = server.wait(lease_id(1)), server.wait(lease_id(2), wait_ms=60_000)
+    await asyncio.sleep(0.95)
+    clock.slept_ms = 400_000
+    await asyncio.wait([first, second])
+    assert LoopClock().now_ms() < 950 + 500
+    assert token_of(first) == 2
+    assert isinstance(second.result(), NotGranted)
+
+
+@on_virtual_time
 async def test_an_idle_waiter_sends_nothing_to_any_node() -> None:
     """It costs memory alone."""
     (server,) = servers()
@@ -466,9 +578,12 @@ async def test_two_servers_take_turns_and_neither_is_starved(callers_each: int) 
     assert max(len(turn) for turn in turns.split()[1:]) <= HAND_OVERS_MAX + 1
 
 
+@pytest.mark.parametrize("repeats", [False, True])
 @on_virtual_time
-async def test_a_resource_is_handed_over_a_bounded_number_of_times_while_another_server_waits() -> None:
-    """Then it is released openly, and the other server has it."""
+async def test_a_resource_is_handed_over_a_bounded_number_of_times_while_another_server_waits(
+    repeats: bool,  # noqa: FBT001  (a parameter of the test)
+) -> None:
+    """Then it is released openly, and the other server has it; also if a holder repeats its Acquire, which is no grant."""
     here, there = servers(2)
     await here.acquire(HOLDER)
     mine = [here.wait(lease_id(number)) for number in range(40)]
@@ -483,6 +598,9 @@ async def test_a_resource_is_handed_over_a_bounded_number_of_times_while_another
         )
         holder = lease_id(handed_over)
         handed_over += not other.done()
+        if repeats and handed_over == 10:
+            await here.wait(holder)
+            await settle()
     assert handed_over == HAND_OVERS_MAX
     await there.release(lease_id(99))
     await mine[HAND_OVERS_MAX]
@@ -565,6 +683,21 @@ async def test_a_grant_that_came_too_late_is_tried_again() -> None:
     assert isinstance(granted, Lease)
     assert granted.token == 2
     assert granted.validity_ms > 200 + 90
+
+
+@on_virtual_time
+async def test_a_grant_that_is_worth_nothing_by_the_time_its_waiter_hears_of_it_is_taken_back() -> None:
+    """The process was stopped after it was begun, and the waiter hears first who has left."""
+    (server,) = servers()
+    await server.acquire(HOLDER)
+    waiting = server.wait(lease_id(1), ttl_ms=200)
+    await asyncio.sleep(0.5)
+    server.service.begin_release(R, HOLDER)
+    server.service._queues.room.stall_watch._quiet_until_ms = LoopClock().now_ms() + 250
+    granted = await waiting
+    assert isinstance(granted, Lease)
+    assert granted.token == 3
+    assert granted.validity_ms > LoopClock().now_ms()
 
 
 @on_virtual_time

@@ -1,0 +1,101 @@
+"""The product's waiting on several servers, under seeded chance: what must always hold, and mutants, which it must catch.
+
+A failure names its seed, and the seed is the test's id: `pytest "tests/simulation/test_waiting.py::<test>[<seed>]"` runs it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from unittest.mock import patch
+
+import pytest
+
+from harness.waiting_world import run_waiting_world
+from redfence_server.lock_node import Notice
+from redfence_server.quorum import Tally
+from redfence_server.redlock import Attempt
+from redfence_server.wait_queue import Waiter, WaitQueue
+
+SEEDS = range(40)
+every_seed = pytest.mark.parametrize("seed", SEEDS)
+
+
+@pytest.mark.slow
+@every_seed
+def test_while_nothing_is_lost_a_free_lock_goes_at_once_to_one_who_waits(seed: int) -> None:
+    """Callers of every kind come and go, and the lock is never free beside them, nor held by one that is gone."""
+    _run(seed, quiet=True)
+
+
+@pytest.mark.slow
+@every_seed
+def test_through_faults_tokens_grow_nobody_hangs_and_nothing_is_left(seed: int) -> None:
+    """Connections break, nodes fall silent, notices are lost, Acquires are repeated: whoever waits on is granted, one at a time."""
+    _run(seed, quiet=False)
+
+
+def _run(seed: int, *, quiet: bool) -> None:
+    world = run_waiting_world(seed, quiet=quiet)
+    assert not world.problems, f"seed {seed}: " + "\n".join(world.problems[:10])
+    # A world in which nobody gets anything proves nothing.
+    assert world.counts["granted"] > 20, f"seed {seed}: {world.counts}"
+
+
+# --- it can fail ----------------------------------------------------------------------------------------------------
+
+
+_LEAVE, _INIT_TALLY = WaitQueue.leave, Tally.__init__
+
+
+def _ignore_notice(queue: WaitQueue, notice: Notice) -> None:
+    """A waiter is not told of the end of the hold."""
+
+
+def _leave_without_waking(queue: WaitQueue, waiter: Waiter) -> None:
+    """The next in line is not woken by one who leaves."""
+    with patch.object(queue, "_wake_head", lambda: None):
+        _LEAVE(queue, waiter)
+
+
+def _undo_nothing(attempt: Attempt) -> None:
+    """What was minted for a caller who is gone stays."""
+    if not attempt.outcome.done():
+        attempt.outcome.cancel()
+
+
+def _count_on_one_node_less(tally: Tally, node_count: int, *, nonce: str | None = None) -> None:
+    """Two of three nodes and one of three do not share one."""
+    _INIT_TALLY(tally, node_count, nonce=nonce)
+    tally._quorum = max(1, tally._quorum - 1)
+
+
+def _set_no_timer(queue: WaitQueue) -> None:
+    """The time of a hold wakes nobody."""
+
+
+MUTANTS: dict[str, tuple[type, str, Callable[..., None], bool, str]] = {
+    "notices are ignored": (WaitQueue, "noticed", _ignore_notice, True, "free for"),
+    "one who leaves wakes nobody": (WaitQueue, "leave", _leave_without_waking, True, "free for"),
+    "what is given up is not undone": (Attempt, "give_up", _undo_nothing, True, "is gone"),
+    "a minority grants": (Tally, "__init__", _count_on_one_node_less, False, "is valid"),
+    "the end of a hold rings no timer": (WaitQueue, "_set_timer", _set_no_timer, False, "hang"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rule is needed: without it a world of one of the first seeds is not well, and says what is wrong."""
+    owner, method, mutant, quiet, found = MUTANTS[name]
+    monkeypatch.setattr(owner, method, mutant)
+    worlds = (run_waiting_world(seed, quiet=quiet) for seed in SEEDS[:10])
+    assert any(found in problem for world in worlds for problem in world.problems)
+
+
+@pytest.mark.slow
+def test_one_seed_is_one_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure can be replayed: the same seed finds the same problems at the same instants."""
+    monkeypatch.setattr(WaitQueue, "noticed", _ignore_notice)
+    first, again = (run_waiting_world(1, quiet=False) for _ in range(2))
+    assert (first.problems, first.counts) == (again.problems, again.counts)
+    assert first.problems

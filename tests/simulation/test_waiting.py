@@ -64,7 +64,7 @@ def _undo_nothing(attempt: Attempt) -> None:
 
 
 def _count_on_one_node_less(tally: Tally, node_count: int, *, nonce: str | None = None) -> None:
-    """Two of three nodes and one of three do not share one."""
+    """Two quorums need not share a node."""
     _INIT_TALLY(tally, node_count, nonce=nonce)
     tally._quorum = max(1, tally._quorum - 1)
 

@@ -89,18 +89,19 @@ def servers(
     count: int = 1,
     *,
     nodes: int = 3,
+    clock: LoopClock = LoopClock(),  # noqa: B008  (it has no state)
     limits: WaiterLimits = WaiterLimits(server=2_000, resource=1_500, connection=1_800),  # noqa: B008  (frozen)
 ) -> list[Server]:
     """Return servers over the same nodes."""
-    first = [FakeNode(index, now_ms=LoopClock().now_ms, channel="server 0") for index in range(nodes)]
+    first = [FakeNode(index, now_ms=clock.now_ms, channel="server 0") for index in range(nodes)]
     wired = [first] + [
         [
-            FakeNode(index, now_ms=LoopClock().now_ms, channel=f"server {number}", state=first[index].state)
+            FakeNode(index, now_ms=clock.now_ms, channel=f"server {number}", state=first[index].state)
             for index in range(nodes)
         ]
         for number in range(1, count)
     ]
-    clock, randomness = LoopClock(), SystemRandomness()
+    randomness = SystemRandomness()
     return [
         Server(
             links,
@@ -407,19 +408,8 @@ async def test_after_the_machine_has_slept_what_was_due_meanwhile_is_done_soon()
         def now_ms(self) -> float:
             return super().now_ms() + self.slept_ms
 
-    clock, randomness = SleepingClock(), SystemRandomness()
-    links = [FakeNode(index, now_ms=clock.now_ms) for index in range(3)]
-    limits = WaiterLimits(server=9, resource=9, connection=9)
-    server = Server(
-        links,
-        LockService(
-            Redlock(links, clock=clock, randomness=randomness),
-            clock=clock,
-            randomness=randomness,
-            ttl_ms_max=lambda: 300_000,
-            limits=limits,
-        ),
-    )
+    clock = SleepingClock()
+    (server,) = servers(clock=clock)
     await server.acquire(HOLDER, ttl_ms=300_000)
     first, second = server.wait(lease_id(1)), server.wait(lease_id(2), wait_ms=60_000)
     await asyncio.sleep(0.95)

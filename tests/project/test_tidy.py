@@ -99,6 +99,7 @@ PURE = (
     "scripts.py",
     "messages.py",
     "clock.py",
+    "node_clock.py",
 )
 
 

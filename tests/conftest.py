@@ -10,19 +10,21 @@ from typing import NoReturn
 import pytest
 
 from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
+from harness.moved_clock import NoCompilerError, compile_clock_shim
 from harness.processes import CommandProcesses
 from harness.redis_nodes import ENGINES, NodeSet, RedisNode, engine_binary
 from harness.tcp_proxy import TcpProxy
 from redfence_server.redis_binary import RedisBinary, RedisBinaryError, find_redis_binary
 from redfence_server.redis_process import AppendFsync
 
-REQUIRE_VARIABLE = "REDFENCE_REQUIRE_REDIS"
+REQUIRE_REDIS = "REDFENCE_REQUIRE_REDIS"
+REQUIRE_CC = "REDFENCE_REQUIRE_CC"
 
 
-def _missing(what: str) -> NoReturn:
+def _missing(what: str, *, required_by: str = REQUIRE_REDIS) -> NoReturn:
     """Skip on a laptop; fail where everything must be there."""
-    if os.environ.get(REQUIRE_VARIABLE) == "1":
-        pytest.fail(f"{what}, and {REQUIRE_VARIABLE}=1")
+    if os.environ.get(required_by) == "1":
+        pytest.fail(f"{what}, and {required_by}=1")
     pytest.skip(what)
 
 
@@ -78,6 +80,34 @@ def fresh_nodes(tmp_path: Path, redis_binary: RedisBinary) -> Iterator[FreshNode
         count: int, *, binary: RedisBinary | None = None, appendfsync: AppendFsync = "always"
     ) -> list[RedisNode]:
         return await nodes.start(count, binary=binary or redis_binary, appendfsync=appendfsync)
+
+    yield start
+    nodes.close()
+
+
+@pytest.fixture(scope="session")
+def clock_shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What moves the clock of a process; made once."""
+    try:
+        return compile_clock_shim(tmp_path_factory.mktemp("clock-shim"))
+    except NoCompilerError as error:
+        _missing(str(error), required_by=REQUIRE_CC)
+
+
+@pytest.fixture
+def nodes_with_clocks(tmp_path: Path, redis_binary: RedisBinary, clock_shim: Path) -> Iterator[FreshNodes]:
+    """Starts new nodes whose clocks can be moved.
+
+    `await nodes_with_clocks(3)`, and then `await node.step_clock(30_000)`.
+    """
+    nodes = NodeSet(tmp_path / "nodes-with-clocks")
+
+    async def start(
+        count: int, *, binary: RedisBinary | None = None, appendfsync: AppendFsync = "always"
+    ) -> list[RedisNode]:
+        return await nodes.start(
+            count, binary=binary or redis_binary, appendfsync=appendfsync, clock_shim=clock_shim
+        )
 
     yield start
     nodes.close()

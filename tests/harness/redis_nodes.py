@@ -7,10 +7,13 @@ import os
 import secrets
 import shutil
 import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import hiredis
 
+from harness.moved_clock import MovedClock
 from harness.ports import free_port
 from redfence_server.redis_binary import RedisBinary, RedisBinaryError, inspect, wheel_binary_path
 from redfence_server.redis_process import AppendFsync, NodeConf, NodeProcess, call
@@ -18,6 +21,9 @@ from redfence_server.redis_process import AppendFsync, NodeConf, NodeProcess, ca
 ENGINES = ("valkey", "redis")
 _START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 5.0
+_STEP_TIMEOUT_S = 5.0
+# Valkey looks at the clock once in a ms, and in between counts the ticks of the processor.
+_CLOCK_LAG_MS = 1.0
 
 
 def engine_binary(engine: str) -> RedisBinary | None:
@@ -39,9 +45,22 @@ class RedisNode:
     A process is tied to the thread that started it, not to an event loop, so a node may outlive many loops.
     """
 
-    def __init__(self, folder: Path, *, binary: RedisBinary, appendfsync: AppendFsync = "always") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        binary: RedisBinary,
+        appendfsync: AppendFsync = "always",
+        clock_shim: Path | None = None,
+    ) -> None:
         self.folder = folder
         self.binary = binary
+        # With a shim, the node's clock can be moved.
+        self._clock: MovedClock | None = None
+        if clock_shim is not None:
+            wrapper = folder.with_name(f"{folder.name}-program")
+            wrapper.parent.mkdir(parents=True, exist_ok=True)
+            self._clock = MovedClock(clock_shim, program=binary.path, path=wrapper)
         self.appendfsync: AppendFsync = appendfsync
         self.port = free_port()
         # Somebody did more to it than send commands.
@@ -76,7 +95,8 @@ class RedisNode:
     async def start(self) -> None:
         """Start a process, with whatever data is there; return when it answers."""
         assert not self.is_running, "the node runs"
-        self._process = NodeProcess(self._conf, binary=self.binary)
+        program = self._clock.wrapper if self._clock else self.binary.path
+        self._process = NodeProcess(self._conf, binary=replace(self.binary, path=program))
         await self._process.wait_until_ready(timeout_s=_START_TIMEOUT_S)
 
     async def stop(self) -> None:
@@ -106,6 +126,27 @@ class RedisNode:
         if not with_data:
             self.wipe()
         await self.start()
+
+    async def step_clock(self, ms: float) -> None:
+        """Move the node's wall clock, forward if above 0; return when the node lives by it.
+
+        The move outlives the process. The node has to have a shim, and to answer.
+        """
+        assert self._clock is not None, "this node has the machine's clock"
+        self.disturbed = True
+        self._clock.step(ms)
+        async with asyncio.timeout(_STEP_TIMEOUT_S):
+            while not await self.has_clock_offset(self._clock.offset_ms):
+                pass
+
+    async def has_clock_offset(self, offset_ms: float) -> bool:
+        """Tell whether the node's clock is ahead of this machine's by so much."""
+        before_ms = time.time_ns() / 1e6
+        told = await self.call("TIME")
+        after_ms = time.time_ns() / 1e6
+        assert isinstance(told, list)
+        own_ms = int(told[0]) * 1e3 + int(told[1]) / 1e3 - offset_ms
+        return before_ms - _CLOCK_LAG_MS <= own_ms <= after_ms + _CLOCK_LAG_MS
 
     def wipe(self) -> None:
         """Forget everything, as a new disk would. The node must be down."""
@@ -150,12 +191,22 @@ class NodeSet:
         self._lent: list[RedisNode] = []
 
     async def start(
-        self, count: int, *, binary: RedisBinary, appendfsync: AppendFsync = "always"
+        self,
+        count: int,
+        *,
+        binary: RedisBinary,
+        appendfsync: AppendFsync = "always",
+        clock_shim: Path | None = None,
     ) -> list[RedisNode]:
-        """Return `count` new running nodes."""
+        """Return `count` new running nodes; with a shim, their clocks can be moved."""
         first = len(self._nodes)
         nodes = [
-            RedisNode(self._folder / f"node-{first + offset}", binary=binary, appendfsync=appendfsync)
+            RedisNode(
+                self._folder / f"node-{first + offset}",
+                binary=binary,
+                appendfsync=appendfsync,
+                clock_shim=clock_shim,
+            )
             for offset in range(count)
         ]
         self._nodes += nodes

@@ -1,0 +1,109 @@
+"""A node whose clock is moved lives by the moved clock."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.fixture_types import FreshNodes
+from harness.moved_clock import MovedClock
+from redfence_server.redis_binary import RedisBinary
+
+STEP_MS = 30_000
+
+
+async def test_the_clock_of_a_node_moves_while_it_runs(
+    nodes_with_clocks: FreshNodes, engine: RedisBinary
+) -> None:
+    """Both ways, for every process of the node; that of its neighbour does not."""
+    moved, other = await nodes_with_clocks(2, binary=engine)
+    assert await moved.has_clock_offset(0)
+    offset_ms = 0
+    for step_ms in (STEP_MS, -2 * STEP_MS, STEP_MS + 500):
+        await moved.step_clock(step_ms)
+        offset_ms += step_ms
+        assert await moved.has_clock_offset(offset_ms)
+        assert not await moved.has_clock_offset(offset_ms - step_ms)
+        assert await other.has_clock_offset(0)
+    await moved.stop()
+    await moved.start()
+    assert await moved.has_clock_offset(offset_ms)
+
+
+async def test_a_step_forward_ends_keys_early(nodes_with_clocks: FreshNodes, engine: RedisBinary) -> None:
+    """Those that have less time left than the step is long, at once; that is what breaks a lock."""
+    [node] = await nodes_with_clocks(1, binary=engine)
+    await node.call("SET", "short", "", "PX", STEP_MS - 1)
+    await node.call("SET", "long", "", "PX", 10 * STEP_MS)
+    assert await node.call("EXISTS", "short", "long") == 2
+    await node.step_clock(STEP_MS)
+    assert await node.call("EXISTS", "short") == 0
+    assert await node.call("EXISTS", "long") == 1
+    left_ms = await node.call("PTTL", "long")
+    assert isinstance(left_ms, int)
+    assert left_ms <= 9 * STEP_MS
+
+
+async def test_a_step_backward_keeps_keys_longer(nodes_with_clocks: FreshNodes, engine: RedisBinary) -> None:
+    """They end when the clock is there again."""
+    [node] = await nodes_with_clocks(1, binary=engine)
+    await node.call("SET", "key", "", "PX", STEP_MS)
+    await node.step_clock(-STEP_MS)
+    left_ms = await node.call("PTTL", "key")
+    assert isinstance(left_ms, int)
+    assert left_ms > STEP_MS
+
+
+_ALL_CLOCKS = """
+import ctypes, time
+libc = ctypes.CDLL(None)
+class Pair(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("us", ctypes.c_long)]
+pair = Pair()
+libc.gettimeofday(ctypes.byref(pair), None)
+libc.time.restype = ctypes.c_long
+CLOCK_REALTIME_COARSE = 5
+print(time.clock_gettime_ns(time.CLOCK_MONOTONIC), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+print(time.clock_gettime_ns(CLOCK_REALTIME_COARSE), round(time.clock_getres(CLOCK_REALTIME_COARSE) * 1e9))
+print(time.time_ns(), pair.seconds * 10**9 + pair.us * 1000, libc.time(None) * 10**9)
+"""
+
+
+@pytest.mark.parametrize("offset_ms", [0.0, 12_345.678_9, -12_345.678_9])
+def test_every_wall_clock_of_a_process_moves_and_no_other(
+    clock_shim: Path, tmp_path: Path, offset_ms: float
+) -> None:
+    """What a server measures time by stays true, however it asks."""
+    clock = MovedClock(clock_shim, program=Path(sys.executable), path=tmp_path / "it's python")
+    clock.step(offset_ms)
+    true = (time.CLOCK_MONOTONIC, time.CLOCK_BOOTTIME)
+    before = [time.clock_gettime_ns(each) for each in true]
+    wall_before = time.time_ns()
+    run = subprocess.run(
+        [clock.wrapper, "-I", "-S", "-c", _ALL_CLOCKS], stdout=subprocess.PIPE, check=True, text=True
+    )
+    wall_after = time.time_ns()
+    after = [time.clock_gettime_ns(each) for each in true]
+    monotonic, boottime, coarse, coarse_unit_ns, precise, us, seconds = map(int, run.stdout.split())
+    for low, told, high in zip(before, (monotonic, boottime), after, strict=True):
+        assert low <= told <= high
+    low, high = (instant + round(offset_ms * 1e6) for instant in (wall_before, wall_after))
+    for told, unit_ns in ((precise, 1), (us, 1_000), (seconds, 1_000_000_000)):
+        assert low // unit_ns * unit_ns <= told <= high
+    assert low - coarse_unit_ns <= coarse <= high
+
+
+def test_a_program_does_not_start_without_its_clock(clock_shim: Path, tmp_path: Path) -> None:
+    """A test that takes an unmoved clock for a moved one proves nothing."""
+    clock = MovedClock(clock_shim, program=Path("/bin/true"), path=tmp_path / "true")
+    subprocess.run([clock.wrapper], check=True)
+    for damage in ("", None):
+        file = tmp_path / "true.clock"
+        file.write_text(damage) if damage is not None else file.unlink()
+        run = subprocess.run([clock.wrapper], stderr=subprocess.PIPE, check=False)
+        assert run.returncode == 121
+        assert b"clock_shim: " in run.stderr

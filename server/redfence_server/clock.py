@@ -17,6 +17,14 @@ class Clock(Protocol):
         ...
 
 
+class WallClock(Clock, Protocol):
+    """A clock that also tells the time of day, which may be set at any moment: for people, and never to decide by."""
+
+    def wall_ms(self) -> float:
+        """Return the milliseconds since 1970."""
+        ...
+
+
 class SystemClock:
     """The machine's clock, which goes on while the machine sleeps."""
 
@@ -25,3 +33,7 @@ class SystemClock:
         if _BOOTTIME is None:  # pragma: no cover  (not on Linux)
             return time.monotonic_ns() / 1e6
         return time.clock_gettime_ns(_BOOTTIME) / 1e6
+
+    def wall_ms(self) -> float:
+        """Return the milliseconds since 1970."""
+        return time.time_ns() / 1e6

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from redfence_server import node_admission, scripts
+from redfence_server import node_examination, scripts
 from redfence_server.errors import ConfigError, NodeRejectedError
-from redfence_server.node_admission import Findings
+from redfence_server.node_examination import Findings, Phase
 from redfence_server.randomness import Randomness
 from redfence_server.redis_dial import DialError, DialledNode, NodeUrl, dial
 
@@ -44,7 +44,7 @@ def plan(found: Sequence[Findings], *, new_cluster_id: str, ttl_ms_max: int) -> 
     first = formed[0]
     for index, identity in enumerate(identities):
         if identity is None:
-            if any(other.state != "forming" for other in formed):
+            if any(other.phase is not Phase.FORMING for other in formed):
                 raise NodeRejectedError(
                     f"node {index}: it is empty, but others belong to cluster {first.cluster_id} already: it was wiped or "
                     "replaced, and must not vote as if it remembered"
@@ -61,7 +61,7 @@ def plan(found: Sequence[Findings], *, new_cluster_id: str, ttl_ms_max: int) -> 
         raise ConfigError(
             f"max_ttl: the cluster was formed with {first.max_ttl_ms} ms and not with {ttl_ms_max} ms"
         )
-    done = len(formed) == len(found) and all(identity.state == "ready" for identity in formed)
+    done = len(formed) == len(found) and all(identity.phase is not Phase.FORMING for identity in formed)
     return Plan(first.cluster_id, first.max_ttl_ms, done=done)
 
 
@@ -96,7 +96,7 @@ async def form(
             *(_open(index, node, stack, dial_timeout_ms) for index, node in enumerate(nodes))
         )
         try:
-            found = await asyncio.gather(*(node_admission.examine(each, keys) for each in dialled))
+            found = await asyncio.gather(*(node_examination.examine(each, keys) for each in dialled))
             decided = plan(found, new_cluster_id=randomness.hex_id(), ttl_ms_max=ttl_ms_max)
             _warn_of_gaps(nodes, found)
             for state in () if decided.done else ("forming", "ready"):
@@ -104,7 +104,7 @@ async def form(
                     identity = (
                         *(decided.cluster_id, index, len(nodes), decided.ttl_ms_max),
                         *(randomness.hex_id(), findings.run_id, state),
-                        "0" if findings.durability_gap else "1",
+                        *("0" if findings.durability_gap else "1", findings.evicted),
                     )
                     answer = await node.command(
                         "EVAL", scripts.load("form"), 2, keys.node, keys.high, *identity

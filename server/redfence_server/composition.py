@@ -18,6 +18,7 @@ from redfence_server.errors import ConfigError
 from redfence_server.grpc_servicer import AdminServicer, LockServicer, StreamSettings
 from redfence_server.lock_service import LockService
 from redfence_server.node_cluster import NodeCluster, check_urls
+from redfence_server.node_joining import JoiningSettings
 from redfence_server.node_link import LinkSettings
 from redfence_server.randomness import SystemRandomness
 from redfence_server.redlock import Redlock
@@ -44,8 +45,15 @@ def keyspace(config: ServeConfig) -> Keyspace:
 
 
 @asynccontextmanager
-async def lock_server(config: ServeConfig) -> AsyncIterator[RunningServer]:
+async def lock_server(
+    config: ServeConfig, *, adopts_empty_nodes: bool = False
+) -> AsyncIterator[RunningServer]:
     """Run a lock server within `async with`: it answers from the entry on, and nothing of it is left after the exit.
+
+    Args:
+        config: the settings.
+        adopts_empty_nodes: an empty node is one of the cluster that was wiped, also if this server has never seen it: for whoever
+            runs the nodes as well.
 
     Raises:
         StartupError: a setting is wrong, a node must not vote, or there is no quorum.
@@ -58,13 +66,13 @@ async def lock_server(config: ServeConfig) -> AsyncIterator[RunningServer]:
     cluster = NodeCluster(
         check_urls(config.nodes),
         settings=LinkSettings(
-            keys=keys,
             packer=Packer(keys, channel=channel),
             channel=channel,
-            node_count=len(config.nodes),
             node_timeout_ms=config.node_timeout_ms,
             dial_timeout_ms=config.dial_timeout_ms,
-            assume_durable=config.assume_durable,
+            joining=JoiningSettings(
+                keys=keys, assume_durable=config.assume_durable, adopts_empty=adopts_empty_nodes
+            ),
         ),
         clock=clock,
         randomness=randomness,

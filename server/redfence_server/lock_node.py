@@ -87,7 +87,35 @@ class Inspect:
     resource: str
 
 
-Command = Mint | Commit | Undo | Renew | Release | Inspect
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """Note what is known of the other nodes, and tell what the node knows.
+
+    Attributes:
+        changes: for each place, the number of changes that its node is known to have made; 0 for none.
+    """
+
+    changes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Vouch:
+    """Note what a node that forgot must have learnt before it votes again; see rejoin.py.
+
+    Attributes:
+        admission: id to take from now on, which voids the present one.
+        place: of the node that is to come back.
+        floor: it will mint above this; greater than every number here.
+        changes: it will begin with this.
+    """
+
+    admission: str
+    place: int
+    floor: int
+    changes: int
+
+
+Command = Mint | Commit | Undo | Renew | Release | Inspect | Pulse | Vouch
 
 
 # --- replies ----------------------------------------------------------------------------------------------------
@@ -100,12 +128,14 @@ class Granted:
     Attributes:
         contended: other servers want a notice of this hold's end.
         released: of a hand-over: the lease to end did hold the lock here.
+        counts: the vote may be counted: the node's clock has not been set lately.
     """
 
     nonce: str
     token: int
     contended: bool = False
     released: bool = False
+    counts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +156,25 @@ class Renewed:
     ttl_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class Pulsed:
+    """What a node knows.
+
+    Attributes:
+        clock_ms: its wall clock.
+        changes: how many changes it has made.
+        high: the greatest number it ever minted or learnt.
+        known_changes: for each place, how many changes the node there is known to have made; 0 for none.
+        known_floors: for each place, the least floor that a node must have to vote there; 0 for none.
+    """
+
+    clock_ms: float
+    changes: int
+    high: int
+    known_changes: tuple[int, ...]
+    known_floors: tuple[int, ...]
+
+
 class Plain(Enum):
     """Replies that carry nothing but themselves."""
 
@@ -143,10 +192,14 @@ class Plain(Enum):
     """The lease held the lock on this node and does not any more."""
     FREE = auto()
     """Nobody holds the lock on this node."""
+    VOUCHED = auto()
+    """The node knows the floor, and the admission id is void."""
+    TOO_LOW = auto()
+    """The node has a number that is not below the floor; nothing was changed."""
 
 
 class Silence(Enum):
-    """Why there is no reply that counts. The command may have been applied, except for UNREACHABLE."""
+    """Why there is no reply that counts. The command may have been applied, except for UNREACHABLE and NOT_ADMITTED."""
 
     TIMED_OUT = auto()
     """No reply came within the node timeout."""
@@ -155,10 +208,14 @@ class Silence(Enum):
     DISCONNECTED = auto()
     """The connection broke before the reply came."""
     REFUSED = auto()
-    """The node answered with an error, or that this server is not admitted to it any more."""
+    """The node answered with an error."""
+    NOT_ADMITTED = auto()
+    """It changed nothing: this server has to look at the node again before it takes commands, and is about to."""
+    CLOCK_SET = auto()
+    """It answered, but its clock was set lately: its vote for a new grant does not count."""
 
 
-Reply = Granted | Held | Renewed | Plain | Silence
+Reply = Granted | Held | Renewed | Pulsed | Plain | Silence
 
 
 class News(Enum):
@@ -187,6 +244,19 @@ class Notice:
     news: News = News.ENDED
 
 
+class Durability(Enum):
+    """Whether the present run of a node loses nothing at a crash, so that it votes again at once after a restart."""
+
+    UNKNOWN = auto()
+    """It was not looked at yet."""
+    PROVEN = auto()
+    """By its settings, from the run's beginning."""
+    DECLARED = auto()
+    """By the operator's word alone."""
+    NONE = auto()
+    """A restart means quarantine."""
+
+
 class NodeState(Enum):
     """Whether a node votes."""
 
@@ -210,6 +280,11 @@ class NodeReport:
         run_id: the node's id of its present run; empty before it was first reached.
         latency_ms: how long the last answered command took; None before the first.
         since_ms: how long it has been in this state.
+        durability: of its present run.
+        high: the greatest number it was last seen to have minted or learnt.
+        clock_offset_ms: its wall clock less this machine's; None before it was first asked.
+        clock_distrusted_ms: for how much longer its votes for new grants do not count, because its clock was set.
+        state_changes: how often its state has changed since the server's start.
     """
 
     address: str
@@ -218,6 +293,11 @@ class NodeReport:
     run_id: str
     latency_ms: float | None
     since_ms: float
+    durability: Durability = Durability.UNKNOWN
+    high: int = 0
+    clock_offset_ms: float | None = None
+    clock_distrusted_ms: float = 0.0
+    state_changes: int = 0
 
 
 class LockNode(Protocol):

@@ -34,6 +34,9 @@ _ANSWER_MARGIN_MS_MAX: Final = 50
 _ANSWER_MARGIN_SHARE: Final = 0.25
 # How often an attempt is made anew when the nodes are split between callers and nobody was granted.
 _SPLIT_TRIES_MAX: Final = 4
+# A look at a node takes a few milliseconds; beyond this many it is told as no quorum.
+_LOOKS_MAX: Final = 20
+_LOOK_PAUSE_MS: Final = 10
 _EMPTY_QUEUE: Final = QueueView(0, (), 0)
 
 
@@ -141,8 +144,8 @@ class LockService:
         while (turn := await queue.turn(waiter, give_up_at_ms)) is not Turn.GIVE_UP:
             if isinstance(turn, Attempt):
                 outcome = await self._redlock.finish(turn)
-            else:
-                outcome = await self._redlock.attempt(_order(call, behind=queue.wants_notice(waiter)))
+            if not isinstance(turn, Attempt) or _is_void(outcome):
+                outcome = await self._attempt(_order(call, behind=queue.wants_notice(waiter)))
             outcome = self._in_time(call, outcome)
             too_late = None
             match outcome:
@@ -163,6 +166,18 @@ class LockService:
             raise too_late
         return NotGranted(queue.current(), waited=True, position=queue.position(waiter))
 
+    async def _attempt(self, order: Order) -> AttemptOutcome:
+        """Try once; and again for as long as nodes have only to be looked at anew, because they vouched for one that comes back.
+
+        Each time it is a new attempt: what was minted before the look must not count beside what is minted after it (rejoin.py).
+        """
+        for _ in range(_LOOKS_MAX):
+            outcome = await self._redlock.attempt(order)
+            if not _is_void(outcome):
+                break
+            await asyncio.sleep(_LOOK_PAUSE_MS / 1000)
+        return outcome
+
     def _in_time(self, call: AcquireCall, outcome: AttemptOutcome) -> AttemptOutcome:
         """Take back a grant whose validity was used up on the way to its waiter: the process was stopped in between."""
         if not isinstance(outcome, AttemptGranted):
@@ -177,7 +192,7 @@ class LockService:
         """Attempt once, or a few times while rivals split the nodes so that nobody is granted."""
         split_pauses = pauses(self._randomness)
         for tries_left in reversed(range(_SPLIT_TRIES_MAX)):
-            outcome = await self._redlock.attempt(_order(call))
+            outcome = await self._attempt(_order(call))
             match outcome:
                 case AttemptGranted():
                     return _lease(call, outcome)
@@ -302,6 +317,14 @@ def _lease(call: AcquireCall, grant: AttemptGranted) -> Lease:
     waited_ms = grant.minted_at_ms - call.arrived_at_ms
     validity_ms = quorum.validity_left_ms(call.ttl_ms, 0) - quorum.wait_drift_ms(call.ttl_ms, waited_ms)
     return Lease(grant.token, int(waited_ms + validity_ms), grant.nonce)
+
+
+def _is_void(outcome: AttemptOutcome) -> bool:
+    """Tell whether an attempt failed for nodes that have to be looked at anew."""
+    match outcome:
+        case Refusal(Failure.NO_QUORUM, silent=silent):
+            return any(reply is Silence.NOT_ADMITTED for _, reply in silent)
+    return False
 
 
 def _answer_margin_ms(answer_within_ms: float) -> float:

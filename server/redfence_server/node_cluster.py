@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from redfence_server import quorum
-from redfence_server.clock import Clock
+from redfence_server.clock import WallClock
+from redfence_server.cluster_memory import ClusterMemory
 from redfence_server.errors import ConfigError, NodeRejectedError
 from redfence_server.lock_node import NodeReport, NodeState
-from redfence_server.node_link import ClusterIdentity, LinkSettings, NodeLink
+from redfence_server.node_link import LinkSettings, NodeLink
 from redfence_server.randomness import Randomness
 from redfence_server.redis_dial import NodeUrl
 
@@ -54,36 +56,46 @@ def _check_url(index: int, url: str) -> NodeUrl:
         raise ConfigError(f"node {index}: {error}") from None
 
 
+# How often a server exchanges with each node what is known of the cluster, and reads its clock. What it was not told for so long is what
+# a crash of all servers can make it forget; and a clock that is set while nobody acquires is noticed after so long.
+_PULSE_INTERVAL_MS: Final = 1_000
+
+
 class NodeCluster:
     """Starts and ends the links; a server without a quorum at its start does not start."""
 
     def __init__(
-        self, nodes: Sequence[NodeUrl], *, settings: LinkSettings, clock: Clock, randomness: Randomness
+        self, nodes: Sequence[NodeUrl], *, settings: LinkSettings, clock: WallClock, randomness: Randomness
     ) -> None:
-        self._identity = ClusterIdentity()
+        self._memory = ClusterMemory(len(nodes))
+        self._randomness = randomness
+        self._pulses: asyncio.Task[None] | None = None
         self.links = [
             NodeLink(
                 url,
                 index=index,
                 settings=settings,
-                cluster=self._identity,
+                memory=self._memory,
                 clock=clock,
                 randomness=randomness,
             )
             for index, url in enumerate(nodes)
         ]
+        self._memory.on_floor = lambda index: self.links[index].review()
+        for link in self.links:
+            link.know([other for other in self.links if other is not link])
 
     def ttl_ms_max(self) -> int:
         """Return the greatest ttl the cluster allows."""
-        assert self._identity.ttl_ms_max is not None, "asked before a node was admitted"
-        return self._identity.ttl_ms_max
+        assert self._memory.ttl_ms_max is not None, "asked before a node was admitted"
+        return self._memory.ttl_ms_max
 
     def view(self) -> ClusterView:
         """Tell what is known, without asking a node."""
         return ClusterView(
-            cluster_id=self._identity.cluster_id or "",
+            cluster_id=self._memory.cluster_id or "",
             quorum=quorum.majority(len(self.links)),
-            ttl_ms_max=self._identity.ttl_ms_max or 0,
+            ttl_ms_max=self._memory.ttl_ms_max or 0,
             nodes=tuple(link.report() for link in self.links),
         )
 
@@ -95,6 +107,7 @@ class NodeCluster:
         """
         for link in self.links:
             link.start()
+        self._pulses = asyncio.create_task(self._pulse(), name="node-pulses")
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await asyncio.gather(*(link.examined.wait() for link in self.links))
@@ -109,7 +122,16 @@ class NodeCluster:
 
     async def close(self) -> None:
         """End all links."""
+        if self._pulses is not None:
+            self._pulses.cancel()
+            await asyncio.gather(self._pulses, return_exceptions=True)
         await asyncio.gather(*(link.close() for link in self.links))
+
+    async def _pulse(self) -> None:
+        while True:
+            await asyncio.sleep(_PULSE_INTERVAL_MS * self._randomness.uniform(0.9, 1.1) / 1000)
+            for link in self.links:
+                link.pulse()
 
     def _has_quorum(self) -> bool:
         ready = sum(link.report().state is NodeState.READY for link in self.links)
@@ -117,10 +139,9 @@ class NodeCluster:
 
     def _refuse_misconfigured(self) -> None:
         for link in self.links:
-            if link.rejected is not None and link.rejected.reason.misconfigured:
-                raise NodeRejectedError(
-                    f"node {link.index} ({link.report().address}): {link.rejected.detail}"
-                )
+            away = link.turned_away
+            if away is not None and away.reason is not None and away.reason.misconfigured:
+                raise NodeRejectedError(f"node {link.index} ({link.report().address}): {away.detail}")
 
     def _problems(self) -> str:
         reports = [(link.index, link.report()) for link in self.links]

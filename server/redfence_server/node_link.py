@@ -3,42 +3,55 @@
 States: JOINING until it was first reached; then READY; UNREACHABLE while there is no connection; QUARANTINED while the node answers
 but must not vote.
 Commands go out only in READY, so a node is never sent anything before it was admitted on that very connection.
+
+While it votes, every answer is watched for what the node shows of its memory and of its clock: a vote counts only if the clock was not set
+lately, and a node that shows less than it did before is dropped and looked at anew.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 import structlog
 
-from redfence_server import node_admission, scripts
-from redfence_server.clock import Clock
+from redfence_server import scripts
+from redfence_server.clock import WallClock
+from redfence_server.cluster_memory import ClusterMemory
 from redfence_server.lock_node import (
     Command,
+    Durability,
+    Granted,
+    LockNode,
     Mint,
     NodeReport,
     NodeState,
     Notice,
+    Plain,
+    Pulse,
+    Pulsed,
     Release,
     Reply,
     Silence,
     Undo,
+    Vouch,
 )
-from redfence_server.node_admission import Admitted, Expectation, Identity, Rejected
+from redfence_server.node_clock import NodeClock, Step
 from redfence_server.node_connection import NodeConnection, ReplyError
+from redfence_server.node_examination import Identity
+from redfence_server.node_joining import JoiningSettings, NodeJoining, TurnedAwayError, quarantine_ms
 from redfence_server.randomness import Randomness
 from redfence_server.redis_dial import DialError, DialledNode, DialRefusedError, NodeUrl, dial
 
 # How long to wait before dialling again: doubled from the first to the last, with jitter of a half.
 _BACKOFF_MS_FIRST: Final = 50
 _BACKOFF_MS_LAST: Final = 2_000
-# A node that is up but must not vote is looked at again this often.
-_QUARANTINE_RECHECK_MS: Final = 2_000
+# A connection that lasted so long is made again at once.
+_SERVED_WELL_MS: Final = 1_000
 # Undos and releases kept for a node that is away. Beyond it the oldest are dropped: their holds end by their ttl.
 _KEPT_MAX: Final = 10_000
 # Scripts flushed, turned into a replica, password or rights changed: admission finds out what it is.
@@ -54,30 +67,14 @@ class LinkSettings:
         channel: of this server, for notices.
         node_timeout_ms: how long a command may stay unanswered.
         dial_timeout_ms: how long each step of connecting may take.
-        assume_durable: the operator's word that a restarted node forgets nothing.
+        joining: how a node gets its vote.
     """
 
-    keys: scripts.Keyspace
     packer: scripts.Packer
     channel: str
-    node_count: int
     node_timeout_ms: int
     dial_timeout_ms: int
-    assume_durable: bool
-
-
-class ClusterIdentity:
-    """Which cluster the nodes belong to: set by the first admitted node, and binding for the others."""
-
-    def __init__(self) -> None:
-        self.cluster_id: str | None = None
-        self.ttl_ms_max: int | None = None
-
-    def learn(self, identity: Identity) -> None:
-        """Take over a first node's cluster."""
-        if self.cluster_id is None:
-            self.cluster_id = identity.cluster_id
-            self.ttl_ms_max = identity.max_ttl_ms
+    joining: JoiningSettings
 
 
 class NodeLink:
@@ -89,24 +86,32 @@ class NodeLink:
         *,
         index: int,
         settings: LinkSettings,
-        cluster: ClusterIdentity,
-        clock: Clock,
+        memory: ClusterMemory,
+        clock: WallClock,
         randomness: Randomness,
     ) -> None:
         self.index = index
         self._url = url
         self._settings = settings
-        self._cluster = cluster
+        self._memory = memory
+        self._place = memory.places[index]
         self._clock = clock
         self._randomness = randomness
         self._log = structlog.get_logger().bind(node_index=index, node_address=url.address)
+        self._joining = NodeJoining(
+            index, settings=settings.joining, memory=memory, clock=clock, randomness=randomness, log=self._log
+        )
         self._connection: NodeConnection | None = None
+        self._identity: Identity | None = None
         self._admission = b""
+        # The admission id was void, and what is to be found at the next look is not known yet.
+        self._looking_again = False
+        self._node_clock: NodeClock | None = None
         self._state = NodeState.JOINING
         self._detail = "connecting for the first time"
         self._since_ms = clock.now_ms()
         self._logged_state: NodeState | None = None
-        self._run_id = ""
+        self._state_changes = 0
         self._latency_ms: float | None = None
         self._last_error_code = ""
         self._notice_gap = ""
@@ -114,8 +119,8 @@ class NodeLink:
         self._on_notice: Callable[[Notice], None] = _ignore
         self._task: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[str] | None = None
-        self.rejected: Rejected | None = None
-        """Why the node was turned away, when it was."""
+        self.turned_away: TurnedAwayError | None = None
+        """Why the node must not vote, when it was turned away."""
         self.examined = asyncio.Event()
         """Set once the first try to join has come to an end, good or bad."""
 
@@ -126,11 +131,12 @@ class NodeLink:
         connection = self._connection
         if connection is not None:
             packed = self._settings.packer.pack(command, self._admission)
-            if connection.call(packed, partial(self._on_raw, command, on_reply)):
+            if connection.call(packed, partial(self._on_raw, command, self._admission, on_reply)):
                 return
         self._keep(command)
         if on_reply is not None:
-            asyncio.get_running_loop().call_soon(on_reply, Silence.UNREACHABLE)
+            silence = Silence.NOT_ADMITTED if self._looking_again else Silence.UNREACHABLE
+            asyncio.get_running_loop().call_soon(on_reply, silence)
 
     def listen(self, on_notice: Callable[[Notice], None]) -> None:
         """Pass on the notices that this server asked for; see `LockNode`."""
@@ -138,16 +144,38 @@ class NodeLink:
 
     def report(self) -> NodeReport:
         """Tell what is known of the node, without asking it."""
+        now_ms = self._clock.now_ms()
+        offset_ms = self._node_clock.offset_ms if self._node_clock else None
+        distrusted_ms = self._node_clock.distrusted_for_ms(now_ms) if self._node_clock else 0.0
+        clock_set = (
+            f"its clock was set: its votes do not count for {distrusted_ms / 1000:.0f} s"
+            if distrusted_ms
+            else ""
+        )
         return NodeReport(
             address=self._url.address,
             state=self._state,
-            detail=self._detail or self._notice_gap,
-            run_id=self._run_id,
+            detail=self._detail or clock_set or self._notice_gap,
+            run_id=self._joining.run_id,
             latency_ms=self._connection.latency_ms if self._connection else self._latency_ms,
-            since_ms=self._clock.now_ms() - self._since_ms,
+            since_ms=now_ms - self._since_ms,
+            durability=self._durability(),
+            high=self._place.number,
+            clock_offset_ms=None if offset_ms is None else offset_ms + now_ms - self._clock.wall_ms(),
+            clock_distrusted_ms=distrusted_ms,
+            state_changes=self._state_changes,
         )
 
-    def _on_raw(self, command: Command, on_reply: Callable[[Reply], None] | None, raw: Any) -> None:
+    def _durability(self) -> Durability:
+        if self._identity is None:
+            return Durability.UNKNOWN
+        if self._identity.durable:
+            return Durability.PROVEN
+        return Durability.DECLARED if self._settings.joining.assume_durable else Durability.NONE
+
+    def _on_raw(
+        self, command: Command, admission: bytes, on_reply: Callable[[Reply], None] | None, raw: Any
+    ) -> None:
         reply: Reply
         if isinstance(raw, Silence):
             reply = raw
@@ -159,9 +187,16 @@ class NodeLink:
             if self._last_error_code:
                 self._last_error_code = self._detail = ""
             try:
-                reply = scripts.read_reply(raw)
+                reply = self._watched(scripts.read_reply(raw), raw)
+                if isinstance(command, Vouch) and reply is Plain.VOUCHED:
+                    self._renew_admission(command)
             except scripts.NotAdmittedError:
-                reply = self._refused("not_admitted")
+                reply = Silence.NOT_ADMITTED
+                # It changed nothing. What ends a hold is as good later.
+                self._keep(command)
+                if admission == self._admission:
+                    self._looking_again = True
+                    self._refused("not_admitted")
             except scripts.NumbersExhaustedError:
                 self._log.error("node_numbers_exhausted")
                 reply = Silence.REFUSED
@@ -170,6 +205,20 @@ class NodeLink:
                 reply = self._refused("an answer that no script gives")
         if on_reply is not None:
             on_reply(reply)
+
+    def _watched(self, reply: Reply, raw: list[Any]) -> Reply:
+        """Take from an answer what it shows of the node's memory and clock."""
+        if isinstance(reply, Granted):
+            self._memory.heard(self.index, scripts.read_changes(raw), reply.token)
+            if self._node_clock is not None:
+                now_ms = self._clock.now_ms()
+                step = self._node_clock.check(received_ms=now_ms, node_ms=scripts.read_clock_ms(raw))
+                self._note_step(step)
+                if not self._node_clock.trusted(now_ms):
+                    return replace(reply, counts=False)
+        elif changes := scripts.read_changes(raw):
+            self._memory.heard(self.index, changes)
+        return reply
 
     def _failed(self, command: Command, problem: str) -> Silence:
         """Take an error reply: start over where a new connection can mend it, and otherwise go on."""
@@ -188,11 +237,16 @@ class NodeLink:
 
     def _refused(self, problem: str) -> Silence:
         """Start over with the node: its identity, its role or its scripts are not what was found at admission."""
+        if self._connection is not None:
+            self._log.warning("node_refused_command", problem=problem)
+            self._drop(f"it refused a command: {problem}")
+        return Silence.REFUSED
+
+    def _drop(self, reason: str) -> None:
+        """End the connection, to look at the node anew."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            self._log.warning("node_refused_command", problem=problem)
-            connection.abort(f"it refused a command: {problem}")
-        return Silence.REFUSED
+            connection.abort(reason)
 
     def _keep(self, command: Command) -> None:
         # Late is better than never only for what ends a hold; a missed one would block the lock until its ttl ends, if
@@ -210,6 +264,54 @@ class NodeLink:
         for command in kept:
             if command.worthless_at_ms > now_ms:
                 self.send(command)
+
+    # --- memory and clock -----------------------------------------------------------------------------------------
+
+    def know(self, others: Sequence[LockNode]) -> None:
+        """Get to know every other node of the cluster; to be called before `start`."""
+        self._joining.others = others
+
+    def review(self) -> None:
+        """Drop the node if what was learnt since it was admitted speaks against it."""
+        if (
+            self._identity is not None
+            and self._identity.floor < self._place.floor
+            and self._connection is not None
+        ):
+            self._log.warning("node_superseded", floor=self._identity.floor, floor_known=self._place.floor)
+            self._drop("another node, or a later state of this one, has voted at its place since")
+
+    def pulse(self) -> None:
+        """Exchange with the node what is known of the cluster, and read its clock."""
+        if self._connection is not None:
+            changes = self._memory.changes()
+            self.send(Pulse(changes), partial(self._on_pulse, self._clock.now_ms(), changes[self.index]))
+
+    def _on_pulse(self, sent_ms: float, changes_known: int, reply: Reply) -> None:
+        if not isinstance(reply, Pulsed):
+            return
+        if reply.changes < changes_known:
+            self._log.warning("node_forgot", changes=reply.changes, changes_known=changes_known)
+            self._drop("it has forgotten changes that it had answered")
+            return
+        self._memory.pulsed(self.index, reply)
+        if self._node_clock is not None:
+            received_ms = self._clock.now_ms()
+            self._note_step(
+                self._node_clock.note(sent_ms=sent_ms, received_ms=received_ms, node_ms=reply.clock_ms)
+            )
+
+    def _renew_admission(self, vouch: Vouch) -> None:
+        """Go on under the id that this server gave the node: it knows what the others have to look for."""
+        self._memory.vouched(vouch.place, floor=vouch.floor, changes=vouch.changes)
+        self._admission = vouch.admission.encode()
+
+    def _note_step(self, step: Step | None) -> None:
+        if step is not None and self._node_clock is not None:
+            distrusted_ms = self._node_clock.distrusted_for_ms(self._clock.now_ms())
+            self._log.warning(
+                "node_clock_set", by_ms=round(step.by_ms), votes_count_in_ms=round(distrusted_ms)
+            )
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -235,14 +337,20 @@ class NodeLink:
         backoff_ms: float = _BACKOFF_MS_FIRST
         while True:
             pause_ms = backoff_ms
+            began_ms = self._clock.now_ms()
             try:
                 await self._join_and_serve()
-                backoff_ms = pause_ms = _BACKOFF_MS_FIRST
+                backoff_ms = _BACKOFF_MS_FIRST
+                # Most often it has only got a new admission id: look at once, but not over and over.
+                pause_ms = 0 if self._clock.now_ms() - began_ms > _SERVED_WELL_MS else _BACKOFF_MS_FIRST
             except DialError as error:
+                self._looking_again = False
                 self._become(NodeState.UNREACHABLE, str(error))
                 backoff_ms = min(2 * backoff_ms, _BACKOFF_MS_LAST)
-            except _TurnedAwayError:
-                pause_ms = _QUARANTINE_RECHECK_MS
+            except TurnedAwayError as error:
+                self.turned_away = error
+                self._become(NodeState.QUARANTINED, error.detail)
+                pause_ms = error.recheck_ms
             self.examined.set()
             await asyncio.sleep(pause_ms * self._randomness.uniform(0.5, 1.0) / 1000)
 
@@ -250,7 +358,7 @@ class NodeLink:
         """Return when a connection that was admitted has ended."""
         dialled = await dial(self._url, timeout_ms=self._settings.dial_timeout_ms)
         try:
-            identity = await self._admit(dialled)
+            identity = await self._joining.join(dialled)
             for source in scripts.sources():
                 await dialled.command("SCRIPT", "LOAD", source)
             self._lost = asyncio.get_running_loop().create_future()
@@ -263,17 +371,29 @@ class NodeLink:
             dialled.hand_over(connection)
             if speaks_resp3:
                 connection.subscribe(self._settings.channel, self._on_subscribed)
-            self._admission = identity.admission.encode()
+            self._admit(identity)
             self._connection = connection
+            # Before anything else, so that the clock is known before the first vote comes.
+            self.pulse()
             self._send_kept()
             self._last_error_code = ""
             self._become(NodeState.READY, "")
             self.examined.set()
+            self.review()
             reason = await self._lost
             self._become(NodeState.UNREACHABLE, reason)
         finally:
             self._connection = None
+            self._joining.leave()
             await dialled.close()
+
+    def _admit(self, identity: Identity) -> None:
+        self.turned_away = None
+        if self._identity is None or self._identity.floor != identity.floor:
+            # It may be another machine now, with a clock of its own.
+            self._node_clock = NodeClock(distrust_ms=quarantine_ms(identity.max_ttl_ms))
+        self._identity = identity
+        self._admission = identity.admission.encode()
 
     async def _ask_for_resp3(self, dialled: DialledNode) -> bool:
         try:
@@ -292,7 +412,7 @@ class NodeLink:
 
     def _on_raw_notice(self, payload: bytes) -> None:
         try:
-            notice = scripts.read_notice(payload, keys=self._settings.keys, node=self.index)
+            notice = scripts.read_notice(payload, keys=self._settings.joining.keys, node=self.index)
         except ValueError:
             self._log.warning("node_notice_malformed")
             return
@@ -305,57 +425,24 @@ class NodeLink:
         if self._lost is not None and not self._lost.done():
             self._lost.set_result(reason)
 
-    async def _admit(self, dialled: DialledNode) -> Identity:
-        found = await node_admission.examine(dialled, self._settings.keys)
-        self._run_id = found.run_id
-        expected = Expectation(
-            index=self.index,
-            node_count=self._settings.node_count,
-            cluster_id=self._cluster.cluster_id,
-            assume_durable=self._settings.assume_durable,
-        )
-        judgement = node_admission.judge(expected, found)
-        if isinstance(judgement, Rejected):
-            self.rejected = judgement
-            self._become(NodeState.QUARANTINED, judgement.detail)
-            raise _TurnedAwayError
-        if judgement.restarted:
-            await self._note_run(dialled, judgement, found.run_id)
-        self.rejected = None
-        self._cluster.learn(judgement.identity)
-        return judgement.identity
-
-    async def _note_run(self, dialled: DialledNode, judgement: Admitted, run_id: str) -> None:
-        identity = judgement.identity
-        found = (identity.admission, identity.run_id)
-        noted = (run_id, "1" if judgement.durable else "0")
-        source, key = scripts.load("note_run"), self._settings.keys.node
-        if await dialled.command("EVAL", source, 1, key, *found, *noted) != [b"noted"]:
-            raise DialError("its identity changed while it was being admitted")
-        self._log.info(
-            "node_run_noted", run_id_before=identity.run_id, run_id=run_id, durable=judgement.durable
-        )
-
     def _become(self, state: NodeState, detail: str) -> None:
+        self._looking_again &= state is NodeState.UNREACHABLE
         if state is not self._state:
             self._since_ms = self._clock.now_ms()
+            self._state_changes += 1
         self._state, self._detail = state, detail
         # A node that stays away is dialled again and again; that is told once.
         if state is NodeState.JOINING or state is self._logged_state:
             return
         before, self._logged_state = self._logged_state, state
         if state is NodeState.READY and before is None:
-            self._log.info("node_ready", run_id=self._run_id)
+            self._log.info("node_ready", run_id=self._joining.run_id)
         elif state is NodeState.READY:
             # As loud as its loss: whoever was told of that waits for this.
-            self._log.warning("node_back", run_id=self._run_id)
+            self._log.warning("node_back", run_id=self._joining.run_id)
         else:
             self._log.warning("node_lost", state=state.name.lower(), detail=detail)
 
 
 def _ignore(_: Notice) -> None:
     """Nobody listens."""
-
-
-class _TurnedAwayError(Exception):
-    """The node answered but must not vote."""

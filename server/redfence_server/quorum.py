@@ -120,6 +120,9 @@ class Tally:
     def minted(self, node: int, reply: Reply) -> Decision:
         """Note a node's answer to the mint."""
         assert self._replies[node] is None, "a mint is answered once"
+        if isinstance(reply, Granted) and not reply.counts:
+            # The hold that was in the way may have ended before its time.
+            reply = Silence.CLOCK_SET
         self._replies[node] = reply
         if isinstance(reply, Granted):
             self._standing[node] = reply.token

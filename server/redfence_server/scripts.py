@@ -22,11 +22,14 @@ from redfence_server.lock_node import (
     News,
     Notice,
     Plain,
+    Pulse,
+    Pulsed,
     Release,
     Renew,
     Renewed,
     Reply,
     Undo,
+    Vouch,
 )
 
 REDIS_VERSION_MIN: Final = (6, 2)
@@ -83,6 +86,8 @@ _NAMES: dict[type[Command], str] = {
     Renew: "renew",
     Release: "release",
     Inspect: "inspect",
+    Pulse: "pulse",
+    Vouch: "vouch",
 }
 _SOURCES = {kind: load(name) for kind, name in _NAMES.items()}
 # SHA-1 is the name that EVALSHA wants, not a protection.
@@ -120,9 +125,14 @@ class Packer:
             self._command = command
         return self._head + admission + self._tail
 
-    def _parts(self, command: Command) -> tuple[str | int, ...]:
+    def _parts(self, command: Command) -> tuple[str | int, ...]:  # noqa: PLR0911  (one return per command reads best)
         keys, hole = self._keys, self._HOLE
         sha = _SHAS[type(command)]
+        match command:
+            case Pulse(changes):
+                return ("EVALSHA", sha, 2, keys.node, keys.high, hole, *changes)
+            case Vouch(admission, place, floor, changes):
+                return ("EVALSHA", sha, 2, keys.node, keys.high, hole, admission, place, floor, changes)
         lock = keys.lock(command.resource)
         match command:
             case Mint(resource, digest, nonce, holder, ttl_ms, ends, notify, behind):
@@ -175,7 +185,25 @@ _PLAIN = {
     b"not_held": Plain.NOT_HELD,
     b"released": Plain.RELEASED,
     b"free": Plain.FREE,
+    b"vouched": Plain.VOUCHED,
+    b"greater": Plain.TOO_LOW,
 }
+
+
+# Where an answer tells how many changes the node has made.
+_CHANGES_AT = {b"granted": 5, b"committed": 1, b"renewed": 3, b"pulse": 2}
+
+
+def read_changes(raw: list[Any]) -> int:
+    """Return how many changes the node has made, from an answer that `read_reply` has read; 0 if it does not tell."""
+    place = _CHANGES_AT.get(raw[0])
+    return raw[place] if place else 0
+
+
+def read_clock_ms(raw: list[Any]) -> float:
+    """Return the node's clock, from a `granted` that `read_reply` has read."""
+    clock_us: int = raw[6]
+    return clock_us / 1000
 
 
 def read_reply(raw: list[Any]) -> Reply:
@@ -191,12 +219,16 @@ def read_reply(raw: list[Any]) -> Reply:
         if word in _PLAIN:
             return _PLAIN[word]
         if word == b"granted":
+            if len(raw) != 7:
+                raise ValueError(f"no script answers {raw!r}")
             return Granted(raw[1].decode(), raw[2], raw[3] > 0, raw[4] == 1)
         if word == b"held":
             # PTTL is negative for a hold that expires in this very millisecond.
             return Held(raw[1].decode(), raw[2], raw[3].decode(errors="replace"), max(0, raw[4]))
         if word == b"renewed":
             return Renewed(raw[1], raw[2])
+        if word == b"pulse":
+            return Pulsed(raw[1] / 1000, raw[2], raw[3], tuple(raw[4]), tuple(raw[5]))
         if word == b"not_admitted":
             raise NotAdmittedError
         if word == b"exhausted":

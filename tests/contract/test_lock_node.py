@@ -18,6 +18,7 @@ from harness.fixture_types import FlushedNodes
 from harness.redis_nodes import ENGINES, RedisNode, engine_binary
 from redfence_server import cluster_forming
 from redfence_server.clock import SystemClock
+from redfence_server.cluster_memory import ClusterMemory
 from redfence_server.lock_node import (
     Command,
     Commit,
@@ -37,7 +38,8 @@ from redfence_server.lock_node import (
     Silence,
     Undo,
 )
-from redfence_server.node_link import ClusterIdentity, LinkSettings, NodeLink
+from redfence_server.node_joining import JoiningSettings
+from redfence_server.node_link import LinkSettings, NodeLink
 from redfence_server.randomness import SystemRandomness
 from redfence_server.redis_binary import RedisBinary
 from redfence_server.redis_dial import NodeUrl
@@ -213,15 +215,13 @@ async def linked_site(redis: RedisNode, *, channel: str = HERE, url: str = "") -
         NodeUrl(url or redis.url),
         index=0,
         settings=LinkSettings(
-            keys=KEYS,
             packer=Packer(KEYS, channel=channel),
             channel=channel,
-            node_count=1,
             node_timeout_ms=2_000,
             dial_timeout_ms=2_000,
-            assume_durable=False,
+            joining=JoiningSettings(keys=KEYS, assume_durable=False),
         ),
-        cluster=ClusterIdentity(),
+        memory=ClusterMemory(1),
         clock=SystemClock(),
         randomness=SystemRandomness(),
     )

@@ -23,12 +23,15 @@ from redfence_server.lock_node import (
     NodeState,
     Notice,
     Plain,
+    Pulse,
+    Pulsed,
     Release,
     Renew,
     Renewed,
     Reply,
     Silence,
     Undo,
+    Vouch,
 )
 
 TOKENS_END = 2**53
@@ -69,12 +72,30 @@ class FakeNodeState:
         connections: every `FakeNode` over this memory.
     """
 
-    __slots__ = ("admission", "connections", "counter_idle_ms", "counters", "high", "holds", "published")
+    __slots__ = (
+        "admission",
+        "changes",
+        "connections",
+        "counter_idle_ms",
+        "counters",
+        "floor",
+        "high",
+        "holds",
+        "known_changes",
+        "known_floors",
+        "published",
+        "quarantined",
+    )
 
     def __init__(self, *, admission: str = "admitted", counter_idle_ms: float = float("inf")) -> None:
         self.admission = admission
         self.counter_idle_ms = counter_idle_ms
+        self.quarantined = False
         self.high: int | None = 0
+        self.floor = 0
+        self.changes = 0
+        self.known_floors: dict[int, int] = {}
+        self.known_changes: dict[int, int] = {}
         self.holds: dict[str, Hold] = {}
         self.counters: dict[str, Counter] = {}
         self.published: list[tuple[str, str, int, News]] = []
@@ -83,7 +104,9 @@ class FakeNodeState:
     def copy(self) -> Self:
         """Return a node with the same memory and a life of its own."""
         twin = type(self)(admission=self.admission, counter_idle_ms=self.counter_idle_ms)
-        twin.high = self.high
+        twin.high, twin.floor, twin.changes = self.high, self.floor, self.changes
+        twin.quarantined = self.quarantined
+        twin.known_floors, twin.known_changes = self.known_floors.copy(), self.known_changes.copy()
         twin.holds = self.holds.copy()
         twin.counters = self.counters.copy()
         return twin
@@ -101,9 +124,32 @@ class FakeNodeState:
     def wipe(self) -> None:
         """Forget everything, the identity as well: nobody is admitted any more."""
         self.admission = ""
+        self.quarantined = False
         self.high = None
-        self.holds.clear()
-        self.counters.clear()
+        self.floor = self.changes = 0
+        for memory in (self.holds, self.counters, self.known_floors, self.known_changes):
+            memory.clear()
+
+    # --- what the scripts do that a server runs while it joins the node -------------------------------------------
+
+    def quarantine(self, quarantine: str, *, before: str) -> bool:
+        """Take the vote away, if the identity is still the one found before; return whether it was."""
+        if self.admission != before:
+            return False
+        self.admission, self.quarantined = quarantine, True
+        return True
+
+    def readmit(
+        self, quarantine: str, *, admission: str, floor: int, changes: int, floors: tuple[int, ...]
+    ) -> bool:
+        """End that quarantine; return whether it was there to be ended."""
+        if self.admission != quarantine or not self.quarantined:
+            return False
+        self.admission, self.quarantined = admission, False
+        self.high = self.floor = floor
+        self.changes = changes
+        self.known_floors = dict(enumerate(floors))
+        return True
 
     # --- what the scripts do --------------------------------------------------------------------------------------
 
@@ -111,8 +157,15 @@ class FakeNodeState:
         self, command: Command, now_ms: float, *, admission: str = "admitted", channel: str = "here"
     ) -> Reply:
         """Carry out one script at one instant, for a server that was admitted under `admission` and listens on `channel`."""
-        if admission != self.admission:
+        if admission != self.admission or self.quarantined:
             return Silence.REFUSED
+        if self.high is None and isinstance(command, Mint | Commit | Pulse | Vouch):
+            return Silence.REFUSED
+        match command:
+            case Pulse(changes):
+                return self._pulse(changes, now_ms)
+            case Vouch():
+                return self._vouch(command)
         hold = self._hold(command.resource, now_ms)
         match command:
             case Mint():
@@ -124,6 +177,7 @@ class FakeNodeState:
             case Renew(resource, digest):
                 if hold is None or hold.digest != digest:
                     return Plain.NOT_HELD
+                self.changes += 1
                 self.holds[resource] = replace(hold, expires_at_ms=now_ms + hold.ttl_ms)
                 return Renewed(hold.token, hold.ttl_ms)
             case Release(resource, digest, _, yields):
@@ -149,14 +203,16 @@ class FakeNodeState:
             self.holds[mint.resource] = replace(
                 hold, shared=True, ttl_ms=mint.ttl_ms, expires_at_ms=expires_at_ms, notify=notify
             )
+            self.changes += 1
             return Granted(hold.nonce, hold.token, contended=bool(others))
         assert self.high is not None, "an admitted node has a high"
-        token = self._counted(mint.resource, now_ms) + 1
+        token = max(self._counted(mint.resource, now_ms), self.floor) + 1
         if token >= TOKENS_END:
             return Silence.REFUSED
         if hold is not None and sooner:
             self._tell(others, mint.resource, hold, News.SOONER)
         self._count(mint.resource, token, now_ms)
+        self.changes += 1
         notify = (*others, channel) if mint.behind else others
         self.holds[mint.resource] = Hold(
             mint.digest, mint.nonce, False, token, mint.holder, mint.ttl_ms, expires_at_ms, notify
@@ -170,6 +226,7 @@ class FakeNodeState:
             self.holds[commit.resource] = replace(hold, token=commit.token)
         if self._counted(commit.resource, now_ms) < commit.token:
             self._count(commit.resource, commit.token, now_ms)
+        self.changes += 1
         return Plain.COMMITTED
 
     def _undo(self, undo: Undo, hold: Hold | None) -> Reply:
@@ -177,6 +234,30 @@ class FakeNodeState:
             return Plain.KEPT
         self._end(undo.resource, hold)
         return Plain.UNDONE
+
+    def _pulse(self, changes: tuple[int, ...], now_ms: float) -> Pulsed:
+        assert self.high is not None, "an admitted node has a high"
+        for place, told in enumerate(changes):
+            if told > self.known_changes.get(place, 0):
+                self.known_changes[place] = told
+        places = range(len(changes))
+        return Pulsed(
+            now_ms,
+            self.changes,
+            self.high,
+            tuple(self.known_changes.get(place, 0) for place in places),
+            tuple(self.known_floors.get(place, 0) for place in places),
+        )
+
+    def _vouch(self, vouch: Vouch) -> Reply:
+        assert self.high is not None, "an admitted node has a high"
+        if self.high >= vouch.floor:
+            return Plain.TOO_LOW
+        self.high = vouch.floor
+        self.admission = vouch.admission
+        self.known_floors[vouch.place] = vouch.floor
+        self.known_changes[vouch.place] = vouch.changes
+        return Plain.VOUCHED
 
     def _end(self, resource: str, hold: Hold, *, untold: str = "") -> None:
         del self.holds[resource]

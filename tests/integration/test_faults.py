@@ -40,7 +40,7 @@ from redfence_proto.v1.lock_pb2 import (
     RELEASE_OUTCOME_RELEASED,
     TOKEN_STATE_LIVE,
 )
-from redfence_server.node_admission import examine
+from redfence_server.node_examination import examine
 from redfence_server.redis_dial import NodeUrl, dial
 from redfence_server.scripts import Keyspace
 

@@ -14,6 +14,7 @@ from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
 from harness.redis_nodes import RedisNode
 from redfence_server import cluster_forming
 from redfence_server.clock import SystemClock
+from redfence_server.cluster_memory import ClusterMemory
 from redfence_server.lock_node import (
     Command,
     Granted,
@@ -29,7 +30,8 @@ from redfence_server.lock_node import (
     Undo,
 )
 from redfence_server.node_admission import Reason
-from redfence_server.node_link import ClusterIdentity, LinkSettings, NodeLink
+from redfence_server.node_joining import JoiningSettings
+from redfence_server.node_link import LinkSettings, NodeLink
 from redfence_server.randomness import SystemRandomness
 from redfence_server.redis_dial import NodeUrl
 from redfence_server.scripts import Keyspace, Packer
@@ -46,7 +48,7 @@ def new_link(
     *,
     index: int = 0,
     node_count: int = 1,
-    cluster: ClusterIdentity | None = None,
+    memory: ClusterMemory | None = None,
     assume_durable: bool = False,
     channel: str = CHANNEL,
 ) -> NodeLink:
@@ -55,15 +57,13 @@ def new_link(
         NodeUrl(url),
         index=index,
         settings=LinkSettings(
-            keys=KEYS,
             packer=Packer(KEYS, channel=channel),
             channel=channel,
-            node_count=node_count,
             node_timeout_ms=NODE_TIMEOUT_MS,
             dial_timeout_ms=500,
-            assume_durable=assume_durable,
+            joining=JoiningSettings(keys=KEYS, assume_durable=assume_durable),
         ),
-        cluster=cluster or ClusterIdentity(),
+        memory=memory or ClusterMemory(node_count),
         clock=SystemClock(),
         randomness=SystemRandomness(),
     )
@@ -386,10 +386,10 @@ async def test_a_node_that_was_flushed_is_quarantined_by_the_first_command_that_
         await node.call("FLUSHALL")
         assert await ask(link, mint(B, "n2")) is Silence.REFUSED
         await eventually(lambda: is_quarantined(link))
-        assert link.rejected is not None
-        assert link.rejected.reason is Reason.NOT_FORMED
+        assert "it was wiped" in link.report().detail
         assert await ask(link, mint(B, "n3")) is Silence.UNREACHABLE
-        assert await node.call("DBSIZE") == 0
+        assert await node.call("HGET", KEYS.node, "state") == b"quarantined"
+        assert await node.call("DBSIZE") == 1
 
 
 async def test_a_node_that_lost_its_greatest_number_does_not_vote(flushed_nodes: FlushedNodes) -> None:
@@ -434,14 +434,15 @@ async def test_a_node_that_may_have_lost_its_last_second_is_quarantined_after_a_
     """Appendfsync everysec proves nothing; the operator's word does."""
     (node,) = await fresh_nodes(1, appendfsync="everysec")
     await form(node)
-    async with linked(new_link(node.url)) as link:
-        assert is_ready(link)
-        await asyncio.sleep(1.1)  # the identity has to be on disk
-        await node.restart()
-        await eventually(lambda: is_quarantined(link), timeout_s=10)
-        assert "appendfsync is everysec" in link.report().detail
+    await asyncio.sleep(1.1)  # the identity has to be on disk
+    await node.restart()
     async with linked(new_link(node.url, assume_durable=True)) as link:
         assert is_ready(link)
+    await asyncio.sleep(1.1)
+    await node.restart()
+    async with linked(new_link(node.url)) as link:
+        assert is_quarantined(link)
+        assert "appendfsync is everysec" in link.report().detail
 
 
 async def test_a_node_that_stops_being_durable_is_quarantined_at_the_next_connection(
@@ -483,12 +484,14 @@ async def test_what_is_wrong_with_a_node_is_told_in_words(
         ttl_ms_max=300_000,
         randomness=SystemRandomness(),
     )
-    cluster = ClusterIdentity()
-    async with linked(new_link(first.url, index=0, node_count=3, cluster=cluster)) as link:
+    memory = ClusterMemory(3)
+    async with linked(new_link(first.url, index=0, node_count=3, memory=memory)) as link:
         assert is_ready(link)
 
     async def told(url: str, *, index: int, node_count: int) -> str:
-        async with linked(new_link(url, index=index, node_count=node_count, cluster=cluster)) as link:
+        known = ClusterMemory(node_count)
+        known.cluster_id = memory.cluster_id
+        async with linked(new_link(url, index=index, node_count=node_count, memory=known)) as link:
             assert not is_ready(link)
             return link.report().detail
 
@@ -508,9 +511,9 @@ async def test_a_replica_does_not_vote(fresh_nodes: FreshNodes) -> None:
     await replica.call("REPLICAOF", "127.0.0.1", primary.port)
     async with linked(new_link(replica.url)) as link:
         assert is_quarantined(link)
-        assert link.rejected is not None
-        assert link.rejected.reason is Reason.REPLICA
-        assert link.rejected.reason.misconfigured
+        assert link.turned_away is not None
+        assert link.turned_away.reason is Reason.REPLICA
+        assert link.turned_away.reason.misconfigured
 
 
 async def test_a_peer_that_is_no_redis_is_a_dial_error_and_tried_again() -> None:

@@ -29,10 +29,10 @@ from redfence_proto.v1.lock_pb2 import (
     NODE_STATE_READY,
     NODE_STATE_UNREACHABLE,
 )
-from redfence_server import cluster_forming, node_admission
+from redfence_server import cluster_forming, node_examination
 from redfence_server.errors import NodeRejectedError
-from redfence_server.node_admission import Findings
 from redfence_server.node_cluster import check_urls
+from redfence_server.node_examination import Findings
 from redfence_server.randomness import SystemRandomness
 from redfence_server.redis_dial import DialledNode
 from redfence_server.scripts import Keyspace
@@ -411,7 +411,7 @@ async def test_of_two_operators_who_form_the_same_nodes_at_once_one_succeeds_and
     nodes = await flushed_nodes(3)
     slow, fast = [[await start_proxy(node) for node in nodes] for _ in range(2)]
     both_have_looked = asyncio.Barrier(2 * len(nodes))
-    examine = node_admission.examine
+    examine = node_examination.examine
 
     async def examine_together(node: DialledNode, keys: Keyspace) -> Findings:
         found = await examine(node, keys)
@@ -421,7 +421,7 @@ async def test_of_two_operators_who_form_the_same_nodes_at_once_one_succeeds_and
         fast[0].hold(replies=False)
         return found
 
-    monkeypatch.setattr(node_admission, "examine", examine_together)
+    monkeypatch.setattr(node_examination, "examine", examine_together)
 
     def forming(proxies: Sequence[TcpProxy]) -> asyncio.Task[str]:
         urls = [proxy.url(node.url) for proxy, node in zip(proxies, nodes, strict=True)]

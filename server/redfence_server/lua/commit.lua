@@ -6,13 +6,15 @@
 --       3 nonce that this node answered to the mint
 --       4 token of the grant
 --       5 how long an unused counter is kept, in ms
--- Returns  {'committed'}     the hold that was minted has lasted without a gap until now and knows the token
+-- Returns  {'committed', changes}
+--                            the hold that was minted has lasted without a gap until now and knows the token
 --          {'lost'}          it has not; nothing was changed
 --          {'not_admitted'}  as in mint.lua
 --
 -- Atomic because the proof that tokens are ordered needs hold and counter to be judged at one instant. The nonce is
 -- part of the condition: without it, a late commit of a first attempt could land in a second hold of the same lease.
-if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] or redis.call('EXISTS', KEYS[2]) == 0 then
+local high = tonumber(redis.call('GET', KEYS[2]) or nil)
+if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] or not high then
   return {'not_admitted'}
 end
 
@@ -22,7 +24,6 @@ if hold[1] ~= ARGV[2] or hold[2] ~= ARGV[3] then
 end
 
 local token = tonumber(ARGV[4])
-local high = tonumber(redis.call('GET', KEYS[2]))
 if tonumber(hold[3]) < token then
   redis.call('HSET', KEYS[3], 'token', ARGV[4])
 end
@@ -32,4 +33,4 @@ end
 if high < token then
   redis.call('SET', KEYS[2], ARGV[4])
 end
-return {'committed'}
+return {'committed', redis.call('HINCRBY', KEYS[1], 'changes', 1)}

@@ -9,6 +9,7 @@
 --       6 the node's run_id
 --       7 state to reach: 'forming', then 'ready' once every node is forming
 --       8 '1' if the node's present run loses nothing at a crash, else '0'
+--       9 how many keys the node has evicted in this run
 -- Returns  {'formed'}      the node has this identity and state
 --          {'not_empty'}   the node holds keys but no identity; nothing was changed
 --          {'ahead'}       the node has this identity, and another state than the one asked for; nothing was changed
@@ -26,7 +27,8 @@ if not identity[1] then
   end
   redis.call('SET', KEYS[2], '0')
   redis.call('HSET', KEYS[1], 'cluster_id', ARGV[1], 'index', ARGV[2], 'nodes', ARGV[3], 'max_ttl_ms', ARGV[4],
-    'admission', ARGV[5], 'run_id', ARGV[6], 'durable', ARGV[8], 'state', 'forming')
+    'admission', ARGV[5], 'run_id', ARGV[6], 'durable', ARGV[8], 'evicted', ARGV[9],
+    'state', 'forming')
   return {'formed'}
 end
 if identity[1] ~= ARGV[1] or identity[2] ~= ARGV[2] or identity[3] ~= ARGV[3] then

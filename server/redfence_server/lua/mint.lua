@@ -1,7 +1,8 @@
 -- mint: grant this lease the lock on this node if it is free, with the next token of the resource. As a hand-over, end the
 -- lease that holds it in the same step.
 --
--- KEYS  1 node     hash    this node's identity
+-- KEYS  1 node     hash    this node's identity. Of it: `admission`; `floor`, up to which numbers may have been minted here and
+--                          forgotten; `changes`, how many changes the node has made
 --       2 high     string  greatest number this node ever minted or learnt, for any resource
 --       3 lock     hash    the hold of the resource: digest, nonce, shared, token, holder, ttl_ms, notify;
 --                          expires with the lease
@@ -16,9 +17,10 @@
 --       8 channel of this server
 --       9 '1' to be told on that channel when the hold that is in the way has ended, else '0'
 --      10 '1' to be told when the hold that is made here has ended, else '0'
--- Returns  {'granted', nonce, token, others, released}
+-- Returns  {'granted', nonce, token, others, released, changes, clock_us}
 --                                the lease holds the lock here; nonce and token are those of *this hold*; how many other
---                                servers want to be told of its end; 1 if a lease was ended first, else 0
+--                                servers want to be told of its end; 1 if a lease was ended first, else 0; `changes` with
+--                                this one; the node's clock, for a vote of a clock that was set does not count
 --          {'held', digest, token, holder, pttl_ms}   another lease does; nothing was ended
 --          {'exhausted'}                              the numbers below 2^53 are used up; nothing changed
 --          {'not_admitted'}                           the node is not the one the server was admitted to, or
@@ -30,8 +32,16 @@
 --
 -- Atomic because the number must grow in the same step that takes the lock: between the two, another attempt
 -- could take the lock and a smaller number.
-if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] or redis.call('EXISTS', KEYS[2]) == 0 then
+local node = redis.call('HMGET', KEYS[1], 'admission', 'floor')
+local high = tonumber(redis.call('GET', KEYS[2]) or nil)
+if node[1] ~= ARGV[1] or not high then
   return {'not_admitted'}
+end
+
+local function granted(nonce, token, others, released)
+  local changes = redis.call('HINCRBY', KEYS[1], 'changes', 1)
+  local clock = redis.call('TIME')
+  return {'granted', nonce, token, others, released, changes, clock[1] * 1000000 + clock[2]}
 end
 
 local function split(channels, left_out)
@@ -76,12 +86,13 @@ if hold[1] and not handed_over then
   end
   redis.call('HSET', KEYS[3], 'shared', '1', 'ttl_ms', ARGV[5], 'notify', notify)
   redis.call('PEXPIRE', KEYS[3], ARGV[5])
-  return {'granted', hold[2], tonumber(hold[3]), other_count, 0}
+  return granted(hold[2], tonumber(hold[3]), other_count, 0)
 end
 
-local high = tonumber(redis.call('GET', KEYS[2]))
--- A counter that was dropped as idle starts again at `high`, which is no less than it ever was.
-local token = tonumber(redis.call('GET', KEYS[4]) or high) + 1
+-- A counter that was dropped as idle starts again at `high`, which is no less than it ever was. One that a node has kept
+-- from before it forgot others may be too low; the floor is not.
+local counter = tonumber(redis.call('GET', KEYS[4]) or high)
+local token = math.max(counter, tonumber(node[2] or 0)) + 1
 if token >= 9007199254740992 then
   return {'exhausted'}
 end
@@ -102,4 +113,4 @@ end
 redis.call('HSET', KEYS[3], 'digest', ARGV[2], 'nonce', ARGV[3], 'shared', '0', 'token', digits,
   'holder', ARGV[4], 'ttl_ms', ARGV[5], 'notify', table.concat(waiting, ' '))
 redis.call('PEXPIRE', KEYS[3], ARGV[5])
-return {'granted', ARGV[3], token, other_count, handed_over and 1 or 0}
+return granted(ARGV[3], token, other_count, handed_over and 1 or 0)

@@ -13,5 +13,5 @@ local identity = redis.call('HMGET', KEYS[1], 'admission', 'run_id')
 if identity[1] ~= ARGV[1] or identity[2] ~= ARGV[2] then
   return {'changed'}
 end
-redis.call('HSET', KEYS[1], 'run_id', ARGV[3], 'durable', ARGV[4])
+redis.call('HSET', KEYS[1], 'run_id', ARGV[3], 'durable', ARGV[4], 'evicted', '0')
 return {'noted'}

@@ -3,7 +3,7 @@
 -- KEYS  1 node, 2 lock: as in mint.lua
 -- ARGV  1 admission id
 --       2 digest of the lease id
--- Returns  {'renewed', token, ttl_ms}
+-- Returns  {'renewed', token, ttl_ms, changes}
 --          {'not_held'}      the lease does not hold the lock here; nothing was changed
 --          {'not_admitted'}  as in mint.lua
 --
@@ -18,4 +18,4 @@ if hold[1] ~= ARGV[2] then
   return {'not_held'}
 end
 redis.call('PEXPIRE', KEYS[2], hold[3])
-return {'renewed', tonumber(hold[2]), tonumber(hold[3])}
+return {'renewed', tonumber(hold[2]), tonumber(hold[3]), redis.call('HINCRBY', KEYS[1], 'changes', 1)}

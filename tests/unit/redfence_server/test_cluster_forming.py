@@ -8,14 +8,14 @@ import pytest
 
 from redfence_server.cluster_forming import Plan, plan
 from redfence_server.errors import ConfigError, NodeRejectedError
-from redfence_server.node_admission import Findings, Identity
+from redfence_server.node_examination import Findings, Identity, Phase
 
 TTL_MS = 300_000
 
 
-def identity(index: int, *, state: str = "ready") -> Identity:
+def identity(index: int, *, phase: Phase = Phase.READY) -> Identity:
     """Return the identity of one of three nodes."""
-    return Identity("c", index, 3, TTL_MS, "a" * 32, f"run-{index}", durable=True, state=state)
+    return Identity("c", index, 3, TTL_MS, "a" * 32, f"run-{index}", durable=True, phase=phase)
 
 
 def found(index: int, who: Identity | None = None) -> Findings:
@@ -42,10 +42,14 @@ def test_a_formed_cluster_is_left_alone() -> None:
 @pytest.mark.parametrize(
     "who",
     [
-        (identity(0, state="forming"), None, None),
-        (identity(0, state="forming"), identity(1, state="forming"), None),
-        (identity(0, state="forming"), identity(1, state="forming"), identity(2, state="forming")),
-        (identity(0), identity(1, state="forming"), identity(2, state="forming")),
+        (identity(0, phase=Phase.FORMING), None, None),
+        (identity(0, phase=Phase.FORMING), identity(1, phase=Phase.FORMING), None),
+        (
+            identity(0, phase=Phase.FORMING),
+            identity(1, phase=Phase.FORMING),
+            identity(2, phase=Phase.FORMING),
+        ),
+        (identity(0), identity(1, phase=Phase.FORMING), identity(2, phase=Phase.FORMING)),
     ],
 )
 def test_a_forming_that_broke_off_is_finished(who: tuple[Identity | None, ...]) -> None:
@@ -54,7 +58,7 @@ def test_a_forming_that_broke_off_is_finished(who: tuple[Identity | None, ...]) 
 
 
 @pytest.mark.parametrize(
-    "who", [(identity(0), identity(1), None), (None, identity(1, state="forming"), identity(2))]
+    "who", [(identity(0), identity(1), None), (None, identity(1, phase=Phase.FORMING), identity(2))]
 )
 def test_an_empty_node_beside_a_ready_one_is_refused(who: tuple[Identity | None, ...]) -> None:
     """It has lost its memory; a fresh identity would let it vote as if it had not."""

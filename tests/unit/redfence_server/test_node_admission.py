@@ -7,19 +7,8 @@ from typing import Any
 
 import pytest
 
-from redfence_server import node_admission
-from redfence_server.node_admission import (
-    Admitted,
-    Expectation,
-    Findings,
-    Identity,
-    Reason,
-    Rejected,
-    judge,
-    read_identity,
-)
-from redfence_server.redis_dial import DialError
-from redfence_server.scripts import Keyspace
+from redfence_server.node_admission import Admitted, Expectation, Forgot, Quarantined, Reason, Rejected, judge
+from redfence_server.node_examination import Findings, Identity, Phase
 
 ME = Identity(
     cluster_id="c",
@@ -29,10 +18,10 @@ ME = Identity(
     admission="a" * 32,
     run_id="run-1",
     durable=True,
-    state="ready",
+    phase=Phase.READY,
 )
 EXPECTED = Expectation(index=1, node_count=3, cluster_id="c", assume_durable=False)
-FOUND = Findings(identity=ME, run_id="run-1", version="7.2.4", is_replica=False, durability_gap="")
+FOUND = Findings(identity=ME, run_id="run-1", version="7.2.4", high=5)
 GAP = "appendfsync is everysec, not always"
 
 
@@ -84,8 +73,7 @@ def test_a_restarted_node_needs_proof_for_both_runs_or_the_operators_word(
     if assume_durable or (durable_before and not gap):
         assert judgement == Admitted(who, restarted=True, durable=not gap)
     else:
-        assert isinstance(judgement, Rejected)
-        assert judgement.reason is Reason.RESTARTED
+        assert isinstance(judgement, Forgot)
         assert (gap or "the run that ended did not write") in judgement.detail
 
 
@@ -95,133 +83,86 @@ def test_a_restarted_node_needs_proof_for_both_runs_or_the_operators_word(
         ({"is_replica": True}, Reason.REPLICA, True),
         ({"version": "6.0.20"}, Reason.TOO_OLD, True),
         ({"version": "5"}, Reason.TOO_OLD, True),
-        ({"identity": None}, Reason.NOT_FORMED, False),
+        ({"eviction": "maxmemory 1, maxmemory-policy allkeys-lru"}, Reason.EVICTS, True),
+        ({"run_id": "run-of-node-2"}, Reason.SAME_PROCESS, True),
+        ({"identity": None, "high": None}, Reason.NOT_FORMED, False),
+        ({"identity": None, "key_count": 3}, Reason.NOT_FORMED, False),
         ({"identity": replace(ME, cluster_id="other")}, Reason.OTHER_CLUSTER, True),
         ({"identity": replace(ME, index=2)}, Reason.WRONG_PLACE, True),
         ({"identity": replace(ME, node_count=5)}, Reason.WRONG_PLACE, True),
-        ({"identity": replace(ME, state="forming")}, Reason.FORMING, False),
-        ({"identity": replace(ME, state="quarantined")}, Reason.FORMING, False),
+        ({"identity": replace(ME, phase=Phase.FORMING)}, Reason.FORMING, False),
+        ({"identity": replace(ME, phase=Phase.RECOVERING)}, Reason.RECOVERING, False),
+        ({"identity": replace(ME, phase=Phase.RETIRED)}, Reason.REPLACED, True),
+        ({"identity": replace(ME, floor=6)}, Reason.REPLACED, True),
     ],
 )
-def test_every_other_finding_keeps_a_node_out(
+def test_what_only_an_operator_can_mend_keeps_a_node_out(
     *, change: dict[str, Any], reason: Reason, misconfigured: bool
 ) -> None:
     """Also with the operator's word for its durability; a wrong configuration stops a server's start."""
+    expected = replace(EXPECTED, floor=7, runs={"run-of-node-2": 2})
+    found = replace(FOUND, identity=replace(ME, floor=7))
     for assume_durable in (False, True):
-        judgement = judge(replace(EXPECTED, assume_durable=assume_durable), replace(FOUND, **change))
+        judgement = judge(replace(expected, assume_durable=assume_durable), replace(found, **change))
         assert isinstance(judgement, Rejected)
         assert judgement.reason is reason
         assert judgement.reason.misconfigured is misconfigured
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"identity": None, "high": None}, "it was wiped"),
+        ({"high": None}, "lost `high`"),
+        ({"identity": replace(ME, floor=6)}, "old snapshot"),
+        ({"identity": replace(ME, floor=7, changes=99)}, "99 changes of at least 100"),
+        ({"evicted": 4}, "dropped 1 keys"),
+        ({"evicted": 4, "run_id": "run-2"}, "dropped 4 keys"),
+        ({"promoted": True, "run_id": "run-1/history", "evicted": 0}, "was a replica"),
+    ],
+)
+def test_a_node_that_shows_less_than_is_known_has_forgotten(change: dict[str, Any], told: str) -> None:
+    """Whatever its settings say, and whatever the operator said before: this is evidence."""
+    me = replace(ME, floor=7, changes=100, evicted=3)
+    expected = replace(EXPECTED, floor=7, changes=100, familiar=True)
+    assert judge(expected, replace(FOUND, identity=me, evicted=3)) == Admitted(
+        me, restarted=False, durable=True
+    )
+    for assume_durable in (False, True):
+        found = replace(FOUND, **{"identity": me, "evicted": 3, **change})
+        judgement = judge(replace(expected, assume_durable=assume_durable), found)
+        assert isinstance(judgement, Forgot)
+        assert told in judgement.detail
+
+
+def test_a_promoted_node_that_came_back_in_this_life_votes() -> None:
+    """It was readmitted under its present run and history."""
+    me = replace(ME, run_id="run-1/history")
+    judgement = judge(EXPECTED, replace(FOUND, identity=me, run_id="run-1/history", promoted=True))
+    assert judgement == Admitted(me, restarted=False, durable=True)
+
+
+def test_a_quarantine_is_recognised_whatever_run_the_node_is_in() -> None:
+    """It was given by somebody, and ends by a rejoin alone."""
+    me = replace(ME, phase=Phase.QUARANTINED)
+    for run_id in ("run-1", "run-2"):
+        for high in (None, 5):
+            judgement = judge(
+                replace(EXPECTED, floor=9, changes=9), replace(FOUND, identity=me, run_id=run_id, high=high)
+            )
+            assert judgement == Quarantined(me)
+
+
+def test_an_empty_node_is_taken_in_only_where_it_is_known_to_have_been() -> None:
+    """Otherwise a wrong URL would take the place of a node that is well."""
+    empty = replace(FOUND, identity=None, high=None)
+    for familiar in (False, True):
+        for cluster_id in (None, "c"):
+            judgement = judge(replace(EXPECTED, familiar=familiar, cluster_id=cluster_id), empty)
+            assert isinstance(judgement, Forgot if familiar and cluster_id else Rejected)
 
 
 @pytest.mark.parametrize("version", ["6.2.0", "6.10", "7.0.15", "8.1.1", "10.0.0-rc1"])
 def test_versions_are_compared_as_numbers(version: str) -> None:
     """6.10 is newer than 6.2, and 10 than 7."""
     assert judge(EXPECTED, replace(FOUND, version=version)) == AS_FORMED
-
-
-FIELDS = {
-    "cluster_id": "c",
-    "index": "1",
-    "nodes": "3",
-    "max_ttl_ms": "300000",
-    "admission": "a" * 32,
-    "run_id": "run-1",
-    "durable": "1",
-    "state": "ready",
-}
-
-
-def _flat(fields: dict[str, str]) -> list[bytes]:
-    return [text.encode() for pair in fields.items() for text in pair]
-
-
-def test_an_identity_is_read_back_as_it_was_written() -> None:
-    """No answer is no identity."""
-    assert read_identity(_flat(FIELDS)) == ME
-    assert read_identity([]) is None
-
-
-@pytest.mark.parametrize("missing", FIELDS)
-def test_an_identity_that_lacks_a_field_is_a_dial_error(missing: str) -> None:
-    """Half an identity admits nobody."""
-    with pytest.raises(DialError):
-        read_identity(_flat({name: text for name, text in FIELDS.items() if name != missing}))
-
-
-@pytest.mark.parametrize(("name", "text"), [("index", "one"), ("nodes", ""), ("admission", "short")])
-def test_an_identity_with_a_malformed_field_is_a_dial_error(name: str, text: str) -> None:
-    """Whoever wrote it, it was not form.lua."""
-    with pytest.raises(DialError):
-        read_identity(_flat({**FIELDS, name: text}))
-
-
-class ScriptedNode:
-    """A dialled node whose answers the test has written down."""
-
-    def __init__(self, **settings: str) -> None:
-        self.settings = {
-            "appendonly": "yes",
-            "appendfsync": "always",
-            "no-appendfsync-on-rewrite": "no",
-            "aof-load-truncated": "no",
-            **{name.replace("_", "-"): value for name, value in settings.items()},
-        }
-        self.high = 1
-        self.may_read_settings = True
-
-    async def command(self, *parts: str | bytes | int) -> Any:
-        """Answer as a node does."""
-        match parts:
-            case ("INFO", "server"):
-                return b"# Server\r\nredis_version:7.2.4\r\nrun_id:run-1\r\n"
-            case ("INFO", "replication"):
-                return b"role:master\r\n"
-            case ("EXISTS", _):
-                return self.high
-            case ("HGETALL", _):
-                return _flat(FIELDS)
-            case ("CONFIG", "GET", str(name)):
-                if not self.may_read_settings:
-                    raise DialError("NOPERM")
-                return [name.encode(), self.settings[name].encode()]
-        raise AssertionError(parts)
-
-
-async def _examine(node: ScriptedNode) -> Findings:
-    return await node_admission.examine(node, Keyspace())  # type: ignore[arg-type]  # its twin in shape
-
-
-async def test_a_node_that_syncs_every_write_has_no_gap() -> None:
-    """Everything it says of itself is gathered."""
-    assert await _examine(ScriptedNode()) == FOUND
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("appendonly", "no"),
-        ("appendfsync", "everysec"),
-        ("appendfsync", "no"),
-        ("no_appendfsync_on_rewrite", "yes"),
-        ("aof_load_truncated", "yes"),
-    ],
-)
-async def test_every_setting_that_can_lose_a_write_is_a_gap(name: str, value: str) -> None:
-    """Each of them alone breaks the proof, and is named."""
-    gap = (await _examine(ScriptedNode(**{name: value}))).durability_gap
-    assert f"{name.replace('_', '-')} is {value}" in gap
-
-
-async def test_settings_that_may_not_be_read_prove_nothing() -> None:
-    """An access list that hides them leaves only the operator's word."""
-    node = ScriptedNode()
-    node.may_read_settings = False
-    assert "does not let this server read" in (await _examine(node)).durability_gap
-
-
-async def test_a_node_without_its_greatest_number_has_no_identity() -> None:
-    """Whatever else it still has."""
-    node = ScriptedNode()
-    node.high = 0
-    assert (await _examine(node)).identity is None

@@ -17,11 +17,14 @@ from redfence_server.lock_node import (
     News,
     Notice,
     Plain,
+    Pulse,
+    Pulsed,
     Release,
     Renew,
     Renewed,
     Reply,
     Undo,
+    Vouch,
 )
 
 KEYS = scripts.Keyspace(prefix="p:", counter_idle_ms=5_000)
@@ -35,6 +38,8 @@ COMMANDS: tuple[Command, ...] = (
     Release("r", "digest", 0),
     Release("r", "digest", 0, yields=True),
     Inspect("r"),
+    Pulse((0, 7, 2**53 - 1)),
+    Vouch("f" * 32, 2, 2**53 - 1, 7),
 )
 
 
@@ -102,13 +107,16 @@ def test_a_command_is_packed_for_each_node_with_its_own_admission_id(command: Co
 @pytest.mark.parametrize(
     ("raw", "reply"),
     [
-        ([b"granted", b"n", 2**53 - 1, 0, 0], Granted("n", 2**53 - 1)),
-        ([b"granted", b"n", 4, 3, 0], Granted("n", 4, contended=True)),
-        ([b"granted", b"n", 4, 0, 1], Granted("n", 4, released=True)),
+        ([b"granted", b"n", 2**53 - 1, 0, 0, 1, 2], Granted("n", 2**53 - 1)),
+        ([b"granted", b"n", 4, 3, 0, 1, 2], Granted("n", 4, contended=True)),
+        ([b"granted", b"n", 4, 0, 1, 1, 2], Granted("n", 4, released=True)),
         ([b"held", b"d", 4, "ż".encode(), 90], Held("d", 4, "ż", 90)),
         ([b"held", b"d", 4, b"", -2], Held("d", 4, "", 0)),
-        ([b"renewed", 4, 900], Renewed(4, 900)),
-        ([b"committed"], Plain.COMMITTED),
+        ([b"renewed", 4, 900, 1], Renewed(4, 900)),
+        ([b"pulse", 2_500, 7, 4, [0, 9], [0, 3]], Pulsed(2.5, 7, 4, (0, 9), (0, 3))),
+        ([b"vouched"], Plain.VOUCHED),
+        ([b"greater", 9], Plain.TOO_LOW),
+        ([b"committed", 1], Plain.COMMITTED),
         ([b"lost"], Plain.LOST),
         ([b"undone"], Plain.UNDONE),
         ([b"kept"], Plain.KEPT),

@@ -1,0 +1,246 @@
+"""Bring one node to where it may vote, on a fresh connection: examine, judge, quarantine, rejoin.
+
+Every step leaves the node either as it was, or in quarantine, or voting; so a server may end between any two of them, and several may be at
+it at once. The waiting is each server's own: a quarantine that this server has not watched from its beginning lasts longer, never less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from redfence_server import quorum, rejoin, scripts
+from redfence_server.clock import Clock
+from redfence_server.cluster_memory import ClusterMemory
+from redfence_server.lock_node import LockNode
+from redfence_server.node_admission import (
+    Admitted,
+    Expectation,
+    Forgot,
+    Judgement,
+    Quarantined,
+    Reason,
+    Rejected,
+    judge,
+)
+from redfence_server.node_examination import Findings, Identity, Phase, examine
+from redfence_server.randomness import Randomness
+from redfence_server.redis_dial import DialError, DialledNode
+from redfence_server.rejoin import Rejoin, Vouched
+
+# A node that is up but must not vote is looked at again this often, with jitter.
+_RECHECK_MS: Final = 2_000
+# A rejoin that another one overtook is tried again soon.
+_OVERTAKEN_RECHECK_MS: Final = 100
+
+
+@dataclass(eq=False)
+class TurnedAwayError(Exception):
+    """The node answered and must not vote now.
+
+    Attributes:
+        detail: why, for humans.
+        recheck_ms: when to look again.
+        reason: what an operator has to mend; None if the node comes back by itself.
+    """
+
+    detail: str
+    recheck_ms: float = _RECHECK_MS
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JoiningSettings:
+    """What the joining of every node has in common.
+
+    Attributes:
+        assume_durable: the operator's word that a restarted node forgets nothing.
+        adopts_empty: an empty node at a place of the cluster is taken for the one that was there, also if this server
+            has never seen it: only for a server that runs the nodes itself.
+    """
+
+    keys: scripts.Keyspace
+    assume_durable: bool
+    adopts_empty: bool = False
+
+
+def quarantine_ms(ttl_ms_max: int) -> float:
+    """Return how long a node that forgot stays out: every lease that it may have forgotten has ended by then."""
+    return ttl_ms_max + ttl_ms_max * quorum.DRIFT_RATIO + quorum.DRIFT_FIXED_MS
+
+
+class NodeJoining:
+    """Brings the node at one place to where it may vote.
+
+    Attributes:
+        run_id: of the process that was looked at last.
+        others: every other node of the cluster; to be set before the first `join`.
+    """
+
+    def __init__(
+        self,
+        place: int,
+        *,
+        settings: JoiningSettings,
+        memory: ClusterMemory,
+        clock: Clock,
+        randomness: Randomness,
+        log: structlog.typing.FilteringBoundLogger,
+    ) -> None:
+        self._place = place
+        self._settings = settings
+        self._memory = memory
+        self._clock = clock
+        self._randomness = randomness
+        self._log = log
+        self._quarantine = ""
+        self._quarantine_seen_ms = 0.0
+        # The floor under which this server was last admitted here; None before the first time.
+        self._floor: int | None = None
+        self.run_id = ""
+        self.others: Sequence[LockNode] = ()
+
+    async def join(self, node: DialledNode) -> Identity:
+        """Return the identity under which the node votes.
+
+        Cancellation: the node is as it was, in quarantine, or votes.
+
+        Raises:
+            TurnedAwayError: it must not vote now.
+            DialError: the connection broke, or somebody else changed the node meanwhile.
+        """
+        judgement, found = await self._look(node)
+        if isinstance(judgement, Quarantined):
+            await self._bring_back(node, judgement.identity, found)
+            judgement, found = await self._look(node)
+        match judgement:
+            case Admitted():
+                await self._note_run(node, judgement, found)
+                self._memory.admit(judgement.identity, found.run_id)
+                self._floor = judgement.identity.floor
+                return judgement.identity
+            case Forgot(detail):
+                await self._put_in_quarantine(node, found, detail)
+                raise TurnedAwayError(
+                    f"quarantined: {detail}", min(self._quarantine_left_ms(found) + 1, _RECHECK_MS)
+                )
+            case Rejected(reason, detail):
+                raise TurnedAwayError(detail, reason=reason)
+            case Quarantined():
+                raise TurnedAwayError("quarantined a second time, while it came back")
+
+    def leave(self) -> None:
+        """Note that the connection under which the node was admitted has ended."""
+        self._memory.places[self._place].run_id = ""
+
+    async def _look(self, node: DialledNode) -> tuple[Judgement, Findings]:
+        # What is expected is fixed before the look: what is learnt during it may be newer than what is seen.
+        place = self._memory.places[self._place]
+        last = self._settings.adopts_empty or (self._floor is not None and self._floor >= place.floor)
+        expected = Expectation(
+            index=self._place,
+            node_count=len(self._memory.places),
+            cluster_id=self._memory.cluster_id,
+            assume_durable=self._settings.assume_durable,
+            floor=place.floor,
+            changes=place.changes,
+            familiar=last,
+            runs=self._memory.runs_of_others(self._place),
+        )
+        found = await examine(node, self._settings.keys)
+        self.run_id = found.run_id
+        return judge(expected, found), found
+
+    async def _note_run(self, node: DialledNode, judgement: Admitted, found: Findings) -> None:
+        if not judgement.restarted:
+            return
+        identity = judgement.identity
+        before, noted = (
+            (identity.admission, identity.run_id),
+            (found.run_id, "1" if judgement.durable else "0"),
+        )
+        await self._step(node, "note_run", (self._settings.keys.node,), *before, *noted)
+        self._log.info(
+            "node_run_noted", run_id_before=before[1], run_id=found.run_id, durable=judgement.durable
+        )
+
+    # --- quarantine -----------------------------------------------------------------------------------------------
+
+    async def _put_in_quarantine(self, node: DialledNode, found: Findings, detail: str) -> None:
+        identity = found.identity
+        before = (identity.admission, identity.run_id) if identity else ("", "")
+        place = (
+            (identity.cluster_id, identity.index, identity.node_count, identity.max_ttl_ms)
+            if identity
+            else (self._memory.cluster_id, self._place, len(self._memory.places), self._memory.ttl_ms_max)
+        )
+        quarantine = self._randomness.hex_id()
+        keys = (self._settings.keys.node, self._settings.keys.high)
+        state = Phase.QUARANTINED.value
+        await self._step(node, "quarantine", keys, *before, quarantine, state, *map(str, place), found.run_id)
+        self._see_quarantine(quarantine)
+        self._log.warning("node_quarantined", detail=detail, run_id=found.run_id)
+
+    def _see_quarantine(self, quarantine: str) -> None:
+        if quarantine != self._quarantine:
+            self._quarantine, self._quarantine_seen_ms = quarantine, self._clock.now_ms()
+
+    def _quarantine_left_ms(self, found: Findings) -> float:
+        ttl_ms_max = found.identity.max_ttl_ms if found.identity else self._memory.ttl_ms_max or 0
+        return max(0.0, self._quarantine_seen_ms + quarantine_ms(ttl_ms_max) - self._clock.now_ms())
+
+    async def _bring_back(self, node: DialledNode, identity: Identity, found: Findings) -> None:
+        """Rejoin a node whose quarantine has lasted long enough."""
+        self._see_quarantine(identity.admission)
+        left_ms = self._quarantine_left_ms(found)
+        if left_ms > 0:
+            raise TurnedAwayError(
+                f"quarantined: it may have forgotten locks and tokens; it can vote again in {left_ms / 1000:.0f} s at the earliest",
+                min(left_ms + 1, _RECHECK_MS),
+            )
+        place = self._memory.places[self._place]
+        attempt = Rejoin(
+            self._place,
+            self.others,
+            number=max(place.number, place.floor, identity.floor, found.high or 0),
+            changes=max(place.changes, identity.changes),
+            randomness=self._randomness,
+        )
+        attempt.start()
+        outcome = await attempt.outcome
+        # Whatever comes of it, the floor that the others may know by now was for the node that is looked at here.
+        self._floor = max(self._floor or 0, attempt.floor)
+        match outcome:
+            case rejoin.Failure.TOO_FEW:
+                raise TurnedAwayError(
+                    "quarantined: it can vote again once a quorum of the other nodes does; if those have forgotten as well, "
+                    "run `redfence cluster recover`"
+                )
+            case rejoin.Failure.OVERTAKEN:
+                raise TurnedAwayError(
+                    "quarantined: its return was overtaken and is tried again", _OVERTAKEN_RECHECK_MS
+                )
+            case Vouched() as vouched:
+                await self._readmit(node, identity, found, vouched)
+
+    async def _readmit(
+        self, node: DialledNode, identity: Identity, found: Findings, vouched: Vouched
+    ) -> None:
+        keys = (self._settings.keys.node, self._settings.keys.high)
+        quarantine = (identity.admission, Phase.QUARANTINED.value)
+        life = (self._randomness.hex_id(), str(vouched.floor), str(vouched.changes), found.run_id)
+        durable = "0" if found.durability_gap else "1"
+        floors = map(str, vouched.known_floors)
+        await self._step(node, "readmit", keys, *quarantine, *life, durable, str(found.evicted), *floors)
+        self._log.warning("node_rejoined", floor=vouched.floor, run_id=found.run_id)
+
+    async def _step(self, node: DialledNode, script: str, keys: tuple[str, ...], *arguments: str) -> None:
+        """Carry out a script that changes the node's identity, if it is still what was judged."""
+        answer = await node.command("EVAL", scripts.load(script), len(keys), *keys, *arguments)
+        if answer == [b"not_empty"]:
+            raise DialError("it has no identity, and somebody has begun to write to it")
+        if answer == [b"changed"]:
+            raise DialError("its identity was changed by somebody else meanwhile")

@@ -786,7 +786,7 @@ async def test_a_node_that_was_admitted_under_another_id_refuses_and_changes_not
     await ask(site, mint())
     await site.take_admission_away()
     before = await site.dump()
-    assert await ask(site, command) is Silence.REFUSED
+    assert await ask(site, command) is Silence.NOT_ADMITTED
     assert await site.dump() == before
 
 

@@ -158,9 +158,9 @@ class FakeNodeState:
     ) -> Reply:
         """Carry out one script at one instant, for a server that was admitted under `admission` and listens on `channel`."""
         if admission != self.admission or self.quarantined:
-            return Silence.REFUSED
+            return Silence.NOT_ADMITTED
         if self.high is None and isinstance(command, Mint | Commit | Pulse | Vouch):
-            return Silence.REFUSED
+            return Silence.NOT_ADMITTED
         match command:
             case Pulse(changes):
                 return self._pulse(changes, now_ms)

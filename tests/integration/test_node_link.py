@@ -384,7 +384,7 @@ async def test_a_node_that_was_flushed_is_quarantined_by_the_first_command_that_
     async with linked(new_link(node.url)) as link:
         await ask(link, mint())
         await node.call("FLUSHALL")
-        assert await ask(link, mint(B, "n2")) is Silence.REFUSED
+        assert await ask(link, mint(B, "n2")) is Silence.NOT_ADMITTED
         await eventually(lambda: is_quarantined(link))
         assert "it was wiped" in link.report().detail
         assert await ask(link, mint(B, "n3")) is Silence.UNREACHABLE
@@ -399,7 +399,7 @@ async def test_a_node_that_lost_its_greatest_number_does_not_vote(flushed_nodes:
     async with linked(new_link(node.url)) as link:
         await ask(link, mint())
         await node.call("DEL", KEYS.high)
-        assert await ask(link, mint(B, "n2", "other")) is Silence.REFUSED
+        assert await ask(link, mint(B, "n2", "other")) is Silence.NOT_ADMITTED
         await eventually(lambda: is_quarantined(link))
 
 

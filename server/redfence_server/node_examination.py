@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Final
 
 from redfence_server import scripts
-from redfence_server.redis_dial import DialError, DialledNode
+from redfence_server.redis_dial import DialAnswerError, DialError, DialledNode
 
 
 class Phase(Enum):
@@ -97,7 +97,7 @@ async def examine(node: DialledNode, keys: scripts.Keyspace) -> Findings:
     replication = await read_info(node, "replication")
     promoted = int(replication.get("second_repl_offset", "-1")) >= 0
     history = f"/{replication.get('master_replid', '')}" if promoted else ""
-    identity, key_count, *high = await node.command("EVAL", scripts.load("look"), 2, keys.node, keys.high)
+    _, identity, key_count, *high = await node.command("EVAL", scripts.load("look"), 2, keys.node, keys.high)
     return Findings(
         high=read_number(high[0]) if high else None,
         identity=read_identity(identity),
@@ -116,7 +116,7 @@ def read_identity(flat: list[bytes]) -> Identity | None:
     """Return the identity in an HGETALL answer, or None if it is empty.
 
     Raises:
-        DialError: a field is missing or malformed.
+        DialAnswerError: a field is missing or malformed.
     """
     if not flat:
         return None
@@ -139,19 +139,19 @@ def read_identity(flat: list[bytes]) -> Identity | None:
             known_changes=_by_place(fields, "changes:"),
         )
     except (KeyError, ValueError) as error:
-        raise DialError(f"its identity is malformed: {error!r}") from error
+        raise DialAnswerError(f"its identity is malformed: {error!r}") from error
 
 
 def read_number(raw: bytes) -> int:
     """Return a key's number.
 
     Raises:
-        DialError: it holds something else.
+        DialAnswerError: it holds something else.
     """
     try:
         return int(raw)
     except ValueError as error:
-        raise DialError("a key of ours holds what is no number") from error
+        raise DialAnswerError("a key of ours holds what is no number") from error
 
 
 def _by_place(fields: Mapping[str, str], start: str) -> dict[int, int]:
@@ -197,12 +197,13 @@ async def read_info(node: DialledNode, section: str) -> Mapping[str, str]:
     """Return one section of INFO.
 
     Raises:
-        DialError: the node does not answer it as a Redis server does.
+        DialError: the connection broke or the node refused.
+        DialAnswerError: the node does not answer it as a Redis server does.
     """
     raw = await node.command("INFO", section)
     if not isinstance(raw, bytes):
         # Also a connection that has ended up at itself, on a port that the node has left.
-        raise DialError("it does not answer INFO as a Redis server does")
+        raise DialAnswerError("it does not answer INFO as a Redis server does")
     lines = (line.partition(":") for line in raw.decode(errors="replace").splitlines())
     return {name: value.strip() for name, colon, value in lines if colon}
 

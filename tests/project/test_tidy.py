@@ -91,6 +91,8 @@ def test_the_storage_takes_only_serving_and_logging_from_the_server(path: Path) 
 PURE = (
     "quorum.py",
     "lock_node.py",
+    "cluster_memory.py",
+    "node_admission.py",
     "model.py",
     "errors.py",
     "backoff.py",

@@ -119,7 +119,7 @@ class ScriptedNode:
             case ("INFO", "stats"):
                 return b"evicted_keys:2\r\n"
             case ("EVAL", *_):
-                return [_flat(FIELDS | MORE), 4, *([] if self.high is None else [self.high])]
+                return [b"found", _flat(FIELDS | MORE), 4, *([] if self.high is None else [self.high])]
             case ("CONFIG", "GET", str(name)):
                 if not self.may_read_settings:
                     raise DialError("NOPERM")

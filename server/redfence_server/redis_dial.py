@@ -14,15 +14,29 @@ import redis.asyncio as redis_asyncio
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+)
 
 
 class DialError(Exception):
     """No usable connection: unreachable, refused, wrong password, or an answer that is none."""
 
 
+class DialDeniedError(DialError):
+    """The node does not let this user in: unknown, wrong password, or without the rights that every connection needs."""
+
+
 class DialRefusedError(DialError):
     """The node answered a command with an error; the connection goes on."""
+
+
+class DialAnswerError(DialError):
+    """The node answered what no node does: another kind of server, or keys of ours that somebody else has written."""
 
 
 # Everything else that redis-py reads from a URL would change how commands are sent, retried or read.
@@ -124,6 +138,7 @@ async def dial(node: NodeUrl, *, timeout_ms: int) -> DialledNode:
         timeout_ms: bound on connecting, and later on each command until the hand-over.
 
     Raises:
+        DialDeniedError: the node does not let this user in.
         DialError: it could not be opened.
 
     Cancellation: nothing stays open.
@@ -142,6 +157,9 @@ async def dial(node: NodeUrl, *, timeout_ms: int) -> DialledNode:
         async with asyncio.timeout(2 * timeout_ms / 1000):
             await connection.connect()
             _pass_on_cancellation()
+    except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
+        await connection.disconnect(nowait=True)
+        raise DialDeniedError(str(error)) from error
     except (RedisError, OSError) as error:
         await connection.disconnect(nowait=True)
         raise DialError(str(error)) from error

@@ -11,7 +11,7 @@ from harness.eventually import eventually
 from harness.fixture_types import FlushedNodes
 from redfence_server.node_connection import NodeConnection
 from redfence_server.redis_binary import RedisBinary
-from redfence_server.redis_dial import DialError, NodeUrl, dial
+from redfence_server.redis_dial import DialDeniedError, DialError, NodeUrl, dial
 
 
 async def test_a_dialled_connection_is_handed_over_with_nothing_lost(
@@ -64,13 +64,18 @@ async def test_an_error_of_the_node_is_a_dial_error_and_the_connection_goes_on(
     await dialled.close()
 
 
-async def test_nobody_at_the_port_is_a_dial_error(flushed_nodes: FlushedNodes) -> None:
-    """As is a wrong password."""
-    (node,) = await flushed_nodes(1)
-    with pytest.raises(DialError):
-        await dial(NodeUrl(f"redis://:wrong@127.0.0.1:{node.port}"), timeout_ms=2_000)
-    with pytest.raises(DialError):
+async def test_nobody_at_the_port_is_a_dial_error(flushed_nodes: FlushedNodes, engine: RedisBinary) -> None:
+    """As is a user who is not let in, which is told apart: it is mended elsewhere."""
+    (node,) = await flushed_nodes(1, binary=engine)
+    await node.call("ACL", "SETUSER", "nameless", "reset", "on", ">right", "+@all", "-client|setname")
+    for user in ("", ":wrong@", "nobody:wrong@", "nameless:right@"):
+        with pytest.raises(DialDeniedError) as told:
+            await dial(NodeUrl(f"redis://{user}127.0.0.1:{node.port}"), timeout_ms=2_000)
+        assert "wrong" not in str(told.value)
+    await node.call("ACL", "DELUSER", "nameless")
+    with pytest.raises(DialError) as absent:
         await dial(NodeUrl("redis://127.0.0.1:1"), timeout_ms=2_000)
+    assert not isinstance(absent.value, DialDeniedError)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from redfence._cli import durations, servers
+from redfence._cli import servers
 from redfence._cli.child import Child
 from redfence._cli.lock_plan import Plan, Stage, Step, make_plan, next_step
 from redfence._clock import SystemClock
@@ -27,6 +27,7 @@ from redfence._errors import (
 )
 from redfence._sync_client import Client
 from redfence._sync_lease import Lease
+from redfence_proto import durations
 
 HELP = "run a command while holding a lock"
 

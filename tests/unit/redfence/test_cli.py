@@ -11,23 +11,7 @@ import pytest
 
 from harness.grpc_fake import serving
 from redfence import ClusterReport, NodeReport, NodeState
-from redfence._cli import cluster_status, commands, durations, main, servers
-
-
-@pytest.mark.parametrize(
-    ("text", "expected_s"),
-    [("10", 10), ("10s", 10), ("500ms", 0.5), ("2m", 120), ("1h", 3600), ("0", 0), ("1.5s", 1.5)],
-)
-def test_durations_are_read_as_people_write_them(text: str, expected_s: float) -> None:
-    """A bare number is seconds."""
-    assert durations.seconds(text) == pytest.approx(expected_s)
-
-
-@pytest.mark.parametrize("text", ["", "s", "-1", "10 s", "1d", "1e3", "ten", "5sec", "nan"])
-def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
-    """The message shows what would be understood."""
-    with pytest.raises(argparse.ArgumentTypeError, match="500ms"):
-        durations.seconds(text)
+from redfence._cli import cluster_status, commands, main, servers
 
 
 def test_servers_come_from_the_flag_then_the_environment_then_this_machine(

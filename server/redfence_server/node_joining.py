@@ -118,8 +118,9 @@ class NodeJoining:
             judgement, found = await self._look(node)
         match judgement:
             case Admitted():
-                await self._note_run(node, judgement, found)
+                # In the same turn of the loop as the judgement: the next node is judged by what this one has told.
                 self._memory.admit(judgement.identity, found.run_id)
+                await self._note_run(node, judgement, found)
                 self._floor = judgement.identity.floor
                 return judgement.identity
             case Forgot(detail):
@@ -137,21 +138,21 @@ class NodeJoining:
         self._memory.places[self._place].run_id = ""
 
     async def _look(self, node: DialledNode) -> tuple[Judgement, Findings]:
-        # What is expected is fixed before the look: what is learnt during it may be newer than what is seen.
+        # Of what grows with the node, what was known before the look: what is learnt during it may be newer than what is seen.
         place = self._memory.places[self._place]
-        last = self._settings.adopts_empty or (self._floor is not None and self._floor >= place.floor)
+        floor, changes = place.floor, place.changes
+        found = await examine(node, self._settings.keys)
+        self.run_id = found.run_id
         expected = Expectation(
             index=self._place,
             node_count=len(self._memory.places),
             cluster_id=self._memory.cluster_id,
             assume_durable=self._settings.assume_durable,
-            floor=place.floor,
-            changes=place.changes,
-            familiar=last,
+            floor=floor,
+            changes=changes,
+            familiar=self._settings.adopts_empty or (self._floor is not None and self._floor >= floor),
             runs=self._memory.runs_of_others(self._place),
         )
-        found = await examine(node, self._settings.keys)
-        self.run_id = found.run_id
         return judge(expected, found), found
 
     async def _note_run(self, node: DialledNode, judgement: Admitted, found: Findings) -> None:

@@ -361,7 +361,7 @@ async def test_forming_that_was_broken_off_is_not_served_and_is_finished_by_the_
     for node in nodes[1:]:
         await node.call("HSET", "redfence:node", "state", "forming")
     line = await refusal(start_serve(commands, nodes, *IMPATIENT))
-    assert line.count("run `redfence cluster init` to the end") == 2
+    assert line.count("not formed to the end: run `redfence cluster init` again") == 2
     process = start_init(commands, nodes)
     assert await process.wait(timeout_s=20) == 0, process.stderr
     assert [await node.call("HGET", "redfence:node", "state") for node in nodes] == [b"ready"] * 3

@@ -20,6 +20,8 @@ from harness.ports import HOST, free_port
 _CHUNK_BYTES = 64 * 1024
 # Chunks under way in one direction of one connection; beyond, the sender feels it, as it would in a network.
 _CHUNKS_MAX = 256
+# No longer is a text to look for in requests.
+_MARK_BYTES_MAX = 64
 # An RST instead of an orderly end: linger for zero seconds.
 _LINGER_RST = struct.pack("ii", 1, 0)
 
@@ -71,6 +73,20 @@ class _Connection:
         self.carrier.cancel()
 
 
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Bytes of a request at which a fault begins.
+
+    Attributes:
+        passes: the request arrives, and its reply does not.
+        came: set as soon as it was seen.
+    """
+
+    text: bytes
+    passes: bool
+    came: asyncio.Event
+
+
 class TcpProxy:
     """Listens on a port of its own, which stays the same until `stop`, and forwards to one node.
 
@@ -86,6 +102,7 @@ class TcpProxy:
         self._connections: set[_Connection] = set()
         self._carriers: set[asyncio.Task[None]] = set()
         self._replies_to_lose = 0
+        self._mark: _Mark | None = None
         self._changed = asyncio.Event()
 
     @property
@@ -136,6 +153,24 @@ class TcpProxy:
         """Let bytes arrive in pieces, both ways."""
         self.requests.slice_bytes = self.replies.slice_bytes = slice_bytes
 
+    def hold_before(self, text: bytes) -> asyncio.Event:
+        """Hold requests back from the one on that has `text` in it; the event is set when it has been sent."""
+        return self._hold_at(_Mark(text, passes=False, came=asyncio.Event()))
+
+    def hold_after(self, text: bytes) -> asyncio.Event:
+        """Let the request arrive that has `text` in it, but no reply from then on; the event is set when it has been sent."""
+        return self._hold_at(_Mark(text, passes=True, came=asyncio.Event()))
+
+    def _hold_at(self, mark: _Mark) -> asyncio.Event:
+        assert 1 < len(mark.text) <= _MARK_BYTES_MAX, "it might be missed"
+        self._mark = mark
+        return mark.came
+
+    def forward_to(self, target_port: int) -> None:
+        """Break every open connection; new ones are to another node from now on, as after a failover."""
+        self._target_port = target_port
+        self.reset()
+
     def lose_replies(self, count: int) -> None:
         """Swallow the next `count` chunks of replies and reset the connection of each: applied, but never told."""
         self._replies_to_lose = count
@@ -158,9 +193,18 @@ class TcpProxy:
         for direction in (self.requests, self.replies):
             direction.flow, direction.delay_ms, direction.slice_bytes = Flow.PASS, 0.0, None
         self._replies_to_lose = 0
+        self._mark = None
         self._wake()
         if self._listener is None:
             await self.start()
+
+    def _look_for_mark(self, before: bytes, chunk: bytes) -> None:
+        mark = self._mark
+        # A text that comes in pieces is found with the last of them.
+        if mark is not None and mark.text in before[1 - len(mark.text) :] + chunk:
+            self._mark = None
+            self.hold(requests=not mark.passes, replies=mark.passes)
+            mark.came.set()
 
     def _set_flow(self, flow: Flow, *, requests: bool, replies: bool) -> None:
         if requests:
@@ -239,9 +283,13 @@ class TcpProxy:
     ) -> None:
         """Deliver, hold back or lose every chunk, in order."""
         loop = asyncio.get_running_loop()
+        before = b""
         while True:
             arrives_at, chunk = await under_way.get()
             await asyncio.sleep(max(0.0, arrives_at - loop.time()))
+            if direction is self.requests:
+                self._look_for_mark(before, chunk)
+                before = (before + chunk)[-_MARK_BYTES_MAX:]
             if direction.flow is not Flow.PASS:
                 direction.kept_bytes += len(chunk)
             while direction.flow is Flow.HOLD:

@@ -281,3 +281,57 @@ def test_the_url_through_the_proxy_differs_in_the_port_alone() -> None:
     assert (
         proxy.url("redis://:7000secret@127.0.0.1:7000/0") == f"redis://:7000secret@127.0.0.1:{proxy.port}/0"
     )
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+async def test_requests_are_held_back_from_the_one_on_that_was_named(
+    pieces: int, node: Node, proxy: TcpProxy, connect: Connect
+) -> None:
+    """What came before it arrives; it and what follows do not, on any connection, until the network heals."""
+    peer, other = await connect(), await connect()
+    came = proxy.hold_before(b"MARK")
+    await peer.exchange(b"one ")
+    assert not came.is_set()
+    # In pieces, what arrives of it is no whole command.
+    for piece in (b"MARK",) if pieces == 1 else (b"MA", b"R", b"K"):
+        peer.writer.write(piece)
+        await peer.writer.drain()
+        await eventually(lambda: came.is_set() or node.received.endswith(piece))  # noqa: B023  (awaited here)
+    await came.wait()
+    other.writer.write(b"two ")
+    await eventually(lambda: proxy.requests.kept_bytes >= 5)
+    await meanwhile(node)
+    assert node.received == (b"one !" if pieces == 1 else b"one MAR!")
+    await proxy.heal()
+    await eventually(lambda: b"two" in node.received and b"K" in node.received)
+
+
+async def test_replies_are_held_back_after_the_request_that_was_named(
+    node: Node, proxy: TcpProxy, connect: Connect
+) -> None:
+    """It arrives and is acted upon; nobody is told."""
+    peer = await connect()
+    await peer.exchange(b"MARK")
+    came = proxy.hold_after(b"MARK")
+    await peer.exchange(b"one ")
+    peer.writer.write(b"MARK")
+    async with asyncio.timeout(_DEADLINE_S):
+        await came.wait()
+    await eventually(lambda: node.received == b"MARKone MARK")
+    await eventually(lambda: proxy.replies.kept_bytes == 4)
+    assert proxy.replies.passed_bytes == 8
+
+
+async def test_after_a_failover_new_connections_are_to_the_other_node(
+    node: Node, proxy: TcpProxy, connect: Connect
+) -> None:
+    """The address stays; the old connections break."""
+    peer = await connect()
+    await peer.exchange(b"x")
+    shouting = await asyncio.start_server(lambda _reader, writer: writer.write(b"HELLO"), HOST, free_port())
+    proxy.forward_to(shouting.sockets[0].getsockname()[1])
+    with pytest.raises(ConnectionResetError):
+        await peer.reader.read()
+    async with asyncio.timeout(_DEADLINE_S):
+        assert await (await connect()).reader.readexactly(5) == b"HELLO"
+    shouting.close()

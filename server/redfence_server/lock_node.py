@@ -7,7 +7,7 @@ real one by one contract suite (tests/contract/test_lock_node.py).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
@@ -51,12 +51,18 @@ class Mint:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Raise the hold that answered `nonce` to the token of the grant."""
+    """Raise the hold that answered `nonce` to the token of the grant.
+
+    Attributes:
+        under: the admission id under which the mint was answered. If the node has taken another one since, it vouched for a node that comes back,
+            and what began before must not be granted after.
+    """
 
     resource: str
     digest: str
     nonce: str
     token: int
+    under: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +113,14 @@ class Vouch:
         place: of the node that is to come back.
         floor: it will mint above this; greater than every number here.
         changes: it will begin with this.
+        under: the admission id under which the node was asked what it knows.
     """
 
     admission: str
     place: int
     floor: int
     changes: int
+    under: str = field(default="", repr=False)
 
 
 Command = Mint | Commit | Undo | Renew | Release | Inspect | Pulse | Vouch
@@ -129,6 +137,7 @@ class Granted:
         contended: other servers want a notice of this hold's end.
         released: of a hand-over: the lease to end did hold the lock here.
         counts: the vote may be counted: the node's clock has not been set lately.
+        under: the admission id under which it was granted.
     """
 
     nonce: str
@@ -136,6 +145,7 @@ class Granted:
     contended: bool = False
     released: bool = False
     counts: bool = True
+    under: str = field(default="", repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +176,7 @@ class Pulsed:
         high: the greatest number it ever minted or learnt.
         known_changes: for each place, how many changes the node there is known to have made; 0 for none.
         known_floors: for each place, the least floor that a node must have to vote there; 0 for none.
+        under: the admission id under which it was asked.
     """
 
     clock_ms: float
@@ -173,6 +184,7 @@ class Pulsed:
     high: int
     known_changes: tuple[int, ...]
     known_floors: tuple[int, ...]
+    under: str = field(default="", repr=False, compare=False)
 
 
 class Plain(Enum):

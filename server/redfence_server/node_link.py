@@ -24,6 +24,7 @@ from redfence_server.clock import WallClock
 from redfence_server.cluster_memory import ClusterMemory
 from redfence_server.lock_node import (
     Command,
+    Commit,
     Durability,
     Granted,
     LockNode,
@@ -103,7 +104,7 @@ class NodeLink:
         )
         self._connection: NodeConnection | None = None
         self._identity: Identity | None = None
-        self._admission = b""
+        self._admission = ""
         # The admission id was void, and what is to be found at the next look is not known yet.
         self._looking_again = False
         self._node_clock: NodeClock | None = None
@@ -130,8 +131,11 @@ class NodeLink:
         """Carry out `command` and tell `on_reply` exactly once, later; see `LockNode`."""
         connection = self._connection
         if connection is not None:
-            packed = self._settings.packer.pack(command, self._admission)
-            if connection.call(packed, partial(self._on_raw, command, self._admission, on_reply)):
+            under = self._admission
+            if isinstance(command, Commit | Vouch) and command.under:
+                under = command.under
+            packed = self._settings.packer.pack(command, under)
+            if connection.call(packed, partial(self._on_raw, command, under, on_reply)):
                 return
         self._keep(command)
         if on_reply is not None:
@@ -174,7 +178,7 @@ class NodeLink:
         return Durability.DECLARED if self._settings.joining.assume_durable else Durability.NONE
 
     def _on_raw(
-        self, command: Command, admission: bytes, on_reply: Callable[[Reply], None] | None, raw: Any
+        self, command: Command, under: str, on_reply: Callable[[Reply], None] | None, raw: Any
     ) -> None:
         reply: Reply
         if isinstance(raw, Silence):
@@ -187,14 +191,14 @@ class NodeLink:
             if self._last_error_code:
                 self._last_error_code = self._detail = ""
             try:
-                reply = self._watched(scripts.read_reply(raw), raw)
+                reply = self._watched(scripts.read_reply(raw, under=under), raw)
                 if isinstance(command, Vouch) and reply is Plain.VOUCHED:
                     self._renew_admission(command)
             except scripts.NotAdmittedError:
                 reply = Silence.NOT_ADMITTED
                 # It changed nothing. What ends a hold is as good later.
                 self._keep(command)
-                if admission == self._admission:
+                if under == self._admission:
                     self._looking_again = True
                     self._refused("not_admitted")
             except scripts.NumbersExhaustedError:
@@ -304,7 +308,7 @@ class NodeLink:
     def _renew_admission(self, vouch: Vouch) -> None:
         """Go on under the id that this server gave the node: it knows what the others have to look for."""
         self._memory.vouched(vouch.place, floor=vouch.floor, changes=vouch.changes)
-        self._admission = vouch.admission.encode()
+        self._admission = vouch.admission
 
     def _note_step(self, step: Step | None) -> None:
         if step is not None and self._node_clock is not None:
@@ -393,7 +397,7 @@ class NodeLink:
             # It may be another machine now, with a clock of its own.
             self._node_clock = NodeClock(distrust_ms=quarantine_ms(identity.max_ttl_ms))
         self._identity = identity
-        self._admission = identity.admission.encode()
+        self._admission = identity.admission
 
     async def _ask_for_resp3(self, dialled: DialledNode) -> bool:
         try:

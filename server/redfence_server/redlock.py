@@ -258,6 +258,7 @@ class Attempt:
         self._clock = clock
         self._on_reply = on_reply
         self._contended = False
+        self._under = [""] * len(nodes)
         self._tally = Tally(len(nodes), nonce=mint.nonce)
         self._minted_at_ms = 0.0
         self.outcome: asyncio.Future[AttemptOutcome] = asyncio.get_running_loop().create_future()
@@ -279,6 +280,7 @@ class Attempt:
             self._on_reply(node, reply)
         if isinstance(reply, Granted):
             self._contended |= reply.contended
+            self._under[node] = reply.under
         if not self.outcome.done():
             self._act(self._tally.minted(node, reply))
         elif self._is_granted():
@@ -308,7 +310,7 @@ class Attempt:
 
     def _commit(self, ask: Ask) -> None:
         for node, nonce in ask.targets:
-            commit = Commit(self._mint.resource, self._mint.digest, nonce, ask.token)
+            commit = Commit(self._mint.resource, self._mint.digest, nonce, ask.token, self._under[node])
             self._nodes[node].send(commit, partial(self._on_commit, node, ask.token))
 
     def _undo(self) -> None:

@@ -7,8 +7,9 @@ N = 2f + 1 nodes. Every grant stands on a quorum, f + 1 nodes; besides i on at l
    all could have missed it.) The floor R is above all of these, and the node's numbers start above R.
 2. *Vouch*: on f + 1 of those, in one step on each and only if its `high` is still below R: R is written back to `high`, and the
    admission id is renewed. Take a grant in flight that stands on i as it was, and on such a j. If it stands on j before the vouch, its
-   token is at most j's `high`, which is below R. If it is to stand there after, it cannot: j refuses the old id, and who is admitted
-   under the new one has read `floor:<i>`, by which it knows that what it was connected to at place i is a thing of the past.
+   token is at most j's `high`, which is below R. If it is to stand there after, it cannot: a commit goes under the id under which its
+   mint was answered, and j refuses the old one. Who is admitted under the new one has read `floor:<i>`, by which it knows that what it
+   was connected to at place i is a thing of the past.
    So it makes no difference whether that process is dead, wiped, or lives on where it cannot be seen from here.
 3. *Readmit*: only then does the node get its floor and its vote, and only in the very quarantine that was found (each has a random id).
 
@@ -119,8 +120,8 @@ class Rejoin:
         told = self._recalled.values()
         self.floor = max(self._number, *(each.high for each in told)) + NUMBERS_JUMP
         self._changes = max(self._changes, *(each.known_changes[self._place] for each in told)) + CHANGES_JUMP
-        for index in self._recalled:
-            vouch = Vouch(self._randomness.hex_id(), self._place, self.floor, self._changes)
+        for index, recalled in self._recalled.items():
+            vouch = Vouch(self._randomness.hex_id(), self._place, self.floor, self._changes, recalled.under)
             self._others[index].send(vouch, self.on_vouch)
 
     def on_vouch(self, reply: Reply) -> None:

@@ -116,14 +116,14 @@ class Packer:
         self._command: Command | None = None
         self._head = self._tail = b""
 
-    def pack(self, command: Command, admission: bytes) -> bytes:
+    def pack(self, command: Command, admission: str) -> bytes:
         """Return the bytes to send for `command` to a node that admitted the server under `admission`."""
         assert len(admission) == ADMISSION_DIGITS, "the hole is as long as what fills it"
         if command is not self._command:
             packed: bytes = hiredis.pack_command(self._parts(command))  # type: ignore[arg-type]  # its stub says: a tuple of one
             self._head, _, self._tail = packed.partition(self._HOLE.encode())
             self._command = command
-        return self._head + admission + self._tail
+        return self._head + admission.encode() + self._tail
 
     def _parts(self, command: Command) -> tuple[str | int, ...]:  # noqa: PLR0911  (one return per command reads best)
         keys, hole = self._keys, self._HOLE
@@ -131,7 +131,7 @@ class Packer:
         match command:
             case Pulse(changes):
                 return ("EVALSHA", sha, 2, keys.node, keys.high, hole, *changes)
-            case Vouch(admission, place, floor, changes):
+            case Vouch(admission, place, floor, changes, _):
                 return ("EVALSHA", sha, 2, keys.node, keys.high, hole, admission, place, floor, changes)
         lock = keys.lock(command.resource)
         match command:
@@ -140,7 +140,7 @@ class Packer:
                 told = (self._channel, int(notify), int(behind))
                 ended = ends.digest if ends else ""
                 return (*head, digest, nonce, holder, ttl_ms, keys.counter_idle_ms, ended, *told)
-            case Commit(resource, digest, nonce, token):
+            case Commit(resource, digest, nonce, token, _):
                 head = ("EVALSHA", sha, 4, keys.node, keys.high, lock, keys.counter(resource), hole)
                 return (*head, digest, nonce, token, keys.counter_idle_ms)
             case Undo(_, nonce):
@@ -206,8 +206,8 @@ def read_clock_ms(raw: list[Any]) -> float:
     return clock_us / 1000
 
 
-def read_reply(raw: list[Any]) -> Reply:
-    """Return what a script answered.
+def read_reply(raw: list[Any], *, under: str = "") -> Reply:
+    """Return what a script answered, which was sent under an admission id.
 
     Raises:
         NotAdmittedError: the script changed nothing because the admission id was wrong.
@@ -221,14 +221,14 @@ def read_reply(raw: list[Any]) -> Reply:
         if word == b"granted":
             if len(raw) != 7:
                 raise ValueError(f"no script answers {raw!r}")
-            return Granted(raw[1].decode(), raw[2], raw[3] > 0, raw[4] == 1)
+            return Granted(raw[1].decode(), raw[2], raw[3] > 0, raw[4] == 1, under=under)
         if word == b"held":
             # PTTL is negative for a hold that expires in this very millisecond.
             return Held(raw[1].decode(), raw[2], raw[3].decode(errors="replace"), max(0, raw[4]))
         if word == b"renewed":
             return Renewed(raw[1], raw[2])
         if word == b"pulse":
-            return Pulsed(raw[1] / 1000, raw[2], raw[3], tuple(raw[4]), tuple(raw[5]))
+            return Pulsed(raw[1] / 1000, raw[2], raw[3], tuple(raw[4]), tuple(raw[5]), under)
         if word == b"not_admitted":
             raise NotAdmittedError
         if word == b"exhausted":

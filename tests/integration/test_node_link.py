@@ -17,6 +17,7 @@ from redfence_server.clock import SystemClock
 from redfence_server.cluster_memory import ClusterMemory
 from redfence_server.lock_node import (
     Command,
+    Commit,
     Granted,
     Held,
     Inspect,
@@ -24,10 +25,15 @@ from redfence_server.lock_node import (
     NodeState,
     Notice,
     Plain,
+    Pulse,
+    Pulsed,
     Release,
+    Renew,
+    Renewed,
     Reply,
     Silence,
     Undo,
+    Vouch,
 )
 from redfence_server.node_admission import Reason
 from redfence_server.node_joining import JoiningSettings
@@ -390,6 +396,24 @@ async def test_a_node_that_was_flushed_is_quarantined_by_the_first_command_that_
         assert await ask(link, mint(B, "n3")) is Silence.UNREACHABLE
         assert await node.call("HGET", KEYS.node, "state") == b"quarantined"
         assert await node.call("DBSIZE") == 1
+
+
+async def test_what_began_before_a_node_vouched_is_not_committed_after(flushed_nodes: FlushedNodes) -> None:
+    """Its other votes may be from a node that has forgotten them since; the link itself goes on under the new id."""
+    nodes = await flushed_nodes(3)
+    await form(*nodes)
+    async with linked(new_link(nodes[0].url, node_count=3)) as link:
+        granted = await ask(link, mint())
+        assert isinstance(granted, Granted)
+        pulsed = await ask(link, Pulse((0, 0, 0)))
+        assert isinstance(pulsed, Pulsed)
+        assert pulsed.under == granted.under
+        assert await ask(link, Vouch("f" * 32, 2, 1_000, 7, pulsed.under)) is Plain.VOUCHED
+        assert await ask(link, Commit(R, A, "n1", 2_000, granted.under)) is Silence.NOT_ADMITTED
+        assert await ask(link, Vouch("e" * 32, 2, 9_000, 7, pulsed.under)) is Silence.NOT_ADMITTED
+        assert is_ready(link)
+        assert await ask(link, Renew(R, A)) == Renewed(1, TTL_MS)
+        assert await ask(link, mint(B, "n2", "other")) == Granted("n2", 1_001)
 
 
 async def test_a_node_that_lost_its_greatest_number_does_not_vote(flushed_nodes: FlushedNodes) -> None:

@@ -28,7 +28,7 @@ from redfence_server.lock_node import (
 )
 
 KEYS = scripts.Keyspace(prefix="p:", counter_idle_ms=5_000)
-ONE, TWO = b"1" * 32, b"2" * 32
+ONE, TWO = "1" * 32, "2" * 32
 COMMANDS: tuple[Command, ...] = (
     Mint("r", "digest", "nonce", "żółć", 900),
     Mint("r", "digest", "nonce", "", 900, ends=Release("r", "ended", 0), notify=True, behind=True),
@@ -99,8 +99,8 @@ def test_a_command_is_packed_for_each_node_with_its_own_admission_id(command: Co
     for other in COMMANDS:
         packer.pack(other, TWO)
         one, two = packer.pack(command, ONE), packer.pack(command, TWO)
-        assert one.replace(ONE, TWO) == two
-        assert one.count(ONE) == 1
+        assert one.replace(ONE.encode(), TWO.encode()) == two
+        assert one.count(ONE.encode()) == 1
         assert _unpack(one) == _unpack(scripts.Packer(KEYS, channel="test").pack(command, ONE))
 
 

@@ -34,6 +34,7 @@ from redfence._errors import (
 from redfence._lease_core import LeaseState
 from redfence._reports import (
     ClusterReport,
+    Durability,
     Hold,
     LockReport,
     NodeAnswer,
@@ -57,6 +58,7 @@ __all__ = [
     "ClientOptions",
     "ClosedError",
     "ClusterReport",
+    "Durability",
     "Hold",
     "InvalidArgumentError",
     "Lease",

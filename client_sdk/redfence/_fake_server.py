@@ -225,7 +225,10 @@ class FakeServer:
         response = lock_pb2.ClusterStatusResponse(cluster_id="fake", quorum=1, server_version="fake")
         response.max_ttl.FromMilliseconds(bounds.TTL_MS_MAX_DEFAULT)
         state = lock_pb2.NODE_STATE_UNREACHABLE if self.quorum_lost else lock_pb2.NODE_STATE_READY
-        response.nodes.add(index=0, address="memory", state=state)
+        # Memory is lost with the process.
+        node = response.nodes.add(index=0, address="memory", state=state, durability=lock_pb2.DURABILITY_NONE)
+        node.high = max(self._tokens.values(), default=0)
+        node.clock_offset.FromMilliseconds(0)
         return response
 
     # The commands. All of these run with the lock held.

@@ -39,6 +39,19 @@ class NodeState(enum.Enum):
     """No connection."""
 
 
+class Durability(enum.Enum):
+    """Whether a node loses nothing at a crash, so that it votes again at once after a restart."""
+
+    UNKNOWN = lock_pb2.DURABILITY_UNSPECIFIED
+    """It is not known yet, or in a way that this version does not know."""
+    PROVEN = lock_pb2.DURABILITY_PROVEN
+    """By its settings."""
+    DECLARED = lock_pb2.DURABILITY_DECLARED
+    """By the operator's word alone."""
+    NONE = lock_pb2.DURABILITY_NONE
+    """After a restart it is kept out for the greatest ttl, and then comes back."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hold:
     """Who holds a resource.
@@ -125,10 +138,15 @@ class NodeReport:
         index: its place in the cluster.
         address: HOST:PORT or a socket's path.
         state: whether it votes.
-        detail: why it does not.
+        detail: why it does not, or what is wrong with it although it does; "" when all is well.
         run_id: the id of its present run.
         latency: seconds that its last command took; None before the first.
         since: seconds in this state.
+        clock_offset: seconds that its clock is ahead of the server's; negative if it is behind, None before it was asked.
+        high: the greatest number that it is known to have minted or learnt.
+        durability: whether it votes again at once after a restart.
+        clock_distrusted_for: seconds for which its votes for new grants do not count, because its clock was set.
+        state_changes: how often its state has changed since the server's start.
     """
 
     index: int
@@ -138,6 +156,16 @@ class NodeReport:
     run_id: str
     latency: float | None
     since: float
+    clock_offset: float | None = None
+    high: int = 0
+    durability: Durability = Durability.UNKNOWN
+    clock_distrusted_for: float = 0.0
+    state_changes: int = 0
+
+    @property
+    def grants(self) -> bool:
+        """Whether its votes for new grants count."""
+        return self.state is NodeState.READY and self.clock_distrusted_for <= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +188,8 @@ class ClusterReport:
 
     @property
     def ready(self) -> bool:
-        """Whether enough nodes vote for locks to be granted."""
-        return sum(node.state is NodeState.READY for node in self.nodes) >= self.quorum > 0
+        """Whether enough nodes vote for locks to be granted. One whose clock was set lately does not count."""
+        return sum(node.grants for node in self.nodes) >= self.quorum > 0
 
 
 def read_lock(response: lock_pb2.GetLockResponse) -> LockReport:
@@ -200,14 +228,20 @@ def _hold(hold: lock_pb2.CurrentHold) -> Hold:
 
 def _node(node: lock_pb2.NodeStatus) -> NodeReport:
     known = node.state in lock_pb2.NodeState.values()
+    durability_known = node.durability in lock_pb2.Durability.values()
     return NodeReport(
-        node.index,
-        node.address,
-        NodeState(node.state) if known else NodeState.UNKNOWN,
-        node.detail,
-        node.run_id,
-        duration_ms(node.latency) / 1000 if node.HasField("latency") else None,
-        duration_ms(node.since) / 1000,
+        index=node.index,
+        address=node.address,
+        state=NodeState(node.state) if known else NodeState.UNKNOWN,
+        detail=node.detail,
+        run_id=node.run_id,
+        latency=duration_ms(node.latency) / 1000 if node.HasField("latency") else None,
+        since=duration_ms(node.since) / 1000,
+        clock_offset=duration_ms(node.clock_offset) / 1000 if node.HasField("clock_offset") else None,
+        high=node.high,
+        durability=Durability(node.durability) if durability_known else Durability.UNKNOWN,
+        clock_distrusted_for=duration_ms(node.clock_distrusted_for) / 1000,
+        state_changes=node.state_changes,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from google.protobuf.duration_pb2 import Duration
@@ -10,7 +11,7 @@ from google.protobuf.message import Message
 from redfence_proto.v1 import lock_pb2
 from redfence_server import model
 from redfence_server.errors import InvalidFieldError
-from redfence_server.lock_node import Held, NodeReport, NodeState, Plain, Silence
+from redfence_server.lock_node import Durability, Held, NodeReport, NodeState, Plain, Silence
 from redfence_server.lock_service import LockView, RenewOutcome, TokenView
 from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotGranted
 from redfence_server.node_cluster import ClusterView
@@ -213,6 +214,12 @@ _NODE_STATES = {
     NodeState.QUARANTINED: lock_pb2.NODE_STATE_QUARANTINED,
     NodeState.UNREACHABLE: lock_pb2.NODE_STATE_UNREACHABLE,
 }
+_DURABILITIES = {
+    Durability.UNKNOWN: lock_pb2.DURABILITY_UNSPECIFIED,
+    Durability.PROVEN: lock_pb2.DURABILITY_PROVEN,
+    Durability.DECLARED: lock_pb2.DURABILITY_DECLARED,
+    Durability.NONE: lock_pb2.DURABILITY_NONE,
+}
 
 
 def cluster_status_response(view: ClusterView, *, server_version: str) -> lock_pb2.ClusterStatusResponse:
@@ -234,7 +241,14 @@ def _node_status(index: int, report: NodeReport) -> lock_pb2.NodeStatus:
         detail=report.detail,
         run_id=report.run_id,
         since=duration(report.since_ms),
+        high=report.high,
+        durability=_DURABILITIES[report.durability],
+        clock_distrusted_for=duration(math.ceil(report.clock_distrusted_ms)),
+        state_changes=report.state_changes,
     )
     if report.latency_ms is not None:
         status.latency.FromMicroseconds(int(report.latency_ms * 1000))
+    if report.clock_offset_ms is not None:
+        # Not by `duration`: this one may be negative.
+        status.clock_offset.FromMicroseconds(round(report.clock_offset_ms * 1000))
     return status

@@ -291,6 +291,17 @@ async def test_the_clusters_state_is_told(client: Any) -> None:
     assert report.ready
     assert report.max_ttl == 300.0
     assert [node.index for node in report.nodes] == list(range(len(report.nodes)))
+    for node in report.nodes:
+        assert node.durability is not redfence.Durability.UNKNOWN
+        # All on one machine.
+        assert node.clock_offset is not None
+        assert abs(node.clock_offset) < 1
+
+
+async def test_the_greatest_number_that_a_node_knows_of_is_told(client: Any, name: str) -> None:
+    """No less than a token that was granted."""
+    async with client.lock(name, ttl=10) as lease:
+        assert max(node.high for node in (await client.cluster_status()).nodes) >= lease.token
 
 
 async def test_a_ttl_beyond_the_clusters_bound_is_refused_by_the_server(client: Any, name: str) -> None:

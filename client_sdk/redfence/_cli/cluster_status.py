@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from redfence._cli import servers
 from redfence._errors import OutcomeUnknownError, UnavailableError
-from redfence._reports import ClusterReport
+from redfence._reports import ClusterReport, Durability, NodeReport
 from redfence._sync_client import Client
 
 HELP = "show the state of every node"
@@ -17,7 +17,11 @@ EXIT_READY = 0
 EXIT_NO_QUORUM = 1
 EXIT_UNREACHABLE = 2
 
-_COLUMNS = ("NODE", "STATE", "LATENCY", "SINCE", "ADDRESS", "DETAIL")
+_COLUMNS = ("NODE", "STATE", "LATENCY", "CLOCK", "RUN", "HIGH", "DURABLE", "SINCE", "ADDRESS")
+_UNKNOWN = "-"
+# Enough to see that it has changed; `-o json` has all of it.
+_RUN_ID_SHOWN = 8
+_OFFSET_MS_SHOWN_MAX = 10_000
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +30,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", choices=("table", "json"), default="table", help="(default: %(default)s)"
     )
-    parser.epilog = "exit status: 0 a quorum of nodes is ready, 1 it is not, 2 no server could be reached"
+    parser.epilog = (
+        "CLOCK is the node's clock less the server's; RUN changes at every restart; HIGH is the greatest fencing token the node knows of; "
+        "DURABLE says whether the node votes again at once after a restart (proven by its settings, declared by you, or none). "
+        "exit status: 0 a quorum of nodes is ready, 1 it is not, 2 no server could be reached"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,25 +50,52 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def as_json(report: ClusterReport) -> str:
-    """Return the report for programs: seconds as numbers, states as lower-case words."""
-    nodes = [asdict(node) | {"state": node.state.name.lower()} for node in report.nodes]
+    """Return the report for programs: seconds as numbers or null, states as lower-case words."""
+    nodes = [
+        asdict(node) | {"state": node.state.name.lower(), "durability": node.durability.name.lower()}
+        for node in report.nodes
+    ]
     return json.dumps(asdict(report) | {"ready": report.ready, "nodes": nodes}, indent=2)
 
 
 def as_table(report: ClusterReport) -> str:
-    """Return the report for people."""
-    rows = [_COLUMNS]
-    for node in report.nodes:
-        latency = "-" if node.latency is None else f"{node.latency * 1000:.1f}ms"
-        state = node.state.name.lower()
-        rows.append((str(node.index), state, latency, _length(node.since), node.address, node.detail))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    lines = [
+    """Return the report for people: a line for each node, below it what is wrong with it, and what it comes to."""
+    rows = [_COLUMNS, *(_row(node) for node in report.nodes)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    heading, *lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
+    table = [heading]
+    for node, line in zip(report.nodes, lines, strict=True):
+        table.append(line)
+        if node.detail:
+            table.append(f"{'':{widths[0]}}  {node.detail}")
     ready = "ready" if report.ready else "NO QUORUM"
-    lines.append(f"cluster {report.cluster_id or '(not formed)'}: {ready} (quorum {report.quorum})")
-    return "\n".join(lines)
+    table.append(f"cluster {report.cluster_id or '(not formed)'}: {ready} (quorum {report.quorum})")
+    return "\n".join(table)
+
+
+def _row(node: NodeReport) -> tuple[str, ...]:
+    durable = _UNKNOWN if node.durability is Durability.UNKNOWN else node.durability.name.lower()
+    return (
+        str(node.index),
+        node.state.name.lower(),
+        _UNKNOWN if node.latency is None else f"{node.latency * 1000:.1f}ms",
+        _UNKNOWN if node.clock_offset is None else _offset(node.clock_offset),
+        node.run_id[:_RUN_ID_SHOWN] or _UNKNOWN,
+        str(node.high),
+        durable,
+        _length(node.since),
+        node.address,
+    )
+
+
+def _offset(seconds: float) -> str:
+    """Return how far a clock is ahead, or behind."""
+    milliseconds = round(seconds * 1000, 1)
+    if abs(milliseconds) < _OFFSET_MS_SHOWN_MAX:
+        return f"{milliseconds + 0.0:+.1f}ms"  # + 0.0: there is no -0.0 for people
+    return f"{'-' if seconds < 0 else '+'}{_length(abs(seconds))}"
 
 
 def _length(seconds: float) -> str:

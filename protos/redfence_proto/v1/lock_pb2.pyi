@@ -256,6 +256,34 @@ NODE_STATE_UNREACHABLE: NodeState.ValueType  # 4
 """No connection."""
 Global___NodeState: _TypeAlias = NodeState  # noqa: Y015
 
+class _Durability:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DurabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Durability.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DURABILITY_UNSPECIFIED: _Durability.ValueType  # 0
+    """It is not known yet."""
+    DURABILITY_PROVEN: _Durability.ValueType  # 1
+    """By its settings, from the beginning of its run."""
+    DURABILITY_DECLARED: _Durability.ValueType  # 2
+    """By the operator's word alone: this server runs with assume_durable."""
+    DURABILITY_NONE: _Durability.ValueType  # 3
+    """After a restart it is kept out for the greatest ttl, and then comes back."""
+
+class Durability(_Durability, metaclass=_DurabilityEnumTypeWrapper):
+    """Whether the present run of a node loses nothing at a crash, so that it votes again at once after a restart."""
+
+DURABILITY_UNSPECIFIED: Durability.ValueType  # 0
+"""It is not known yet."""
+DURABILITY_PROVEN: Durability.ValueType  # 1
+"""By its settings, from the beginning of its run."""
+DURABILITY_DECLARED: Durability.ValueType  # 2
+"""By the operator's word alone: this server runs with assume_durable."""
+DURABILITY_NONE: Durability.ValueType  # 3
+"""After a restart it is kept out for the greatest ttl, and then comes back."""
+Global___Durability: _TypeAlias = Durability  # noqa: Y015
+
 class _ErrorReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -1257,6 +1285,11 @@ class NodeStatus(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     LATENCY_FIELD_NUMBER: _builtins.int
     SINCE_FIELD_NUMBER: _builtins.int
+    CLOCK_OFFSET_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    DURABILITY_FIELD_NUMBER: _builtins.int
+    CLOCK_DISTRUSTED_FOR_FIELD_NUMBER: _builtins.int
+    STATE_CHANGES_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """The node's place in the cluster, from 0."""
     address: _builtins.str
@@ -1267,6 +1300,12 @@ class NodeStatus(_message.Message):
     """Why it does not vote, or what is wrong with it although it does; empty when all is well."""
     run_id: _builtins.str
     """The node's own id of its present run; changes at every restart. Empty before it was first reached."""
+    high: _builtins.int
+    """The greatest number that the node was last seen to have minted or learnt; 0 if none was seen."""
+    durability: Global___Durability.ValueType
+    """Whether the node votes again at once after a restart."""
+    state_changes: _builtins.int
+    """How often the node's state has changed since this server's start."""
     @_builtins.property
     def latency(self) -> _duration_pb2.Duration:
         """How long the last answered command took to be answered, also while the node is away; unset before the
@@ -1276,6 +1315,19 @@ class NodeStatus(_message.Message):
     @_builtins.property
     def since(self) -> _duration_pb2.Duration:
         """How long the node has been in this state."""
+
+    @_builtins.property
+    def clock_offset(self) -> _duration_pb2.Duration:
+        """The node's wall clock less that of the server's machine, so negative if it is behind; unset before it was
+        first asked.
+        """
+
+    @_builtins.property
+    def clock_distrusted_for(self) -> _duration_pb2.Duration:
+        """For how much longer the node's votes for new grants do not count, because its clock was set; 0 if they
+        do. It is READY all the while, for renewals and releases count. To see whether a quorum can grant, leave
+        such nodes out.
+        """
 
     def __init__(
         self,
@@ -1287,10 +1339,15 @@ class NodeStatus(_message.Message):
         run_id: _builtins.str = ...,
         latency: _duration_pb2.Duration | None = ...,
         since: _duration_pb2.Duration | None = ...,
+        clock_offset: _duration_pb2.Duration | None = ...,
+        high: _builtins.int = ...,
+        durability: Global___Durability.ValueType = ...,
+        clock_distrusted_for: _duration_pb2.Duration | None = ...,
+        state_changes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["latency", b"latency", "since", b"since"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["clock_distrusted_for", b"clock_distrusted_for", "clock_offset", b"clock_offset", "latency", b"latency", "since", b"since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "detail", b"detail", "index", b"index", "latency", b"latency", "run_id", b"run_id", "since", b"since", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "clock_distrusted_for", b"clock_distrusted_for", "clock_offset", b"clock_offset", "detail", b"detail", "durability", b"durability", "high", b"high", "index", b"index", "latency", b"latency", "run_id", b"run_id", "since", b"since", "state", b"state", "state_changes", b"state_changes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

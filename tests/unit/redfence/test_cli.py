@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from types import ModuleType
 
 import pytest
 
 from harness.grpc_fake import serving
-from redfence import ClusterReport, NodeReport, NodeState
+from redfence import ClusterReport, Durability, NodeReport, NodeState
 from redfence._cli import cluster_status, commands, main, servers
+from redfence._reports import read_cluster
+from redfence_proto.v1 import lock_pb2
 
 
 def test_servers_come_from_the_flag_then_the_environment_then_this_machine(
@@ -106,14 +110,121 @@ def test_a_cluster_is_ready_when_a_quorum_of_its_nodes_is() -> None:
     assert not ClusterReport("", 0, (), 0.0, "").ready
 
 
-def test_the_table_shows_state_latency_and_why() -> None:
-    """One line per node, and the verdict at the end."""
+def test_a_node_whose_clock_was_set_does_not_make_a_quorum() -> None:
+    """It renews and releases, but what it grants does not count."""
+    report = _report(NodeState.READY, NodeState.READY, NodeState.UNREACHABLE)
+    set_lately = replace(report.nodes[1], clock_distrusted_for=0.001)
+    assert report.ready
+    assert not replace(report, nodes=(report.nodes[0], set_lately, report.nodes[2])).ready
+    assert replace(report, nodes=(*report.nodes[:2], set_lately)).ready
+    lines = cluster_status.as_table(replace(report, nodes=(set_lately,) * 3)).splitlines()
+    assert lines[-1] == "cluster abc: NO QUORUM (quorum 2)"
+
+
+def test_the_table_shows_what_there_is_to_know_of_a_node_and_why_it_does_not_vote() -> None:
+    """One line per node, the detail below it, and the verdict at the end."""
     lines = cluster_status.as_table(
         _report(NodeState.READY, NodeState.QUARANTINED, NodeState.READY)
     ).splitlines()
-    assert lines[0].split() == ["NODE", "STATE", "LATENCY", "SINCE", "ADDRESS", "DETAIL"]
-    assert lines[2].split() == ["1", "quarantined", "1.2ms", "61s", "n1:6379", "why"]
+    names = ["NODE", "STATE", "LATENCY", "CLOCK", "RUN", "HIGH", "DURABLE", "SINCE", "ADDRESS"]
+    assert lines[0].split() == names
+    assert lines[2].split() == ["1", "quarantined", "1.2ms", "-", "-", "0", "-", "61s", "n1:6379"]
+    assert lines[3:5] == ["      why", lines[4]]
     assert lines[-1] == "cluster abc: ready (quorum 2)"
+    assert len(lines) == 6
+
+
+def test_the_table_of_an_ordinary_cluster_is_no_wider_than_a_terminal() -> None:
+    """Also with the longest words, with numbers as after a recovery, and with an address of some length."""
+    node = NodeReport(
+        index=0,
+        address="redis-0.locks.example.com:6379",
+        state=NodeState.QUARANTINED,
+        detail="",
+        run_id="8f" * 20,
+        latency=0.4999,
+        since=172_799,
+        clock_offset=-9.9999,
+        high=2_000_000_000_000_000,
+        durability=Durability.DECLARED,
+    )
+    row = cluster_status.as_table(ClusterReport("abc", 2, (node,) * 3, 300.0, "0.1.0")).splitlines()[1]
+    assert row.split()[1:9] == [
+        *("quarantined", "499.9ms", "-9999.9ms", "8f8f8f8f", "2000000000000000", "declared", "48h"),
+        node.address,
+    ]
+    assert len(row) <= 120
+
+
+@pytest.mark.parametrize(
+    ("offset", "shown"),
+    [
+        *((None, "-"), (0.0, "+0.0ms"), (-0.00004, "+0.0ms"), (0.00032, "+0.3ms"), (-0.25, "-250.0ms")),
+        *((9.9999, "+9999.9ms"), (-30.2, "-30s"), (86_400.0, "+24h")),
+    ],
+)
+def test_a_clocks_offset_is_shown_with_its_sign(offset: float | None, shown: str) -> None:
+    """In ms while that reads well."""
+    report = _report(NodeState.READY)
+    node = replace(report.nodes[0], clock_offset=offset)
+    assert cluster_status.as_table(replace(report, nodes=(node,))).splitlines()[1].split()[3] == shown
+
+
+def test_the_json_has_everything() -> None:
+    """Whole ids, seconds, and words in lower case; what is not known is null."""
+    report = _report(NodeState.READY)
+    node = replace(
+        report.nodes[0],
+        run_id="8f" * 20,
+        clock_offset=-0.25,
+        high=7,
+        durability=Durability.PROVEN,
+        clock_distrusted_for=1.5,
+        state_changes=2,
+    )
+    told = json.loads(cluster_status.as_json(replace(report, nodes=(node,))))
+    assert told == {
+        "cluster_id": "abc",
+        "quorum": 2,
+        "ready": False,
+        "max_ttl": 300.0,
+        "server_version": "0.1.0",
+        "nodes": [
+            {
+                "index": 0,
+                "address": "n0:6379",
+                "state": "ready",
+                "detail": "",
+                "run_id": "8f" * 20,
+                "latency": 0.0012,
+                "since": 61.0,
+                "clock_offset": -0.25,
+                "high": 7,
+                "durability": "proven",
+                "clock_distrusted_for": 1.5,
+                "state_changes": 2,
+            }
+        ],
+    }
+    assert json.loads(cluster_status.as_json(report))["nodes"][0]["clock_offset"] is None
+
+
+def test_a_node_of_a_newer_server_is_told_as_unknown() -> None:
+    """A state or durability that this version does not know is no error, and the clock may be behind."""
+    response = lock_pb2.ClusterStatusResponse(quorum=1)
+    node = response.nodes.add(high=9, state_changes=3)
+    node.state, node.durability = 99, 99  # type: ignore[assignment]  # as it comes over the wire
+    node.clock_offset.FromMilliseconds(-1500)
+    node.clock_distrusted_for.FromMilliseconds(250)
+    [read] = read_cluster(response).nodes
+    assert (read.state, read.durability) == (NodeState.UNKNOWN, Durability.UNKNOWN)
+    assert (read.clock_offset, read.high, read.clock_distrusted_for, read.state_changes) == (
+        -1.5,
+        9,
+        0.25,
+        3,
+    )
+    assert read.latency is None
 
 
 def test_cluster_status_tells_by_its_exit_status_whether_locks_can_be_granted(

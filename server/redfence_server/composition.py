@@ -74,6 +74,7 @@ async def lock_server(
                 keys=keys, assume_durable=config.assume_durable, adopts_empty=adopts_empty_nodes
             ),
         ),
+        pulse_interval_ms=config.pulse_interval_ms,
         clock=clock,
         randomness=randomness,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from redfence_server import quorum
 from redfence_server.clock import WallClock
@@ -56,17 +55,29 @@ def _check_url(index: int, url: str) -> NodeUrl:
         raise ConfigError(f"node {index}: {error}") from None
 
 
-# How often a server exchanges with each node what is known of the cluster, and reads its clock. What it was not told for so long is what
-# a crash of all servers can make it forget; and a clock that is set while nobody acquires is noticed after so long.
-_PULSE_INTERVAL_MS: Final = 1_000
-
-
 class NodeCluster:
     """Starts and ends the links; a server without a quorum at its start does not start."""
 
     def __init__(
-        self, nodes: Sequence[NodeUrl], *, settings: LinkSettings, clock: WallClock, randomness: Randomness
+        self,
+        nodes: Sequence[NodeUrl],
+        *,
+        settings: LinkSettings,
+        pulse_interval_ms: int,
+        clock: WallClock,
+        randomness: Randomness,
     ) -> None:
+        """Make the links; none is started.
+
+        Args:
+            nodes: in order of their index.
+            settings: what the links share.
+            pulse_interval_ms: how often to exchange with each node what is known of the cluster, and to read its clock. What was answered
+                since is what a crash of all servers makes them forget; and a clock that is set while nobody acquires is noticed after so long.
+            clock: this machine's.
+            randomness: for jitter and ids.
+        """
+        self._pulse_interval_s = pulse_interval_ms / 1000
         self._memory = ClusterMemory(len(nodes))
         self._randomness = randomness
         self._pulses: asyncio.Task[None] | None = None
@@ -129,7 +140,7 @@ class NodeCluster:
 
     async def _pulse(self) -> None:
         while True:
-            await asyncio.sleep(_PULSE_INTERVAL_MS * self._randomness.uniform(0.9, 1.1) / 1000)
+            await asyncio.sleep(self._pulse_interval_s * self._randomness.uniform(0.9, 1.1))
             for link in self.links:
                 link.pulse()
 

@@ -44,8 +44,9 @@ with contextlib.ExitStack() as stack:
 
 
 async def two_servers(nodes: Sequence[RedisNode], serve: Serve) -> tuple[LockServer, LockServer]:
-    """Serve twice over the same nodes, the second one through proxies; every node votes."""
-    here, elsewhere = await serve(nodes), await serve(nodes, proxied=True)
+    """Serve twice over the same nodes, the second one through proxies; every node votes, and no pulse comes between."""
+    here = await serve(nodes, pulse_interval_ms=60_000)
+    elsewhere = await serve(nodes, proxied=True, pulse_interval_ms=60_000)
     for server in (here, elsewhere):
         await server.until_states(*[NODE_STATE_READY] * len(nodes))
     return here, elsewhere
@@ -168,7 +169,7 @@ async def test_a_server_hears_of_no_release_of_what_nobody_waits_for_there(
     """Not of locks that others wait for at another server, nor of any while somebody waits here for something else."""
     nodes = await formed_nodes(3)
     here, elsewhere = await two_servers(nodes, serve)
-    another = await serve(nodes)
+    another = await serve(nodes, pulse_interval_ms=60_000)
     await here.acquire("other", ttl_ms=TTL_MS)
     await line_up(elsewhere, "other", 1)
     await until_idle(nodes)

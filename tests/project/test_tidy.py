@@ -102,6 +102,10 @@ PURE = (
     "messages.py",
     "clock.py",
     "node_clock.py",
+    "node_facts.py",
+    "node_ailments.py",
+    "finding.py",
+    "doctor.py",
 )
 
 

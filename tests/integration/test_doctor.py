@@ -1,0 +1,618 @@
+"""`redfence doctor` on real nodes: what it finds on nodes that are well, and on nodes of which each has something."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
+from harness.ports import HOST, free_port
+from harness.processes import CommandProcess, CommandProcesses
+from harness.redis_nodes import RedisNode
+from harness.servers import FormedNodes, call_counts, form, until
+from redfence_server.clock import SystemClock
+from redfence_server.doctor import diagnose
+from redfence_server.finding import Diagnosis, Kind, Severity
+from redfence_server.node_ailments import Limits
+from redfence_server.node_checkup import CheckupSettings, check_up
+from redfence_server.node_cluster import check_urls
+from redfence_server.node_facts import NodeFacts
+from redfence_server.redis_binary import RedisBinary
+from redfence_server.scripts import Keyspace
+
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+SERIOUS, WARNING, NOTE = Severity
+pytestmark = pytest.mark.slow
+
+Found = set[tuple[int | None, Severity, Kind]]
+NO_LIMIT: Found = {(index, NOTE, Kind.NO_MEMORY_LIMIT) for index in range(3)}
+
+
+def urls_of(nodes: Sequence[RedisNode | str]) -> list[str]:
+    """Addresses, as they are or of a node."""
+    return [node if isinstance(node, str) else node.url for node in nodes]
+
+
+async def facts_of(
+    nodes: Sequence[RedisNode | str], *, dial_timeout_ms: int = 2_000, watch_ms: int = 100
+) -> list[NodeFacts]:
+    """Look at the nodes from within this process."""
+    how = CheckupSettings(keys=Keyspace(), dial_timeout_ms=dial_timeout_ms, watch_ms=watch_ms)
+    return await check_up(check_urls(urls_of(nodes)), how, clock=SystemClock())
+
+
+async def examined(nodes: Sequence[RedisNode | str], *, dial_timeout_ms: int = 2_000) -> Diagnosis:
+    """Look, and judge."""
+    return diagnose(await facts_of(nodes, dial_timeout_ms=dial_timeout_ms), Limits(node_timeout_ms=500))
+
+
+def found(diagnosis: Diagnosis, *, but: Found = NO_LIMIT) -> Found:
+    """What was found, but for what is not of interest."""
+    return {(each.node, each.severity, each.kind) for each in diagnosis.findings} - but
+
+
+def text_of(diagnosis: Diagnosis, kind: Kind) -> str:
+    """The sentences of the only finding of a kind."""
+    (finding,) = (each for each in diagnosis.findings if each.kind is kind)
+    return f"{finding.what}\n{finding.advice}"
+
+
+async def set_all(node: RedisNode, **settings: str) -> None:
+    """Change a running node's settings."""
+    node.disturbed = True
+    for name, value in settings.items():
+        assert await node.call("CONFIG", "SET", name.replace("_", "-"), value) == b"OK"
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def start_doctor(
+    commands: CommandProcesses, nodes: Sequence[RedisNode | str], *flags: str, **environment: str
+) -> CommandProcess:
+    """Run it."""
+    named = [flag for url in urls_of(nodes) for flag in ("--node", url)]
+    return commands.start_redfence("doctor", *named, *flags, environment=environment)
+
+
+async def test_of_nodes_that_are_well_it_says_so_and_ends_with_0(
+    commands: CommandProcesses, fresh_nodes: FreshNodes, engine: RedisBinary
+) -> None:
+    """A line for each node, the cluster, and nothing else; the same for programs. A note does not change it."""
+    nodes = await fresh_nodes(3, binary=engine)
+    cluster_id = await form(nodes)
+    for node in nodes[1:]:
+        await set_all(node, maxmemory="1gb")
+    with_note = start_doctor(commands, nodes)
+    assert await with_note.wait(timeout_s=20) == 0, with_note.stderr
+    await set_all(nodes[0], maxmemory="1gb")
+    table = start_doctor(commands, [], REDFENCE_NODES=",".join(urls_of(nodes)))
+    as_json = start_doctor(commands, nodes, "-o", "json")
+    assert await table.wait(timeout_s=20) == 0, table.stderr
+    head, *lines = table.stdout.splitlines()
+    assert head.split()[:3] == ["NODE", "VERDICT", "VOTE"]
+    for index, (node, line) in enumerate(zip(nodes, lines, strict=False)):
+        words = line.split()
+        assert words[:4] == [str(index), "well", "yes", engine.engine]
+        assert words[-1] == f"127.0.0.1:{node.port}"
+    last = f"cluster {cluster_id}: 3 of 3 nodes can vote (quorum 2); all is well"
+    assert lines[3:] == ["", last]
+    assert with_note.stdout.splitlines()[-1] == last
+    assert "no memory limit" in with_note.stdout
+    assert table.stderr == with_note.stderr == ""
+    assert await as_json.wait(timeout_s=20) == 0, as_json.stderr
+    told = json.loads(as_json.stdout)
+    assert (told["serious"], told["findings"], told["cluster_id"]) == (False, [], cluster_id)
+    for node in told["nodes"]:
+        assert node["can_vote"]
+        assert node["engine"] == engine.engine
+        assert node["latency_ms"]["median"] > 0
+        # One machine, so one clock.
+        assert abs(node["clock_offset_ms"]["offset"]) <= node["clock_offset_ms"]["unsure"] + 0.01
+
+
+async def test_of_nodes_that_are_not_well_it_says_what_to_do_and_ends_with_1(
+    commands: CommandProcesses, fresh_formed_nodes: FormedNodes
+) -> None:
+    """A stopped node (SIGSTOP), a wrong password and an evicting one: each by name, and no password anywhere."""
+    nodes = await fresh_formed_nodes(3)
+    nodes[0].pause()
+    await set_all(nodes[1], maxmemory="1gb", maxmemory_policy="allkeys-lru")
+    wrong = f"redis://:hunter2@127.0.0.1:{nodes[2].port}"
+    flags = ("--dial-timeout-ms", "500")
+    table = start_doctor(commands, [*nodes[:2], wrong], *flags)
+    as_json = start_doctor(commands, [*nodes[:2], wrong], *flags, "--output", "json")
+    for process in (table, as_json):
+        assert await process.wait(timeout_s=30) == 1, process.stderr
+        for secret in ("hunter2", *(url.split("@")[0].rpartition(":")[2] for url in urls_of(nodes))):
+            assert secret not in process.stdout + process.stderr
+    told = {(each["node"], each["severity"], each["kind"]) for each in json.loads(as_json.stdout)["findings"]}
+    assert told == {
+        (None, "serious", "no_quorum"),
+        (0, "serious", "unreachable"),
+        (1, "serious", "evicts"),
+        (2, "serious", "denied"),
+    }
+    text = " ".join(table.stdout.split())
+    for words in (
+        "0 SERIOUS no - - -",
+        f"node 0 (127.0.0.1:{nodes[0].port}) serious it does not answer: Timeout",
+        "set maxmemory-policy noeviction",
+        "serious it does not let this user in",
+        "the cluster serious 0 of 3 nodes can vote and 2 are needed",
+        "found: 4 serious",
+    ):
+        assert words in text, text
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ((), ["nodes"]),
+        (("--node", "redis://:hunter2@host:port"), ["node 0", "malformed"]),
+        (("--node", "redis://a:1", "--node", "redis://b:1"), ["2 nodes are configured"]),
+        (("--node", "redis://a:1", "--node", "redis://a:1"), ["named twice"]),
+        (("--node", "redis://a:1", "--dial-timeout-ms", "1"), ["dial_timeout_ms"]),
+        (("--config", "nowhere.toml"), ["nowhere.toml"]),
+        (("--node", "redis://a:1", "-o", "yaml"), ["yaml"]),
+    ],
+    ids=" ".join,
+)
+async def test_what_it_cannot_run_with_is_told_and_ends_with_2(
+    flags: tuple[str, ...], told: list[str], commands: CommandProcesses
+) -> None:
+    """That is no finding about the nodes."""
+    process = commands.start_redfence("doctor", *flags)
+    assert await process.wait(timeout_s=20) == 2
+    assert process.stdout == ""
+    for words in ("redfence doctor: ", *told):
+        assert words in process.stderr
+    assert "hunter2" not in process.stderr
+    assert "Traceback" not in process.stderr
+
+
+async def test_its_help_tells_what_its_exit_status_means(commands: CommandProcesses) -> None:
+    """Whoever runs it from a timer needs that first."""
+    process = commands.start_redfence("doctor", "--help")
+    assert await process.wait(timeout_s=20) == 0
+    text = " ".join(process.stdout.split())
+    for words in ("exit status: 0 nothing serious", "1 something serious", "2 it could not run"):
+        assert words in text
+
+
+# --- reach ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_node_that_is_down_or_stops_or_breaks_off_does_not_hold_the_others_up(
+    fresh_formed_nodes: FormedNodes, start_proxy: StartProxy
+) -> None:
+    """Each is told, and the third one is well."""
+    nodes = await fresh_formed_nodes(3)
+    nodes[0].kill()
+    proxy = await start_proxy(nodes[1])
+    through = proxy.url(nodes[1].url)
+
+    async def break_off() -> None:
+        async def watched() -> bool:
+            return (await call_counts([nodes[2]], "time"))[0] > 0
+
+        await until(watched)
+        proxy.drop()
+
+    diagnosis, _ = await asyncio.gather(
+        examined([nodes[0], through, nodes[2]], dial_timeout_ms=500), break_off()
+    )
+    unreachable = {(index, SERIOUS, Kind.UNREACHABLE) for index in (0, 1)}
+    assert found(diagnosis) == unreachable | {(None, SERIOUS, Kind.NO_QUORUM)}
+    assert diagnosis.voters == {2}
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_checkup_leaves_no_connection(*, cancelled: bool, formed_nodes: FormedNodes) -> None:
+    """Whether it comes to its end or is broken off in the middle."""
+    nodes = await formed_nodes(3)
+
+    async def connections() -> int:
+        lists = [await node.call("CLIENT", "LIST") for node in nodes]
+        return sum(each.count(b" name=redfence ") for each in lists if isinstance(each, bytes))
+
+    async def watched() -> bool:
+        return await connections() == 3
+
+    looking = asyncio.create_task(facts_of(nodes, watch_ms=60_000 if cancelled else 200))
+    await until(watched)
+    if cancelled:
+        looking.cancel()
+    await asyncio.wait([looking])
+    assert looking.cancelled() is cancelled
+
+    async def gone() -> bool:
+        return await connections() == 0
+
+    await until(gone)
+
+
+async def test_a_node_that_answers_ever_so_slowly_is_given_up(
+    formed_nodes: FormedNodes, start_proxy: StartProxy
+) -> None:
+    """Each answer comes in time, but not all of them."""
+    nodes = await formed_nodes(3)
+    proxy = await start_proxy(nodes[1])
+    through = proxy.url(nodes[1].url)
+    [looks] = await call_counts([nodes[1]], "eval")
+
+    async def slow_down() -> None:
+        async def met() -> bool:
+            return await call_counts([nodes[1]], "eval") > [looks]
+
+        await until(met)
+        proxy.delay(replies_ms=250)
+
+    looking = examined([nodes[0], through, nodes[2]], dial_timeout_ms=400)
+    diagnosis, _ = await asyncio.gather(looking, slow_down())
+    assert found(diagnosis) == {(1, SERIOUS, Kind.UNREACHABLE)}
+    assert "not all within 2.2 s" in text_of(diagnosis, Kind.UNREACHABLE)
+
+
+async def test_a_slow_way_to_a_node_is_told(formed_nodes: FormedNodes, start_proxy: StartProxy) -> None:
+    """By what a grant takes off every lease."""
+    nodes = await formed_nodes(3)
+    proxy = await start_proxy(nodes[1])
+    proxy.delay(replies_ms=20)
+    diagnosis = await examined([nodes[0], proxy.url(nodes[1].url), nodes[2]])
+    assert found(diagnosis) == {(1, WARNING, Kind.SLOW)}
+    assert diagnosis.voters == {0, 1, 2}
+
+
+async def test_the_documented_access_list_is_enough_and_what_is_missing_is_named(
+    flushed_nodes: FlushedNodes, engine: RedisBinary
+) -> None:
+    """Without a right, what can be said without it is said all the same."""
+    nodes = await flushed_nodes(3, binary=engine)
+    await form(nodes)
+    rules = re.search(r"^ACL SETUSER redfence on >PASSWORD (.*)$", OPERATIONS.read_text(), re.MULTILINE)
+    assert rules
+    documented = rules[1].split()
+    assert {"+time", "+config|get", "+ping", "+info", "+eval", "~redfence:*"} <= set(documented)
+
+    async def without(*missing: str) -> Diagnosis:
+        rights = [rule for rule in documented if rule not in missing]
+        async with restricted(nodes[0], rights) as url:
+            return await examined([url, *nodes[1:]])
+
+    assert found(await without()) == set()
+    for right, severity, kind in (
+        ("+time", WARNING, Kind.REFUSED),
+        ("+ping", NOTE, Kind.REFUSED),
+        ("+config|get", SERIOUS, Kind.SETTINGS_HIDDEN),
+        ("+info", SERIOUS, Kind.REFUSED),
+        ("+eval", SERIOUS, Kind.REFUSED),
+        ("+hgetall", SERIOUS, Kind.REFUSED),
+        ("~redfence:*", SERIOUS, Kind.REFUSED),
+        ("+client|setname", SERIOUS, Kind.DENIED),
+    ):
+        diagnosis = await without(right)
+        assert {each for each in found(diagnosis) if each[0] == 0} == {(0, severity, kind)}, right
+        assert right in text_of(diagnosis, kind)
+        assert (0 in diagnosis.voters) == (severity is not SERIOUS)
+
+
+@asynccontextmanager
+async def restricted(node: RedisNode, rights: Sequence[str]) -> AsyncIterator[str]:
+    """Give the node a user with these rights, and yield that user's URL."""
+    assert await node.call("ACL", "SETUSER", "redfence", "reset", "on", ">secret", *rights) == b"OK"
+    try:
+        yield f"redis://redfence:secret@{HOST}:{node.port}"
+    finally:
+        await node.call("ACL", "DELUSER", "redfence")
+
+
+async def test_a_server_of_another_kind_and_keys_of_another_hand_are_told(formed_nodes: FormedNodes) -> None:
+    """Nothing that they answer ends the checkup."""
+    nodes = await formed_nodes(3)
+    await nodes[1].call("HSET", "redfence:node", "index", "one")
+    await nodes[2].call("DEL", "redfence:node")
+    await nodes[2].call("SET", "redfence:node", "x")
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail.example ESMTP\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(greet, HOST, port := free_port()):
+        diagnosis = await examined([f"redis://{HOST}:{port}", *nodes[1:]])
+    assert found(diagnosis) == {
+        (None, SERIOUS, Kind.NO_QUORUM),
+        (0, SERIOUS, Kind.UNREACHABLE),
+        (1, SERIOUS, Kind.UNINTELLIGIBLE),
+        (2, SERIOUS, Kind.REFUSED),
+    }
+    assert "malformed" in text_of(diagnosis, Kind.UNINTELLIGIBLE)
+    assert "WRONGTYPE" in text_of(diagnosis, Kind.REFUSED)
+
+
+# --- settings and process ---------------------------------------------------------------------------------------------
+
+
+async def test_nodes_that_would_lose_what_they_answered_are_told_apart(fresh_nodes: FreshNodes) -> None:
+    """One that was formed so votes, and must go through quarantine after each restart; one that became so does not vote."""
+    nodes = await fresh_nodes(5)
+    await set_all(nodes[0], appendonly="no")
+    await set_all(nodes[1], appendfsync="everysec", no_appendfsync_on_rewrite="yes")
+    await form(nodes)
+    await set_all(nodes[1], appendfsync="always", no_appendfsync_on_rewrite="no")
+    await set_all(nodes[2], appendonly="no")
+    await set_all(nodes[3], aof_load_truncated="yes")
+    diagnosis = await examined(nodes)
+    assert found(diagnosis, but={(index, NOTE, Kind.NO_MEMORY_LIMIT) for index in range(5)}) == {
+        (0, WARNING, Kind.NOT_DURABLE),
+        (1, NOTE, Kind.NOT_YET_DURABLE),
+        (2, SERIOUS, Kind.NOT_DURABLE),
+        (3, SERIOUS, Kind.NOT_DURABLE),
+    }
+    assert diagnosis.voters == {0, 1, 4}
+    await nodes[1].restart()
+    diagnosis = await examined(nodes)
+    assert (1, WARNING, Kind.FORGOT) in found(diagnosis)
+    assert diagnosis.voters == {0, 4}
+
+
+async def test_a_durable_node_that_restarted_is_well(fresh_formed_nodes: FormedNodes) -> None:
+    """It has forgotten nothing; the next server that looks notes its new run."""
+    nodes = await fresh_formed_nodes(3)
+    await nodes[1].restart()
+    assert found(await examined(nodes)) == set()
+
+
+async def test_a_replica_its_primary_and_a_promoted_replica_are_told(
+    fresh_formed_nodes: FormedNodes, engine: RedisBinary, fresh_nodes: FreshNodes
+) -> None:
+    """What a replica shows of itself is its primary's; once promoted, it stands at another's place."""
+    nodes = await fresh_nodes(3, binary=engine)
+    await form(nodes)
+    primary, replica = nodes[0], nodes[1]
+    await set_all(primary, repl_diskless_sync_delay="0")
+    await follow(replica, primary)
+    diagnosis = await examined(nodes)
+    assert found(diagnosis) == {
+        (0, WARNING, Kind.HAS_REPLICAS),
+        (1, SERIOUS, Kind.REPLICA),
+    }
+    assert f"a replica of 127.0.0.1:{primary.port}" in text_of(diagnosis, Kind.REPLICA)
+    assert diagnosis.voters == {0, 2}
+    primary.kill()
+    assert await replica.call("REPLICAOF", "NO", "ONE") == b"OK"
+    failed_over = await examined([replica, f"redis://{HOST}:1", nodes[2]])
+    assert (0, WARNING, Kind.FORGOT) in found(failed_over)
+    assert "replica" in text_of(failed_over, Kind.FORGOT)
+    assert failed_over.voters == {2}
+
+
+async def follow(replica: RedisNode, primary: RedisNode) -> None:
+    """Make one node a replica of another, and wait until it has all that the other has."""
+    password = primary.url.split("@")[0].rpartition(":")[2]
+    await set_all(replica, masterauth=password)
+    assert await replica.call("REPLICAOF", HOST, primary.port) == b"OK"
+    primary.disturbed = True
+
+    async def followed() -> bool:
+        info = await replica.call("INFO", "replication")
+        assert isinstance(info, bytes)
+        return b"master_link_status:up" in info
+
+    await until(followed, timeout_s=20)
+
+
+async def test_a_node_that_is_loading_is_told_and_not_taken_for_broken(fresh_nodes: FreshNodes) -> None:
+    """It answers INFO and nothing else."""
+    nodes = await fresh_nodes(3)
+    await form(nodes)
+    primary, slow = (await fresh_nodes(1))[0], nodes[1]
+    fill = "for i = 1, 5000 do redis.call('SET', i, string.rep('x', 1000)) end"
+    await primary.call("EVAL", fill, 0)
+    await set_all(primary, repl_diskless_sync_delay="0")
+    password = primary.url.split("@")[0].rpartition(":")[2]
+    # 1 ms for each key.
+    await set_all(
+        slow, masterauth=password, key_load_delay="1000", loading_process_events_interval_bytes="1024"
+    )
+    assert await slow.call("REPLICAOF", HOST, primary.port) == b"OK"
+
+    async def loading() -> bool:
+        info = await slow.call("INFO", "persistence")
+        assert isinstance(info, bytes)
+        return b"\r\nloading:1" in info
+
+    await until(loading, timeout_s=20)
+    assert found(await examined(nodes)) == {(1, WARNING, Kind.LOADING), (1, SERIOUS, Kind.REPLICA)}
+
+
+async def test_two_names_of_one_process_are_told(formed_nodes: FormedNodes) -> None:
+    """Two databases of one server are two nodes on paper."""
+    nodes = await formed_nodes(3)
+    twin = nodes[0].url.replace(HOST, "localhost") + "/1"
+    diagnosis = await examined([nodes[0], twin, nodes[2]])
+    assert found(diagnosis) == {(1, SERIOUS, Kind.SAME_PROCESS), (1, SERIOUS, Kind.EMPTY)}
+    assert f"node 0 (127.0.0.1:{nodes[0].port})" in text_of(diagnosis, Kind.SAME_PROCESS)
+
+
+async def test_a_server_in_cluster_mode_is_told(
+    commands: CommandProcesses, fresh_formed_nodes: FormedNodes, engine: RedisBinary
+) -> None:
+    """Its keys are spread over slots, and scripts over them are refused."""
+    nodes = await fresh_formed_nodes(3)
+    port = free_port()
+    flags = ("--port", str(port), "--cluster-enabled", "yes", "--save", "")
+    process = commands.start(str(engine.path), *flags)
+    await process.wait_for_line("Ready to accept connections")
+    diagnosis = await examined([*nodes[:2], f"redis://{HOST}:{port}"])
+    assert (2, SERIOUS, Kind.CLUSTER_MODE) in found(diagnosis)
+    assert diagnosis.voters == {0, 1}
+
+
+async def test_failed_snapshots_and_rewrites_are_told(fresh_formed_nodes: FormedNodes) -> None:
+    """As a full disk lets them fail. The snapshot stops all writes only where snapshots are to be made."""
+    nodes = await fresh_formed_nodes(3)
+    for node in nodes[:2]:
+        (node.folder / "dump.rdb").mkdir()
+        assert await node.call("BGSAVE")
+        await until_told(node, "rdb_last_bgsave_status:err")
+    await set_all(nodes[0], save="3600 1")
+    # A rewrite begins new files, whose names go up from those that are there.
+    for number in range(2, 9):
+        (nodes[2].folder / "appendonlydir" / f"appendonly.aof.{number}.base.rdb").mkdir()
+    assert await nodes[2].call("BGREWRITEAOF")
+    await until_told(nodes[2], "aof_last_bgrewrite_status:err")
+    assert found(await examined(nodes)) == {
+        (0, SERIOUS, Kind.SNAPSHOT_FAILED),
+        (1, WARNING, Kind.SNAPSHOT_FAILED),
+        (2, WARNING, Kind.LOG_REWRITE_FAILED),
+    }
+
+
+async def until_told(node: RedisNode, line: str) -> None:
+    """Wait until INFO has this line."""
+    node.disturbed = True
+
+    async def told() -> bool:
+        info = await node.call("INFO", "persistence")
+        assert isinstance(info, bytes)
+        return line in info.decode().splitlines()
+
+    await until(told)
+
+
+async def test_memory_that_runs_short_and_keys_that_were_dropped_are_told(
+    fresh_formed_nodes: FormedNodes,
+) -> None:
+    """With the figures of the node itself."""
+    nodes = await fresh_formed_nodes(3)
+    await set_all(nodes[0], maxmemory_policy="volatile-ttl")
+    await set_all(nodes[1], maxmemory="1mb")
+    await set_all(nodes[2], maxmemory="4mb", maxmemory_policy="volatile-lru")
+    fill = "for i = 1, 5000 do redis.call('SET', i, string.rep('x', 1000), 'EX', 600) end"
+    for _ in range(3):
+        await nodes[2].call("EVAL", fill, 0)
+    await set_all(nodes[2], maxmemory="0", maxmemory_policy="noeviction")
+    diagnosis = await examined(nodes)
+    assert found(diagnosis) == {
+        (None, SERIOUS, Kind.NO_QUORUM),
+        (0, WARNING, Kind.EVICTION_POLICY),
+        (1, SERIOUS, Kind.MEMORY_SHORT),
+        (2, WARNING, Kind.FORGOT),
+    }
+    assert "of its 1.0 MiB are used" in text_of(diagnosis, Kind.MEMORY_SHORT)
+    assert "it has dropped" in text_of(diagnosis, Kind.FORGOT)
+
+
+# --- identity ---------------------------------------------------------------------------------------------------------
+
+
+async def test_nodes_that_are_not_formed_half_formed_or_wiped_are_told(flushed_nodes: FlushedNodes) -> None:
+    """Before the first `cluster init` that is one finding, and not one for each node."""
+    nodes = await flushed_nodes(3)
+    unformed = await examined(nodes)
+    assert found(unformed) == {(None, SERIOUS, Kind.NOT_FORMED)}
+    assert "redfence cluster init" in text_of(unformed, Kind.NOT_FORMED)
+    await form(nodes)
+    await nodes[1].call("HSET", "redfence:node", "state", "forming")
+    assert found(await examined(nodes)) == {(1, SERIOUS, Kind.FORMING)}
+    await nodes[1].call("FLUSHALL")
+    wiped = await examined(nodes)
+    assert found(wiped) == {(1, SERIOUS, Kind.EMPTY)}
+    assert wiped.voters == {0, 2}
+    await nodes[1].call("SET", "somebody's", "data")
+    assert found(await examined(nodes)) == {(1, SERIOUS, Kind.NOT_EMPTY)}
+
+
+async def test_nodes_of_another_cluster_place_or_greatest_ttl_are_told(flushed_nodes: FlushedNodes) -> None:
+    """By what most of them say."""
+    nodes = await flushed_nodes(6)
+    await form(nodes[:3])
+    await form(nodes[3:])
+    assert found(await examined([nodes[3], *nodes[1:3]])) == {(0, SERIOUS, Kind.OTHER_CLUSTER)}
+    swapped = await examined([nodes[0], nodes[2], nodes[1]])
+    assert found(swapped) == {
+        (None, SERIOUS, Kind.NO_QUORUM),
+        (1, SERIOUS, Kind.WRONG_PLACE),
+        (2, SERIOUS, Kind.WRONG_PLACE),
+    }
+    await nodes[1].call("HSET", "redfence:node", "max_ttl_ms", "1000")
+    assert found(await examined(nodes[:3])) == {(1, SERIOUS, Kind.TTL_DIFFERS)}
+
+
+async def test_a_node_in_quarantine_is_told_and_one_whose_data_is_older_than_others_remember(
+    formed_nodes: FormedNodes,
+) -> None:
+    """As a server would judge them that has just been started."""
+    nodes = await formed_nodes(3)
+    await nodes[0].call("HSET", "redfence:node", "changes:1", 5)
+    await nodes[1].call("HSET", "redfence:node", "changes", 4)
+    await nodes[2].call("HSET", "redfence:node", "state", "quarantined")
+    diagnosis = await examined(nodes)
+    assert found(diagnosis) == {
+        (None, SERIOUS, Kind.NO_QUORUM),
+        (1, WARNING, Kind.FORGOT),
+        (2, WARNING, Kind.QUARANTINED),
+    }
+    assert "4 changes of at least 5" in text_of(diagnosis, Kind.FORGOT)
+    assert "redfence cluster recover" in text_of(diagnosis, Kind.NO_QUORUM)
+
+
+async def test_nodes_under_load_have_not_forgotten_anything(
+    formed_nodes: FormedNodes, start_proxy: StartProxy
+) -> None:
+    """What a node learns of another one while both are looked at is no proof against that one."""
+    nodes = await formed_nodes(3)
+    slow = await start_proxy(nodes[0])
+    slow.delay(replies_ms=20)
+    done = asyncio.Event()
+
+    async def load() -> None:
+        """What mints and pulses do: a node makes changes, and then another one is told."""
+        while not done.is_set():
+            changes = await nodes[1].call("HINCRBY", "redfence:node", "changes", 1)
+            assert isinstance(changes, int)
+            await nodes[0].call("HSET", "redfence:node", "changes:1", changes)
+
+    loading = asyncio.create_task(load())
+    diagnosis = await examined([slow.url(nodes[0].url), *nodes[1:]])
+    done.set()
+    await loading
+    assert diagnosis.voters == {0, 1, 2}
+
+
+# --- clocks -----------------------------------------------------------------------------------------------------------
+
+
+async def test_clocks_that_are_apart_are_noted_and_one_that_is_set_meanwhile_is_serious(
+    nodes_with_clocks: FreshNodes,
+) -> None:
+    """The difference does no harm; the step does."""
+    nodes = await nodes_with_clocks(3)
+    await form(nodes)
+    await nodes[1].step_clock(30_000)
+    apart = await examined(nodes)
+    assert found(apart) == {(None, NOTE, Kind.CLOCK_SPREAD), (1, NOTE, Kind.CLOCK_OFFSET)}
+    assert "30.000 s ahead of this machine's" in text_of(apart, Kind.CLOCK_OFFSET)
+
+    async def step() -> None:
+        [before] = await call_counts([nodes[2]], "time")
+
+        async def watched() -> bool:
+            return (await call_counts([nodes[2]], "time"))[0] > before
+
+        await until(watched)
+        await nodes[2].step_clock(-500)
+
+    facts, _ = await asyncio.gather(facts_of(nodes, watch_ms=1_000), step())
+    diagnosis = diagnose(facts, Limits(node_timeout_ms=500))
+    assert (2, SERIOUS, Kind.CLOCK_STEPS) in found(diagnosis)
+    assert "back" in text_of(diagnosis, Kind.CLOCK_STEPS)
+    assert diagnosis.voters == {0, 1}

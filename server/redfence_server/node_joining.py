@@ -6,6 +6,8 @@ it at once. The waiting is each server's own: a quarantine that this server has 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -33,6 +35,8 @@ from redfence_server.rejoin import Rejoin, Vouched
 
 # A node that is up but must not vote is looked at again this often, with jitter.
 _RECHECK_MS: Final = 2_000
+# How long a node that restarted waits for the first look at every other one.
+_ASK_AROUND_TIMEOUT_MS: Final = 2_000
 # A rejoin that another one overtook is tried again soon.
 _OVERTAKEN_RECHECK_MS: Final = 100
 
@@ -77,7 +81,10 @@ class NodeJoining:
 
     Attributes:
         run_id: of the process that was looked at last.
-        others: every other node of the cluster; to be set before the first `join`.
+        others: every other node of the cluster; to be set before the first `join`, as `fellows`.
+        fellows: who brings those.
+        looked: set once the first look has come to an end, good or bad.
+        seen: the identity that was found last.
     """
 
     def __init__(
@@ -102,6 +109,9 @@ class NodeJoining:
         self._floor: int | None = None
         self.run_id = ""
         self.others: Sequence[LockNode] = ()
+        self.fellows: Sequence[NodeJoining] = ()
+        self.looked = asyncio.Event()
+        self.seen: Identity | None = None
 
     async def join(self, node: DialledNode) -> Identity:
         """Return the identity under which the node votes.
@@ -113,6 +123,9 @@ class NodeJoining:
             DialError: the connection broke, or somebody else changed the node meanwhile.
         """
         judgement, found = await self._look(node)
+        if isinstance(judgement, Admitted) and judgement.restarted:
+            await self._ask_around(judgement.identity)
+            judgement, found = await self._look(node)
         if isinstance(judgement, Quarantined):
             await self._bring_back(node, judgement.identity, found)
             judgement, found = await self._look(node)
@@ -142,7 +155,8 @@ class NodeJoining:
         place = self._memory.places[self._place]
         floor, changes = place.floor, place.changes
         found = await examine(node, self._settings.keys)
-        self.run_id = found.run_id
+        self.run_id, self.seen = found.run_id, found.identity
+        self.looked.set()
         expected = Expectation(
             index=self._place,
             node_count=len(self._memory.places),
@@ -154,6 +168,21 @@ class NodeJoining:
             runs=self._memory.runs_of_others(self._place),
         )
         return judge(expected, found), found
+
+    async def _ask_around(self, identity: Identity) -> None:
+        """Take over what the other nodes have noted of one that restarted: a server that has just started remembers nothing itself.
+
+        Not only from those that vote: when all were restarted at once, each has to be judged before the first of them does.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ASK_AROUND_TIMEOUT_MS / 1000):
+                for fellow in self.fellows:
+                    await fellow.looked.wait()
+        place = self._memory.places[self._place]
+        for seen in (fellow.seen for fellow in self.fellows):
+            if seen is not None and seen.cluster_id == identity.cluster_id:
+                place.changes = max(place.changes, seen.known_changes.get(self._place, 0))
+                place.floor = max(place.floor, seen.known_floors.get(self._place, 0))
 
     async def _note_run(self, node: DialledNode, judgement: Admitted, found: Findings) -> None:
         if not judgement.restarted:

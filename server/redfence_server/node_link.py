@@ -27,7 +27,6 @@ from redfence_server.lock_node import (
     Commit,
     Durability,
     Granted,
-    LockNode,
     Mint,
     NodeReport,
     NodeState,
@@ -99,7 +98,7 @@ class NodeLink:
         self._clock = clock
         self._randomness = randomness
         self._log = structlog.get_logger().bind(node_index=index, node_address=url.address)
-        self._joining = NodeJoining(
+        self.joining = NodeJoining(
             index, settings=settings.joining, memory=memory, clock=clock, randomness=randomness, log=self._log
         )
         self._connection: NodeConnection | None = None
@@ -160,7 +159,7 @@ class NodeLink:
             address=self._url.address,
             state=self._state,
             detail=self._detail or clock_set or self._notice_gap,
-            run_id=self._joining.run_id,
+            run_id=self.joining.run_id,
             latency_ms=self._connection.latency_ms if self._connection else self._latency_ms,
             since_ms=now_ms - self._since_ms,
             durability=self._durability(),
@@ -271,9 +270,10 @@ class NodeLink:
 
     # --- memory and clock -----------------------------------------------------------------------------------------
 
-    def know(self, others: Sequence[LockNode]) -> None:
+    def know(self, others: Sequence[NodeLink]) -> None:
         """Get to know every other node of the cluster; to be called before `start`."""
-        self._joining.others = others
+        self.joining.others = others
+        self.joining.fellows = [other.joining for other in others]
 
     def review(self) -> None:
         """Drop the node if what was learnt since it was admitted speaks against it."""
@@ -348,6 +348,7 @@ class NodeLink:
                 # Most often it has only got a new admission id: look at once, but not over and over.
                 pause_ms = 0 if self._clock.now_ms() - began_ms > _SERVED_WELL_MS else _BACKOFF_MS_FIRST
             except DialError as error:
+                self.joining.looked.set()
                 self._looking_again = False
                 self._become(NodeState.UNREACHABLE, str(error))
                 backoff_ms = min(2 * backoff_ms, _BACKOFF_MS_LAST)
@@ -362,7 +363,7 @@ class NodeLink:
         """Return when a connection that was admitted has ended."""
         dialled = await dial(self._url, timeout_ms=self._settings.dial_timeout_ms)
         try:
-            identity = await self._joining.join(dialled)
+            identity = await self.joining.join(dialled)
             for source in scripts.sources():
                 await dialled.command("SCRIPT", "LOAD", source)
             self._lost = asyncio.get_running_loop().create_future()
@@ -388,7 +389,7 @@ class NodeLink:
             self._become(NodeState.UNREACHABLE, reason)
         finally:
             self._connection = None
-            self._joining.leave()
+            self.joining.leave()
             await dialled.close()
 
     def _admit(self, identity: Identity) -> None:
@@ -440,10 +441,10 @@ class NodeLink:
             return
         before, self._logged_state = self._logged_state, state
         if state is NodeState.READY and before is None:
-            self._log.info("node_ready", run_id=self._joining.run_id)
+            self._log.info("node_ready", run_id=self.joining.run_id)
         elif state is NodeState.READY:
             # As loud as its loss: whoever was told of that waits for this.
-            self._log.warning("node_back", run_id=self._joining.run_id)
+            self._log.warning("node_back", run_id=self.joining.run_id)
         else:
             self._log.warning("node_lost", state=state.name.lower(), detail=detail)
 

@@ -12,6 +12,8 @@ HOLDER_BYTES_MAX = 256
 TTL_MS_MIN = 100
 # Quarantine of a node lasts longer than the greatest ttl, so raising it slows every node's return.
 TTL_MS_MAX_DEFAULT = 300_000
+# A mistyped unit would keep a node out for years.
+TTL_MS_MAX_MOST = 30 * 86_400_000
 # Lua numbers are doubles: from 2^53 on, two tokens could compare equal.
 FENCING_TOKEN_MAX = 2**53 - 1
 MESSAGE_BYTES_MAX = 64 * 1024

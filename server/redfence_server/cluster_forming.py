@@ -7,74 +7,96 @@ would let it vote as if it had not, so that is refused.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import structlog
 
-from redfence_server import node_examination, scripts
+from redfence_server import node_admission, scripts
 from redfence_server.errors import ConfigError, NodeRejectedError
-from redfence_server.node_examination import Findings, Phase
+from redfence_server.node_examination import Findings, Identity, Phase
+from redfence_server.node_visit import Look, Visit, Visiting, visits
 from redfence_server.randomness import Randomness
-from redfence_server.redis_dial import DialError, DialledNode, NodeUrl, dial
+from redfence_server.redis_dial import NodeUrl
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to write: to every node, in passes up to `ready`; nothing if `done`."""
+    """What forming takes.
+
+    Attributes:
+        to_form: the nodes to write to, in two passes up to `ready`; none if the cluster is formed.
+    """
 
     cluster_id: str
     ttl_ms_max: int
-    done: bool
+    to_form: tuple[int, ...]
 
 
-def plan(found: Sequence[Findings], *, new_cluster_id: str, ttl_ms_max: int) -> Plan:
+def plan(looks: Sequence[Look], *, new_cluster_id: str, ttl_ms_max: int) -> Plan:
     """Decide what forming these nodes takes, from what they say of themselves.
 
     Raises:
         NodeRejectedError: they cannot be formed into one cluster; the message names the node.
+        ConfigError: the cluster exists with another greatest ttl.
     """
-    _check_independent(found)
-    identities = [each.identity for each in found]
-    formed = [identity for identity in identities if identity is not None]
+    found = _check_fit(looks)
+    formed = [each.identity for each in found if each.identity is not None]
     if not formed:
-        return Plan(new_cluster_id, ttl_ms_max, done=False)
+        return Plan(new_cluster_id, ttl_ms_max, tuple(range(len(looks))))
     first = formed[0]
-    for index, identity in enumerate(identities):
-        if identity is None:
-            if any(other.phase is not Phase.FORMING for other in formed):
-                raise NodeRejectedError(
-                    f"node {index}: it is empty, but others belong to cluster {first.cluster_id} already: it was wiped or "
-                    "replaced, and must not vote as if it remembered"
-                )
-        elif (identity.cluster_id, identity.node_count) != (first.cluster_id, len(found)):
+    begun = all(identity.phase is Phase.FORMING for identity in formed)
+    for look, each in zip(looks, found, strict=True):
+        if each.identity is not None:
+            _check_seat(look, each.identity, first, node_count=len(looks))
+        elif not begun:
             raise NodeRejectedError(
-                f"node {index}: it belongs to cluster {identity.cluster_id} of {identity.node_count} nodes already"
-            )
-        elif identity.index != index:
-            raise NodeRejectedError(
-                f"node {index}: it was formed as node {identity.index}: the order is another, or it is named twice"
+                f"{look.name}: it is empty, but others belong to cluster {first.cluster_id} already: it was wiped or "
+                f"replaced, and must not vote as if it remembered; `redfence cluster replace {look.index} URL` brings it in"
             )
     if first.max_ttl_ms != ttl_ms_max:
         raise ConfigError(
             f"max_ttl: the cluster was formed with {first.max_ttl_ms} ms and not with {ttl_ms_max} ms"
         )
-    done = len(formed) == len(found) and all(identity.phase is not Phase.FORMING for identity in formed)
-    return Plan(first.cluster_id, first.max_ttl_ms, done=done)
+    # A node that was quarantined since, or retired, was formed.
+    unformed = [each.identity is None or each.identity.phase is Phase.FORMING for each in found]
+    return Plan(
+        first.cluster_id, first.max_ttl_ms, tuple(index for index, each in enumerate(unformed) if each)
+    )
 
 
-def _check_independent(found: Sequence[Findings]) -> None:
-    run_ids = [each.run_id for each in found]
-    for index, each in enumerate(found):
-        if each.is_replica:
+def _check_fit(looks: Sequence[Look]) -> Sequence[Findings]:
+    """Return what was found, if every node could be looked at and is fit to be one."""
+    found: list[Findings] = []
+    runs: dict[str, int] = {}
+    for look in looks:
+        if look.found is None:
+            raise NodeRejectedError(f"{look.name}: {look.problem}")
+        # Two host names, or two databases, of one server would fail together.
+        if (unfit := node_admission.judge_process(look.found, runs)) is not None:
+            raise NodeRejectedError(f"{look.name}: {unfit.detail}")
+        if look.found.identity is None and look.found.key_count:
             raise NodeRejectedError(
-                f"node {index}: it is a replica; every node must be an independent primary"
+                f"{look.name}: it holds {look.found.key_count} keys; a cluster is formed on empty nodes"
             )
-        # Two host names, or two databases, of one server: they would fail together.
-        if (first := run_ids.index(each.run_id)) < index:
-            raise NodeRejectedError(f"node {index}: it is the same process as node {first}")
+        runs[look.found.run_id] = look.index
+        found.append(look.found)
+    return found
+
+
+def _check_seat(look: Look, identity: Identity, first: Identity, *, node_count: int) -> None:
+    if (identity.cluster_id, identity.node_count) != (first.cluster_id, node_count):
+        raise NodeRejectedError(
+            f"{look.name}: it belongs to cluster {identity.cluster_id} of {identity.node_count} nodes already"
+        )
+    if identity.index != look.index:
+        raise NodeRejectedError(
+            f"{look.name}: it was formed as node {identity.index}: the order is another, or it is named twice"
+        )
+    if identity.max_ttl_ms != first.max_ttl_ms:
+        raise NodeRejectedError(
+            f"{look.name}: it allows a ttl of {identity.max_ttl_ms} ms, and another node {first.max_ttl_ms} ms"
+        )
 
 
 async def form(
@@ -87,60 +109,66 @@ async def form(
 ) -> str:
     """Form the nodes into one cluster and return its id. Repeating it, also after a crash midway, is harmless.
 
+    Cancellation: as a crash midway.
+
     Raises:
-        NodeRejectedError: a node cannot be reached, is not empty, or belongs to something else.
+        NodeRejectedError: a node cannot be reached, is not fit or not empty, or belongs to something else.
         ConfigError: the cluster exists with another greatest ttl.
     """
-    async with AsyncExitStack() as stack:
-        dialled = await asyncio.gather(
-            *(_open(index, node, stack, dial_timeout_ms) for index, node in enumerate(nodes))
-        )
-        try:
-            found = await asyncio.gather(*(node_examination.examine(each, keys) for each in dialled))
-            decided = plan(found, new_cluster_id=randomness.hex_id(), ttl_ms_max=ttl_ms_max)
-            _warn_of_gaps(nodes, found)
-            for state in () if decided.done else ("forming", "ready"):
-                for index, (node, findings) in enumerate(zip(dialled, found, strict=True)):
-                    identity = (
-                        *(decided.cluster_id, index, len(nodes), decided.ttl_ms_max),
-                        *(randomness.hex_id(), findings.run_id, state),
-                        *("0" if findings.durability_gap else "1", findings.evicted),
-                    )
-                    answer = await node.command(
-                        "EVAL", scripts.load("form"), 2, keys.node, keys.high, *identity
-                    )
-                    _check(index, answer, state)
-        except DialError as error:
-            raise NodeRejectedError(f"a node failed while it was formed: {error}") from error
+    async with visits(nodes, Visiting(keys, dial_timeout_ms)) as visited:
+        looks = [each.look for each in visited]
+        decided = plan(looks, new_cluster_id=randomness.hex_id(), ttl_ms_max=ttl_ms_max)
+        for look in looks:
+            _warn(look, decided, node_count=len(nodes))
+        for state in (Phase.FORMING, Phase.READY):
+            for index in decided.to_form:
+                await _form(visited[index], decided, state, randomness, node_count=len(nodes))
     return decided.cluster_id
 
 
-def _warn_of_gaps(nodes: Sequence[NodeUrl], found: Sequence[Findings]) -> None:
-    """Say now what would otherwise be learnt at a node's first restart, when it is too late."""
-    for index, (node, findings) in enumerate(zip(nodes, found, strict=True)):
-        if findings.durability_gap:
-            structlog.get_logger().warning(
-                "node_not_durable",
-                node_index=index,
-                node_address=node.address,
-                gap=findings.durability_gap,
-                consequence="it will not vote again after a restart",
-            )
-
-
-def _check(index: int, answer: list[bytes], state: str) -> None:
-    if answer == [b"not_empty"]:
-        raise NodeRejectedError(f"node {index}: it holds keys already; a cluster is formed on empty nodes")
+async def _form(
+    visit: Visit, decided: Plan, state: Phase, randomness: Randomness, *, node_count: int
+) -> None:
+    found = visit.look.found
+    assert found is not None, "a node that could not be looked at is not planned for"
+    answer = await visit.step(
+        "form",
+        *(decided.cluster_id, visit.look.index, node_count, decided.ttl_ms_max),
+        *(randomness.hex_id(), found.run_id, state.value),
+        *("0" if found.durability_gap else "1", found.evicted),
+    )
+    if answer == "not_empty":
+        raise NodeRejectedError(
+            f"{visit.look.name}: it holds keys already; a cluster is formed on empty nodes"
+        )
     # A node that is ahead was brought on by a second operator, or by the run that this one finishes. One that is another
     # cluster's now was found empty by two operators, and must stop the later one before it takes any node of the first.
-    if answer == [b"other"] or (answer == [b"ahead"] and state == "ready"):
-        raise NodeRejectedError(f"node {index}: its identity was changed by somebody else; look, and repeat")
+    if answer == "other" or (answer == "ahead" and state is Phase.READY):
+        raise NodeRejectedError(
+            f"{visit.look.name}: its identity was changed by somebody else; look, and repeat"
+        )
 
 
-async def _open(index: int, node: NodeUrl, stack: AsyncExitStack, dial_timeout_ms: int) -> DialledNode:
-    try:
-        dialled = await dial(node, timeout_ms=dial_timeout_ms)
-    except DialError as error:
-        raise NodeRejectedError(f"node {index} ({node.address}): {error}") from error
-    stack.push_async_callback(dialled.close)
-    return dialled
+# What is to be known of a node that was formed and does not vote now.
+_CONSEQUENCES = {
+    Phase.QUARANTINED: "it comes back by itself when the others vote",
+    Phase.RECOVERING: "it votes when `redfence cluster recover` was carried out to the end",
+    Phase.RETIRED: "it votes no more: name the node that has replaced it",
+}
+
+
+def _warn(look: Look, decided: Plan, *, node_count: int) -> None:
+    """Say now what would otherwise be learnt at a node's first restart, when it is too late; and who is out."""
+    assert look.found is not None, "a node that could not be looked at is not planned for"
+    log = structlog.get_logger().bind(node_index=look.index, node_address=look.address)
+    if look.found.durability_gap:
+        consequence = (
+            f"after a restart it is quarantined for {decided.ttl_ms_max / 1000:g} s, the greatest ttl, and then rejoins"
+            if node_count > 1
+            else "after a restart it does not vote until `redfence cluster recover` is run, for there are no others to ask"
+        )
+        log.warning("node_not_durable", gap=look.found.durability_gap, consequence=consequence)
+    identity = look.found.identity
+    if identity is not None and identity.phase in _CONSEQUENCES:
+        consequence = _CONSEQUENCES[identity.phase]
+        log.warning("node_not_ready", state=identity.phase.value, consequence=consequence)

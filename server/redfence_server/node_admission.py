@@ -125,15 +125,15 @@ def judge(expected: Expectation, found: Findings) -> Judgement:
     """Decide whether a node may vote."""
     identity = found.identity
     return (
-        _judge_process(expected, found)
+        judge_process(found, expected.runs)
         or (_judge_nameless(expected, found) if identity is None else None)
         or (_judge_place(expected, identity) if identity is not None else None)
         or _judge_memory(expected, found)
     )
 
 
-def _judge_process(expected: Expectation, found: Findings) -> Rejected | None:
-    """Decide whether the process is fit to be a node."""
+def judge_process(found: Findings, runs: Mapping[str, int]) -> Rejected | None:
+    """Decide whether the process is fit to be a node, beside those of other nodes: their runs, each with its index."""
     if found.is_replica:
         return Rejected(Reason.REPLICA, "it is a replica; every node must be an independent primary")
     if version_number(found.version) < scripts.REDIS_VERSION_MIN:
@@ -143,7 +143,7 @@ def _judge_process(expected: Expectation, found: Findings) -> Rejected | None:
             Reason.EVICTS,
             f"it would drop keys when its memory is full ({found.eviction}); set maxmemory-policy noeviction",
         )
-    twin = expected.runs.get(found.run_id)
+    twin = runs.get(found.run_id)
     if twin is not None:
         return Rejected(
             Reason.SAME_PROCESS,

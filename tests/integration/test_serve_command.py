@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import socket
 import sys
@@ -335,13 +336,13 @@ async def test_a_cluster_is_formed_once_and_forming_it_again_changes_nothing(
 ) -> None:
     """The same id is told each time; the nodes then serve with the greatest ttl that was given."""
     nodes = await flushed_nodes(3)
-    first = start_init(commands, nodes, "--max-ttl-ms", "60000")
+    first = start_init(commands, nodes, "--max-ttl", "1m")
     assert await first.wait(timeout_s=20) == 0, first.stderr
     line = first.stdout
     assert line.startswith("cluster ")
-    assert line.endswith(": 3 nodes ready\n")
+    assert line.endswith(": formed, 3 nodes\n")
     before = await memories(nodes)
-    again, another_ttl = start_init(commands, nodes, "--max-ttl-ms", "60000"), start_init(commands, nodes)
+    again, another_ttl = start_init(commands, nodes, "--max-ttl", "60000ms"), start_init(commands, nodes)
     assert await again.wait(timeout_s=20) == 0, again.stderr
     assert again.stdout == line
     assert (await refusal(another_ttl, command="cluster init")).startswith("max_ttl: ")
@@ -351,6 +352,67 @@ async def test_a_cluster_is_formed_once_and_forming_it_again_changes_nothing(
         status = await server.status()
         assert status.max_ttl.ToMilliseconds() == 60_000
         assert status.cluster_id == line.split()[1].rstrip(":")
+
+
+async def test_a_cluster_is_formed_also_while_nodes_of_it_are_out(
+    commands: CommandProcesses, formed_nodes: FormedNodes
+) -> None:
+    """Repeating it then changes nothing, and tells who is out and what brings it back."""
+    nodes = await formed_nodes(3)
+    await nodes[1].call("HSET", "redfence:node", "state", "quarantined")
+    before = await memories(nodes)
+    process = start_init(commands, nodes)
+    assert await process.wait(timeout_s=20) == 0, process.stderr
+    assert process.stdout.endswith(": formed, 3 nodes\n")
+    [entry] = [json.loads(line) for line in process.stderr.splitlines()]
+    assert (entry["event"], entry["node_index"], entry["state"]) == ("node_not_ready", 1, "quarantined")
+    assert "comes back by itself" in entry["consequence"]
+    assert await memories(nodes) == before
+
+
+@pytest.mark.parametrize(
+    ("count", "consequence"),
+    [(1, "`redfence cluster recover`"), (3, "quarantined for 2.5 s, the greatest ttl, and then rejoins")],
+)
+async def test_whoever_forms_a_cluster_of_nodes_that_are_not_durable_is_told_what_comes_of_it(
+    commands: CommandProcesses, fresh_nodes: FreshNodes, count: int, consequence: str
+) -> None:
+    """Each of them is named with what is missing, while it is early enough."""
+    nodes = await fresh_nodes(count, appendfsync="everysec")
+    process = start_init(commands, nodes, "--max-ttl", "2.5")
+    assert await process.wait(timeout_s=20) == 0, process.stderr
+    told = [json.loads(line) for line in process.stderr.splitlines()]
+    assert [entry["node_index"] for entry in told] == list(range(count))
+    for entry in told:
+        assert entry["gap"] == "appendfsync is everysec, not always"
+        assert consequence in entry["consequence"]
+
+
+async def test_a_node_that_would_drop_keys_is_not_formed(
+    commands: CommandProcesses, fresh_nodes: FreshNodes
+) -> None:
+    """It is named, with the setting, and no node is touched."""
+    nodes = await fresh_nodes(3)
+    await nodes[1].call("CONFIG", "SET", "maxmemory", "100mb")
+    await nodes[1].call("CONFIG", "SET", "maxmemory-policy", "volatile-ttl")
+    line = await refusal(start_init(commands, nodes), command="cluster init")
+    assert line.startswith(f"node 1 (127.0.0.1:{nodes[1].port}): it would drop keys")
+    assert "volatile-ttl" in line
+    assert await memories(nodes) == [{}, {}, {}]
+
+
+async def test_two_databases_of_one_server_are_not_formed_as_two_nodes(
+    commands: CommandProcesses, flushed_nodes: FlushedNodes
+) -> None:
+    """They would fail together; here under two names of this machine."""
+    nodes = await flushed_nodes(2)
+    urls = [nodes[0].url, nodes[1].url, nodes[0].url.replace("127.0.0.1", "localhost") + "/1"]
+    line = await refusal(start_init(commands, urls), command="cluster init")
+    assert (
+        line
+        == f"node 2 (localhost:{nodes[0].port}): it is the same process as node 0; every node must be a server of its own"
+    )
+    assert await memories(nodes) == [{}, {}]
 
 
 async def test_forming_that_was_broken_off_is_not_served_and_is_finished_by_the_next(
@@ -378,21 +440,26 @@ async def test_nodes_that_are_not_empty_wiped_or_of_another_cluster_are_not_form
     await wiped[2].call("FLUSHALL")
     before = await memories(nodes)
     for process, told in (
-        (start_init(commands, used), "node 1: it holds keys already; a cluster is formed on empty nodes"),
-        (start_init(commands, wiped), "node 2: it is empty, but others belong to cluster"),
+        (
+            start_init(commands, used),
+            f"node 1 (127.0.0.1:{used[1].port}): it holds 1 keys; a cluster is formed on empty",
+        ),
+        (
+            start_init(commands, wiped),
+            f"node 2 (127.0.0.1:{wiped[2].port}): it is empty, but others belong to cluster",
+        ),
         (start_init(commands, [wiped[0]]), "of 3 nodes already"),
         (start_init(commands, [*wiped, extra, used[0]]), "of 3 nodes already"),
-        (start_init(commands, [wiped[1], wiped[0], extra]), "node 0: it was formed as node 1"),
+        (start_init(commands, [wiped[1], wiped[0], extra]), "it was formed as node 1"),
         (start_init(commands, [extra, NOWHERE, used[2]]), "node 1 (127.0.0.1:1): "),
         (start_init(commands, used[:2]), "node: 2 nodes are configured"),
-        (start_init(commands, [extra], "--max-ttl-ms", "99"), "max_ttl_ms: 99 is less than 100"),
+        (start_init(commands, [extra], "--max-ttl", "99ms"), "max_ttl: it must be from 100 ms to 30 days"),
+        (start_init(commands, [extra], "--max-ttl", "721h"), "max_ttl: it must be from 100 ms to 30 days"),
     ):
         line = await refusal(process, command="cluster init")
         assert told in line
         assert process.stderr.count("\n") == 1
-    # A node that comes before a refused one may have begun to form; it does not vote, and forming may be repeated.
-    after = await memories(nodes)
-    assert after[1:] == before[1:]
+    assert await memories(nodes) == before
 
 
 async def test_a_replica_is_not_formed(commands: CommandProcesses, fresh_nodes: FreshNodes) -> None:
@@ -400,7 +467,10 @@ async def test_a_replica_is_not_formed(commands: CommandProcesses, fresh_nodes: 
     nodes = await fresh_nodes(3)
     await nodes[2].call("REPLICAOF", "127.0.0.1", str(nodes[0].port))
     line = await refusal(start_init(commands, nodes), command="cluster init")
-    assert line == "node 2: it is a replica; every node must be an independent primary"
+    assert (
+        line
+        == f"node 2 (127.0.0.1:{nodes[2].port}): it is a replica; every node must be an independent primary"
+    )
     assert await memories(nodes) == [{}, {}, {}]
 
 
@@ -438,7 +508,7 @@ async def test_of_two_operators_who_form_the_same_nodes_at_once_one_succeeds_and
 
     await until(begun)
     await fast[0].heal()
-    with pytest.raises(NodeRejectedError, match=r"node 0: .* somebody else"):
+    with pytest.raises(NodeRejectedError, match=r"node 0 .* somebody else"):
         await second
     assert await memories(nodes[1:]) == [{}, {}]
     await slow[1].heal()

@@ -1,0 +1,59 @@
+"""What the commands that work on the nodes themselves have in common on the command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection
+from pathlib import Path
+
+from redfence_proto import bounds, durations
+from redfence_server import config
+from redfence_server.errors import ConfigError
+
+EPILOG = (
+    "The nodes may also be given by $REDFENCE_NODES or the file, which keeps passwords out of the process list. Their order "
+    "is their index in the cluster."
+)
+
+
+def add_node_flags(parser: argparse.ArgumentParser, *, also: Collection[str] = ()) -> None:
+    """Add what names the nodes and how to reach them, and the settings named `also`."""
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="a TOML file with settings, as of `serve`"
+    )
+    config.add_arguments(parser, names={"nodes", "key_prefix", "dial_timeout_ms", *also})
+
+
+def settings_of(arguments: argparse.Namespace) -> config.ServeConfig:
+    """Return the settings, and let the log go by them.
+
+    Raises:
+        ConfigError: a value is wrong or a setting unknown.
+    """
+    from redfence_server import log_setup
+
+    settings = config.load(config.given_flags(arguments), config_file=arguments.config)
+    log_setup.configure(log_format=settings.log_format, level=settings.log_level)
+    return settings
+
+
+def add_max_ttl_flag(parser: argparse.ArgumentParser, *, default_ms: int | None, purpose: str) -> None:
+    """Add `--max-ttl`; `ttl_ms_max_of` reads it."""
+    parser.add_argument(
+        "--max-ttl", type=durations.milliseconds, default=default_ms, metavar="DURATION", help=purpose
+    )
+
+
+def ttl_ms_max_of(arguments: argparse.Namespace) -> int | None:
+    """Return the greatest ttl that was asked for, if any was.
+
+    Raises:
+        ConfigError: it is out of bounds.
+    """
+    ttl_ms_max: int | None = arguments.max_ttl
+    if ttl_ms_max is not None and not bounds.TTL_MS_MIN <= ttl_ms_max <= bounds.TTL_MS_MAX_MOST:
+        raise ConfigError(
+            f"max_ttl: it must be from {bounds.TTL_MS_MIN} ms to {bounds.TTL_MS_MAX_MOST // 86_400_000} days"
+        )
+    return ttl_ms_max

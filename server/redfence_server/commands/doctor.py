@@ -9,9 +9,8 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from redfence_server import config
+from redfence_server.commands import cluster_flags
 from redfence_server.errors import StartupError
 from redfence_server.finding import Diagnosis, Finding, Severity
 from redfence_server.node_facts import NodeFacts
@@ -27,15 +26,12 @@ _INDENT = " " * 10
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
+    cluster_flags.add_node_flags(parser)
     parser.epilog = (
         "It needs no lock server, changes nothing, and takes about a second. Run it where the lock servers run, for it is their way to the "
-        "nodes that counts. The nodes may also be given by $REDFENCE_NODES or the file, which keeps passwords out of the process list. "
+        f"nodes that counts. {cluster_flags.EPILOG} "
         "exit status: 0 nothing serious was found, 1 something serious was, 2 it could not run (wrong usage or setting)"
     )
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="a TOML file with settings, as of `serve`"
-    )
-    config.add_arguments(parser, names={"nodes", "key_prefix", "dial_timeout_ms"})
     parser.add_argument(
         "-o", "--output", choices=("table", "json"), default="table", help="(default: %(default)s)"
     )
@@ -51,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     from redfence_server.node_cluster import check_urls
 
     try:
-        settings = config.load(config.given_flags(arguments), config_file=arguments.config)
+        settings = cluster_flags.settings_of(arguments)
         urls = check_urls(settings.nodes)
     except StartupError as error:
         sys.stderr.write(f"redfence doctor: {error}\n")

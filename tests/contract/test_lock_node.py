@@ -95,22 +95,7 @@ class FakeSite:
         return fake_site(channel, state=self.node.state)
 
     async def dump(self) -> dict[str, Fields]:
-        state = self.node.state
-        kept: dict[str, Fields] = {}
-        for resource, hold in state.holds.items():
-            kept[KEYS.lock(resource)] = {
-                "digest": hold.digest,
-                "nonce": hold.nonce,
-                "shared": str(int(hold.shared)),
-                "token": str(hold.token),
-                "holder": hold.holder,
-                "ttl_ms": str(hold.ttl_ms),
-                "notify": " ".join(hold.notify),
-            }
-        for resource, counter in state.counters.items():
-            kept[KEYS.counter(resource)] = {"": str(counter.value)}
-        kept[KEYS.high] = {"": str(state.high)}
-        return kept
+        return self.node.state.keys()
 
     async def expire(self, resource: str) -> None:
         self.node.state.expire(resource)

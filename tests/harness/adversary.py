@@ -153,6 +153,7 @@ class _Player:
 
 def _copy_attempt(attempt: Attempt) -> Attempt:
     twin = copy(attempt)
+    twin._under = attempt._under.copy()
     tally = twin._tally = copy(attempt._tally)
     tally._replies, tally._standing, tally._asked = (
         *(tally._replies.copy(), tally._standing.copy(), tally._asked.copy()),

@@ -11,6 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
+from harness.joining_commands import (
+    Formation,
+    JoiningAnswer,
+    JoiningCommand,
+    Known,
+    Look,
+    NoteRun,
+    Quarantine,
+    Readmit,
+    Sight,
+    Step,
+)
 from redfence_server.lock_node import (
     Command,
     Commit,
@@ -33,9 +45,14 @@ from redfence_server.lock_node import (
     Undo,
     Vouch,
 )
+from redfence_server.node_examination import Identity, Phase
+from redfence_server.scripts import Keyspace
 
 TOKENS_END = 2**53
 """The first number that no node mints."""
+ADMITTED = "ad" * 16
+"""The admission id of a node that nobody has disturbed."""
+ALONE = Formation("cluster", index=0, node_count=1, max_ttl_ms=300_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +85,7 @@ class FakeNodeState:
     """What one node remembers. Keys end by the clock that each call brings along, or by `expire` and `drop_counter`.
 
     Attributes:
+        admission: empty if there is no identity.
         published: what the scripts told to whom: channel, resource, token and news. Whoever delivers it, empties it.
         connections: every `FakeNode` over this memory.
     """
@@ -78,19 +96,36 @@ class FakeNodeState:
         "connections",
         "counter_idle_ms",
         "counters",
+        "durable",
+        "evicted",
         "floor",
+        "formation",
         "high",
         "holds",
         "known_changes",
         "known_floors",
+        "phase",
         "published",
-        "quarantined",
+        "run_id",
     )
 
-    def __init__(self, *, admission: str = "admitted", counter_idle_ms: float = float("inf")) -> None:
+    def __init__(
+        self,
+        *,
+        admission: str = ADMITTED,
+        counter_idle_ms: float = float("inf"),
+        formation: Formation = ALONE,
+        run_id: str = "run",
+        durable: bool = False,
+    ) -> None:
+        """Begin as a node that was just formed."""
         self.admission = admission
         self.counter_idle_ms = counter_idle_ms
-        self.quarantined = False
+        self.formation = formation
+        self.phase = Phase.READY
+        self.run_id = run_id
+        self.durable = durable
+        self.evicted = 0
         self.high: int | None = 0
         self.floor = 0
         self.changes = 0
@@ -103,12 +138,8 @@ class FakeNodeState:
 
     def copy(self) -> Self:
         """Return a node with the same memory and a life of its own."""
-        twin = type(self)(admission=self.admission, counter_idle_ms=self.counter_idle_ms)
-        twin.high, twin.floor, twin.changes = self.high, self.floor, self.changes
-        twin.quarantined = self.quarantined
-        twin.known_floors, twin.known_changes = self.known_floors.copy(), self.known_changes.copy()
-        twin.holds = self.holds.copy()
-        twin.counters = self.counters.copy()
+        twin = type(self)(counter_idle_ms=self.counter_idle_ms)
+        twin.restore(self)
         return twin
 
     # --- what the world does to it --------------------------------------------------------------------------------
@@ -123,41 +154,88 @@ class FakeNodeState:
 
     def wipe(self) -> None:
         """Forget everything, the identity as well: nobody is admitted any more."""
-        self.admission = ""
-        self.quarantined = False
+        self.admission = self.run_id = ""
         self.high = None
-        self.floor = self.changes = 0
+        self.floor = self.changes = self.evicted = 0
         for memory in (self.holds, self.counters, self.known_floors, self.known_changes):
             memory.clear()
 
-    # --- what the scripts do that a server runs while it joins the node -------------------------------------------
+    def save(self) -> Self:
+        """Return everything that it remembers."""
+        return self.copy()
 
-    def quarantine(self, quarantine: str, *, before: str) -> bool:
-        """Take the vote away, if the identity is still the one found before; return whether it was."""
-        if self.admission != before:
-            return False
-        self.admission, self.quarantined = quarantine, True
-        return True
+    def restore(self, older: Self) -> None:
+        """Remember what another node, or this one in an older state, does, and nothing else."""
+        self.admission, self.formation, self.phase = older.admission, older.formation, older.phase
+        self.run_id, self.durable, self.evicted = older.run_id, older.durable, older.evicted
+        self.high, self.floor, self.changes = older.high, older.floor, older.changes
+        self.known_floors, self.known_changes = older.known_floors.copy(), older.known_changes.copy()
+        self.holds = older.holds.copy()
+        self.counters = older.counters.copy()
 
-    def readmit(
-        self, quarantine: str, *, admission: str, floor: int, changes: int, floors: tuple[int, ...]
-    ) -> bool:
-        """End that quarantine; return whether it was there to be ended."""
-        if self.admission != quarantine or not self.quarantined:
-            return False
-        self.admission, self.quarantined = admission, False
-        self.high = self.floor = floor
-        self.changes = changes
-        self.known_floors = dict(enumerate(floors))
-        return True
+    # --- what the scripts do that a server runs before it is admitted -----------------------------------------------
+
+    def join(self, command: JoiningCommand) -> JoiningAnswer:
+        """Carry out one script for a server that is not admitted."""
+        match command:
+            case Look():
+                return Sight(self._identity(), self._key_count(), self.high)
+            case NoteRun():
+                return self._note_run(command)
+            case Quarantine():
+                return self._quarantine(command)
+            case Readmit():
+                return self._readmit(command)
+
+    def _identity(self) -> Identity | None:
+        if not self.admission:
+            return None
+        place = self.formation
+        return Identity(
+            *(place.cluster_id, place.index, place.node_count, place.max_ttl_ms),
+            *(self.admission, self.run_id, self.durable, self.phase),
+            *(self.floor, self.changes, self.evicted),
+            known_floors=self.known_floors.copy(),
+            known_changes=self.known_changes.copy(),
+        )
+
+    def _key_count(self) -> int:
+        return len(self.holds) + len(self.counters) + (self.high is not None) + (self.admission != "")
+
+    def _is_as(self, known: Known) -> bool:
+        return (self.admission, self.run_id) == (known.admission, known.run_id)
+
+    def _note_run(self, note: NoteRun) -> Step:
+        if not self.admission or not self._is_as(note.known):
+            return Step.CHANGED
+        self.run_id, self.durable, self.evicted = note.run_id, note.durable, 0
+        return Step.DONE
+
+    def _quarantine(self, quarantine: Quarantine) -> Step:
+        if not self._is_as(quarantine.known):
+            return Step.CHANGED
+        if not self.admission and self._key_count():
+            return Step.NOT_EMPTY
+        self.formation, self.phase = quarantine.formation, quarantine.phase
+        self.admission, self.run_id, self.durable = quarantine.quarantine, quarantine.run_id, False
+        return Step.DONE
+
+    def _readmit(self, readmit: Readmit) -> Step:
+        if not self.admission or (self.admission, self.phase) != (readmit.quarantine, readmit.phase):
+            return Step.CHANGED
+        self.high = self.floor = readmit.floor
+        self.known_floors = dict(enumerate(readmit.floors))
+        self.admission, self.phase, self.changes = readmit.admission, Phase.READY, readmit.changes
+        self.run_id, self.durable, self.evicted = readmit.run_id, readmit.durable, readmit.evicted
+        return Step.DONE
 
     # --- what the scripts do --------------------------------------------------------------------------------------
 
     def apply(  # noqa: PLR0911  (one return per script)
-        self, command: Command, now_ms: float, *, admission: str = "admitted", channel: str = "here"
+        self, command: Command, now_ms: float, *, admission: str = ADMITTED, channel: str = "here"
     ) -> Reply:
         """Carry out one script at one instant, for a server that was admitted under `admission` and listens on `channel`."""
-        if admission != self.admission or self.quarantined:
+        if admission != self.admission:
             return Silence.NOT_ADMITTED
         if self.high is None and isinstance(command, Mint | Commit | Pulse | Vouch):
             return Silence.NOT_ADMITTED
@@ -204,7 +282,7 @@ class FakeNodeState:
                 hold, shared=True, ttl_ms=mint.ttl_ms, expires_at_ms=expires_at_ms, notify=notify
             )
             self.changes += 1
-            return Granted(hold.nonce, hold.token, contended=bool(others))
+            return Granted(hold.nonce, hold.token, contended=bool(others), under=self.admission)
         assert self.high is not None, "an admitted node has a high"
         token = max(self._counted(mint.resource, now_ms), self.floor) + 1
         if token >= TOKENS_END:
@@ -217,7 +295,8 @@ class FakeNodeState:
         self.holds[mint.resource] = Hold(
             mint.digest, mint.nonce, False, token, mint.holder, mint.ttl_ms, expires_at_ms, notify
         )
-        return Granted(mint.nonce, token, contended=bool(others), released=handed_over)
+        contended = bool(others)
+        return Granted(mint.nonce, token, contended, released=handed_over, under=self.admission)
 
     def _commit(self, commit: Commit, hold: Hold | None, now_ms: float) -> Reply:
         if hold is None or (hold.digest, hold.nonce) != (commit.digest, commit.nonce):
@@ -247,6 +326,7 @@ class FakeNodeState:
             self.high,
             tuple(self.known_changes.get(place, 0) for place in places),
             tuple(self.known_floors.get(place, 0) for place in places),
+            under=self.admission,
         )
 
     def _vouch(self, vouch: Vouch) -> Reply:
@@ -280,6 +360,28 @@ class FakeNodeState:
         assert self.high is not None, "an admitted node has a high"
         self.counters[resource] = Counter(token, now_ms + self.counter_idle_ms)
         self.high = max(self.high, token)
+
+    # --- what it keeps --------------------------------------------------------------------------------------------
+
+    def keys(self) -> dict[str, dict[str, str]]:
+        """Return every key but the identity, each value as text, as a node would have them."""
+        names = Keyspace()
+        kept: dict[str, dict[str, str]] = {}
+        for resource, hold in self.holds.items():
+            kept[names.lock(resource)] = {
+                "digest": hold.digest,
+                "nonce": hold.nonce,
+                "shared": str(int(hold.shared)),
+                "token": str(hold.token),
+                "holder": hold.holder,
+                "ttl_ms": str(hold.ttl_ms),
+                "notify": " ".join(hold.notify),
+            }
+        for resource, counter in self.counters.items():
+            kept[names.counter(resource)] = {"": str(counter.value)}
+        if self.high is not None:
+            kept[names.high] = {"": str(self.high)}
+        return kept
 
 
 def _held(hold: Hold, now_ms: float) -> Held:

@@ -23,8 +23,8 @@ therefore taken for a second step: the distrust counts from it (test_a_step_hidd
 **Sleep.** Our clock must be one that goes on while this machine sleeps, or every sleep looks like a step of all nodes. If a hypervisor stops it
 together with the machine, it does look so; that errs in the safe direction.
 
-**What is not seen:** a step smaller than what the two round trips leave unsure and drift may explain; and a step before the first sample,
-so take one before the node's first vote is counted.
+**What is not seen:** a step smaller than what the two round trips leave unsure and drift may explain; a step that is taken back before the next
+sample; and a step before the first sample, so take one before the node's first vote is counted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Final
 
 from redfence_server.quorum import DRIFT_FIXED_MS, DRIFT_RATIO
 
-# Nodes tell the time in whole µs, and our sums of instants since 1970 are good to a fraction of that.
+# Nodes tell the time in whole µs (Valkey looks at it once in a ms and counts on in between, which is for the fixed part to bear), and our sums of instants since 1970 are good to a fraction of that.
 _ROUNDING_MS: Final = 0.01
 _ALLOWED_MS: Final = DRIFT_FIXED_MS + _ROUNDING_MS
 

@@ -128,15 +128,15 @@ class RedisNode:
         await self.start()
 
     async def step_clock(self, ms: float) -> None:
-        """Move the node's wall clock, forward if above 0; return when the node lives by it.
+        """Move the node's wall clock, forward if above 0; return when the node lives by it, if it runs.
 
-        The move outlives the process. The node has to have a shim, and to answer.
+        The move outlives the process. The node has to have a shim.
         """
         assert self._clock is not None, "this node has the machine's clock"
         self.disturbed = True
         self._clock.step(ms)
         async with asyncio.timeout(_STEP_TIMEOUT_S):
-            while not await self.has_clock_offset(self._clock.offset_ms):
+            while self.is_running and not await self.has_clock_offset(self._clock.offset_ms):
                 pass
 
     async def has_clock_offset(self, offset_ms: float) -> bool:

@@ -1,0 +1,342 @@
+"""Nodes whose wall clock is set, under real servers: what is told, which votes count, and what holders may rely on.
+
+Everything is judged from outside: by answers, and by the clock that holders count by. A grant that comes too early is a failure whatever the
+machine was busy with; one that comes late is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from harness.failures import Failure
+from harness.fixture_types import FreshNodes
+from harness.lock_load import LockLoad
+from harness.redis_nodes import RedisNode
+from harness.servers import LockServer, Serve, form, locks_left, new_lease_id, now_ms, until
+from harness.session_caller import SessionCaller
+from redfence_proto.v1.lock_pb2 import (
+    ACQUIRE_OUTCOME_GRANTED,
+    ERROR_REASON_QUORUM_UNAVAILABLE,
+    LEASE_STATE_ACTIVE,
+    NODE_ANSWER_ANSWERED,
+    NODE_STATE_READY,
+    NODE_STATE_UNREACHABLE,
+    RELEASE_OUTCOME_RELEASED,
+)
+from redfence_server.quorum import DRIFT_FIXED_MS, DRIFT_RATIO
+from redfence_server.redis_binary import RedisBinary
+
+NAME = "orders/42"
+STEP_MS = 30_000
+TTL_MS = 2_000  # the greatest that the cluster allows
+DISTRUST_MS = TTL_MS * (1 + DRIFT_RATIO) + DRIFT_FIXED_MS
+SET_EVENT = "node_clock_set"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+async def nodes(nodes_with_clocks: FreshNodes) -> list[RedisNode]:
+    """Three nodes of one cluster, whose clocks can be moved."""
+    return await clustered(nodes_with_clocks)
+
+
+async def watch(nodes: list[RedisNode], serve: Serve, **settings: Any) -> LockServer:
+    """Start a server that has seen the clock of every node."""
+    # A node is silent here only where a test makes it so, however busy the machine is.
+    server = await serve(nodes, node_timeout_ms=TTL_MS, **settings)
+    # Answers come in order, and the first on each connection tells of the clock.
+    look = await server.look(NAME)
+    assert [node.answer for node in look.nodes] == [NODE_ANSWER_ANSWERED] * 3
+    return server
+
+
+async def clustered(start: FreshNodes, *, binary: RedisBinary | None = None) -> list[RedisNode]:
+    """Start three nodes and form them into a cluster."""
+    nodes = await start(3, binary=binary)
+    await form(nodes, ttl_ms_max=TTL_MS)
+    return nodes
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A granted lease, by the holder's clock.
+
+    Attributes:
+        valid_until_ms: as the holder computes it.
+        granted_at_ms: when the holder was told.
+        failures: what it was told before.
+    """
+
+    lease_id: str
+    token: int
+    valid_until_ms: float
+    granted_at_ms: float
+    failures: list[Failure] = field(default_factory=list)
+
+
+async def hold(server: LockServer, *, timeout_s: float = 20.0) -> Hold:
+    """Acquire the lock, however often that has to be tried."""
+    failures: list[Failure] = []
+    async with asyncio.timeout(timeout_s):
+        while True:
+            lease_id, sent_ms = new_lease_id(), now_ms()
+            try:
+                response = await server.acquire(NAME, ttl_ms=TTL_MS, wait_ms=10_000, lease_id=lease_id)
+            except grpc.aio.AioRpcError as error:
+                failures.append(Failure.of_call(error))
+                await asyncio.sleep(0.01)
+                continue
+            assert response.outcome == ACQUIRE_OUTCOME_GRANTED
+            validity_ms = response.lease.validity.ToMilliseconds()
+            return Hold(lease_id, response.lease.fencing_token, sent_ms + validity_ms, now_ms(), failures)
+
+
+async def release(server: LockServer, held: Hold) -> None:
+    """Release a lease that is held."""
+    assert await server.release(NAME, held.lease_id) == RELEASE_OUTCOME_RELEASED
+
+
+async def until_distrusted(server: LockServer, *indexes: int, distrusted: bool = True) -> None:
+    """Return once ClusterStatus tells of these nodes, and of no others, that their clock was set."""
+
+    async def told() -> bool:
+        details = [node.detail for node in (await server.status()).nodes]
+        return all(("clock was set" in detail) == (index in indexes) for index, detail in enumerate(details))
+
+    await until(told)
+
+
+# --- reported -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step_ms", [STEP_MS, -STEP_MS])
+async def test_a_clock_that_is_set_is_told_of_by_every_server(
+    nodes_with_clocks: FreshNodes, engine: RedisBinary, serve: Serve, step_ms: int
+) -> None:
+    """In its log, once, and in ClusterStatus for as long as the votes do not count. Nobody has to acquire anything for it."""
+    nodes = await clustered(nodes_with_clocks, binary=engine)
+    with capture_logs() as logs:
+        servers = [await watch(nodes, serve), await watch(nodes, serve)]
+        await nodes[1].step_clock(step_ms)
+        for server in servers:
+            await until_distrusted(server, 1)
+        for server in servers:
+            await until_distrusted(server)
+            assert [node.state for node in (await server.status()).nodes] == [NODE_STATE_READY] * 3
+    told = [log for log in logs if log["event"] == SET_EVENT]
+    assert [(log["node_index"], log["log_level"]) for log in told] == [(1, "warning")] * 2
+    for log in told:
+        # Certain is what the step was, less a second's drift and a round trip.
+        assert 0.9 <= log["by_ms"] / step_ms <= 1.0
+
+
+# --- votes --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step_ms", [STEP_MS, -STEP_MS])
+async def test_the_votes_of_a_node_whose_clock_was_set_do_not_count_until_every_lease_has_ended(
+    nodes: list[RedisNode], serve: Serve, step_ms: int
+) -> None:
+    """For the greatest ttl and its drift from the step on, nothing is granted that stands on this node; then it is again."""
+    server = await watch(nodes, serve)
+    nodes[2].kill()
+    await server.until_states(NODE_STATE_READY, NODE_STATE_READY, NODE_STATE_UNREACHABLE)
+    await release(server, await hold(server))
+    stepped_at_ms = now_ms()
+    await nodes[0].step_clock(step_ms)
+    if step_ms < 0:
+        # It ends no lock early, and is seen by the next pulse and not by a mint.
+        await until_distrusted(server, 0)
+    held = await hold(server)
+    assert held.granted_at_ms >= stepped_at_ms + DISTRUST_MS
+    for failure in held.failures:
+        assert failure.reason == ERROR_REASON_QUORUM_UNAVAILABLE
+        assert failure.is_retryable
+        assert failure.metadata["nodes"] == "0=clock_set,2=unreachable"
+        assert "clock" in failure.message
+    # It is an ordinary node again.
+    await release(server, held)
+    assert not (await hold(server)).failures
+
+
+async def test_one_clock_that_is_set_stops_nobody(nodes: list[RedisNode], serve: Serve) -> None:
+    """The others are a quorum."""
+    server = await watch(nodes, serve)
+    tokens = []
+    for index in (0, 1, 2):
+        # One at a time.
+        await until_distrusted(server)
+        await nodes[index].step_clock(STEP_MS)
+        await until_distrusted(server, index)
+        for _ in range(20):
+            held = await hold(server)
+            assert not held.failures
+            tokens.append(held.token)
+            await release(server, held)
+    assert tokens == sorted(set(tokens))
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["cut-off", "restarted"])
+async def test_a_step_that_no_server_could_see_is_noticed_before_the_next_vote(
+    nodes: list[RedisNode], serve: Serve, *, restarted: bool
+) -> None:
+    """What is known of a clock outlives the connection: the node was cut off, or its process ended, while it was set."""
+    server = await watch(nodes, serve, proxied=True)
+    nodes[2].kill()
+    await server.until_states(NODE_STATE_READY, NODE_STATE_READY, NODE_STATE_UNREACHABLE)
+    await release(server, await hold(server))
+    if restarted:
+        nodes[0].kill()
+    else:
+        server.proxies[0].refuse()
+    await server.until_states(NODE_STATE_UNREACHABLE, NODE_STATE_READY, NODE_STATE_UNREACHABLE)
+    await nodes[0].step_clock(STEP_MS)
+    back_at_ms = now_ms()
+    if restarted:
+        await nodes[0].start()
+    else:
+        await server.proxies[0].heal()
+    held = await hold(server)
+    assert held.granted_at_ms >= back_at_ms + DISTRUST_MS
+    assert any(failure.metadata.get("nodes") == "0=clock_set,2=unreachable" for failure in held.failures)
+
+
+# --- exclusion ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seen_by_pulse", [True, False], ids=["before-the-mint", "by-the-mint"])
+async def test_a_lock_that_a_step_ended_early_is_not_granted_to_another(
+    nodes: list[RedisNode], serve: Serve, *, seen_by_pulse: bool
+) -> None:
+    """The holder's quorum is two nodes. One of them ends its lock at once, and with the third it would be a quorum for a rival."""
+    # With the first pulse alone, with which a connection begins, the step can be seen nowhere but in the mint's own answers.
+    pulse_interval_ms = 100 if seen_by_pulse else 60_000
+    holders = await watch(nodes, serve, proxied=True)
+    rivals = await watch(nodes, serve, pulse_interval_ms=pulse_interval_ms)
+    holders.proxies[2].refuse()
+    await holders.until_states(NODE_STATE_READY, NODE_STATE_READY, NODE_STATE_UNREACHABLE)
+    holder = await hold(holders)
+    await nodes[0].step_clock(STEP_MS)
+    assert len(await locks_left(nodes)) <= 1  # on node 1 alone
+    if seen_by_pulse:
+        await until_distrusted(rivals, 0)
+    rival = await hold(rivals)
+    assert rival.granted_at_ms >= holder.valid_until_ms
+    assert rival.token > holder.token
+
+
+async def test_a_rival_that_waits_while_the_clock_is_set_is_not_granted_early(
+    nodes: list[RedisNode], serve: Serve
+) -> None:
+    """It is tried for again and again: other callers repeat their Acquire beside it."""
+    holders = await watch(nodes, serve, proxied=True)
+    rivals = await watch(nodes, serve)
+    holders.proxies[2].refuse()
+    await holders.until_states(NODE_STATE_READY, NODE_STATE_READY, NODE_STATE_UNREACHABLE)
+    holder = await hold(holders)
+    waiting = asyncio.create_task(hold(rivals))
+    await rivals.until_waiting(NAME)
+    await nodes[0].step_clock(STEP_MS)
+    others = [asyncio.create_task(rivals.acquire(NAME, ttl_ms=TTL_MS, wait_ms=1)) for _ in range(10)]
+    for other in await asyncio.gather(*others):
+        if other.outcome == ACQUIRE_OUTCOME_GRANTED:
+            assert now_ms() >= holder.valid_until_ms
+    assert (await waiting).granted_at_ms >= holder.valid_until_ms
+
+
+# --- every clock ----------------------------------------------------------------------------------------------------------
+
+
+async def test_when_every_clock_is_set_forward_nothing_is_granted_until_every_lease_has_ended(
+    nodes: list[RedisNode], serve: Serve
+) -> None:
+    """All locks end early, at once. Callers are told why, and service comes back by itself."""
+    server = await watch(nodes, serve)
+    holder = await hold(server)
+    stepped_at_ms = now_ms()
+    await asyncio.gather(*(node.step_clock(STEP_MS) for node in nodes))
+    rival = await hold(server)
+    assert rival.granted_at_ms >= max(holder.valid_until_ms, stepped_at_ms + DISTRUST_MS)
+    assert rival.token > holder.token
+    for failure in rival.failures:
+        assert failure.reason == ERROR_REASON_QUORUM_UNAVAILABLE
+        assert {node.partition("=")[2] for node in failure.metadata["nodes"].split(",")} == {"clock_set"}
+
+
+async def test_when_every_clock_is_set_backward_service_comes_back_as_well(
+    nodes: list[RedisNode], serve: Serve
+) -> None:
+    """What was held can be released in the meantime."""
+    server = await watch(nodes, serve)
+    holder = await hold(server)
+    stepped_at_ms = now_ms()
+    await asyncio.gather(*(node.step_clock(-STEP_MS) for node in nodes))
+    await until_distrusted(server, 0, 1, 2)
+    await release(server, holder)
+    rival = await hold(server)
+    assert rival.granted_at_ms >= stepped_at_ms + DISTRUST_MS
+    assert rival.token > holder.token
+
+
+async def test_tokens_are_unique_and_ordered_whatever_the_clocks_are_set_to(
+    nodes: list[RedisNode], serve: Serve
+) -> None:
+    """Under load through two servers: every clock forward, then every clock back, then one after the other; tokens need no clock."""
+    servers = [await watch(nodes, serve), await watch(nodes, serve)]
+    async with LockLoad(*servers) as load:
+        await load.until_granted(200)
+        for step_ms in (STEP_MS, -2 * STEP_MS):
+            await asyncio.gather(*(node.step_clock(step_ms) for node in nodes))
+            await load.until_granted(200)
+        for node in nodes:
+            await node.step_clock(STEP_MS)
+            await load.until_granted(100)
+    load.history.check()
+    assert any("clock_set" in failure.metadata.get("nodes", "") for failure in load.failures)
+
+
+# --- renewal --------------------------------------------------------------------------------------------------------------
+
+
+async def renewed(session: SessionCaller, held: Hold) -> None:
+    """Renew a lease, and check that it stays what it is."""
+    answer = (await session.renew(NAME, held.lease_id)).renew
+    assert (answer.state, answer.fencing_token) == (LEASE_STATE_ACTIVE, held.token)
+    await asyncio.sleep(TTL_MS / 20 / 1000)
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "needed"),
+    [(TTL_MS // 4, True), (STEP_MS, False), (-STEP_MS, True)],
+    ids=["slightly", "far", "back"],
+)
+async def test_a_lease_is_renewed_through_a_node_whose_clock_was_set(
+    nodes: list[RedisNode], serve: Serve, *, step_ms: int, needed: bool
+) -> None:
+    """Whether its hold there outlived the step and is needed for a quorum, or did not and is not. Nobody else is granted."""
+    server, rivals = await watch(nodes, serve), await watch(nodes, serve)
+    if needed:
+        nodes[2].kill()
+        for each in (server, rivals):
+            await each.until_states(NODE_STATE_READY, NODE_STATE_READY, NODE_STATE_UNREACHABLE)
+    held = await hold(server)
+    rival = asyncio.create_task(hold(rivals))
+    try:
+        async with SessionCaller(server) as session:
+            await renewed(session, held)
+            await nodes[0].step_clock(step_ms)
+            stepped_at_ms = now_ms()
+            # For as long as its votes do not count, and longer than a hold lasts when they do again.
+            while now_ms() < stepped_at_ms + DISTRUST_MS + TTL_MS:
+                await renewed(session, held)
+            assert not rival.done()
+            await release(server, held)
+            assert (await rival).token > held.token
+    finally:
+        rival.cancel()

@@ -246,6 +246,16 @@ async def until(look: Callable[[], Awaitable[object]], *, timeout_s: float = 5.0
         raise AssertionError(f"did not come true in {timeout_s:g} s") from None
 
 
+async def until_all_ready(*servers: LockServer, timeout_s: float = 15.0) -> None:
+    """Return once every node votes for every server."""
+
+    async def ready() -> bool:
+        reports = await asyncio.gather(*(server.status() for server in servers))
+        return all(node.state == lock_pb2.NODE_STATE_READY for report in reports for node in report.nodes)
+
+    await until(ready, timeout_s=timeout_s)
+
+
 async def until_no_locks(nodes: Sequence[RedisNode], *, timeout_s: float = 5.0) -> None:
     """Return once no node has a lock key; fail if one stays."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.servers import now_ms
 from harness.token_history import Grant, TokenHistory
 
 
@@ -58,3 +59,58 @@ def test_resources_are_judged_apart() -> None:
     both = TokenHistory()
     both.grants = [*history(("a", 1, 0, 1)).grants, *history(("b", 1, 2, 3), resource="s").grants]
     both.check()
+
+
+def held(*grants: tuple[str, int, float, float, float]) -> TokenHistory:
+    """Make a history of (lease id, token, began, answered, counted on until)."""
+    made = TokenHistory()
+    made.grants = [
+        Grant("r", lease_id, token, began, answered, round(until - began))
+        for lease_id, token, began, answered, until in grants
+    ]
+    return made
+
+
+@pytest.mark.parametrize(
+    "grants",
+    [
+        [("a", 1, 0, 1, 10), ("b", 2, 2, 10, 20)],
+        [("a", 1, 0, 1, 10), ("b", 2, 2, 30, 12), ("c", 3, 2, 11, 40)],
+        [("b", 2, 12, 13, 20), ("a", 1, 0, 1, 10)],
+        [("a", 1, 0, 1, 10), ("a", 1, 2, 3, 12), ("b", 2, 2, 13, 20)],
+    ],
+    ids=["the next begins as one ends", "an answer that came too late", "written down late", "a retry"],
+)
+def test_one_holder_after_another_passes(grants: list[tuple[str, int, float, float, float]]) -> None:
+    """A holder counts on its lease from the answer on, for as long as it was told."""
+    held(*grants).check_exclusion()
+
+
+@pytest.mark.parametrize(
+    "grants",
+    [
+        [("a", 1, 0, 1, 10), ("b", 2, 2, 9, 20)],
+        [("b", 2, 2, 9, 20), ("a", 1, 0, 1, 10)],
+        [("a", 1, 0, 1, 100), ("b", 2, 2, 8, 5), ("c", 3, 2, 50, 60)],
+    ],
+    ids=["before the end", "written down late", "one that came too late in between"],
+)
+def test_two_holders_at_one_instant_fail(grants: list[tuple[str, int, float, float, float]]) -> None:
+    """Whatever their tokens are."""
+    with pytest.raises(AssertionError, match="two holders"):
+        held(*grants).check_exclusion()
+
+
+def test_a_release_ends_what_a_holder_counts_on_and_a_renewal_lengthens_it() -> None:
+    """Each by the holder's own clock; a renewal that is answered after the end of the lease does not bring it back."""
+    now = now_ms()
+    made = held(("a", 1, now, now, now + 10_000), ("b", 2, now, now, now - 10_000))
+    lives, ended = made.grants
+    assert made.renewed(lives, sent_at_ms=now, validity_ms=20_000)
+    assert made.end_ms(lives) == now + 20_000
+    made.given_up(lives)
+    assert now <= made.end_ms(lives) <= now_ms()
+    assert not made.renewed(ended, sent_at_ms=now, validity_ms=20_000)
+    made.given_up(ended)
+    assert made.end_ms(ended) == now - 10_000
+    assert made.succeeded == {"renew": 1}

@@ -1,0 +1,103 @@
+"""What tests do to a node's disk is what they mean to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.fixture_types import FreshNodes
+from harness.node_data import (
+    Transaction,
+    copy_data,
+    log_file,
+    lose_last,
+    put_back,
+    repair_log,
+    transactions,
+    with_settings,
+)
+from redfence_server.redis_binary import RedisBinary
+from redfence_server.redis_process import NodeStartError
+
+_SCRIPT = "redis.call('SET', KEYS[1], ARGV[1]); return redis.call('INCR', 'times')"
+
+
+def sets(each: Transaction) -> bool:
+    """Tell whether the script was run here."""
+    return any(command[:2] == (b"SET", b"key") for command in each.commands)
+
+
+async def test_a_log_is_cut_before_whole_scripts_and_the_node_starts_as_if_they_had_never_run(
+    fresh_nodes: FreshNodes, engine: RedisBinary
+) -> None:
+    """Also under `aof-load-truncated no`, for nothing is cut in two; what is not counted goes with what is."""
+    [node] = await fresh_nodes(1, binary=engine)
+    for number in range(5):
+        await node.call("EVAL", _SCRIPT, 1, "key", number)
+        await node.call("SET", "other", number)
+    node.kill()
+    logged = transactions(log_file(node).read_bytes())
+    assert logged[-1].ends_at == log_file(node).stat().st_size
+    lost = lose_last(node, 2, sets)
+    assert [sets(each) for each in lost] == [True, False, True, False]
+    await node.start()
+    assert await node.call("MGET", "key", "times", "other") == [b"2", b"3", b"2"]
+
+
+def test_a_transaction_without_its_end_is_not_complete() -> None:
+    """Neither is a command that is cut off, wherever it is."""
+    whole = b"*1\r\n$5\r\nMULTI\r\n*2\r\n$4\r\nINCR\r\n$1\r\nx\r\n*1\r\n$4\r\nEXEC\r\n"
+    single = b"*2\r\n$4\r\nINCR\r\n$1\r\ny\r\n"
+    assert [each.commands[0] for each in transactions(single + whole)] == [(b"INCR", b"y"), (b"MULTI",)]
+    for size in range(len(whole)):
+        assert len(transactions(single + whole[:size])) == 1, size
+
+
+async def test_a_repaired_log_loses_the_transaction_that_was_cut(
+    fresh_nodes: FreshNodes, engine: RedisBinary
+) -> None:
+    """Before that the node does not start."""
+    [node] = await fresh_nodes(1, binary=engine)
+    for number in range(3):
+        await node.call("EVAL", _SCRIPT, 1, "key", number)
+    node.kill()
+    node.cut_aof(3)
+    with pytest.raises(NodeStartError):
+        await node.start()
+    repair_log(node)
+    await node.start()
+    assert await node.call("MGET", "key", "times") == [b"1", b"2"]
+
+
+async def test_a_copy_that_is_put_back_is_what_the_node_knew_then(
+    fresh_nodes: FreshNodes, engine: RedisBinary, tmp_path: Path
+) -> None:
+    """It may be put back again and again."""
+    [node] = await fresh_nodes(1, binary=engine)
+    await node.call("SET", "key", "old")
+    copy = copy_data(node, tmp_path / "copy")
+    for _ in range(2):
+        await node.call("SET", "key", "new")
+        node.kill()
+        put_back(node, copy)
+        await node.start()
+        assert await node.call("GET", "key") == b"old"
+
+
+async def test_settings_win_over_those_of_the_nodes_file(
+    fresh_nodes: FreshNodes, engine: RedisBinary, tmp_path: Path
+) -> None:
+    """A node without a log forgets all that it has not saved."""
+    binary = with_settings(engine, "--appendonly", "no", wrapper=tmp_path / "without-log")
+    [node] = await fresh_nodes(1, binary=binary)
+    await node.call("SET", "key", "saved")
+    await node.call("SAVE")
+    await node.call("SET", "key", "not saved")
+    await node.restart()
+    assert await node.call("CONFIG", "GET", "appendonly") == [b"appendonly", b"no"]
+    assert await node.call("GET", "key") == b"saved"
+    node.kill()
+    (node.folder / "dump.rdb").unlink()
+    await node.start()
+    assert await node.call("GET", "key") is None

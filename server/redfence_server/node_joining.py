@@ -135,6 +135,8 @@ class NodeJoining:
                 self._memory.admit(judgement.identity, found.run_id)
                 await self._note_run(node, judgement, found)
                 self._floor = judgement.identity.floor
+                # It is over. Should the node turn up in it again, from an older copy of its data, it has to last anew.
+                self._quarantine = ""
                 return judgement.identity
             case Forgot(detail):
                 await self._put_in_quarantine(node, found, detail)

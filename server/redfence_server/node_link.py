@@ -35,6 +35,7 @@ from redfence_server.lock_node import (
     Pulse,
     Pulsed,
     Release,
+    Renewed,
     Reply,
     Silence,
     Undo,
@@ -134,7 +135,8 @@ class NodeLink:
             if isinstance(command, Commit | Vouch) and command.under:
                 under = command.under
             packed = self._settings.packer.pack(command, under)
-            if connection.call(packed, partial(self._on_raw, command, under, on_reply)):
+            known = self._place.changes
+            if connection.call(packed, partial(self._on_raw, command, under, known, on_reply)):
                 return
         self._keep(command)
         if on_reply is not None:
@@ -177,8 +179,9 @@ class NodeLink:
         return Durability.DECLARED if self._settings.joining.assume_durable else Durability.NONE
 
     def _on_raw(
-        self, command: Command, under: str, on_reply: Callable[[Reply], None] | None, raw: Any
+        self, command: Command, under: str, known: int, on_reply: Callable[[Reply], None] | None, raw: Any
     ) -> None:
+        """Take an answer to what was sent under this admission id, when the node was known to have made so many changes."""
         reply: Reply
         if isinstance(raw, Silence):
             reply = raw
@@ -190,7 +193,7 @@ class NodeLink:
             if self._last_error_code:
                 self._last_error_code = self._detail = ""
             try:
-                reply = self._watched(scripts.read_reply(raw, under=under), raw)
+                reply = self._watched(scripts.read_reply(raw, under=under), raw, known)
                 if isinstance(command, Vouch) and reply is Plain.VOUCHED:
                     self._renew_admission(command)
             except scripts.NotAdmittedError:
@@ -200,6 +203,9 @@ class NodeLink:
                 if under == self._admission:
                     self._looking_again = True
                     self._refused("not_admitted")
+                else:
+                    # This server itself has given the node another id meanwhile: there is no new connection to wait for.
+                    self._send_kept()
             except scripts.NumbersExhaustedError:
                 self._log.error("node_numbers_exhausted")
                 reply = Silence.REFUSED
@@ -209,18 +215,27 @@ class NodeLink:
         if on_reply is not None:
             on_reply(reply)
 
-    def _watched(self, reply: Reply, raw: list[Any]) -> Reply:
-        """Take from an answer what it shows of the node's memory and clock."""
-        if isinstance(reply, Granted):
-            self._memory.heard(self.index, scripts.read_changes(raw), reply.token)
-            if self._node_clock is not None:
-                now_ms = self._clock.now_ms()
-                step = self._node_clock.check(received_ms=now_ms, node_ms=scripts.read_clock_ms(raw))
-                self._note_step(step)
-                if not self._node_clock.trusted(now_ms):
-                    return replace(reply, counts=False)
-        elif changes := scripts.read_changes(raw):
+    def _watched(self, reply: Reply, raw: list[Any], known: int) -> Reply:
+        """Take from an answer what it shows of the node's memory and clock; one of a node that has forgotten does not count."""
+        if not (isinstance(reply, Granted | Renewed | Pulsed) or reply is Plain.COMMITTED):
+            return reply
+        changes = scripts.read_changes(raw)
+        # What it was sent is one more, but for a pulse. That it was admitted is no proof: of what is known, the decisive part may
+        # have been learnt since (test_a_node_that_went_back_while_no_server_ran_…).
+        if changes < known + (not isinstance(reply, Pulsed)):
+            self._log.warning("node_forgot", changes=changes, changes_known=known)
+            self._drop("it has forgotten changes that it had answered")
+            return Silence.REFUSED
+        if not isinstance(reply, Granted):
             self._memory.heard(self.index, changes)
+            return reply
+        self._memory.heard(self.index, changes, reply.token)
+        if self._node_clock is not None:
+            now_ms = self._clock.now_ms()
+            step = self._node_clock.check(received_ms=now_ms, node_ms=scripts.read_clock_ms(raw))
+            self._note_step(step)
+            if not self._node_clock.trusted(now_ms):
+                return replace(reply, counts=False)
         return reply
 
     def _failed(self, command: Command, problem: str) -> Silence:
@@ -288,15 +303,10 @@ class NodeLink:
     def pulse(self) -> None:
         """Exchange with the node what is known of the cluster, and read its clock."""
         if self._connection is not None:
-            changes = self._memory.changes()
-            self.send(Pulse(changes), partial(self._on_pulse, self._clock.now_ms(), changes[self.index]))
+            self.send(Pulse(self._memory.changes()), partial(self._on_pulse, self._clock.now_ms()))
 
-    def _on_pulse(self, sent_ms: float, changes_known: int, reply: Reply) -> None:
+    def _on_pulse(self, sent_ms: float, reply: Reply) -> None:
         if not isinstance(reply, Pulsed):
-            return
-        if reply.changes < changes_known:
-            self._log.warning("node_forgot", changes=reply.changes, changes_known=changes_known)
-            self._drop("it has forgotten changes that it had answered")
             return
         self._memory.pulsed(self.index, reply)
         if self._node_clock is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from redfence_server.commands.doctor import as_json, as_table
 from redfence_server.finding import Diagnosis, Finding, Kind, Severity
@@ -45,6 +46,12 @@ def test_each_node_has_a_line_and_what_is_not_known_a_dash() -> None:
     ]
 
 
+def test_clocks_that_agree_are_not_told_apart_by_a_sign() -> None:
+    """A node that is 40 µs behind is not 0.0 ms behind."""
+    behind = replace(WELL, clock=(ClockSample(sent_ms=0, received_ms=0, node_ms=19.96, wall_ms=20.0),))
+    assert "+0.0ms" in as_table((behind,), diagnosis(), width=80)
+
+
 def test_no_findings_are_told_as_all_being_well() -> None:
     """Silence could be anything."""
     text = as_table(NODES, diagnosis(), width=80)
@@ -52,6 +59,8 @@ def test_no_findings_are_told_as_all_being_well() -> None:
     assert len(text.splitlines()) == 6
     note = finding(0, Severity.NOTE, Kind.NO_MEMORY_LIMIT)
     assert as_table(NODES, diagnosis(note), width=80).endswith("; all is well")
+    slow = finding(0, Severity.WARNING, Kind.SLOW)
+    assert as_table(NODES, diagnosis(slow), width=80).endswith("; found: 1 warning")
 
 
 def test_findings_stand_under_their_node_with_what_to_do_and_are_counted() -> None:
@@ -98,10 +107,11 @@ def test_what_is_the_same_on_several_nodes_is_said_once() -> None:
 
 def test_long_sentences_are_broken_to_the_width_and_stay_indented() -> None:
     """A terminal would break them in the middle of a word."""
-    told = diagnosis(finding(1, Severity.WARNING, Kind.SLOW, "word " * 40))
-    for line in as_table(NODES, told, width=60).split("\n\n")[1].splitlines()[2:]:
-        assert len(line) <= 60
-        assert line.startswith(" " * 10)
+    url = "redis://" + "long-name." * 7
+    told = diagnosis(finding(1, Severity.WARNING, Kind.SLOW, "word " * 40 + url))
+    lines = as_table(NODES, told, width=60).split("\n\n")[1].splitlines()[2:]
+    assert all(line.startswith(" " * 10) for line in lines)
+    assert [line.strip() for line in lines if len(line) > 60] == [url]
 
 
 def test_programs_get_the_same_and_null_for_what_is_not_known() -> None:

@@ -99,9 +99,11 @@ class Pulse:
 
     Attributes:
         changes: for each place, the number of changes that its node is known to have made; 0 for none.
+        distrusted_ms: for how much longer the node's votes for new grants do not count, as this server knows.
     """
 
     changes: tuple[int, ...]
+    distrusted_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,7 @@ class Pulsed:
         high: the greatest number it ever minted or learnt.
         known_changes: for each place, how many changes the node there is known to have made; 0 for none.
         known_floors: for each place, the least floor that a node must have to vote there; 0 for none.
+        distrusted_ms: for how much longer its votes for new grants do not count, as any server knows.
         under: the admission id under which it was asked.
     """
 
@@ -184,6 +187,7 @@ class Pulsed:
     high: int
     known_changes: tuple[int, ...]
     known_floors: tuple[int, ...]
+    distrusted_ms: int = 0
     under: str = field(default="", repr=False, compare=False)
 
 

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from typing import Any, Final
 
 import structlog
@@ -108,6 +109,8 @@ class NodeLink:
         # The admission id was void, and what is to be found at the next look is not known yet.
         self._looking_again = False
         self._node_clock: NodeClock | None = None
+        # Until when its votes do not count by a step that was seen here. The node is told so until then, but never what it answered itself.
+        self._set_until_ms = 0.0
         self._state = NodeState.JOINING
         self._detail = "connecting for the first time"
         self._since_ms = clock.now_ms()
@@ -303,7 +306,9 @@ class NodeLink:
     def pulse(self) -> None:
         """Exchange with the node what is known of the cluster, and read its clock."""
         if self._connection is not None:
-            self.send(Pulse(self._memory.changes()), partial(self._on_pulse, self._clock.now_ms()))
+            now_ms = self._clock.now_ms()
+            distrusted_ms = ceil(max(0.0, self._set_until_ms - now_ms))
+            self.send(Pulse(self._memory.changes(), distrusted_ms), partial(self._on_pulse, now_ms))
 
     def _on_pulse(self, sent_ms: float, reply: Reply) -> None:
         if not isinstance(reply, Pulsed):
@@ -311,6 +316,8 @@ class NodeLink:
         self._memory.pulsed(self.index, reply)
         if self._node_clock is not None:
             received_ms = self._clock.now_ms()
+            # Another server saw a step, or this one in a life before.
+            self._node_clock.distrust_until(received_ms + reply.distrusted_ms)
             self._note_step(
                 self._node_clock.note(sent_ms=sent_ms, received_ms=received_ms, node_ms=reply.clock_ms)
             )
@@ -326,6 +333,9 @@ class NodeLink:
             self._log.warning(
                 "node_clock_set", by_ms=round(step.by_ms), votes_count_in_ms=round(distrusted_ms)
             )
+            # Whoever looks at the node next has to know.
+            self._set_until_ms = self._clock.now_ms() + distrusted_ms
+            self.pulse()
 
     # --- life -----------------------------------------------------------------------------------------------------
 

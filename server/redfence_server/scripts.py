@@ -129,8 +129,8 @@ class Packer:
         keys, hole = self._keys, self._HOLE
         sha = _SHAS[type(command)]
         match command:
-            case Pulse(changes):
-                return ("EVALSHA", sha, 2, keys.node, keys.high, hole, *changes)
+            case Pulse(changes, distrusted_ms):
+                return ("EVALSHA", sha, 2, keys.node, keys.high, hole, distrusted_ms, *changes)
             case Vouch(admission, place, floor, changes, _):
                 return ("EVALSHA", sha, 2, keys.node, keys.high, hole, admission, place, floor, changes)
         lock = keys.lock(command.resource)
@@ -228,7 +228,7 @@ def read_reply(raw: list[Any], *, under: str = "") -> Reply:
         if word == b"renewed":
             return Renewed(raw[1], raw[2])
         if word == b"pulse":
-            return Pulsed(raw[1] / 1000, raw[2], raw[3], tuple(raw[4]), tuple(raw[5]), under)
+            return Pulsed(raw[1] / 1000, raw[2], raw[3], tuple(raw[4]), tuple(raw[5]), raw[6], under)
         if word == b"not_admitted":
             raise NotAdmittedError
         if word == b"exhausted":

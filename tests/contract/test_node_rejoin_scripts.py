@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from math import ceil
 from typing import Any, Protocol
 
 import hiredis
@@ -717,3 +718,31 @@ async def test_a_fake_and_a_real_node_forget_and_come_back_alike(fresh_nodes: Fr
         ("Readmit", Step.CHANGED),
         ("NoteRun", Step.DONE),
     }, answered
+
+
+# --- a clock that was set -----------------------------------------------------------------------------------------------
+
+
+def left_ms(node: Memory, told_ms: int = 0) -> int:
+    """Return for how long its votes do not count as the node says, when it is told something itself."""
+    pulsed = ask(node, Pulse((0, 0, 0), told_ms))
+    assert isinstance(pulsed, Pulsed)
+    return pulsed.distrusted_ms
+
+
+async def test_that_the_clock_was_set_is_passed_on_to_every_server(node: Memory) -> None:
+    """The longest that anybody told counts; whoever knows nothing hears of it."""
+    assert left_ms(node) == 0
+    assert left_ms(node, 40_000) == 40_000
+    for told_ms in (0, 5_000):
+        assert 30_000 < left_ms(node, told_ms) <= 40_000
+    assert left_ms(node, 45_000) == 45_000
+    assert 35_000 < left_ms(node) <= 45_000
+
+
+async def test_a_clock_that_is_set_back_does_not_make_it_last(node: Memory) -> None:
+    """The node counts by that very clock: it never says more than one step costs, and that only once."""
+    most_ms = ceil(TTL_MS * 1.01) + 2
+    assert left_ms(node, 3_600_000) == 3_600_000, "told by a server; what is noted is judged at the next look"
+    for _ in range(2):
+        assert most_ms - 10_000 < left_ms(node) <= most_ms

@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Self
 
 from harness.joining_commands import (
@@ -96,6 +97,7 @@ class FakeNodeState:
         "connections",
         "counter_idle_ms",
         "counters",
+        "distrusted_until_ms",
         "durable",
         "evicted",
         "floor",
@@ -129,6 +131,7 @@ class FakeNodeState:
         self.high: int | None = 0
         self.floor = 0
         self.changes = 0
+        self.distrusted_until_ms = 0
         self.known_floors: dict[int, int] = {}
         self.known_changes: dict[int, int] = {}
         self.holds: dict[str, Hold] = {}
@@ -156,7 +159,7 @@ class FakeNodeState:
         """Forget everything, the identity as well: nobody is admitted any more."""
         self.admission = self.run_id = ""
         self.high = None
-        self.floor = self.changes = self.evicted = 0
+        self.floor = self.changes = self.evicted = self.distrusted_until_ms = 0
         for memory in (self.holds, self.counters, self.known_floors, self.known_changes):
             memory.clear()
 
@@ -168,6 +171,7 @@ class FakeNodeState:
         """Remember what another node, or this one in an older state, does, and nothing else."""
         self.admission, self.formation, self.phase = older.admission, older.formation, older.phase
         self.run_id, self.durable, self.evicted = older.run_id, older.durable, older.evicted
+        self.distrusted_until_ms = older.distrusted_until_ms
         self.high, self.floor, self.changes = older.high, older.floor, older.changes
         self.known_floors, self.known_changes = older.known_floors.copy(), older.known_changes.copy()
         self.holds = older.holds.copy()
@@ -240,8 +244,8 @@ class FakeNodeState:
         if self.high is None and isinstance(command, Mint | Commit | Pulse | Vouch):
             return Silence.NOT_ADMITTED
         match command:
-            case Pulse(changes):
-                return self._pulse(changes, now_ms)
+            case Pulse():
+                return self._pulse(command, now_ms)
             case Vouch():
                 return self._vouch(command)
         hold = self._hold(command.resource, now_ms)
@@ -314,18 +318,23 @@ class FakeNodeState:
         self._end(undo.resource, hold)
         return Plain.UNDONE
 
-    def _pulse(self, changes: tuple[int, ...], now_ms: float) -> Pulsed:
+    def _pulse(self, pulse: Pulse, now_ms: float) -> Pulsed:
         assert self.high is not None, "an admitted node has a high"
-        for place, told in enumerate(changes):
+        for place, told in enumerate(pulse.changes):
             if told > self.known_changes.get(place, 0):
                 self.known_changes[place] = told
-        places = range(len(changes))
+        places = range(len(pulse.changes))
+        left_ms = min(
+            max(0, self.distrusted_until_ms - int(now_ms)), ceil(self.formation.max_ttl_ms * 1.01) + 2
+        )
+        self.distrusted_until_ms = int(now_ms) + max(left_ms, pulse.distrusted_ms)
         return Pulsed(
             now_ms,
             self.changes,
             self.high,
             tuple(self.known_changes.get(place, 0) for place in places),
             tuple(self.known_floors.get(place, 0) for place in places),
+            self.distrusted_until_ms - int(now_ms),
             under=self.admission,
         )
 

@@ -37,6 +37,8 @@ STEP_MS = 30_000
 TTL_MS = 2_000  # the greatest that the cluster allows
 DISTRUST_MS = TTL_MS * (1 + DRIFT_RATIO) + DRIFT_FIXED_MS
 SET_EVENT = "node_clock_set"
+# The test is told of a step a little after the server has seen it.
+SEEN_LATE_MS = 500
 pytestmark = pytest.mark.slow
 
 
@@ -229,6 +231,24 @@ async def test_a_lock_that_a_step_ended_early_is_not_granted_to_another(
     rival = await hold(rivals)
     assert rival.granted_at_ms >= holder.valid_until_ms
     assert rival.token > holder.token
+
+
+async def test_a_server_that_starts_after_a_step_is_told_of_it_by_the_node(
+    nodes: list[RedisNode], serve: Serve
+) -> None:
+    """It has no clock to compare with; the server that saw the step has put it down, and ends before."""
+    seer = await serve(nodes, pulse_interval_ms=100)
+    await seer.look(NAME)
+    await nodes[0].step_clock(STEP_MS)
+    await until_distrusted(seer, 0)
+    seen_at_ms = now_ms()
+    await seer.drain()
+    latecomer = await watch(nodes, serve)
+    await until_distrusted(latecomer, 0)
+    nodes[2].kill()
+    held = await hold(latecomer)
+    assert any("0=clock_set" in failure.metadata.get("nodes", "") for failure in held.failures)
+    assert held.granted_at_ms >= seen_at_ms + DISTRUST_MS - SEEN_LATE_MS
 
 
 async def test_a_rival_that_waits_while_the_clock_is_set_is_not_granted_early(

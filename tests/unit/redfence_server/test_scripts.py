@@ -38,7 +38,7 @@ COMMANDS: tuple[Command, ...] = (
     Release("r", "digest", 0),
     Release("r", "digest", 0, yields=True),
     Inspect("r"),
-    Pulse((0, 7, 2**53 - 1)),
+    Pulse((0, 7, 2**53 - 1), 60),
     Vouch("f" * 32, 2, 2**53 - 1, 7),
 )
 
@@ -113,7 +113,7 @@ def test_a_command_is_packed_for_each_node_with_its_own_admission_id(command: Co
         ([b"held", b"d", 4, "ż".encode(), 90], Held("d", 4, "ż", 90)),
         ([b"held", b"d", 4, b"", -2], Held("d", 4, "", 0)),
         ([b"renewed", 4, 900, 1], Renewed(4, 900)),
-        ([b"pulse", 2_500, 7, 4, [0, 9], [0, 3]], Pulsed(2.5, 7, 4, (0, 9), (0, 3))),
+        ([b"pulse", 2_500, 7, 4, [0, 9], [0, 3], 60], Pulsed(2.5, 7, 4, (0, 9), (0, 3), 60)),
         ([b"vouched"], Plain.VOUCHED),
         ([b"greater", 9], Plain.TOO_LOW),
         ([b"committed", 1], Plain.COMMITTED),

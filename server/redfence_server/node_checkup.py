@@ -166,7 +166,8 @@ class _Checkup:
         self.facts = replace(self.facts, pings_ms=(*self.facts.pings_ms, taken_ms))
 
     async def _read_clock(self, node: DialledNode) -> None:
-        wall_ms, sent_ms = self._clock.wall_ms(), self._clock.now_ms()
+        # In this order, so that also the wall clock is read within the round trip.
+        sent_ms, wall_ms = self._clock.now_ms(), self._clock.wall_ms()
         seconds, microseconds = await node.command("TIME")
         received_ms = self._clock.now_ms()
         sample = ClockSample(

@@ -64,7 +64,7 @@ class ClockSample:
         sent_ms: when it was asked, on this machine's steady clock.
         received_ms: when it had answered, on the same.
         node_ms: what the node's clock showed in between.
-        wall_ms: what this machine's wall clock showed when it was asked.
+        wall_ms: what this machine's wall clock showed between `sent_ms` and the sending.
     """
 
     sent_ms: float

@@ -140,6 +140,11 @@ def test_a_promoted_node_that_came_back_in_this_life_votes() -> None:
     me = replace(ME, run_id="run-1/history")
     judgement = judge(EXPECTED, replace(FOUND, identity=me, run_id="run-1/history", promoted=True))
     assert judgement == Admitted(me, restarted=False, durable=True)
+    # The history is forgotten by the process itself, some time after its last replica has gone.
+    judgement = judge(EXPECTED, replace(FOUND, identity=me, run_id="run-1"))
+    assert judgement == Admitted(me, restarted=False, durable=True)
+    judgement = judge(EXPECTED, replace(FOUND, identity=me, run_id="run-1/another", promoted=True))
+    assert isinstance(judgement, Forgot)
 
 
 def test_a_quarantine_is_recognised_whatever_run_the_node_is_in() -> None:

@@ -36,6 +36,18 @@ class Look:
         """How messages call it."""
         return f"node {self.index} ({self.address})"
 
+    def refuse_strangers(self) -> None:
+        """Refuse a node without an identity that holds keys: they may be anybody's.
+
+        Raises:
+            NodeRejectedError: it is one.
+        """
+        if self.found is not None and self.found.identity is None and self.found.key_count:
+            raise NodeRejectedError(
+                f"{self.name}: it has no cluster identity and yet holds {self.found.key_count} keys: if they are of no use to anybody, "
+                "empty it (FLUSHALL), and repeat"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Seat:

@@ -6,7 +6,7 @@ import argparse
 
 from redfence._cli import cluster_status, commands
 
-HELP = "look at the nodes, form a cluster"
+HELP = "look at the nodes; form, mend and recover a cluster"
 GROUP = "redfence.commands.cluster"
 
 

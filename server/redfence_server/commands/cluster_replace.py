@@ -1,0 +1,121 @@
+"""`redfence cluster replace`: prepare a node to take a place in the cluster."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+from redfence_server.commands import cluster_flags
+from redfence_server.errors import ConfigError, StartupError
+
+if TYPE_CHECKING:
+    from redfence_server.node_replacement import Plan
+    from redfence_server.redis_dial import NodeUrl
+
+HELP = "prepare a node to take the place of another, or its own place after it was wiped"
+EXIT_NOT_DONE = 2
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    cluster_flags.add_node_flags(parser, also={"assume_durable"})
+    parser.epilog = (
+        f"{cluster_flags.EPILOG} Give them as the lock servers have them. It may be repeated. "
+        "exit status: 0 done, 2 not done: refused, or --yes is missing"
+    )
+    parser.add_argument("place", metavar="NODE", type=int, help="the index of the place, from 0")
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        nargs="?",
+        help="the node that takes it: an empty one, or one that was there before (default: the one that the list has at that place, after "
+        "it was wiped, or when the list has the new one already; so no password need stand here)",
+    )
+    parser.add_argument(
+        "--yes", action="store_true", help="do it also if the old node votes, and so loses its vote at once"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prepare the node and tell what is left to do; 0 if it is done, 2 if not."""
+    from redfence_server import composition
+    from redfence_server.node_cluster import check_urls
+    from redfence_server.node_replacement import replace_node
+    from redfence_server.node_visit import Visiting
+    from redfence_server.randomness import SystemRandomness
+    from redfence_server.redis_dial import NodeUrl
+
+    def confirm(planned: Plan) -> bool:
+        if planned.ends_vote and not arguments.yes:
+            sys.stderr.write(
+                f"redfence cluster replace: {as_price(planned, old)}; nothing was changed; add --yes to do it\n"
+            )
+            return False
+        plans.append(planned)
+        return True
+
+    plans: list[Plan] = []
+    try:
+        settings = cluster_flags.settings_of(arguments)
+        nodes = check_urls(settings.nodes)
+        if not 0 <= arguments.place < len(nodes):
+            raise ConfigError(f"node: there is no node {arguments.place}; they are 0 to {len(nodes) - 1}")
+        old = nodes[arguments.place]
+        try:
+            new = old if arguments.url is None else NodeUrl(arguments.url)
+        except ValueError as error:
+            raise ConfigError(f"URL: {error}") from None
+        done = asyncio.run(
+            replace_node(
+                arguments.place,
+                new,
+                nodes,
+                visiting=Visiting(composition.keyspace(settings), settings.dial_timeout_ms),
+                assume_durable=settings.assume_durable,
+                randomness=SystemRandomness(),
+                confirm=confirm,
+            )
+        )
+    except StartupError as error:
+        sys.stderr.write(f"redfence cluster replace: {error}\n")
+        return EXIT_NOT_DONE
+    if not done:
+        return EXIT_NOT_DONE
+    print(as_text(plans[0], old, new))
+    return 0
+
+
+def as_price(planned: Plan, old: NodeUrl) -> str:
+    """Return what it costs to end the vote of the old node."""
+    spare = (
+        "none of the others may" if planned.spare == 0 else f"no more than {planned.spare} of the others may"
+    )
+    return f"node {planned.seat.index} ({old.address}) votes; it would not from now on, and {spare} be lost until the new one votes"
+
+
+def as_text(planned: Plan, old: NodeUrl, new: NodeUrl) -> str:
+    """Return what was done and what is left to do."""
+    from redfence_server.node_joining import quarantine_ms
+    from redfence_server.node_replacement import Newcomer
+
+    name = f"node {planned.seat.index} ({new.address})"
+    lines = []
+    if planned.retires:
+        lines.append(
+            f"node {planned.seat.index} ({old.address}) is retired: it votes no more, and may be switched off and wiped"
+        )
+    if planned.newcomer is Newcomer.VOTES:
+        return "\n".join([*lines, f"{name} has its place already"])
+    wait = f"{quarantine_ms(planned.seat.ttl_ms_max) / 1000:.1f} s"
+    lines.append(
+        f"{name} is prepared: it is in quarantine, and votes about {wait} after a lock server has seen it"
+    )
+    if new.address != old.address:
+        lines += [
+            "left to do:",
+            f"  1. in the list of every lock server, put {new.address} in the place of {old.address}",
+            "  2. restart the servers, one after another",
+        ]
+    return "\n".join(lines)

@@ -92,6 +92,8 @@ PURE = (
     "quorum.py",
     "lock_node.py",
     "cluster_memory.py",
+    "cluster_judgement.py",
+    "recovery_plan.py",
     "node_admission.py",
     "model.py",
     "errors.py",

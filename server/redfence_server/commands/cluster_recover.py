@@ -1,0 +1,181 @@
+"""`redfence cluster recover`: start a cluster again of whose nodes more than a minority have forgotten."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from redfence_server.commands import cluster_flags
+from redfence_server.errors import StartupError
+
+if TYPE_CHECKING:
+    from redfence_server.cluster_judgement import ClusterJudgement
+    from redfence_server.node_visit import Look
+    from redfence_server.recovery_plan import Leftover, Recovery
+
+HELP = "start a cluster again when more than a minority of its nodes have forgotten"
+EXIT_NODES_LEFT_OUT = 1
+EXIT_NOT_DONE = 2
+
+_AUTO = "auto"
+_BREAK = (
+    "redfence cluster recover: broken off: nodes that it has taken out stay out until it is carried out to the end; "
+    "repeat it\n"
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    cluster_flags.add_node_flags(parser, also={"assume_durable"})
+    parser.epilog = (
+        f"{cluster_flags.EPILOG} Every node that can be reached is taken out, and after the greatest ttl, when all leases have ended, "
+        "they begin anew with tokens above the floor. Repeat it if it was broken off. "
+        "exit status: 0 done, 1 done but for a node that is named, 2 not done: refused, broken off, or --yes is missing"
+    )
+    parser.add_argument(
+        "--floor",
+        type=_floor,
+        required=True,
+        metavar="N|auto",
+        help="tokens go on above it: no less than the highest token that any storage has seen; or auto: above the microseconds since 1970, "
+        "which tokens do not reach. Set this machine's clock first",
+    )
+    cluster_flags.add_max_ttl_flag(
+        parser,
+        default_ms=None,
+        purpose="the greatest ttl of the cluster, when no node remembers it; no less than it was",
+    )
+    parser.add_argument(
+        "--yes", action="store_true", help="do it; without it, only what would be done is told"
+    )
+
+
+def _floor(text: str) -> int | None:
+    if text == _AUTO:
+        return None
+    if not text.isascii() or not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor {_AUTO}")
+    return int(text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Look, tell, and with --yes recover; see the epilog for the exit status."""
+    from redfence_server import composition
+    from redfence_server.clock import SystemClock
+    from redfence_server.cluster_recovery import ClusterRecovery, Outcome
+    from redfence_server.node_cluster import check_urls
+    from redfence_server.node_visit import Visiting
+    from redfence_server.randomness import SystemRandomness
+    from redfence_server.recovery_plan import Request
+
+    recovery: ClusterRecovery | None = None
+    try:
+        settings = cluster_flags.settings_of(arguments)
+        request = Request(
+            floor=arguments.floor,
+            ttl_ms_max=cluster_flags.ttl_ms_max_of(arguments),
+            assume_durable=settings.assume_durable,
+        )
+        recovery = ClusterRecovery(
+            check_urls(settings.nodes),
+            visiting=Visiting(composition.keyspace(settings), settings.dial_timeout_ms),
+            clock=SystemClock(),
+            randomness=SystemRandomness(),
+            on_look=lambda looks: _say(as_table(looks, assume_durable=settings.assume_durable)),
+            on_plan=lambda looks, planned: _say(as_steps(looks, planned)),
+            on_wait=lambda wait_ms: _say(f"taken out; waiting {wait_ms / 1000:.1f} s ..."),
+        )
+        outcome = asyncio.run(recovery.run(request, confirmed=arguments.yes))
+    except StartupError as error:
+        sys.stderr.write(f"redfence cluster recover: {error}\n")
+        if recovery is not None and recovery.touched:
+            sys.stderr.write(_BREAK)
+        return EXIT_NOT_DONE
+    except KeyboardInterrupt:
+        if recovery is not None and recovery.touched:
+            sys.stderr.write(_BREAK)
+        raise
+    if outcome is Outcome.UNCONFIRMED:
+        sys.stderr.write("redfence cluster recover: nothing was changed; add --yes to do it\n")
+        return EXIT_NOT_DONE
+    _say(as_result(recovery.left_out))
+    return EXIT_NODES_LEFT_OUT if outcome is Outcome.NODES_LEFT_OUT else 0
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def as_table(looks: Sequence[Look], *, assume_durable: bool) -> str:
+    """Return what was found: a line for each node, and below it what is the matter."""
+    from redfence_server.cluster_judgement import ClusterJudgement
+
+    judged = ClusterJudgement(looks, assume_durable=assume_durable)
+    rows = [_COLUMNS, *(_row(look, judged) for look in looks)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    heading, *lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    table = [heading]
+    for look, line in zip(looks, lines, strict=True):
+        table.append(line)
+        if detail := look.problem or getattr(judged.judge(look), "detail", ""):
+            table.append(f"{'':{widths[0]}}  {detail}")
+    votes = f"{len(judged.voting())} of {len(looks)} nodes can vote (quorum {judged.quorum})"
+    return "\n".join([*table, f"cluster {judged.cluster_id or '(nobody knows)'}: {votes}"])
+
+
+_COLUMNS = ("NODE", "STATE", "HIGH", "FLOOR", "ADDRESS")
+
+
+def _row(look: Look, judged: ClusterJudgement) -> tuple[str, ...]:
+    from redfence_server.recovery_plan import state_of
+
+    found = look.found
+    high = "-" if found is None or found.high is None else str(found.high)
+    floor = "-" if found is None or found.identity is None else str(found.identity.floor)
+    return (str(look.index), state_of(judged.judge(look)), high, floor, look.address)
+
+
+def as_steps(looks: Sequence[Look], planned: Recovery | Leftover) -> str:
+    """Return what is to be done, step by step."""
+    from redfence_server.node_joining import quarantine_ms
+    from redfence_server.recovery_plan import Leftover
+
+    names = ", ".join(looks[index].name for index in planned.nodes)
+    wait = f"{quarantine_ms(planned.ttl_ms_max) / 1000:.1f} s"
+    if isinstance(planned, Leftover):
+        return (
+            f"a quorum votes, and a recovery that broke off has left out: {names}\n"
+            f"to be done: it is quarantined, and a lock server brings it back {wait} after it has seen it"
+        )
+    steps = [
+        f"take out {names}: from then on nothing is granted or renewed anywhere",
+        f"wait {wait}, the greatest ttl and a little more: leases granted before may be counted on until then",
+        f"give them their votes back; tokens go on above {planned.floor}",
+    ]
+    lines = ["to be done:", *(f"  {number}. {step}" for number, step in enumerate(steps, 1))]
+    lines += [
+        f"{looks[index].name} cannot be reached: it will not vote when it is back, until it was prepared by "
+        f"`redfence cluster replace {index} URL`, with its own URL or that of a new node"
+        for index in planned.away
+    ]
+    if planned.is_avoidable:
+        lines.append("if what cannot be reached comes back and has forgotten nothing, none of this is needed")
+    if planned.is_new:
+        lines.append(
+            f"no node remembers the cluster: it becomes {planned.cluster_id}, and every lock server must be restarted"
+        )
+    return "\n".join(lines)
+
+
+def as_result(left_out: Mapping[str, str]) -> str:
+    """Return what came of it."""
+    lines = [
+        f"{name} is still out: {reason}; run `redfence cluster recover` again when it can be reached"
+        for name, reason in left_out.items()
+    ]
+    return "\n".join([*lines, "done; `redfence cluster status` shows how the nodes come back"])

@@ -33,8 +33,14 @@ class Plan:
     to_form: tuple[int, ...]
 
 
-def plan(looks: Sequence[Look], *, new_cluster_id: str, ttl_ms_max: int) -> Plan:
+def plan(looks: Sequence[Look], *, new_cluster_id: str, ttl_ms_max: int, leaves_wiped: bool = False) -> Plan:
     """Decide what forming these nodes takes, from what they say of themselves.
+
+    Args:
+        looks: one for each node, by index.
+        new_cluster_id: if a cluster is formed.
+        ttl_ms_max: the greatest ttl that it will allow, or allows.
+        leaves_wiped: leave an empty node beside formed ones as it is, for servers that take it for the one that was there.
 
     Raises:
         NodeRejectedError: they cannot be formed into one cluster; the message names the node.
@@ -49,7 +55,7 @@ def plan(looks: Sequence[Look], *, new_cluster_id: str, ttl_ms_max: int) -> Plan
     for look, each in zip(looks, found, strict=True):
         if each.identity is not None:
             _check_seat(look, each.identity, first, node_count=len(looks))
-        elif not begun:
+        elif not begun and not leaves_wiped:
             raise NodeRejectedError(
                 f"{look.name}: it is empty, but others belong to cluster {first.cluster_id} already: it was wiped or "
                 f"replaced, and must not vote as if it remembered; `redfence cluster replace {look.index} URL` brings it in"
@@ -58,8 +64,8 @@ def plan(looks: Sequence[Look], *, new_cluster_id: str, ttl_ms_max: int) -> Plan
         raise ConfigError(
             f"max_ttl: the cluster was formed with {first.max_ttl_ms} ms and not with {ttl_ms_max} ms"
         )
-    # A node that was quarantined since, or retired, was formed.
-    unformed = [each.identity is None or each.identity.phase is Phase.FORMING for each in found]
+    # A node that was quarantined since, or retired, was formed; an empty one as well, unless forming has only begun.
+    unformed = [begun if each.identity is None else each.identity.phase is Phase.FORMING for each in found]
     return Plan(
         first.cluster_id, first.max_ttl_ms, tuple(index for index, each in enumerate(unformed) if each)
     )
@@ -106,8 +112,17 @@ async def form(
     ttl_ms_max: int,
     randomness: Randomness,
     dial_timeout_ms: int = 2_000,
+    leaves_wiped: bool = False,
 ) -> str:
     """Form the nodes into one cluster and return its id. Repeating it, also after a crash midway, is harmless.
+
+    Args:
+        nodes: in the order of their places.
+        keys: the names of the keys on them.
+        ttl_ms_max: the greatest ttl of a lease.
+        randomness: for ids.
+        dial_timeout_ms: how long each step of connecting, and each command, may take.
+        leaves_wiped: as of `plan`.
 
     Cancellation: as a crash midway.
 
@@ -117,7 +132,9 @@ async def form(
     """
     async with visits(nodes, Visiting(keys, dial_timeout_ms)) as visited:
         looks = [each.look for each in visited]
-        decided = plan(looks, new_cluster_id=randomness.hex_id(), ttl_ms_max=ttl_ms_max)
+        decided = plan(
+            looks, new_cluster_id=randomness.hex_id(), ttl_ms_max=ttl_ms_max, leaves_wiped=leaves_wiped
+        )
         for look in looks:
             _warn(look, decided, node_count=len(nodes))
         for state in (Phase.FORMING, Phase.READY):

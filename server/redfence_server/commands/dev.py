@@ -127,6 +127,8 @@ async def _quorum(arguments: argparse.Namespace, data_dir: Path) -> AsyncIterato
             keys=composition.keyspace(settings),
             ttl_ms_max=bounds.TTL_MS_MAX_DEFAULT,
             randomness=SystemRandomness(),
+            # The server adopts it, for nobody else runs these nodes.
+            leaves_wiped=True,
         )
         yield settings
 

@@ -27,10 +27,10 @@ def look(index: int, who: Identity | None = None, **found: Any) -> Look:
     return Look(index, f"n{index}:6379", Findings(**(defaults | found)))
 
 
-def decide(*who: Identity | None, ttl_ms_max: int = TTL_MS) -> Plan:
+def decide(*who: Identity | None, ttl_ms_max: int = TTL_MS, leaves_wiped: bool = False) -> Plan:
     """Plan for nodes with these identities."""
     looks = [look(index, each) for index, each in enumerate(who)]
-    return plan(looks, new_cluster_id="new", ttl_ms_max=ttl_ms_max)
+    return plan(looks, new_cluster_id="new", ttl_ms_max=ttl_ms_max, leaves_wiped=leaves_wiped)
 
 
 def test_empty_nodes_become_a_new_cluster() -> None:
@@ -49,9 +49,14 @@ def test_forming_writes_to_nodes_that_were_never_formed_and_to_no_other(
         # It has lost its memory; a fresh identity would let it vote as if it had not.
         with pytest.raises(NodeRejectedError, match=rf"node {phases.index(None)} .*wiped or replaced"):
             decide(*who)
+        # Who runs the nodes and the servers knows that it was wiped: it gets no identity here, but a quarantine there.
+        unformed = tuple(index for index, phase in enumerate(phases) if phase is Phase.FORMING)
+        assert decide(*who, leaves_wiped=True) == Plan("c", TTL_MS, unformed)
         return
     unformed = tuple(index for index, phase in enumerate(phases) if phase in {None, Phase.FORMING})
-    assert decide(*who) == Plan("c" if any(who) else "new", TTL_MS, unformed)
+    for leaves_wiped in (False, True):
+        planned = decide(*who, leaves_wiped=leaves_wiped)
+        assert planned == Plan("c" if any(who) else "new", TTL_MS, unformed)
 
 
 def test_nodes_of_another_cluster_or_order_or_size_are_refused() -> None:

@@ -247,7 +247,11 @@ async def test_a_wiped_node_that_no_server_has_seen_before_takes_its_own_place_a
     await nodes[1].call("FLUSHALL")
     server = await serve(nodes)
     await server.until_states(NODE_STATE_READY, NODE_STATE_QUARANTINED, NODE_STATE_READY)
-    assert "run `redfence cluster replace 1 URL`" in (await server.status()).nodes[1].detail
+
+    async def told_what_to_do() -> bool:
+        return "run `redfence cluster replace 1 URL`" in (await server.status()).nodes[1].detail
+
+    await until(told_what_to_do)
     assert await memory(nodes[1]) == {}
     told = await ended(replace(commands, 1, "", nodes))
     assert "is prepared" in told

@@ -12,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from harness.fixture_types import FlushedNodes
+from harness.processes import CommandProcesses
 from harness.redis_nodes import RedisNode
 from harness.servers import LockServer, acquire_request
 from harness.waiters import TTL_MS, line_up
@@ -36,7 +37,9 @@ NOTICES = {"&redfence:notice:*", "+subscribe", "+publish", "+hello"}
 
 
 @asynccontextmanager
-async def restricted(nodes: Sequence[RedisNode], rules: Sequence[str]) -> AsyncIterator[tuple[str, ...]]:
+async def restricted(
+    nodes: Sequence[RedisNode], rules: Sequence[str], *, ttl_ms_max: int = bounds.TTL_MS_MAX_DEFAULT
+) -> AsyncIterator[tuple[str, ...]]:
     """Give each node a user with exactly these rights, form a cluster as that user, and yield the nodes' URLs."""
     for node in nodes:
         assert await node.call("ACL", "SETUSER", "redfence", "reset", "on", ">secret", *rules) == b"OK"
@@ -45,7 +48,7 @@ async def restricted(nodes: Sequence[RedisNode], rules: Sequence[str]) -> AsyncI
         await cluster_forming.form(
             check_urls(urls),
             keys=Keyspace(),
-            ttl_ms_max=bounds.TTL_MS_MAX_DEFAULT,
+            ttl_ms_max=ttl_ms_max,
             randomness=SystemRandomness(),
         )
         yield urls
@@ -143,3 +146,27 @@ async def test_without_the_rights_to_notices_everything_works_but_the_wake_up_by
     assert tokens == sorted(set(tokens))
     refused = [entry for entry in logs if entry["event"] == "node_notices_refused"]
     assert sorted(entry["node_index"] for entry in refused) == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.slow
+async def test_the_documented_access_list_is_enough_for_what_operators_do(
+    flushed_nodes: FlushedNodes, commands: CommandProcesses
+) -> None:
+    """With that user a majority that has forgotten is recovered, and a node gives its place to another."""
+    *nodes, new = await flushed_nodes(4)
+    rules = documented_rules()
+    assert await new.call("ACL", "SETUSER", "redfence", "reset", "on", ">secret", *rules) == b"OK"
+    try:
+        async with restricted(nodes, rules, ttl_ms_max=200) as urls:
+            named = [flag for url in urls for flag in ("--node", url)]
+            for node in nodes[1:]:
+                await node.call("FLUSHALL")
+            recover = commands.start_redfence("cluster", "recover", *named, "--floor", "auto", "--yes")
+            assert await recover.wait(timeout_s=20) == 0, recover.stderr
+            url = f"redis://redfence:secret@127.0.0.1:{new.port}"
+            replace = commands.start_redfence("cluster", "replace", "1", url, *named, "--yes")
+            assert await replace.wait(timeout_s=20) == 0, replace.stderr
+            states = [await node.call("HGET", "redfence:node", "state") for node in (*nodes, new)]
+            assert states == [b"ready", b"retired", b"ready", b"quarantined"]
+    finally:
+        await new.call("ACL", "DELUSER", "redfence")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import sys
@@ -515,3 +516,57 @@ async def test_of_two_operators_who_form_the_same_nodes_at_once_one_succeeds_and
     cluster_id = await first
     monkeypatch.undo()
     assert await form(nodes) == cluster_id
+
+
+# --- cluster status -------------------------------------------------------------------------------------------------------
+
+
+async def test_the_status_of_a_cluster_tells_what_a_server_knows_of_each_node(
+    commands: CommandProcesses, fresh_formed_nodes: FormedNodes
+) -> None:
+    """As JSON and as a table: a node that is well, one that is away, and how often that has changed."""
+    nodes = await fresh_formed_nodes(3)
+    process = start_serve(commands, nodes)
+    async with ready(process) as server:
+        await server.until_states(*[NODE_STATE_READY] * 3)
+        token = (await server.acquire(NAME)).lease.fencing_token
+        port = process.stdout.split(":")[1].split()[0]
+        run_id = re.search(rb"^run_id:(\w+)", await info_of(nodes[0]), re.MULTILINE)
+        assert run_id
+        nodes[2].kill()
+        await server.until_states(NODE_STATE_READY, NODE_STATE_READY, NODE_STATE_UNREACHABLE)
+        status = ("cluster", "status", "--server", f"127.0.0.1:{port}")
+        as_json, as_table = commands.start_redfence(*status, "-o", "json"), commands.start_redfence(*status)
+        assert await as_json.wait(timeout_s=20) == 0, as_json.stderr
+        told = json.loads(as_json.stdout)
+        assert told["ready"]
+        first, last = told["nodes"][0], told["nodes"][2]
+        assert first["run_id"].encode() == run_id[1]
+        assert (first["state"], first["durability"], first["high"]) == ("ready", "proven", token)
+        assert abs(first["clock_offset"]) < 1
+        assert (first["clock_distrusted_for"], first["state_changes"]) == (0, 1)
+        assert (last["state"], last["state_changes"]) == ("unreachable", 2)
+        assert last["detail"]
+        assert await as_table.wait(timeout_s=20) == 0, as_table.stderr
+        heading, *lines = as_table.stdout.splitlines()
+        assert " ".join(heading.split()) == "NODE STATE LATENCY CLOCK RUN HIGH DURABLE SINCE ADDRESS"
+        cells = lines[0].split()
+        assert [*cells[:2], *cells[4:7], cells[8]] == [
+            *("0", "ready", first["run_id"][:8], str(token), "proven"),
+            f"127.0.0.1:{nodes[0].port}",
+        ]
+        assert lines[2].split()[:2] == ["2", "unreachable"]
+        assert lines[3].startswith("      ")
+        assert lines[-1].endswith(": ready (quorum 2)")
+        nodes[1].kill()
+        await server.until_states(NODE_STATE_READY, NODE_STATE_UNREACHABLE, NODE_STATE_UNREACHABLE)
+        no_quorum = commands.start_redfence(*status)
+        assert await no_quorum.wait(timeout_s=20) == 1
+        assert no_quorum.stdout.splitlines()[-1].endswith(": NO QUORUM (quorum 2)")
+
+
+async def info_of(node: RedisNode) -> bytes:
+    """Return what the node's process says of itself."""
+    info = await node.call("INFO", "server")
+    assert isinstance(info, bytes)
+    return info

@@ -50,6 +50,7 @@ class LockLoad:
         resources: for how many they contend; every third time each takes one of its own.
         ttl_ms: of the leases.
         mortal: servers that may die; their callers go on at the others, with the leases they have.
+        history: to be continued.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class LockLoad:
         resources: int = 4,
         ttl_ms: int = TTL_MS,
         mortal: Collection[LockServer] = (),
+        history: TokenHistory | None = None,
     ) -> None:
         self._servers = servers
         self._mortal = mortal
@@ -68,7 +70,7 @@ class LockLoad:
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
         self._sessions: list[SessionCaller] = []
-        self.history = TokenHistory()
+        self.history = history or TokenHistory()
         self.failures: list[Failure] = []
         self.granted_by = [0] * len(servers)
 
@@ -151,6 +153,8 @@ class LockLoad:
                     answer.release.outcome == lock_pb2.RELEASE_OUTCOME_RELEASED
                 )
                 return
+            if self._stopping:
+                return  # it ends by its ttl
             await asyncio.sleep(0.02)
         raise AssertionError(f"no release in {_RELEASE_TRIES_MAX} tries: {self.failures[-1]}")
 

@@ -35,6 +35,7 @@ class SessionCaller:
         self._unanswered: dict[int, asyncio.Future[Result]] = {}
         self._wake = asyncio.Event()
         self._closing = False
+        self._ended = False
         self.sent_messages = 0
         self.received_messages = 0
         self.answered: list[int] = []
@@ -59,6 +60,9 @@ class SessionCaller:
             command_id, self._next_id = self._next_id, self._next_id + 1
         command.id = command_id
         answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        if self._ended:
+            answer.set_exception(StreamEndedError())
+            return answer
         self._unanswered[command_id] = answer
         self._outbox.append(command)
         self._wake.set()
@@ -145,6 +149,7 @@ class SessionCaller:
         except grpc.aio.AioRpcError:
             pass  # told by `ended`
         finally:
+            self._ended = True
             for answer in self._unanswered.values():
                 if not answer.done():
                     answer.set_exception(StreamEndedError())

@@ -1,0 +1,97 @@
+"""The watch finds what it is there to find, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from harness.fixture_types import FlushedNodes
+from harness.redis_nodes import RedisNode
+from harness.servers import form, until
+from harness.vote_watch import VoteWatch
+
+NODE = "redfence:node"
+
+
+@pytest.fixture
+async def node(flushed_nodes: FlushedNodes) -> RedisNode:
+    """A formed node, whose identity a test may change."""
+    [node] = await flushed_nodes(1)
+    await form([node])
+    return node
+
+
+async def looked(watch: VoteWatch, *, times: int = 2) -> None:
+    """The watch has looked again, from the beginning."""
+    goal = watch.looks + times
+
+    async def reached() -> bool:
+        return watch.looks >= goal
+
+    await until(reached)
+
+
+async def test_a_node_that_votes_may_change_as_it_likes(node: RedisNode) -> None:
+    """It is what votes are for."""
+    async with VoteWatch([node]) as watch:
+        await looked(watch)
+        await node.call("HINCRBY", NODE, "changes", 1)
+        await node.call("SET", "redfence:counter:r", 1)
+        await looked(watch)
+    assert watch.quarantines == [set()]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("HINCRBY", NODE, "changes", 1),
+        ("SET", "redfence:high", 7),
+        ("SET", "redfence:counter:r", 1),
+        ("INCR", "redfence:counter:there"),
+        ("DEL", "redfence:counter:there"),
+        ("HSET", "redfence:lock:r", "nonce", "n", "token", 1),
+        ("HSET", "redfence:lock:there", "nonce", "m"),
+    ],
+    ids=lambda change: " ".join(map(str, change[:2])),
+)
+@pytest.mark.parametrize("why", ["quarantined", "restarted"])
+async def test_a_node_without_a_vote_must_not_change(
+    why: str, change: tuple[str | int, ...], node: RedisNode
+) -> None:
+    """Whether it is in quarantine, or was not admitted in this run."""
+    await node.call("SET", "redfence:counter:there", 1)
+    await node.call("HSET", "redfence:lock:there", "nonce", "n", "token", 1)
+    taken = ("state", "quarantined", "admission", "q") if why == "quarantined" else ("run_id", "another")
+    await node.call("HSET", NODE, *taken)
+    with pytest.raises(AssertionError, match="node 0 has no vote"):  # noqa: PT012  (the exit is what fails)
+        async with VoteWatch([node]) as watch:
+            await looked(watch)
+            await node.call(*change)
+            await looked(watch)
+    assert watch.quarantines == [{b"q"} if why == "quarantined" else set()]
+
+
+async def test_locks_may_expire_and_a_vote_may_be_given_back(node: RedisNode) -> None:
+    """Neither is the work of a vote; and after it everything goes."""
+    await node.call("HSET", "redfence:lock:there", "nonce", "n", "token", 1)
+    await node.call("HSET", NODE, "state", "quarantined", "admission", "q")
+    async with VoteWatch([node]) as watch:
+        await looked(watch)
+        await node.call("DEL", "redfence:lock:there")
+        await looked(watch)
+        await node.call("HSET", NODE, "state", "ready", "admission", "a", "changes", 9)
+        await looked(watch)
+        await node.call("HSET", NODE, "state", "quarantined", "admission", "p")
+        await looked(watch)
+    assert watch.quarantines == [{b"q", b"p"}]
+
+
+async def test_a_node_that_is_down_is_not_looked_at(node: RedisNode) -> None:
+    """And looked at again when it is back."""
+    async with VoteWatch([node]) as watch:
+        await looked(watch)
+        node.kill()
+        await asyncio.sleep(0)
+        await node.start()
+        await looked(watch)

@@ -39,20 +39,21 @@ class ServerProcess:
 
 
 @asynccontextmanager
-async def served(nodes: EmbeddedNodes) -> AsyncIterator[str]:
+async def served(nodes: EmbeddedNodes, **settings: object) -> AsyncIterator[str]:
     """Run `redfence serve` over the nodes and yield its address."""
-    async with served_process(nodes) as server:
+    async with served_process(nodes, **settings) as server:
         yield server.address
 
 
 @asynccontextmanager
-async def served_process(nodes: EmbeddedNodes) -> AsyncIterator[ServerProcess]:
-    """Run `redfence serve` over the nodes."""
-    environment = {**os.environ, "REDFENCE_NODES": ",".join(nodes.urls), "REDFENCE_LOG_LEVEL": "error"}
+async def served_process(nodes: EmbeddedNodes, **settings: object) -> AsyncIterator[ServerProcess]:
+    """Run `redfence serve` over the nodes, with settings by their names."""
+    settings = {"nodes": ",".join(nodes.urls), "log_level": "error", **settings}
+    environment = {f"REDFENCE_{name.upper()}": str(value) for name, value in settings.items()}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "redfence", "serve", "--listen", "127.0.0.1:0"),
-        env=environment,
+        env={**os.environ, **environment},
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None

@@ -1,0 +1,157 @@
+"""What a million resources leave behind that were locked once: the memory of each node before, at the most, and after their counters were dropped.
+
+N = 3, fsync on every write. A counter is dropped when it was idle for two seconds (a day, unless set otherwise).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from urllib.parse import urlsplit
+
+from bench import cluster, raw_session
+from bench.raw_session import RawSession
+from redfence_proto.v1 import lock_pb2
+from redfence_server.redis_process import call
+
+RESOURCE_COUNT = 1_000_000
+SESSION_COUNT = 4
+# Commands of one session that are under way at once.
+BATCH = 200
+COUNTER_IDLE_MS = 2_000
+_LOOK_INTERVAL_S = 0.5
+_TIMEOUT_S = 120.0
+_KEPT_KEYS = 2  # the node's identity and its greatest number
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What one node has."""
+
+    used_bytes: int
+    keys: int
+
+
+async def _memory(url: str) -> _Memory:
+    parts = urlsplit(url)
+    assert parts.port is not None
+    assert parts.password is not None
+    _, info, keys = await call(parts.port, ("AUTH", parts.password), ("INFO", "memory"), ("DBSIZE",))
+    assert isinstance(info, bytes)
+    assert isinstance(keys, int)
+    return _Memory(int(info.partition(b"used_memory:")[2].split()[0]), keys)
+
+
+async def _memories(urls: tuple[str, ...]) -> list[_Memory]:
+    return list(await asyncio.gather(*map(_memory, urls)))
+
+
+async def _hold_each_once(session: RawSession, numbers: Iterator[int]) -> None:
+    """Take the next numbers until there are none left; lock and release the resource of each."""
+    while batch := list(islice(numbers, BATCH)):
+        leases = {f"bench/once/{number}": f"{number:032x}" for number in batch}
+        acquires = [
+            raw_session.acquire(name, lease_id, ttl_s=30, wait_s=0) for name, lease_id in leases.items()
+        ]
+        for answer in await _answers(session, acquires):
+            assert answer.acquire.outcome == lock_pb2.ACQUIRE_OUTCOME_GRANTED, answer
+        await _answers(session, [raw_session.release(name, lease_id) for name, lease_id in leases.items()])
+
+
+async def _answers(session: RawSession, commands: list[lock_pb2.SessionCommand]) -> list[raw_session.Result]:
+    """Send commands, and again those that no quorum has answered in time, for the disk may be busy; return the answers."""
+    answers = []
+    while commands:
+        results = [await each for each in await session.send(commands)]
+        answers += [result for result in results if not result.HasField("error")]
+        failed = [result.HasField("error") for result in results]
+        for result in results:
+            assert not result.HasField("error") or result.error.HasField("retry_after"), result.error
+        commands = [command for command, again in zip(commands, failed, strict=True) if again]
+    return answers
+
+
+class _Peak:
+    """The most that each node had, looked at again and again."""
+
+    def __init__(self, urls: tuple[str, ...]) -> None:
+        self._urls = urls
+        self.most = [_Memory(0, 0)] * len(urls)
+
+    async def watch(self) -> None:
+        """Look until cancelled."""
+        while True:
+            self.look(await _memories(self._urls))
+            await asyncio.sleep(_LOOK_INTERVAL_S)
+
+    def look(self, found: list[_Memory]) -> None:
+        """Keep what is more than before."""
+        self.most = [
+            _Memory(max(a.used_bytes, b.used_bytes), max(a.keys, b.keys))
+            for a, b in zip(self.most, found, strict=True)
+        ]
+
+
+async def _until_dropped(urls: tuple[str, ...]) -> list[_Memory]:
+    """Return what the nodes have when every counter is gone and what they were kept in as well."""
+    smallest: list[int] = []
+    async with asyncio.timeout(_TIMEOUT_S):
+        while True:
+            found = await _memories(urls)
+            used = [each.used_bytes for each in found]
+            if all(each.keys <= _KEPT_KEYS for each in found) and smallest and used >= smallest:
+                return found
+            smallest = used
+            await asyncio.sleep(_LOOK_INTERVAL_S)
+
+
+async def main() -> None:
+    """Measure and print."""
+    async with (
+        cluster.formed_nodes(3) as nodes,
+        cluster.served(nodes, counter_idle_ms=COUNTER_IDLE_MS) as address,
+        raw_session.raw_session(address) as warm_up,
+    ):
+        # What the first commands make, and is not a matter of resources: scripts and buffers.
+        await _hold_each_once(warm_up, iter(range(RESOURCE_COUNT, RESOURCE_COUNT + 10 * BATCH)))
+        before = await _until_dropped(nodes.urls)
+        peak = _Peak(nodes.urls)
+        watching = asyncio.create_task(peak.watch())
+        began = time.monotonic()
+        numbers = iter(range(RESOURCE_COUNT))
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(SESSION_COUNT):
+                tasks.create_task(_in_own_session(address, numbers))
+        seconds = time.monotonic() - began
+        watching.cancel()
+        after = await _until_dropped(nodes.urls)
+        print(
+            f"idle_counters  N=3  {RESOURCE_COUNT:,} resources locked once and released in {seconds:.0f} s"
+            f" ({RESOURCE_COUNT / seconds:,.0f} pairs/s), counters dropped when idle for {COUNTER_IDLE_MS / 1000:g} s"
+        )
+        for index, (first, most, last_seen) in enumerate(zip(before, peak.most, after, strict=True)):
+            print(
+                f"  node {index}  used memory before {_mib(first)}  most {_mib(most)} ({most.keys:,} keys)"
+                f"  after {_mib(last_seen)} ({last_seen.keys} keys, {last_seen.used_bytes / first.used_bytes - 1:+.1%})"
+            )
+
+
+def _mib(memory: _Memory) -> str:
+    return f"{memory.used_bytes / 2**20:6.2f} MiB"
+
+
+async def _in_own_session(address: str, numbers: Iterator[int]) -> None:
+    async with raw_session.raw_session(address) as session:
+        await _hold_each_once(session, numbers)
+
+
+def run() -> None:
+    """Run from `make bench`."""
+    asyncio.run(main())
+
+
+if __name__ == "__main__":
+    run()

@@ -6,17 +6,21 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import grpc
 import pytest
 
 from harness.failures import failure_of
 from harness.fixture_types import FreshNodes, StartProxy
+from harness.loaded_cluster import TTL_MS, loaded_cluster
 from harness.node_data import copy_data, put_back
+from harness.ports import HOST
 from harness.redis_nodes import RedisNode
 from harness.servers import LockServer, Serve, form, now_ms, serving, until, until_all_ready
 from harness.tcp_proxy import TcpProxy
 from harness.token_history import TokenHistory
+from harness.vote_watch import VoteWatch
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,
     ERROR_REASON_QUORUM_UNAVAILABLE,
@@ -24,10 +28,11 @@ from redfence_proto.v1.lock_pb2 import (
     NODE_STATE_READY,
     NODE_STATE_UNREACHABLE,
 )
+from redfence_server import composition, config
+from redfence_server.errors import NodeRejectedError
 
 NAME = "orders/42"
-# The greatest that the cluster allows, and so about how long a quarantine lasts.
-TTL_MS = 1_000
+
 pytestmark = pytest.mark.slow
 
 
@@ -159,3 +164,168 @@ async def test_a_node_that_is_put_back_into_an_earlier_quarantine_sits_it_out_an
     history.check()
     history.check_exclusion()
     await until_all_ready(server)
+
+
+async def test_an_old_snapshot_is_noticed_by_what_servers_remember_and_by_the_floor_of_the_last_return(
+    fresh_nodes: FreshNodes, serve: Serve, tmp_path: Path
+) -> None:
+    """Under load, and put back twice: the second time it is older than the node's last return, too."""
+    async with loaded_cluster(await fresh_nodes(3), serve) as cluster:
+        node = cluster.nodes[0]
+        old = copy_data(node, tmp_path / "old")
+        for times in (1, 2):
+            # More than can be under way when it is killed, which nobody was told of.
+            await cluster.load.until_granted(50)
+            node.kill()
+            put_back(node, old)
+            await node.start()
+            await cluster.until_quarantined(0, times=times)
+            await until_all_ready(*cluster.servers)
+
+
+async def test_an_old_snapshot_put_back_while_no_server_ran_is_noticed_by_what_the_other_nodes_have_noted(
+    nodes: list[RedisNode], tmp_path: Path
+) -> None:
+    """Servers that know nothing themselves ask around before they let a node vote that was restarted."""
+    async with serving(nodes) as server:
+        await until_all_ready(server)
+        await hold_once(server)
+        old = copy_data(nodes[1], tmp_path / "old")
+        last = await hold_once(server, times=3)
+        await until_noted(nodes, 1, on=0)
+        await until_noted(nodes, 1, on=2)
+    nodes[1].kill()
+    put_back(nodes[1], old)
+    await nodes[1].start()
+    async with VoteWatch(nodes) as watch, serving(nodes) as server, serving(nodes) as other:
+        await until_all_ready(server, other)
+        assert await hold_once(server) > last
+    assert [len(quarantines) for quarantines in watch.quarantines] == [0, 1, 0]
+
+
+# --- other machines under a node's address ----------------------------------------------------------------------------
+
+
+async def test_a_failover_to_a_replica_and_back_is_noticed(fresh_nodes: FreshNodes, serve: Serve) -> None:
+    """What the primary answered last may never have reached the replica; and what the replica did since, the primary does not know."""
+    *nodes, replica = await fresh_nodes(4)
+    async with loaded_cluster(nodes, serve, proxied=True) as cluster:
+        await follow(replica, nodes[0])
+        await cluster.until_served()
+        await replica.call("REPLICAOF", "NO", "ONE")
+        # It lags by what comes from now on.
+        await cluster.load.until_granted(50)
+        async with VoteWatch([replica]) as watch:
+            await lead_to(replica, cluster.proxies(0), instead_of=nodes[0])
+
+            async def quarantined() -> bool:
+                return bool(watch.quarantines[0])
+
+            await until(quarantined)
+            await until_all_ready(*cluster.servers)
+            await cluster.until_served()
+        for proxy in cluster.proxies(0):
+            proxy.forward_to(nodes[0].port)
+        await cluster.until_quarantined(0)
+
+
+async def test_a_node_of_another_place_under_a_nodes_address_gets_no_second_vote(
+    fresh_nodes: FreshNodes, serve: Serve
+) -> None:
+    """The address of one of three nodes leads to another of them; once it is right again the node votes at once."""
+    async with loaded_cluster(await fresh_nodes(3), serve, proxied=True) as cluster:
+        await lead_to(cluster.nodes[1], cluster.proxies(0), instead_of=cluster.nodes[0])
+        for server in cluster.servers:
+            await server.until_states(NODE_STATE_QUARANTINED, NODE_STATE_READY, NODE_STATE_READY)
+            assert "same process as node 1" in (await server.status()).nodes[0].detail
+        await cluster.until_served()
+        for proxy in cluster.proxies(0):
+            proxy.forward_to(cluster.nodes[0].port)
+    assert cluster.watch.quarantines == [set(), set(), set()]
+
+
+async def lead_to(node: RedisNode, proxies: Sequence[TcpProxy], *, instead_of: RedisNode) -> None:
+    """Let the address of one node be another's, which takes the same password."""
+    await node.call("ACL", "SETUSER", "default", f">{urlsplit(instead_of.url).password}")
+    for proxy in proxies:
+        proxy.forward_to(node.port)
+
+
+async def follow(replica: RedisNode, primary: RedisNode) -> None:
+    """Make one node a replica of another, and wait until it has all that the other has."""
+    password = urlsplit(primary.url).password
+    assert password is not None
+    await replica.call("CONFIG", "SET", "masterauth", password)
+    # It would wait for further replicas.
+    await primary.call("CONFIG", "SET", "repl-diskless-sync-delay", "0")
+    await replica.call("REPLICAOF", HOST, primary.port)
+
+    async def in_step() -> bool:
+        info = await replica.call("INFO", "replication")
+        return isinstance(info, bytes) and b"master_link_status:up" in info
+
+    await until(in_step, timeout_s=15)
+
+
+@pytest.mark.parametrize("what", ["swapped", "named twice", "another database of one server", "evicts"])
+async def test_a_server_does_not_start_with_a_node_that_is_not_what_it_is_taken_for(
+    what: str, nodes: list[RedisNode], start_proxy: StartProxy
+) -> None:
+    """The message names the node and tells what it is."""
+    proxies = [await start_proxy(node) for node in nodes]
+    match what:
+        case "swapped":
+            await lead_to(nodes[1], proxies[2:], instead_of=nodes[2])
+            await lead_to(nodes[2], proxies[1:2], instead_of=nodes[1])
+            told = "was formed as node 2, but is configured as node 1"
+        case "named twice":
+            await lead_to(nodes[0], proxies[1:2], instead_of=nodes[1])
+            # Whichever is found out first.
+            told = "(was formed as node 0, .* is named twice|the same process as node 0)"
+        case "another database of one server":
+            await move_to_database(nodes[1], nodes[0], 1)
+            await lead_to(nodes[0], proxies[1:2], instead_of=nodes[1])
+            told = "the same process as node 0"
+        case _:
+            await nodes[1].call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru", "maxmemory", "100mb")
+            told = "would drop keys when its memory is full .* set maxmemory-policy noeviction"
+    urls = [proxy.url(node.url) for proxy, node in zip(proxies, nodes, strict=True)]
+    if what == "another database of one server":
+        urls[1] += "/1"
+    settings = config.load({"nodes": urls, "listen": f"{HOST}:0"})
+    with pytest.raises(NodeRejectedError, match=rf"^node 1 \({HOST}:{proxies[1].port}\): .*{told}"):
+        async with composition.lock_server(settings):
+            pytest.fail("it serves")
+
+
+async def move_to_database(node: RedisNode, other: RedisNode, database: int) -> None:
+    """Put what one node remembers into another database of another one."""
+    for key in (b"redfence:node", b"redfence:high"):
+        script = "redis.call('SELECT', ARGV[1]); return redis.call('RESTORE', KEYS[1], 0, ARGV[2])"
+        dump = await node.call("DUMP", key)
+        assert isinstance(dump, bytes)
+        await other.call("EVAL", script, 1, key, database, dump)
+
+
+async def test_a_node_that_has_dropped_keys_for_want_of_memory_is_quarantined(
+    fresh_nodes: FreshNodes, serve: Serve
+) -> None:
+    """While it may, it is refused by name; once it may not any more, it comes back as one that has forgotten."""
+    async with loaded_cluster(await fresh_nodes(3), serve, proxied=True) as cluster:
+        await cluster.until_served()
+        # Only what expires is dropped: holds and counters.
+        await cluster.nodes[0].call("CONFIG", "SET", "maxmemory-policy", "volatile-lru", "maxmemory", "1")
+
+        async def dropped() -> bool:
+            info = await cluster.nodes[0].call("INFO", "stats")
+            return isinstance(info, bytes) and b"evicted_keys:0\r" not in info
+
+        await until(dropped)
+        for server in cluster.servers:
+            server.proxies[0].reset()
+            await server.until_states(NODE_STATE_QUARANTINED, NODE_STATE_READY, NODE_STATE_READY)
+            assert "would drop keys" in (await server.status()).nodes[0].detail
+        await cluster.until_served()
+        assert cluster.watch.quarantines[0] == set()
+        await cluster.nodes[0].call("CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", "0")
+        await cluster.until_quarantined(0)

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 
+import grpc
 import pytest
 
 from harness.eventually import eventually
-from harness.fixture_types import FreshNodes
-from harness.servers import Serve, form, until_all_ready, until_no_locks
+from harness.fixture_types import FreshNodes, StartProxy
+from harness.loaded_cluster import TTL_MS
+from harness.lock_load import LockLoad
+from harness.ports import HOST
+from harness.processes import CommandProcess, CommandProcesses
+from harness.servers import LockServer, Serve, form, until_all_ready, until_no_locks
+from harness.tcp_proxy import TcpProxy
+from harness.vote_watch import VoteWatch
 from redfence_proto.v1.lock_pb2 import NODE_STATE_QUARANTINED, NODE_STATE_READY
 from redfence_server import scripts
 
 NAME = "orders/42"
-# The greatest that the cluster allows, and so about how long a quarantine lasts.
-TTL_MS = 1_000
 # How requests begin, or what stands in them.
 VOUCH: Final = hashlib.sha1(scripts.load("vouch")).hexdigest().encode()
+QUARANTINE: Final = b"-- quarantine: "
+READMIT: Final = b"-- readmit: "
 pytestmark = pytest.mark.slow
 
 
@@ -58,3 +68,76 @@ async def test_a_release_that_met_nodes_just_as_they_vouched_reaches_them_all_th
     await asyncio.gather(releasing, return_exceptions=True)
     await until_no_locks(nodes)
     await until_all_ready(server)
+
+
+# --- a server that dies at it ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Where the first server stops, and is killed.
+
+    Attributes:
+        name: of the test.
+        stop: what stops between it and the nodes, of which the first is the one to come back. Of three nodes both others have to vouch.
+        first_to_see: it is alone with the node from the beginning; otherwise the second server has seen the quarantine as well.
+    """
+
+    name: str
+    stop: Callable[[Sequence[TcpProxy]], list[asyncio.Event]]
+    first_to_see: bool = False
+
+
+DEATHS = (
+    Death("before the quarantine", lambda to: [to[0].hold_before(QUARANTINE)], first_to_see=True),
+    Death("after the quarantine", lambda to: [to[0].hold_after(QUARANTINE)], first_to_see=True),
+    Death("before any has vouched", lambda to: [proxy.hold_before(VOUCH) for proxy in to[1:]]),
+    Death("after one has vouched", lambda to: [to[1].hold_after(VOUCH), to[2].hold_before(VOUCH)]),
+    Death("after both have vouched", lambda to: [proxy.hold_after(VOUCH) for proxy in to[1:]]),
+    Death("before the readmission", lambda to: [to[0].hold_before(READMIT)]),
+    Death("after the readmission", lambda to: [to[0].hold_after(READMIT)]),
+)
+
+
+@pytest.mark.parametrize("death", DEATHS, ids=lambda death: death.name)
+async def test_whenever_a_server_dies_that_brings_a_node_back_another_one_goes_on(
+    death: Death, fresh_nodes: FreshNodes, serve: Serve, commands: CommandProcesses, start_proxy: StartProxy
+) -> None:
+    """Under load; until then the node does not vote, and it needs no second quarantine."""
+    nodes = await fresh_nodes(3)
+    await form(nodes, ttl_ms_max=TTL_MS)
+    proxies = [await start_proxy(node) for node in nodes]
+    urls = [proxy.url(node.url) for proxy, node in zip(proxies, nodes, strict=True)]
+    process = commands.start_redfence(
+        "serve", "--listen", f"{HOST}:0", environment={"REDFENCE_NODES": ",".join(urls)}
+    )
+    survivor = await serve(nodes, proxied=True, dial_timeout_ms=10_000)
+    async with served_by(process) as mortal:
+        await until_all_ready(mortal, survivor)
+        load = LockLoad(mortal, survivor, ttl_ms=TTL_MS, mortal=[mortal])
+        async with VoteWatch(nodes) as watch, load:
+            await load.until_granted_by_each(10)
+            stopped = death.stop(proxies)
+            if death.first_to_see:
+                survivor.proxies[0].hold()
+            await nodes[0].call("FLUSHALL")
+            if not death.first_to_see:
+                await survivor.until_states(NODE_STATE_QUARANTINED, NODE_STATE_READY, NODE_STATE_READY)
+                survivor.proxies[0].hold()
+            await all_set(*stopped)
+            process.kill()
+            await survivor.proxies[0].heal()
+            await load.until_granted(30)
+            await until_all_ready(survivor)
+            await load.until_granted(30)
+    load.check()
+    assert [len(quarantines) for quarantines in watch.quarantines] == [1, 0, 0]
+    await until_no_locks(nodes)
+
+
+@asynccontextmanager
+async def served_by(process: CommandProcess) -> AsyncIterator[LockServer]:
+    """Yield the server once it has said that it is ready."""
+    address = (await process.wait_for_line(r"^redfence serving on (\S+) ", timeout_s=20))[1]
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield LockServer(channel)

@@ -1,0 +1,123 @@
+"""More nodes have forgotten than can be spared: nobody knows any more what was granted, so nobody is granted anything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import grpc
+import pytest
+
+from harness.failures import Failure, failure_of
+from harness.fixture_types import FreshNodes
+from harness.loaded_cluster import TTL_MS
+from harness.lock_load import LockLoad
+from harness.processes import CommandProcesses
+from harness.servers import LockServer, Serve, form, now_ms, until, until_all_ready
+from harness.session_caller import SessionCaller
+from harness.vote_watch import VoteWatch
+from redfence_proto.v1 import lock_pb2
+from redfence_proto.v1.lock_pb2 import (
+    ERROR_REASON_QUORUM_UNAVAILABLE,
+    LEASE_STATE_AT_RISK,
+    LEASE_STATE_REASON_QUORUM_UNAVAILABLE,
+)
+
+NAME = "orders/42"
+# Far more than the second that is promised: that it is kept is told by the recorded times, and not by a test that a busy machine fails.
+DEADLINE_S = 10.0
+pytestmark = pytest.mark.slow
+
+
+class Clocked:
+    """Calls that must all be refused for want of a quorum, and how long each kind took at most, in ms."""
+
+    def __init__(self) -> None:
+        self.slowest_ms: dict[str, float] = {}
+
+    async def refused(self, kind: str, call: Awaitable[Any]) -> None:
+        """Make a call; it says that there is no quorum, and that trying again may help."""
+        sent_at_ms = now_ms()
+        async with asyncio.timeout(DEADLINE_S):
+            if kind == "session acquire":
+                failure = Failure.of_message((await call).error)
+            elif kind == "keep alive":
+                renewed = (await call).renew
+                assert renewed.state == LEASE_STATE_AT_RISK
+                assert renewed.reason == LEASE_STATE_REASON_QUORUM_UNAVAILABLE
+                failure = None
+            else:
+                failure = await failure_of(call)
+        if failure is not None:
+            assert failure.code is grpc.StatusCode.UNAVAILABLE
+            assert failure.reason == ERROR_REASON_QUORUM_UNAVAILABLE
+            assert failure.is_retryable
+        self.slowest_ms[kind] = max(self.slowest_ms.get(kind, 0.0), now_ms() - sent_at_ms)
+
+
+async def every_call(server: LockServer, held: lock_pb2.Lease, clocked: Clocked) -> None:
+    """Make every kind of call, all at once."""
+    async with SessionCaller(server) as session:
+        calls: Mapping[str, Awaitable[Any]] = {
+            "acquire": server.acquire("free", ttl_ms=TTL_MS),
+            "acquire, and wait": server.acquire("free as well", ttl_ms=TTL_MS, wait_ms=60_000),
+            "acquire what is held, and wait": server.acquire(NAME, ttl_ms=TTL_MS, wait_ms=60_000),
+            "session acquire": session.acquire("also free", ttl_ms=TTL_MS, wait_ms=60_000),
+            "keep alive": session.renew(NAME, held.lease_id),
+            "get lock": server.look(NAME),
+            "check token": server.check(NAME, held.fencing_token),
+            "release": server.release(NAME, held.lease_id),
+        }
+        await asyncio.gather(*(clocked.refused(kind, call) for kind, call in calls.items()))
+
+
+async def until_stuck(server: LockServer, places: Sequence[int]) -> None:
+    """The server has tried in vain to bring these nodes back: their quarantine is long over."""
+
+    async def told() -> bool:
+        nodes = (await server.status()).nodes
+        return all("once a quorum of the other nodes does" in nodes[place].detail for place in places)
+
+    await until(told, timeout_s=10)
+
+
+@pytest.mark.parametrize("count", [3, 5])
+async def test_every_call_is_refused_at_once_and_nothing_is_granted_before_an_operator_recovers_the_cluster(
+    count: int,
+    fresh_nodes: FreshNodes,
+    serve: Serve,
+    commands: CommandProcesses,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """From the first call after the loss on, and still when every quarantine is over; then tokens go on above all that were granted."""
+    nodes = await fresh_nodes(count)
+    await form(nodes, ttl_ms_max=TTL_MS)
+    servers = [await serve(nodes), await serve(nodes)]
+    await until_all_ready(*servers)
+    lost = range(count // 2 + 1)
+    clocked = Clocked()
+    async with VoteWatch(nodes) as watch:
+        async with LockLoad(*servers, ttl_ms=TTL_MS) as load:
+            await load.until_granted_by_each(50)
+            held = (await servers[0].acquire(NAME, ttl_ms=TTL_MS)).lease
+            if count == 3:
+                await asyncio.gather(*(nodes[place].call("FLUSHALL") for place in lost))
+            else:
+                await asyncio.gather(*(nodes[place].restart(with_data=False) for place in lost))
+            lost_at_ms = now_ms()
+            await asyncio.gather(*(every_call(server, held, clocked) for server in servers))
+            await asyncio.gather(*(until_stuck(server, lost) for server in servers))
+            await asyncio.gather(*(every_call(server, held, clocked) for server in servers))
+        assert max(grant.began_at_ms for grant in load.history.grants) < lost_at_ms
+        nodes_given = {"REDFENCE_NODES": ",".join(node.url for node in nodes)}
+        how = ("--floor", "auto", "--yes")
+        recover = commands.start_redfence("cluster", "recover", *how, environment=nodes_given)
+        assert await recover.wait(timeout_s=20) == 0, recover.stderr
+        async with LockLoad(*servers, ttl_ms=TTL_MS, history=load.history) as later:
+            await until_all_ready(*servers)
+            await later.until_granted_by_each(20)
+    later.check()
+    assert [len(quarantines) for quarantines in watch.quarantines] == [int(p in lost) for p in range(count)]
+    for kind, ms in clocked.slowest_ms.items():
+        record_property(f"slowest {kind}, in ms", round(ms))

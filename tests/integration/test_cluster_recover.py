@@ -86,9 +86,13 @@ async def nothing_is_granted(server: LockServer) -> None:
 
 
 async def all_in(server: LockServer, *others: lock_pb2.NodeState.ValueType) -> None:
-    """Return once every node is ready but the last ones, which are in the states given."""
-    ready = [NODE_STATE_READY] * (len(server.nodes) - len(others))
-    await server.until_states(*ready, *others)
+    """Return once every node is ready but the last ones, which are in the states given; a quarantine may lie between."""
+    expected = [*[NODE_STATE_READY] * (len(server.nodes) - len(others)), *others]
+
+    async def reached() -> bool:
+        return [node.state for node in (await server.status()).nodes] == expected
+
+    await until(reached, timeout_s=20)
 
 
 async def forget(server: LockServer, nodes: Sequence[RedisNode]) -> None:

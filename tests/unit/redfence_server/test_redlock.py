@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 
 import pytest
 
-from harness.fake_node import TOKENS_END, Counter, FakeNode
+from harness.fake_node import ADMITTED, TOKENS_END, Counter, FakeNode
 from harness.virtual_loop import LoopClock, on_virtual_time
 from redfence_server.lock_node import Command, Commit, Granted, Held, Inspect, Mint, Plain, Release, Undo
 from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, RenewVerdict
@@ -106,7 +106,7 @@ async def test_a_slow_node_delays_nobody_and_is_aligned_when_it_answers() -> Non
     nodes[2].hold_requests = True
     assert await acquire(redlock(nodes)) == Grant(5, 0.0)
     await settle(nodes)
-    assert sent(nodes[2], Commit) == [Commit(R, A, "nonce-0", 5)]
+    assert sent(nodes[2], Commit) == [Commit(R, A, "nonce-0", 5, ADMITTED)]
     assert [node.state.holds[R].token for node in nodes] == [5, 5, 5]
 
 

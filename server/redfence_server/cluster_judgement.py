@@ -41,8 +41,9 @@ class ClusterJudgement:
         }
         self.ttl_ms_max = max((identity.max_ttl_ms for identity in self.members.values()), default=0)
         self._memory = ClusterMemory(len(looks))
-        for identity in self.members.values():
-            self._memory.learn(identity)
+        for look in looks:
+            if look.known is not None and look.index in self.members:
+                self._memory.learn(look.known)
 
     def judge(self, look: Look) -> Judgement | None:
         """Return what comes of a node at its place; None if it could not be looked at.

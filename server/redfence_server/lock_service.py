@@ -34,8 +34,8 @@ _ANSWER_MARGIN_MS_MAX: Final = 50
 _ANSWER_MARGIN_SHARE: Final = 0.25
 # How often an attempt is made anew when the nodes are split between callers and nobody was granted.
 _SPLIT_TRIES_MAX: Final = 4
-# A look at a node takes a few milliseconds; beyond this many it is told as no quorum.
-_LOOKS_MAX: Final = 20
+# A look at a node takes some twenty round trips; after this long it is told as no quorum.
+_LOOKS_MS_MAX: Final = 1_000
 _LOOK_PAUSE_MS: Final = 10
 _EMPTY_QUEUE: Final = QueueView(0, (), 0)
 
@@ -171,12 +171,12 @@ class LockService:
 
         Each time it is a new attempt: what was minted before the look must not count beside what is minted after it (rejoin.py).
         """
-        for _ in range(_LOOKS_MAX):
+        give_up_at_ms = self._clock.now_ms() + _LOOKS_MS_MAX
+        while True:
             outcome = await self._redlock.attempt(order)
-            if not _is_void(outcome):
-                break
+            if not _is_void(outcome) or self._clock.now_ms() >= give_up_at_ms:
+                return outcome
             await asyncio.sleep(_LOOK_PAUSE_MS / 1000)
-        return outcome
 
     def _in_time(self, call: AcquireCall, outcome: AttemptOutcome) -> AttemptOutcome:
         """Take back a grant whose validity was used up on the way to its waiter: the process was stopped in between."""

@@ -53,7 +53,7 @@ class Reason(Enum):
 
 _MISCONFIGURED = frozenset(
     {
-        *(Reason.OTHER_CLUSTER, Reason.WRONG_PLACE, Reason.SAME_PROCESS, Reason.REPLACED),
+        *(Reason.OTHER_CLUSTER, Reason.WRONG_PLACE, Reason.SAME_PROCESS),
         *(Reason.REPLICA, Reason.TOO_OLD, Reason.EVICTS),
     }
 )

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Final
 
 from redfence_server import scripts
-from redfence_server.redis_dial import DialAnswerError, DialError, DialledNode
+from redfence_server.redis_dial import DialAnswerError, DialledNode, DialRefusedError
 
 
 class Phase(Enum):
@@ -188,7 +188,7 @@ async def _setting(node: DialledNode, name: str) -> str | None:
     """Return a setting; None if it may not be read."""
     try:
         answer = await node.command("CONFIG", "GET", name)
-    except DialError:
+    except DialRefusedError:
         return None
     return str(answer[1].decode()) if answer else "unknown"
 

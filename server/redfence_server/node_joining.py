@@ -144,6 +144,9 @@ class NodeJoining:
                     f"quarantined: {detail}", min(self._quarantine_left_ms(found) + 1, _RECHECK_MS)
                 )
             case Rejected(reason, detail):
+                if reason is Reason.REPLACED:
+                    # Should it be empty next, it is not the one that voted here last.
+                    self._floor = None
                 raise TurnedAwayError(detail, reason=reason)
             case Quarantined():
                 raise TurnedAwayError("quarantined a second time, while it came back")

@@ -220,7 +220,7 @@ class NodeLink:
 
     def _watched(self, reply: Reply, raw: list[Any], known: int) -> Reply:
         """Take from an answer what it shows of the node's memory and clock; one of a node that has forgotten does not count."""
-        if not (isinstance(reply, Granted | Renewed | Pulsed) or reply is Plain.COMMITTED):
+        if not (isinstance(reply, Granted | Renewed | Pulsed) or reply in {Plain.COMMITTED, Plain.VOUCHED}):
             return reply
         changes = scripts.read_changes(raw)
         # What it was sent is one more, but for a pulse. That it was admitted is no proof: of what is known, the decisive part may

@@ -2,10 +2,13 @@
 
 The new node gets the identity of its place, in quarantine; the servers that are told its URL bring it in by a rejoin (rejoin.py). That is
 what keeps tokens apart whatever is done here, or left undone: by the time that the new node votes, every server that talks to one of the
-nodes which vouched for it knows its floor, and counts nothing of lesser floor at its place, be it alive or not. To retire the old node only
-makes it plain to servers that still have it in their list, and at once.
+nodes which vouched for it knows its floor, and counts nothing of lesser floor at its place, be it alive or not.
 
-The new one is prepared first: should that fail, the old one still votes.
+The others vouch first, as in a rejoin. From then on nothing that was at the place before can count anywhere, also where it cannot be
+reached from here, or is wiped and comes back under its old URL. And the quarantine of the new one begins only then, so by its end the leases that the old
+one voted for have ended as well. To retire the old node makes that plain to servers that still have it in their list.
+
+Should it break off in between, the place is empty, and repeating it finishes.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from redfence_server.node_examination import Phase
 from redfence_server.node_visit import Look, Seat, Visit, Visiting, visit, visits
 from redfence_server.randomness import Randomness
 from redfence_server.redis_dial import NodeUrl
+from redfence_server.rejoin import CHANGES_JUMP, NUMBERS_JUMP
 
 
 class Newcomer(Enum):
@@ -45,6 +49,7 @@ class Plan:
         retires: the old node answers and is to be told that it is replaced.
         ends_vote: it votes now.
         spare: how many of the other nodes may be lost before the new one votes.
+        vouchers: the other nodes that vote, by index.
     """
 
     seat: Seat
@@ -52,6 +57,7 @@ class Plan:
     retires: bool
     ends_vote: bool
     spare: int
+    vouchers: tuple[int, ...]
 
 
 def plan(looks: Sequence[Look], new: Look, *, assume_durable: bool) -> Plan:
@@ -75,8 +81,8 @@ def plan(looks: Sequence[Look], new: Look, *, assume_durable: bool) -> Plan:
     for look, judgement in judgements:
         if isinstance(judgement, Rejected) and judgement.reason in _WRONG_LIST:
             raise NodeRejectedError(f"{look.name}: {judgement.detail}")
-    voting = sum(isinstance(judgement, Admitted) for _, judgement in judgements)
-    if voting < judged.quorum:
+    vouchers = tuple(look.index for look, judgement in judgements if isinstance(judgement, Admitted))
+    if len(vouchers) < judged.quorum:
         told = "; ".join(
             f"{look.name}: {_why_not(look, judgement)}"
             for look, judgement in judgements
@@ -93,7 +99,8 @@ def plan(looks: Sequence[Look], new: Look, *, assume_durable: bool) -> Plan:
         newcomer=_newcomer(new, judged.judge(new), old_votes=old_votes),
         retires=old is not None and _is_retirable(old, judged),
         ends_vote=old_votes,
-        spare=voting - judged.quorum,
+        spare=len(vouchers) - judged.quorum,
+        vouchers=vouchers,
     )
 
 
@@ -175,12 +182,32 @@ async def replace_node(
         planned = plan([each.look for each in visited], newcomer.look, assume_durable=assume_durable)
         if not confirm(planned):
             return False
-        await _carry_out(planned, newcomer, visited[place], randomness)
+        await _carry_out(planned, newcomer, visited, randomness)
         return True
 
 
-async def _carry_out(planned: Plan, newcomer: Visit, old: Visit, randomness: Randomness) -> None:
+async def _carry_out(
+    planned: Plan, newcomer: Visit, visited: Sequence[Visit], randomness: Randomness
+) -> None:
     if planned.newcomer is Newcomer.TO_PREPARE:
+        await _vouch(planned, [visited[index] for index in planned.vouchers], randomness)
         await newcomer.take_vote(planned.seat, phase=Phase.QUARANTINED, quarantine=randomness.hex_id())
     if planned.retires:
+        old = visited[planned.seat.index]
         await old.take_vote(planned.seat, phase=Phase.RETIRED, quarantine=randomness.hex_id())
+
+
+async def _vouch(planned: Plan, others: Sequence[Visit], randomness: Randomness) -> None:
+    """Have the others void what is at the place now: steps 1 and 2 of a rejoin."""
+    place = planned.seat.index
+    found = [other.look.found for other in others]
+    identities = [each.identity for each in found if each is not None and each.identity is not None]
+    assert len(identities) == len(others), "who votes was looked at and has an identity"
+    floor = max((each.high or 0) for each in found if each is not None) + NUMBERS_JUMP
+    changes = max(identity.known_changes.get(place, 0) for identity in identities) + CHANGES_JUMP
+    for other, identity in zip(others, identities, strict=True):
+        told = (identity.admission, randomness.hex_id(), place, floor, changes)
+        if await other.step("vouch", *told) != "vouched":
+            raise NodeRejectedError(
+                f"{other.look.name}: it was changed by somebody else meanwhile, a server or another operator; look, and repeat"
+            )

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from redfence_server import node_examination, scripts
 from redfence_server.errors import NodeRejectedError
-from redfence_server.node_examination import Findings, Phase
+from redfence_server.node_examination import Findings, Identity, Phase
 from redfence_server.redis_dial import DialError, DialledNode, NodeUrl, dial
 
 
@@ -24,12 +24,14 @@ class Look:
         index: the place.
         found: None if the node could not be looked at.
         problem: why not.
+        known: what it told before any of the nodes was judged. What it knows of the others is then no newer than what they show.
     """
 
     index: int
     address: str
     found: Findings | None
     problem: str = ""
+    known: Identity | None = None
 
     @property
     def name(self) -> str:
@@ -79,6 +81,20 @@ class Visit:
         self.look = look
         self._node = node
         self._keys = keys
+
+    async def look_again(self) -> None:
+        """See what the node shows now; what it knew at the first look stays.
+
+        Cancellation: nothing is changed.
+        """
+        if self._node is None:
+            return
+        try:
+            found = await node_examination.examine(self._node, self._keys)
+        except DialError as error:
+            self.look = replace(self.look, found=None, problem=_reason(error))
+        else:
+            self.look = replace(self.look, found=found)
 
     async def step(self, script: str, *arguments: str | int) -> str:
         """Carry out a script that changes the node's identity, and return the first word of its answer.
@@ -136,7 +152,7 @@ async def visit(index: int, url: NodeUrl, stack: AsyncExitStack, visiting: Visit
         found = await node_examination.examine(node, visiting.keys)
     except DialError as error:
         return Visit(Look(index, url.address, None, _reason(error)), None, visiting.keys)
-    return Visit(Look(index, url.address, found), node, visiting.keys)
+    return Visit(Look(index, url.address, found, known=found.identity), node, visiting.keys)
 
 
 @asynccontextmanager
@@ -146,7 +162,12 @@ async def visits(urls: Sequence[NodeUrl], visiting: Visiting) -> AsyncIterator[S
     Cancellation: nothing stays open.
     """
     async with AsyncExitStack() as stack:
-        yield await asyncio.gather(*(visit(index, url, stack, visiting) for index, url in enumerate(urls)))
+        visited = await asyncio.gather(
+            *(visit(index, url, stack, visiting) for index, url in enumerate(urls))
+        )
+        # Under load a node shows more from one moment to the next, and another one knows of it at once.
+        await asyncio.gather(*(each.look_again() for each in visited))
+        yield visited
 
 
 def _reason(error: DialError) -> str:

@@ -105,6 +105,9 @@ class DialledNode:
         Raises:
             DialError: the connection broke, timed out, or the node answered with an error.
         """
+        if not self._connection.is_connected:
+            # redis-py would connect anew, perhaps to another run of the node, and what was seen before would not be of this one.
+            raise DialError(f"{parts[0]!s}: the connection has ended")
         try:
             await self._connection.send_command(*parts)
             answer = await self._connection.read_response()

@@ -191,7 +191,7 @@ _PLAIN = {
 
 
 # Where an answer tells how many changes the node has made.
-_CHANGES_AT = {b"granted": 5, b"committed": 1, b"renewed": 3, b"pulse": 2}
+_CHANGES_AT = {b"granted": 5, b"committed": 1, b"renewed": 3, b"vouched": 1, b"pulse": 2}
 
 
 def read_changes(raw: list[Any]) -> int:

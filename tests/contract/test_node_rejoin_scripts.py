@@ -178,7 +178,7 @@ def told_changes(node: Memory) -> int:
     return node.changes
 
 
-async def test_grants_commits_and_renewals_are_counted_and_the_answer_tells_the_new_number(
+async def test_grants_commits_renewals_and_vouches_are_counted_and_the_answer_tells_the_new_number(
     node: Memory,
 ) -> None:
     """A retried mint and a repeated commit as well: each has prolonged or promised something."""
@@ -189,6 +189,7 @@ async def test_grants_commits_and_renewals_are_counted_and_the_answer_tells_the_
         (Commit(R, A, "n1", 5), Plain.COMMITTED),
         (Renew(R, A), Renewed(5, TTL_MS)),
         (replace(mint(B, "n3"), ends=Release(R, A, 0)), Granted("n3", 6, released=True)),
+        (Vouch(ADMITTED, 1, 50, 90), Plain.VOUCHED),
     )
     for number, (command, reply) in enumerate(counted, start=1):
         assert ask(node, command) == reply
@@ -209,7 +210,6 @@ async def test_what_promises_nothing_is_not_counted(node: Memory) -> None:
         Release(R, B, 0),
         Release(R, A, 0),
         Renew(R, A),
-        Vouch(ADMITTED, 1, 50, 90),
     ):
         ask(node, command)
         assert told_changes(node) == 1, command
@@ -279,14 +279,14 @@ async def test_a_pulse_keeps_the_greatest_it_is_told_of_each_place_and_answers_i
 async def test_a_pulse_answers_which_floors_the_node_knows(node: Memory) -> None:
     """That is how a server hears of a rejoin that another one has driven."""
     ask(node, Vouch(NEW, 1, 50, 90))
-    assert pulse(node, admission=NEW) == Pulsed(0.0, 0, 50, (0, 90, 0), (0, 50, 0))
+    assert pulse(node, admission=NEW) == Pulsed(0.0, 1, 50, (0, 90, 0), (0, 50, 0))
 
 
 async def test_numbers_are_exact_up_to_2_to_the_53(node: Memory) -> None:
     """Also those that come and go as text."""
     last = 2**53 - 1
     ask(node, Vouch(NEW, 1, last, last))
-    assert pulse(node, admission=NEW) == Pulsed(0.0, 0, last, (0, last, 0), (0, last, 0))
+    assert pulse(node, admission=NEW) == Pulsed(0.0, 1, last, (0, last, 0), (0, last, 0))
     assert pulse(node, 0, 0, last - 1, admission=NEW).known_changes == (0, last, last - 1)
     assert look(node).high == last
 
@@ -356,7 +356,7 @@ async def test_a_vouch_raises_high_notes_the_place_and_takes_a_new_admission_id(
     assert ask(node, Vouch(NEW, 2, 1_000, 500)) is Plain.VOUCHED
     assert node.keys() == {**before, KEYS.high: {"": "1000"}}
     found = identity(node)
-    assert (found.admission, found.phase, found.floor, found.changes) == (NEW, Phase.READY, 0, 1)
+    assert (found.admission, found.phase, found.floor, found.changes) == (NEW, Phase.READY, 0, 2)
     assert (dict(found.known_floors), dict(found.known_changes)) == ({2: 1_000}, {2: 500})
     assert ask(node, mint(B, "n2", "other"), NEW) == Granted("n2", 1_001)
 

@@ -343,6 +343,7 @@ class FakeNodeState:
         if self.high >= vouch.floor:
             return Plain.TOO_LOW
         self.high = vouch.floor
+        self.changes += 1
         self.admission = vouch.admission
         self.known_floors[vouch.place] = vouch.floor
         self.known_changes[vouch.place] = vouch.changes

@@ -106,6 +106,10 @@ def as_text(planned: Plan, old: NodeUrl, new: NodeUrl) -> str:
         lines.append(
             f"node {planned.seat.index} ({old.address}) is retired: it votes no more, and may be switched off and wiped"
         )
+    elif new.address != old.address:
+        lines.append(
+            f"node {planned.seat.index} ({old.address}) was not there to be told; whatever becomes of it, it votes no more"
+        )
     if planned.newcomer is Newcomer.VOTES:
         return "\n".join([*lines, f"{name} has its place already"])
     wait = f"{quarantine_ms(planned.seat.ttl_ms_max) / 1000:.1f} s"

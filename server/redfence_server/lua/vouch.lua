@@ -6,7 +6,7 @@
 --       3 place of the node that is to come back
 --       4 the floor it will have: greater than every number on this node
 --       5 the changes it will begin with
--- Returns  {'vouched'}
+-- Returns  {'vouched', changes}
 --          {'greater', high}  the floor would be too low by now; nothing was changed
 --          {'not_admitted'}   as in mint.lua
 --
@@ -24,4 +24,5 @@ if high >= tonumber(ARGV[4]) then
 end
 redis.call('SET', KEYS[2], ARGV[4])
 redis.call('HSET', KEYS[1], 'admission', ARGV[2], 'floor:' .. ARGV[3], ARGV[4], 'changes:' .. ARGV[3], ARGV[5])
-return {'vouched'}
+-- What is noted of others is as easily forgotten as a number, so it counts as one.
+return {'vouched', redis.call('HINCRBY', KEYS[1], 'changes', 1)}

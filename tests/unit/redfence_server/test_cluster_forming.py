@@ -24,7 +24,8 @@ def identity(index: int, *, phase: Phase = Phase.READY) -> Identity:
 def look(index: int, who: Identity | None = None, **found: Any) -> Look:
     """Return what is seen of a node that has this identity or none."""
     defaults: dict[str, Any] = {"identity": who, "run_id": f"run-{index}", "version": "7.2.4"}
-    return Look(index, f"n{index}:6379", Findings(**(defaults | found)))
+    seen = Findings(**(defaults | found))
+    return Look(index, f"n{index}:6379", seen, known=seen.identity)
 
 
 def decide(*who: Identity | None, ttl_ms_max: int = TTL_MS, leaves_wiped: bool = False) -> Plan:

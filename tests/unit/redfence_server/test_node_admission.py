@@ -92,8 +92,8 @@ def test_a_restarted_node_needs_proof_for_both_runs_or_the_operators_word(
         ({"identity": replace(ME, node_count=5)}, Reason.WRONG_PLACE, True),
         ({"identity": replace(ME, phase=Phase.FORMING)}, Reason.FORMING, False),
         ({"identity": replace(ME, phase=Phase.RECOVERING)}, Reason.RECOVERING, False),
-        ({"identity": replace(ME, phase=Phase.RETIRED)}, Reason.REPLACED, True),
-        ({"identity": replace(ME, floor=6)}, Reason.REPLACED, True),
+        ({"identity": replace(ME, phase=Phase.RETIRED)}, Reason.REPLACED, False),
+        ({"identity": replace(ME, floor=6)}, Reason.REPLACED, False),
     ],
 )
 def test_what_only_an_operator_can_mend_keeps_a_node_out(

@@ -9,7 +9,7 @@ import pytest
 
 from redfence_server import node_examination
 from redfence_server.node_examination import Findings, Identity, Phase, read_identity
-from redfence_server.redis_dial import DialError
+from redfence_server.redis_dial import DialError, DialRefusedError
 from redfence_server.scripts import Keyspace
 
 ME = Identity(
@@ -106,6 +106,7 @@ class ScriptedNode:
         self.replication = b"role:master\r\nsecond_repl_offset:-1\r\n"
         self.memory = b"maxmemory:0\r\nmaxmemory_policy:allkeys-lru\r\n"
         self.may_read_settings = True
+        self.breaks_at_settings = False
 
     async def command(self, *parts: str | bytes | int) -> Any:
         """Answer as a node does."""
@@ -121,8 +122,10 @@ class ScriptedNode:
             case ("EVAL", *_):
                 return [b"found", _flat(FIELDS | MORE), 4, *([] if self.high is None else [self.high])]
             case ("CONFIG", "GET", str(name)):
+                if self.breaks_at_settings:
+                    raise DialError("it closed the connection")
                 if not self.may_read_settings:
-                    raise DialError("NOPERM")
+                    raise DialRefusedError("NOPERM")
                 return [name.encode(), self.settings[name].encode()]
         raise AssertionError(parts)
 
@@ -157,6 +160,14 @@ async def test_settings_that_may_not_be_read_prove_nothing() -> None:
     node = ScriptedNode()
     node.may_read_settings = False
     assert "does not let this server read" in (await _examine(node)).durability_gap
+
+
+async def test_a_connection_that_breaks_in_the_middle_of_a_look_is_no_look() -> None:
+    """What is read over the next one may be of another run of the node."""
+    node = ScriptedNode()
+    node.breaks_at_settings = True
+    with pytest.raises(DialError):
+        await _examine(node)
 
 
 async def test_a_node_without_its_greatest_number_shows_that() -> None:

@@ -36,7 +36,8 @@ def look(place: int, who: Identity | None, *, address: str = "", **found: Any) -
         "high": 9_000 if who else None,
         "key_count": 3 if who else 0,
     }
-    return Look(place, address or f"n{place}:6379", Findings(**(usual | found)))
+    seen = Findings(**(usual | found))
+    return Look(place, address or f"n{place}:6379", seen, known=seen.identity)
 
 
 def away(place: int, address: str = "") -> Look:
@@ -98,7 +99,9 @@ def test_the_new_node_is_prepared_and_the_old_one_retired_where_it_is_the_old_on
         # Both show the identity that votes: one is a copy of the other.
         becomes = Newcomer.TO_PREPARE
     seat = Seat("c", PLACE, 3, TTL_MS)
-    assert decide(coming, going) == Plan(seat, becomes, retires=retires, ends_vote=votes, spare=0)
+    assert decide(coming, going) == Plan(
+        seat, becomes, retires=retires, ends_vote=votes, spare=0, vouchers=(0, 1)
+    )
 
 
 @pytest.mark.parametrize("newcomer", NEWCOMERS)
@@ -164,7 +167,9 @@ def test_a_quorum_of_other_nodes_must_vote(out: tuple[int, ...], why: str) -> No
     nodes[PLACE] = DEAD
     if len(out) <= 1:
         planned = plan(nodes, new(), assume_durable=False)
-        assert planned == Plan(Seat("c", PLACE, 5, TTL_MS), Newcomer.TO_PREPARE, False, False, 1 - len(out))
+        vouchers = tuple(place for place in (0, 1, 3, 4) if place not in out)
+        seat = Seat("c", PLACE, 5, TTL_MS)
+        assert planned == Plan(seat, Newcomer.TO_PREPARE, False, False, 1 - len(out), vouchers)
         return
     with pytest.raises(NodeRejectedError, match="fewer than a quorum of 3 other nodes votes") as refused:
         plan(nodes, new(), assume_durable=False)

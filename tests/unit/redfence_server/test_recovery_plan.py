@@ -43,7 +43,8 @@ def look(index: int, who: Identity | None, **found: Any) -> Look:
         "high": 5 if who else None,
         "key_count": 3 if who else 0,
     }
-    return Look(index, f"n{index}:6379", Findings(**(defaults | found)))
+    seen = Findings(**(defaults | found))
+    return Look(index, f"n{index}:6379", seen, known=seen.identity)
 
 
 def away(index: int) -> Look:

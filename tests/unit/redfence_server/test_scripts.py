@@ -114,7 +114,7 @@ def test_a_command_is_packed_for_each_node_with_its_own_admission_id(command: Co
         ([b"held", b"d", 4, b"", -2], Held("d", 4, "", 0)),
         ([b"renewed", 4, 900, 1], Renewed(4, 900)),
         ([b"pulse", 2_500, 7, 4, [0, 9], [0, 3], 60], Pulsed(2.5, 7, 4, (0, 9), (0, 3), 60)),
-        ([b"vouched"], Plain.VOUCHED),
+        ([b"vouched", 8], Plain.VOUCHED),
         ([b"greater", 9], Plain.TOO_LOW),
         ([b"committed", 1], Plain.COMMITTED),
         ([b"lost"], Plain.LOST),

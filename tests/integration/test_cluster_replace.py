@@ -210,6 +210,33 @@ async def test_a_node_that_votes_is_replaced_if_that_is_meant_and_a_server_with_
     assert "has its place already" in await ended(replace(commands, 2, "", [*old[:2], new]))
 
 
+async def test_an_old_node_that_is_wiped_does_not_take_its_place_back(
+    commands: CommandProcesses, flushed_nodes: FlushedNodes, serve: Serve
+) -> None:
+    """Nobody has told it anything. A server that still has it in its list drops it at once, before the new one votes, and takes it for nothing
+    that was lost when it is empty."""
+    *old, new = await flushed_nodes(4)
+    await form(old, ttl_ms_max=TTL_MS)
+    with_old = await serve(old)
+    await all_ready(with_old)
+    told = await ended(replace(commands, 2, new.url, [*old[:2], NOWHERE]))
+    assert "was not there to be told" in told
+    await with_old.until_states(NODE_STATE_READY, NODE_STATE_READY, NODE_STATE_QUARANTINED)
+    assert "has voted at its place since" in (await with_old.status()).nodes[2].detail
+    await old[2].call("FLUSHALL")
+
+    async def unknown() -> bool:
+        return "this server has not seen it before" in (await with_old.status()).nodes[2].detail
+
+    await until(unknown)
+    with_new = await serve([*old[:2], new])
+    async with LockLoad(with_old, with_new) as load:
+        await all_ready(with_new)
+        await load.until_granted(100)
+    check(load)
+    assert await old[2].call("DBSIZE") == 0
+
+
 async def test_an_old_node_that_only_the_operator_cannot_reach_is_dropped_by_the_server_that_still_uses_it(
     commands: CommandProcesses, flushed_nodes: FlushedNodes, serve: Serve
 ) -> None:

@@ -10,7 +10,7 @@ PROTO_BIN  := $(PROTO_VENV)/bin
 PROTO_OUT  := protos/redfence_proto
 SOURCES := protos server client_sdk storage_demo tests bench
 
-.PHONY: help setup run demo test unit check fmt fix lint type proto proto-check bench clean
+.PHONY: help setup run demo test unit model check fmt fix lint type proto proto-check bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,6 +39,9 @@ test: $(READY) ## every test
 
 unit: $(READY) ## the fast tests only
 	@$(BIN)/python -m pytest tests/unit tests/project $(ARGS)
+
+model: $(READY) ## the algorithm, searched and walked: docs/model by spin, and tests/model (3 minutes at most)
+	@REDFENCE_REQUIRE_MODEL=1 $(BIN)/python -m pytest tests/model $(ARGS)
 
 check: lint type proto-check ## everything a reviewer should not have to look for
 

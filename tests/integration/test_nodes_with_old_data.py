@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from harness.failures import failure_of
 from harness.fixture_types import FreshNodes, StartProxy
@@ -184,7 +185,7 @@ async def test_an_old_snapshot_is_noticed_by_what_servers_remember_and_by_the_fl
 
 
 async def test_an_old_snapshot_put_back_while_no_server_ran_is_noticed_by_what_the_other_nodes_have_noted(
-    nodes: list[RedisNode], tmp_path: Path
+    nodes: list[RedisNode], start_proxy: StartProxy, tmp_path: Path
 ) -> None:
     """Servers that know nothing themselves ask around before they let a node vote that was restarted."""
     async with serving(nodes) as server:
@@ -197,9 +198,17 @@ async def test_an_old_snapshot_put_back_while_no_server_ran_is_noticed_by_what_t
     nodes[1].kill()
     put_back(nodes[1], old)
     await nodes[1].start()
-    async with VoteWatch(nodes) as watch, serving(nodes) as server, serving(nodes) as other:
-        await until_all_ready(server, other)
-        assert await hold_once(server) > last
+    # It is the first that is looked at.
+    proxies = [await start_proxy(node) for node in nodes]
+    for place in (0, 2):
+        proxies[place].delay(requests_ms=20)
+    with capture_logs() as logs:
+        async with VoteWatch(nodes) as watch, serving(nodes, proxies=proxies) as server:
+            await until_all_ready(server)
+            assert await hold_once(server) > last
+    # It was never taken for one that had only been restarted.
+    assert "node_quarantined" in {entry["event"] for entry in logs}
+    assert "node_run_noted" not in {entry["event"] for entry in logs}
     assert [len(quarantines) for quarantines in watch.quarantines] == [0, 1, 0]
 
 
@@ -307,25 +316,33 @@ async def move_to_database(node: RedisNode, other: RedisNode, database: int) -> 
         await other.call("EVAL", script, 1, key, database, dump)
 
 
-async def test_a_node_that_has_dropped_keys_for_want_of_memory_is_quarantined(
+async def test_a_node_that_has_dropped_keys_is_quarantined_and_one_that_may_drop_some_is_refused(
     fresh_nodes: FreshNodes, serve: Serve
 ) -> None:
-    """While it may, it is refused by name; once it may not any more, it comes back as one that has forgotten."""
+    """The first server that looks at it takes its vote away from the other one as well, whose connection goes on."""
+
+    async def set_memory(policy: str, limit: str) -> None:
+        await cluster.nodes[0].call("CONFIG", "SET", "maxmemory-policy", policy, "maxmemory", limit)
+
+    async def dropped() -> bool:
+        info = await cluster.nodes[0].call("INFO", "stats")
+        return isinstance(info, bytes) and b"evicted_keys:0\r" not in info
+
     async with loaded_cluster(await fresh_nodes(3), serve, proxied=True) as cluster:
-        await cluster.until_served()
         # Only what expires is dropped: holds and counters.
-        await cluster.nodes[0].call("CONFIG", "SET", "maxmemory-policy", "volatile-lru", "maxmemory", "1")
-
-        async def dropped() -> bool:
-            info = await cluster.nodes[0].call("INFO", "stats")
-            return isinstance(info, bytes) and b"evicted_keys:0\r" not in info
-
+        await set_memory("volatile-lru", "1")
         await until(dropped)
+        await set_memory("noeviction", "0")
+        await cluster.until_served()
+        cluster.servers[0].proxies[0].reset()
+        await cluster.until_quarantined(0)
+        await cluster.until_served()
+        await until_all_ready(*cluster.servers)
+        await set_memory("allkeys-lru", "100mb")
         for server in cluster.servers:
             server.proxies[0].reset()
             await server.until_states(NODE_STATE_QUARANTINED, NODE_STATE_READY, NODE_STATE_READY)
             assert "would drop keys" in (await server.status()).nodes[0].detail
         await cluster.until_served()
-        assert cluster.watch.quarantines[0] == set()
-        await cluster.nodes[0].call("CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", "0")
-        await cluster.until_quarantined(0)
+        await set_memory("noeviction", "0")
+    assert [len(quarantines) for quarantines in cluster.watch.quarantines] == [1, 0, 0]

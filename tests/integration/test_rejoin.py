@@ -45,7 +45,9 @@ async def test_a_release_that_met_nodes_just_as_they_vouched_reaches_them_all_th
     """The server that gave them their new admission ids has no new connection to send it on, and does not wait for one."""
     nodes = await fresh_nodes(3)
     await form(nodes, ttl_ms_max=TTL_MS)
-    server = await serve(nodes, proxied=True, node_timeout_ms=5_000)
+    # Its pulses are out of the way: no answer but to what is sent here.
+    server = await serve(nodes, proxied=True, node_timeout_ms=5_000, pulse_interval_ms=60_000)
+    others = server.proxies[1:]
     await until_all_ready(server)
     await nodes[0].call("FLUSHALL")
     lease = (await server.acquire(NAME, ttl_ms=TTL_MS)).lease
@@ -53,21 +55,39 @@ async def test_a_release_that_met_nodes_just_as_they_vouched_reaches_them_all_th
     for node in nodes[1:]:
         # It will not end by itself.
         assert await node.call("PERSIST", f"redfence:lock:{NAME}") == 1
-    await all_set(*(proxy.hold_after(VOUCH) for proxy in server.proxies[1:]))
+    await all_set(*(proxy.hold_after(VOUCH) for proxy in others))
+    await eventually(lambda: all(proxy.replies.kept_bytes for proxy in others))
+    vouched = [proxy.replies.taken_bytes for proxy in others]
     releasing = asyncio.create_task(server.release(NAME, lease.lease_id))
-    kept_bytes = [proxy.replies.kept_bytes for proxy in server.proxies[1:]]
     await eventually(
-        lambda: all(
-            proxy.replies.kept_bytes > before
-            for proxy, before in zip(server.proxies[1:], kept_bytes, strict=True)
-        )
+        lambda: all(proxy.replies.taken_bytes > before for proxy, before in zip(others, vouched, strict=True))
     )
-    for proxy in server.proxies[1:]:
+    for proxy in others:
         await proxy.heal()
     # Whatever its caller was told, for it could not be decided at once.
     await asyncio.gather(releasing, return_exceptions=True)
     await until_no_locks(nodes)
     await until_all_ready(server)
+
+
+async def test_a_node_that_is_lost_again_just_before_its_readmission_does_not_get_its_vote(
+    fresh_nodes: FreshNodes, serve: Serve
+) -> None:
+    """What the others vouched for was for the quarantine that it was in, of which it knows nothing any more."""
+    nodes = await fresh_nodes(3)
+    await form(nodes, ttl_ms_max=TTL_MS)
+    server = await serve(nodes, proxied=True, node_timeout_ms=5_000)
+    await until_all_ready(server)
+    async with VoteWatch(nodes) as watch:
+        readmitting = server.proxies[0].hold_before(READMIT)
+        await nodes[0].call("FLUSHALL")
+        first = (await server.acquire(NAME, ttl_ms=TTL_MS)).lease
+        await all_set(readmitting)
+        await nodes[0].call("FLUSHALL")
+        await server.proxies[0].heal()
+        await until_all_ready(server)
+    assert [len(quarantines) for quarantines in watch.quarantines] == [2, 0, 0]
+    assert (await server.acquire(NAME, ttl_ms=TTL_MS)).lease.fencing_token > first.fencing_token
 
 
 # --- a server that dies at it ---------------------------------------------------------------------------------------

@@ -213,8 +213,7 @@ async def test_a_node_that_votes_is_replaced_if_that_is_meant_and_a_server_with_
 async def test_an_old_node_that_is_wiped_does_not_take_its_place_back(
     commands: CommandProcesses, flushed_nodes: FlushedNodes, serve: Serve
 ) -> None:
-    """Nobody has told it anything. A server that still has it in its list drops it at once, before the new one votes, and takes it for nothing
-    that was lost when it is empty."""
+    """Nobody has told it anything. A server that has it in its list drops it at once, and takes it for nothing it knows when it is empty."""
     *old, new = await flushed_nodes(4)
     await form(old, ttl_ms_max=TTL_MS)
     with_old = await serve(old)

@@ -211,8 +211,8 @@ async def test_a_wiped_node_is_noticed_at_the_next_command_and_two_of_three_are_
     for _ in range(3):
         failure = await failure_of(server.acquire("first", wait_ms=1_000))
         assert failure.reason == ERROR_REASON_QUORUM_UNAVAILABLE
-    for memory in await memories(nodes[:2]):
-        assert list(memory) == [b"redfence:node"]  # what says that it is in quarantine, and nothing else
+    for remembered in await memories(nodes[:2]):
+        assert list(remembered) == [b"redfence:node"]  # what says that it is in quarantine, and nothing else
     assert (await failure_of(server.check("first", first.fencing_token))).is_retryable
 
 

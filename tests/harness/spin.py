@@ -69,10 +69,11 @@ def search(model: Path, defines: Mapping[str, str | int], folder: Path, *, is_la
         assert "Search not completed" not in said, said
         return Search("", count)
     assert violation[1].startswith("assertion violated "), said
+    violated = violation[1].removeprefix("assertion violated ").strip()
     (trail,) = folder.glob("*.trail")
     replay = _run(["spin", "-t", "-k", trail.name, *flags, str(model)], folder)
     steps = tuple(line.strip() for line in replay.partition("\nspin: ")[0].splitlines())
-    return Search(violation[1].removeprefix("assertion violated "), count, steps)
+    return Search(violated, count, steps)
 
 
 def _compiler() -> str | None:

@@ -28,6 +28,7 @@ NAME = "orders/42"
 # How requests begin, or what stands in them.
 VOUCH: Final = hashlib.sha1(scripts.load("vouch")).hexdigest().encode()
 QUARANTINE: Final = b"-- quarantine: "
+CLAIM: Final = b"-- claim: "
 READMIT: Final = b"-- readmit: "
 pytestmark = pytest.mark.slow
 
@@ -111,6 +112,8 @@ class Death:
 DEATHS = (
     Death("before the quarantine", lambda to: [to[0].hold_before(QUARANTINE)], first_to_see=True),
     Death("after the quarantine", lambda to: [to[0].hold_after(QUARANTINE)], first_to_see=True),
+    Death("before the claim", lambda to: [to[0].hold_before(CLAIM)]),
+    Death("after the claim", lambda to: [to[0].hold_after(CLAIM)]),
     Death("before any has vouched", lambda to: [proxy.hold_before(VOUCH) for proxy in to[1:]]),
     Death("after one has vouched", lambda to: [to[1].hold_after(VOUCH), to[2].hold_before(VOUCH)]),
     Death("after both have vouched", lambda to: [proxy.hold_after(VOUCH) for proxy in to[1:]]),

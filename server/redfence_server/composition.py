@@ -12,7 +12,7 @@ import grpc
 
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_server import grpc_serving
-from redfence_server.clock import SystemClock
+from redfence_server.clock import SystemClock, WallClock
 from redfence_server.config import ServeConfig
 from redfence_server.errors import ConfigError
 from redfence_server.grpc_servicer import AdminServicer, LockServicer, StreamSettings
@@ -20,7 +20,8 @@ from redfence_server.lock_service import LockService
 from redfence_server.node_cluster import NodeCluster, check_urls
 from redfence_server.node_joining import JoiningSettings
 from redfence_server.node_link import LinkSettings
-from redfence_server.randomness import SystemRandomness
+from redfence_server.randomness import Randomness, SystemRandomness
+from redfence_server.redis_dial import Dial, dial
 from redfence_server.redlock import Redlock
 from redfence_server.scripts import Keyspace, Packer
 from redfence_server.waiting_room import WaiterLimits
@@ -44,23 +45,19 @@ def keyspace(config: ServeConfig) -> Keyspace:
     return Keyspace(prefix=config.key_prefix, counter_idle_ms=config.counter_idle_ms)
 
 
-@asynccontextmanager
-async def lock_server(
-    config: ServeConfig, *, adopts_empty_nodes: bool = False
-) -> AsyncIterator[RunningServer]:
-    """Run a lock server within `async with`: it answers from the entry on, and nothing of it is left after the exit.
-
-    Args:
-        config: the settings.
-        adopts_empty_nodes: an empty node is one of the cluster that was wiped, also if this server has never seen it: for whoever
-            runs the nodes as well.
+def assemble(
+    config: ServeConfig,
+    *,
+    clock: WallClock,
+    randomness: Randomness,
+    dial: Dial,
+    adopts_empty_nodes: bool = False,
+) -> tuple[NodeCluster, LockService]:
+    """Return what decides about locks, without the network before it and behind it. Nothing is started.
 
     Raises:
-        StartupError: a setting is wrong, a node must not vote, or there is no quorum.
+        ConfigError: the nodes are no cluster.
     """
-    if not __debug__:
-        raise ConfigError("refusing to run under python -O: assertions guard what must never happen")
-    clock, randomness = SystemClock(), SystemRandomness()
     keys = keyspace(config)
     channel = keys.channel(randomness.hex_id())
     cluster = NodeCluster(
@@ -73,6 +70,7 @@ async def lock_server(
             joining=JoiningSettings(
                 keys=keys, assume_durable=config.assume_durable, adopts_empty=adopts_empty_nodes
             ),
+            dial=dial,
         ),
         pulse_interval_ms=config.pulse_interval_ms,
         clock=clock,
@@ -90,6 +88,29 @@ async def lock_server(
         ),
     )
     cluster.on_quorum_lost = service.quorum_lost
+    return cluster, service
+
+
+@asynccontextmanager
+async def lock_server(
+    config: ServeConfig, *, adopts_empty_nodes: bool = False
+) -> AsyncIterator[RunningServer]:
+    """Run a lock server within `async with`: it answers from the entry on, and nothing of it is left after the exit.
+
+    Args:
+        config: the settings.
+        adopts_empty_nodes: an empty node is one of the cluster that was wiped, also if this server has never seen it: for whoever
+            runs the nodes as well.
+
+    Raises:
+        StartupError: a setting is wrong, a node must not vote, or there is no quorum.
+    """
+    if not __debug__:
+        raise ConfigError("refusing to run under python -O: assertions guard what must never happen")
+    clock, randomness = SystemClock(), SystemRandomness()
+    cluster, service = assemble(
+        config, clock=clock, randomness=randomness, dial=dial, adopts_empty_nodes=adopts_empty_nodes
+    )
     servicer = LockServicer(
         service,
         clock=clock,

@@ -47,7 +47,7 @@ from redfence_server.node_connection import NodeConnection, ReplyError
 from redfence_server.node_examination import Identity
 from redfence_server.node_joining import JoiningSettings, NodeJoining, TurnedAwayError, quarantine_ms
 from redfence_server.randomness import Randomness
-from redfence_server.redis_dial import DialError, DialledNode, DialRefusedError, NodeUrl, dial
+from redfence_server.redis_dial import Dial, DialError, DialledNode, DialRefusedError, NodeUrl, dial
 
 # How long to wait before dialling again: doubled from the first to the last, with jitter of a half.
 _BACKOFF_MS_FIRST: Final = 50
@@ -70,6 +70,7 @@ class LinkSettings:
         node_timeout_ms: how long a command may stay unanswered.
         dial_timeout_ms: how long each step of connecting may take.
         joining: how a node gets its vote.
+        dial: how to connect.
     """
 
     packer: scripts.Packer
@@ -77,6 +78,7 @@ class LinkSettings:
     node_timeout_ms: int
     dial_timeout_ms: int
     joining: JoiningSettings
+    dial: Dial = dial
 
 
 class NodeLink:
@@ -394,7 +396,7 @@ class NodeLink:
 
     async def _join_and_serve(self) -> None:
         """Return when a connection that was admitted has ended."""
-        dialled = await dial(self._url, timeout_ms=self._settings.dial_timeout_ms)
+        dialled = await self._settings.dial(self._url, timeout_ms=self._settings.dial_timeout_ms)
         try:
             identity = await self.joining.join(dialled)
             for source in scripts.sources():

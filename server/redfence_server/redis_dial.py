@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 import redis.asyncio as redis_asyncio
@@ -131,6 +131,12 @@ class DialledNode:
     async def close(self) -> None:
         """Close at once, without waiting for the peer. May be repeated."""
         await self._connection.disconnect(nowait=True)
+
+
+class Dial(Protocol):
+    """`dial`, or what stands for it where there is no network."""
+
+    async def __call__(self, node: NodeUrl, *, timeout_ms: int) -> DialledNode: ...
 
 
 async def dial(node: NodeUrl, *, timeout_ms: int) -> DialledNode:

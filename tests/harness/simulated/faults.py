@@ -1,0 +1,174 @@
+"""What goes wrong in a simulated cluster: each seed draws some kinds of faults and strikes with them at random moments."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from harness.simulated.processes import Process
+
+if TYPE_CHECKING:
+    from harness.simulated.network import NodeHost
+    from harness.simulated.world import World
+
+Fault = Callable[["World"], Awaitable[None]]
+FAULTS: Final[dict[str, Fault]] = {}
+
+
+def _fault(strike: Fault) -> Fault:
+    FAULTS[strike.__name__.replace("_", " ")] = strike
+    return strike
+
+
+async def _pause(world: World, process: Process, *, longest_ttls: float) -> None:
+    process.pause()
+    await asyncio.sleep(world.chance.uniform(0.01, longest_ttls * world.ttl_ms_max / 1000))
+    process.resume()
+
+
+@_fault
+async def holder_paused(world: World) -> None:
+    """SIGSTOP, past its lease."""
+    await _pause(world, world.chance.choice(world.holders).process, longest_ttls=3)
+
+
+@_fault
+async def server_paused(world: World) -> None:
+    """SIGSTOP."""
+    await _pause(world, world.chance.choice(world.servers).process, longest_ttls=3)
+
+
+@_fault
+async def server_killed(world: World) -> None:
+    """Kill -9, and a new run some time later."""
+    server = world.chance.choice(world.servers)
+    if server.process.alive:
+        server.kill()
+        await asyncio.sleep(world.chance.uniform(0.01, 1.0))
+        server.start()
+
+
+@_fault
+async def node_paused(world: World) -> None:
+    """SIGSTOP: it takes everything and answers nothing."""
+    await _pause(world, world.chance.choice(world.hosts).process, longest_ttls=2)
+
+
+async def _restart(world: World, host: NodeHost, *, wiped: bool) -> None:
+    host.kill()
+    await asyncio.sleep(world.chance.uniform(0.001, 0.5))
+    world.start(host, wiped=wiped)
+
+
+@_fault
+async def node_restarted(world: World) -> None:
+    """Kill -9; what it remembers depends on how it writes to disk."""
+    host = world.chance.choice(world.hosts)
+    if host.process.alive and (host.redis.appendfsync == "always" or world.may_forget(host)):
+        await _restart(world, host, wiped=False)
+
+
+@_fault
+async def node_wiped(world: World) -> None:
+    """It comes back empty; or is emptied while it runs."""
+    host = world.chance.choice(world.hosts)
+    if not host.process.alive or not world.may_forget(host):
+        return
+    if world.chance.random() < 0.5:
+        await _restart(world, host, wiped=True)
+    else:
+        host.redis.state.wipe()
+
+
+@_fault
+async def connection_reset(world: World) -> None:
+    """One connection breaks."""
+    connections = [each for host in world.hosts for each in host.connections]
+    if connections:
+        world.chance.choice(connections).reset("reset")
+    await asyncio.sleep(0)
+
+
+@_fault
+async def partition(world: World) -> None:
+    """Some servers and some nodes are cut off from each other, both ways or one; what is on the way may still arrive."""
+    chance = world.chance
+    servers = [each for each in world.servers if chance.random() < 0.6]
+    hosts = [each for each in world.hosts if chance.random() < 0.5]
+    ways = chance.choice(("there", "back", "both", "both"))
+    routes = [
+        world.network.route(*ends)
+        for server in servers
+        for host in hosts
+        for ends in _ends(server, host, ways)
+    ]
+    for route in routes:
+        route.blocked = True
+    await asyncio.sleep(chance.uniform(0.05, 2.0))
+    if chance.random() < 0.5:
+        for host in hosts:
+            for connection in list(host.connections):
+                connection.reset("cut off")
+    for route in routes:
+        route.unblock()
+
+
+def _ends(server: object, host: object, ways: str) -> Iterator[tuple[object, object]]:
+    if ways != "back":
+        yield server, host
+    if ways != "there":
+        yield host, server
+
+
+@_fault
+async def slow_network(world: World) -> None:
+    """Every message between one server and the nodes takes long."""
+    server = world.chance.choice(world.servers)
+    routes = [
+        world.network.route(*ends) for host in world.hosts for ends in _ends(server, host, "both")
+    ]
+    before = [route.latency_ms for route in routes]
+    for route in routes:
+        route.latency_ms = (1.0, world.chance.choice((20.0, 200.0, 700.0)))
+    await asyncio.sleep(world.chance.uniform(0.1, 1.5))
+    for route, latency_ms in zip(routes, before, strict=True):
+        route.latency_ms = latency_ms
+
+
+@_fault
+async def callers_lose_messages(world: World) -> None:
+    """Requests and answers between callers and servers are lost, and requests arrive twice."""
+    for holder in world.holders:
+        holder.wire.loss, holder.wire.duplicates = 0.1, 0.1
+    await asyncio.sleep(world.chance.uniform(0.2, 2.0))
+    for holder in world.holders:
+        holder.wire.loss = holder.wire.duplicates = 0.0
+
+
+@_fault
+async def clock_set(world: World) -> None:
+    """A node's clock is set forward or back. Exclusion is not promised then; tokens are."""
+    world.history.clocks_were_set = True
+    clock = world.clocks[world.chance.randrange(len(world.clocks))]
+    clock.set_by(world.chance.choice((-30_000.0, -700.0, -50.0, 50.0, 700.0, 30_000.0)))
+    await asyncio.sleep(0)
+
+
+@_fault
+async def counters_dropped(world: World) -> None:
+    """Idle counters are gone before their time."""
+    for resource in world.resources:
+        world.chance.choice(world.hosts).redis.state.drop_counter(resource)
+    await asyncio.sleep(0)
+
+
+async def strike(world: World, kinds: list[str]) -> None:
+    """Go on striking, several at once at times, until cancelled."""
+    async with asyncio.TaskGroup() as group:
+        while True:
+            await asyncio.sleep(world.chance.expovariate(3.0))
+            kind = world.chance.choice(kinds)
+            world.history.event(world.now_ms, "fault", kind)
+            world.struck[kind] += 1
+            group.create_task(FAULTS[kind](world))

@@ -1,0 +1,121 @@
+"""What everybody asked for and was told, and whether it could be true: tokens, exclusion and storage, judged from outside."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Grant:
+    """One grant, as a server gave it and, if the answer arrived, as its holder counts on it. Instants are true ones, in ms.
+
+    Attributes:
+        called_at_ms: before the call that was answered was sent.
+        told_at_ms: when the holder had the answer.
+        until_ms: until when the holder counts on it; from when on it is released or given up, if that is sooner.
+    """
+
+    resource: str
+    lease: str
+    token: int
+    called_at_ms: float
+    told_at_ms: float
+    until_ms: float
+
+
+@dataclass(slots=True)
+class History:
+    """A record of one run.
+
+    Attributes:
+        problems: what must not be, in words.
+        clocks_were_set: a node's clock has jumped, so exclusion is not promised.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    clocks_were_set: bool = False
+    grants: dict[str, list[Grant]] = field(default_factory=dict)
+    _leases_of_tokens: dict[tuple[str, int], str] = field(default_factory=dict)
+    _greatest: dict[str, list[tuple[float, int, str]]] = field(default_factory=dict)
+    _trace: hashlib._Hash = field(default_factory=lambda: hashlib.sha256())
+
+    def event(self, at_ms: float, *what: object) -> None:
+        """Note something, for the hash of the run."""
+        self._trace.update(repr((round(at_ms, 6), *what)).encode())
+
+    @property
+    def trace_hash(self) -> str:
+        """What two runs of one seed have in common."""
+        return self._trace.hexdigest()
+
+    def problem(self, at_ms: float, words: str) -> None:
+        """Note what must not be."""
+        self.problems.append(f"at {at_ms:.0f} ms: {words}")
+
+    def minted(self, at_ms: float, resource: str, lease: str, token: int) -> None:
+        """Note that a server has granted, whoever hears of it: T1."""
+        other = self._leases_of_tokens.setdefault((resource, token), lease)
+        if other != lease:
+            self.problem(at_ms, f"T1: {resource}: token {token} for {other} and for {lease}")
+
+    def granted(self, grant: Grant) -> None:
+        """Note that a holder has heard of its grant: T2 and L."""
+        self.event(grant.told_at_ms, "granted", grant.resource, grant.lease, grant.token)
+        others = self.grants.setdefault(grant.resource, [])
+        for other in others:
+            if other.lease == grant.lease:
+                continue
+            if other.told_at_ms < grant.called_at_ms and other.token >= grant.token:
+                self.problem(
+                    grant.told_at_ms, f"T2: {grant.resource}: token {grant.token} after {other.token} was told"
+                )
+            if other.until_ms > grant.told_at_ms and grant.until_ms > other.told_at_ms and not self.clocks_were_set:
+                self.problem(
+                    grant.told_at_ms,
+                    f"L: {grant.resource}: token {grant.token} while {other.token} is valid until {other.until_ms:.0f} ms",
+                )
+        others.append(grant)
+
+
+class FencedStorage:
+    """Lists of entries behind the rule of fenced storage, with a judge of its own beside it: F.
+
+    Args:
+        fenced: without it tokens are ignored, which a holder that was paused makes use of.
+    """
+
+    def __init__(self, history: History, *, fenced: bool) -> None:
+        self._history = history
+        self._fenced = fenced
+        self._highest: dict[str, int] = {}
+        self._accepted: dict[str, int] = {}
+        self.entries: dict[str, tuple[str, ...]] = {}
+        self.acknowledged: list[tuple[str, str]] = []
+        self.refused = 0
+
+    def read(self, at_ms: float, resource: str, token: int) -> tuple[str, ...] | None:
+        """Return the list, or None if the token is stale."""
+        return self.entries.get(resource, ()) if self._admits(at_ms, resource, token) else None
+
+    def write(self, at_ms: float, resource: str, token: int, entries: tuple[str, ...]) -> bool:
+        """Replace the list; return whether the token was admitted."""
+        if not self._admits(at_ms, resource, token):
+            return False
+        self.entries[resource] = entries
+        return True
+
+    def _admits(self, at_ms: float, resource: str, token: int) -> bool:
+        if self._fenced and token < self._highest.get(resource, 0):
+            self.refused += 1
+            return False
+        self._highest[resource] = max(token, self._highest.get(resource, 0))
+        self._history.event(at_ms, "storage", resource, token)
+        return True
+
+    def check(self, at_ms: float) -> None:
+        """Note every acknowledged entry that is not there exactly once."""
+        for resource, entry in self.acknowledged:
+            count = self.entries.get(resource, ()).count(entry)
+            if count != 1:
+                self._history.problem(at_ms, f"F: {resource}: {entry} was acknowledged and is there {count} times")

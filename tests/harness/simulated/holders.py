@@ -1,0 +1,172 @@
+"""Callers of the simulated servers: they acquire, append to fenced storage while they hold, renew, release, are paused and die."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.simulated.history import FencedStorage, Grant, History
+from harness.simulated.processes import Process
+from harness.simulated.servers import NotServingError, ServerHost, UnknownOutcomeError, Wire
+from harness.waiting_links import Chance, now_ms
+from redfence_server.errors import RedfenceServerError
+from redfence_server.lock_service import LockService
+from redfence_server.model import AcquireCall, Lease, LeaseId
+
+if TYPE_CHECKING:
+    from redfence_server.lock_service import RenewOutcome
+
+_CALL_TIMEOUT_S = 1.0
+_TRIES_MAX = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all holders share."""
+
+    servers: Sequence[ServerHost]
+    history: History
+    storage: FencedStorage
+    chance: Chance
+    resources: Sequence[str]
+    ttls_ms: Sequence[int]
+
+
+class Holder:
+    """One client process.
+
+    Attributes:
+        wire: its way to the servers.
+    """
+
+    def __init__(self, name: str, around: Surroundings, *, latency_ms: tuple[float, float]) -> None:
+        self.name = name
+        self._around = around
+        self.process = Process(name)
+        self.wire = Wire(self.process, around.chance, latency_ms=latency_ms)
+        self._count = 0
+        self._resting = False
+
+    def start(self) -> None:
+        """Begin to acquire, one lease after another."""
+        self.process.spawn(self._live())
+
+    def rest(self) -> None:
+        """Begin nothing new."""
+        self._resting = True
+
+    async def _live(self) -> None:
+        chance = self._around.chance
+        while not self._resting:
+            await self._hold_once(chance.choice(self._around.resources))
+            await asyncio.sleep(chance.expovariate(20.0))
+
+    async def _hold_once(self, resource: str) -> None:
+        chance = self._around.chance
+        self._count += 1
+        lease = LeaseId(f"{chance.getrandbits(128):032x}")
+        ttl_ms = chance.choice(self._around.ttls_ms)
+        wait_ms = chance.choice((0, 300, 3_000))
+        grant = await self.acquire(resource, lease, ttl_ms=ttl_ms, wait_ms=wait_ms)
+        if grant is None:
+            await self._release(resource, lease)
+            return
+        for number in range(chance.choice((0, 1, 1, 2, 4))):
+            await asyncio.sleep(chance.choice((0, 0, 0.01, ttl_ms / 3_000)))
+            await self._append(grant, f"{self.name}/{self._count}/{number}")
+            if chance.random() < 0.5 and not await self._renew(grant, lease):
+                break
+        if chance.random() < 0.9:
+            # It counts on the lease no more, and says so before it tells anybody.
+            grant.until_ms = min(grant.until_ms, now_ms())
+            await self._release(resource, lease)
+
+    async def acquire(self, resource: str, lease: LeaseId, *, ttl_ms: int, wait_ms: int) -> Grant | None:
+        """Acquire, at one server after another while the outcome is unknown; None if it was not granted, as far as it knows."""
+        around = self._around
+        for _ in range(_TRIES_MAX):
+            server = around.chance.choice(around.servers)
+            called_at_ms = now_ms()
+
+            async def acquire(service: LockService, server: ServerHost = server) -> object:
+                arrived_at_ms = server.clock.now_ms()
+                call = AcquireCall(
+                    resource, lease, ttl_ms, self.name, wait_ms, arrived_at_ms, answer_within_ms=None
+                )
+                outcome = await service.acquire(call)
+                if isinstance(outcome, Lease):
+                    around.history.minted(now_ms(), resource, lease.digest, outcome.token)
+                return outcome
+
+            timeout_s = _CALL_TIMEOUT_S + wait_ms / 1000
+            told = await self._ask(server, acquire, timeout_s=timeout_s)
+            if isinstance(told, Lease):
+                until_ms = called_at_ms + told.validity_ms
+                grant = Grant(resource, lease.digest, told.token, called_at_ms, now_ms(), until_ms)
+                if until_ms > grant.told_at_ms + ttl_ms:
+                    around.history.problem(now_ms(), f"D: {resource}: valid for longer than its ttl")
+                if until_ms <= now_ms():
+                    return None
+                around.history.granted(grant)
+                return grant
+            if told is None:
+                await asyncio.sleep(around.chance.uniform(0.01, 0.1))
+                continue
+            return None
+        return None
+
+    async def _append(self, grant: Grant, entry: str) -> None:
+        """Read, think, write: all with the token, and without a look at the clock, as careless clients do."""
+        around, resource = self._around, grant.resource
+        await self._travel()
+        entries = around.storage.read(now_ms(), resource, grant.token)
+        await self._travel()
+        if entries is None:
+            return
+        await self._travel()
+        if around.storage.write(now_ms(), resource, grant.token, (*entries, entry)):
+            await self._travel()
+            around.storage.acknowledged.append((resource, entry))
+
+    async def _travel(self) -> None:
+        await asyncio.sleep(self._around.chance.uniform(0.0001, 0.002))
+
+    async def _renew(self, grant: Grant, lease: LeaseId) -> bool:
+        around = self._around
+        sent_at_ms = now_ms()
+        server = around.chance.choice(around.servers)
+        told = await self._ask(
+            server, lambda service: service.renew(grant.resource, lease), timeout_s=_CALL_TIMEOUT_S
+        )
+        if told is None or now_ms() >= grant.until_ms:
+            return told is None and now_ms() < grant.until_ms
+        renewed: RenewOutcome = told  # type: ignore[assignment]  # what renew returns
+        if renewed.validity_ms <= 0:
+            return False
+        grant.until_ms = max(grant.until_ms, sent_at_ms + renewed.validity_ms)
+        around.history.event(now_ms(), "renewed", grant.token)
+        return True
+
+    async def _release(self, resource: str, lease: LeaseId) -> None:
+        for _ in range(2):
+            server = self._around.chance.choice(self._around.servers)
+            told = await self._ask(
+                server, lambda service: service.release(resource, lease), timeout_s=_CALL_TIMEOUT_S
+            )
+            if told is not None:
+                return
+
+    async def _ask(
+        self,
+        server: ServerHost,
+        method: Callable[[LockService], Awaitable[object]],
+        *,
+        timeout_s: float,
+    ) -> object | None:
+        """Return the answer; None if there was none, or one that tells to try again."""
+        try:
+            return await self.wire.call(server, method, timeout_s=timeout_s)
+        except (NotServingError, UnknownOutcomeError, RedfenceServerError):
+            return None

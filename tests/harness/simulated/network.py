@@ -1,0 +1,217 @@
+"""Connections between simulated processes: ordered and reliable as TCP is, which means late, stalled or broken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import hiredis
+
+from harness.simulated.processes import Process
+from harness.simulated.redis import Client, SimulatedRedis
+from harness.waiting_links import Chance
+from redfence_server.redis_dial import DialError, DialledNode, DialRefusedError
+
+
+class Route:
+    """One way between two processes, which all connections between them take. What is sent while it is blocked stays on the way.
+
+    Attributes:
+        latency_ms: from the least to the most.
+        blocked: nothing arrives.
+    """
+
+    def __init__(self, chance: Chance, latency_ms: tuple[float, float]) -> None:
+        self._chance = chance
+        self.latency_ms = latency_ms
+        self.blocked = False
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def carry(self, stream: Stream, arrive: Callable[[], None]) -> None:
+        """Have something arrive, after whatever was sent before on the same stream."""
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + self._chance.uniform(*self.latency_ms) / 1000
+        stream.last_s = max(stream.last_s + 1e-7, due_s)
+        stream.to.at(stream.last_s, self._arrive, arrive)
+
+    def _arrive(self, arrive: Callable[[], None]) -> None:
+        if self.blocked or self._waiting:
+            self._waiting.append(arrive)
+        else:
+            arrive()
+
+    def unblock(self) -> None:
+        """Let everything arrive that is on the way."""
+        self.blocked = False
+        while self._waiting and not self.blocked:
+            self._waiting.popleft()()
+
+
+class Stream:
+    """One direction of one connection: it keeps the order."""
+
+    __slots__ = ("last_s", "to")
+
+    def __init__(self, to: Process) -> None:
+        self.to = to
+        self.last_s = 0.0
+
+
+class NodeHost:
+    """The machine of one node: its process, which may be down, and whoever is connected to it."""
+
+    def __init__(self, redis: SimulatedRedis, name: str) -> None:
+        self.redis = redis
+        self.process = Process(name)
+        self._name = name
+        self.connections: list[Connection] = []
+
+    def kill(self) -> None:
+        """End the process; every connection breaks."""
+        self.process.kill()
+        for connection in list(self.connections):
+            connection.reset("the node has died")
+
+    def start(self) -> None:
+        """Begin a new run of the process."""
+        self.process = Process(self._name)
+
+
+class Connection(DialledNode, asyncio.Transport):
+    """A connection of one server to one node: first for commands one at a time, then for the product's `NodeConnection`."""
+
+    def __init__(self, server: Process, host: NodeHost, there: Route, back: Route) -> None:
+        asyncio.Transport.__init__(self)
+        self._server = server
+        self._host = host
+        self._routes = there, back
+        self._there, self._back = Stream(host.process), Stream(server)
+        self._client: Client = host.redis.connect(self._send_back)
+        self._reader = hiredis.Reader()
+        self._answers: deque[asyncio.Future[Any]] = deque()
+        self._protocol: asyncio.Protocol | None = None
+        self._open = True
+        host.connections.append(self)
+
+    # --- both ways ------------------------------------------------------------------------------------------------
+
+    def write(self, data: Any) -> None:
+        """Send to the node."""
+        if self._open:
+            self._routes[0].carry(self._there, lambda: self._arrive(bytes(data)))
+
+    def _arrive(self, data: bytes) -> None:
+        if self._open:
+            self._client.feed(data)
+
+    def _send_back(self, data: bytes) -> None:
+        self._routes[1].carry(self._back, lambda: self._come_back(data))
+
+    def _come_back(self, data: bytes) -> None:
+        if not self._open:
+            return
+        if self._protocol is not None:
+            self._protocol.data_received(data)
+            return
+        self._reader.feed(data)
+        while (answer := self._reader.gets()) is not False:
+            future = self._answers.popleft()
+            if not future.done():
+                future.set_result(answer)
+
+    def reset(self, reason: str) -> None:
+        """Break it: whatever is under way is lost, and the server is told as soon as it runs."""
+        if self._open:
+            self._leave()
+            self._server.soon(self._tell_loss, ConnectionResetError(reason))
+
+    def is_of(self, server: Process) -> bool:
+        """Tell whether it is this server's."""
+        return self._server is server
+
+    def _leave(self) -> None:
+        self._open = False
+        self._host.connections.remove(self)
+        if self._client in self._host.redis.clients:
+            self._host.redis.clients.remove(self._client)
+
+    def _tell_loss(self, error: Exception | None) -> None:
+        for answer in self._answers:
+            if not answer.done():
+                answer.set_exception(DialError(str(error)))
+        if self._protocol is not None:
+            self._protocol.connection_lost(error)
+
+    # --- DialledNode ------------------------------------------------------------------------------------------------
+
+    async def command(self, *parts: str | bytes | int) -> Any:
+        """See `DialledNode`."""
+        if not self._open:
+            raise DialError(f"{parts[0]!s}: the connection has ended")
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._answers.append(answer)
+        self.write(hiredis.pack_command(parts))  # type: ignore[arg-type]  # its stub says: a tuple of one
+        try:
+            async with asyncio.timeout(_COMMAND_TIMEOUT_S):
+                value = await answer
+        except TimeoutError as error:
+            raise DialError(f"{parts[0]!s}: no answer in time") from error
+        if isinstance(value, hiredis.ReplyError):
+            raise DialRefusedError(f"{parts[0]!s}: {value}")
+        return value
+
+    def hand_over(self, protocol: asyncio.Protocol) -> None:
+        """See `DialledNode`."""
+        self._protocol = protocol
+        protocol.connection_made(self)
+
+    async def close(self) -> None:  # type: ignore[override]
+        """See `DialledNode`."""
+        self.abort()
+
+    # --- asyncio.Transport ------------------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """Close at once; the protocol is told in the next turn."""
+        if self._open:
+            self._leave()
+            asyncio.get_running_loop().call_soon(self._tell_loss, None)
+
+    def is_closing(self) -> bool:
+        """Tell whether it is closed."""
+        return not self._open
+
+
+_COMMAND_TIMEOUT_S = 2.0
+
+
+class Network:
+    """The ways between every server and every node."""
+
+    def __init__(self, chance: Chance, *, latency_ms: tuple[float, float]) -> None:
+        self._chance = chance
+        self._latency_ms = latency_ms
+        self.routes: dict[tuple[object, object], Route] = {}
+
+    def route(self, start: object, end: object) -> Route:
+        """Return the way from one to the other."""
+        if (start, end) not in self.routes:
+            self.routes[start, end] = Route(self._chance, self._latency_ms)
+        return self.routes[start, end]
+
+    async def dial(self, server: Process, name: object, host: NodeHost) -> Connection:
+        """Connect a server to a node; it takes a round trip.
+
+        Raises:
+            DialError: the node is down, or the way to it or back is blocked.
+        """
+        there, back = self.route(name, host), self.route(host, name)
+        await asyncio.sleep((there.latency_ms[1] + back.latency_ms[1]) / 1000)
+        if there.blocked or back.blocked:
+            await asyncio.sleep(_COMMAND_TIMEOUT_S)
+            raise DialError("no answer in time")
+        if not host.process.alive:
+            raise DialError("connection refused")
+        return Connection(server, host, there, back)

@@ -1,0 +1,208 @@
+"""Processes that share one virtual loop, and can be paused and killed like real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from harness.virtual_loop import VirtualLoop
+
+_process: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
+
+
+class _Gate:
+    """A callback of a process: it runs only while the process does."""
+
+    __slots__ = ("_arguments", "_callback", "_process", "context", "handle")
+
+    def __init__(
+        self,
+        process: Process,
+        callback: Callable[..., object],
+        arguments: tuple[Any, ...],
+        context: contextvars.Context,
+    ) -> None:
+        self._process = process
+        self._callback = callback
+        self._arguments = arguments
+        self.context = context
+        self.handle: asyncio.Handle | None = None
+
+    def __call__(self) -> None:
+        if self.handle is not None and self.handle.cancelled():
+            return
+        if not self._process.holds(self):
+            self._callback(*self._arguments)
+
+
+class ProcessLoop(VirtualLoop):
+    """Runs what belongs to a process only while that runs: everything that was scheduled from inside it, directly or not."""
+
+    def call_soon(
+        self,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Handle:
+        """Schedule; see the class."""
+        context = contextvars.copy_context() if context is None else context
+        process = context.get(_process)
+        if self._over:
+            return asyncio.Handle(callback, args, self, context)
+        if process is None:
+            return super().call_soon(callback, *args, context=context)
+        gate = _Gate(process, callback, args, context)
+        gate.handle = super().call_soon(gate, context=context)
+        return gate.handle
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Schedule; see the class."""
+        context = contextvars.copy_context() if context is None else context
+        process = context.get(_process)
+        if process is None:
+            return super().call_at(when, callback, *args, context=context)
+        gate = _Gate(process, callback, args, context)
+        gate.handle = timer = super().call_at(when, gate, context=context)
+        return timer
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_task_factory(_make_task)
+        self._over = False
+        self.processes: list[Process] = []
+
+    def bury(self) -> None:
+        """Let go of what dead processes have left, when all is over: a coroutine that is dropped runs its `finally`, and must not be heard."""
+        self._over = True
+        for process in self.processes:
+            for task in process.tasks:
+                coroutine = task.get_coro()
+                assert coroutine is not None
+                task._log_destroy_pending = False  # type: ignore[attr-defined]  # it has no public name
+                with contextlib.suppress(RuntimeError):
+                    coroutine.close()
+
+    def go_on(self, gate: _Gate) -> None:
+        """Run what was held back, in the next turn."""
+        super().call_soon(gate, context=gate.context)
+
+
+def _make_task(
+    loop: asyncio.AbstractEventLoop,
+    coroutine: Coroutine[Any, Any, Any],
+    *,
+    context: contextvars.Context | None = None,
+) -> asyncio.Task[Any]:
+    context = contextvars.copy_context() if context is None else context
+    task = asyncio.Task(coroutine, loop=loop, context=context)
+    process = context.get(_process)
+    if process is not None:
+        process.tasks[task] = None
+        task.add_done_callback(lambda _: process.tasks.pop(task, None), context=contextvars.Context())
+    return task
+
+
+class Process:
+    """One process: what is started in it, and whatever that starts, runs only while it is neither paused nor dead.
+
+    Attributes:
+        name: for people.
+        alive: it was not killed.
+        tasks: that have not ended.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive = True
+        self._paused = False
+        self._held: deque[_Gate] = deque()
+        self._context = contextvars.copy_context()
+        self._context.run(_process.set, self)
+        # In the order of their creation, and kept until they end: whatever is dropped in between would not be the same in every run.
+        self.tasks: dict[asyncio.Task[Any], None] = {}
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, ProcessLoop)
+        loop.processes.append(self)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is neither paused nor dead."""
+        return self.alive and not self._paused
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task in it."""
+        return asyncio.get_running_loop().create_task(coroutine, context=self._context)
+
+    def soon(self, callback: Callable[..., object], *args: Any) -> None:
+        """Have it do something as soon as it runs."""
+        asyncio.get_running_loop().call_soon(callback, *args, context=self._context)
+
+    def at(self, when_s: float, callback: Callable[..., object], *args: Any) -> None:
+        """Have it do something at an instant, or as soon as it runs afterwards."""
+        asyncio.get_running_loop().call_at(when_s, callback, *args, context=self._context)
+
+    def pause(self) -> None:
+        """Stop it, as SIGSTOP does: what it would do is held back."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Let it go on. What was held back comes in the order in which it would have come."""
+        self._paused = False
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, ProcessLoop)
+        while self._held:
+            loop.go_on(self._held.popleft())
+
+    def kill(self) -> None:
+        """End it, as kill -9 does: nothing of it ever runs again, not even a `finally`."""
+        self.alive = False
+        self._held.clear()
+
+    async def end(self) -> None:
+        """Cancel what is left of a process that lives, and wait for it."""
+        tasks = list(self.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def holds(self, gate: _Gate) -> bool:
+        """Hold a callback back if the process does not run; drop it if it never will."""
+        if not self.alive:
+            return True
+        if self._paused:
+            self._held.append(gate)
+        return self._paused
+
+
+class ProcessClock:
+    """The clock of one machine: it may go wrong, and be set.
+
+    Args:
+        rate: how many ms it counts in a ms.
+    """
+
+    def __init__(self, *, offset_ms: float = 0.0, rate: float = 1.0) -> None:
+        self._offset_ms = offset_ms
+        self._rate = rate
+
+    def now_ms(self) -> float:
+        """Return what it shows."""
+        return self._offset_ms + self._rate * asyncio.get_running_loop().time() * 1000
+
+    def wall_ms(self) -> float:
+        """Return what it shows."""
+        return self.now_ms()
+
+    def set_by(self, ms: float) -> None:
+        """Set it forward, or back."""
+        self._offset_ms += ms

@@ -1,0 +1,182 @@
+"""A lock server as a simulated process: the product from its links to its queues, with a remote call for each of its methods."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from harness.simulated.network import Network, NodeHost
+from harness.simulated.processes import Process, ProcessClock
+from harness.waiting_links import Chance
+from redfence_server import composition, config
+from redfence_server.errors import StartupError
+from redfence_server.lock_service import LockService
+from redfence_server.node_cluster import NodeCluster
+from redfence_server.redis_dial import DialledNode, NodeUrl
+
+# A supervisor starts it again so soon after its end.
+_RESTART_S = 0.5
+START_TIMEOUT_MS = 5_000
+
+
+class ServerHost:
+    """The machine of one lock server: one run of the process after another.
+
+    Attributes:
+        name: for people.
+        process: the present run.
+        service: what answers calls; None while it starts.
+        calls: to be told when the process dies.
+    """
+
+    def __init__(self, name: str, hosts: Sequence[NodeHost], network: Network, chance: Chance) -> None:
+        self.name = name
+        self._hosts = hosts
+        self._network = network
+        self._chance = chance
+        self._urls = [f"redis://node-{index}:6379" for index in range(len(hosts))]
+        self.clock = ProcessClock(offset_ms=chance.uniform(0, 1e6), rate=chance.uniform(0.9999, 1.0001))
+        self.process = Process(name)
+        self.cluster: NodeCluster | None = None
+        self.service: LockService | None = None
+        self.calls: set[Call] = set()
+        self.start()
+
+    def start(self) -> None:
+        """Begin a run that knows nothing of the one before."""
+        self.process = Process(self.name)
+        self.process.spawn(self._run())
+
+    async def _run(self) -> None:
+        settings = config.load({"nodes": self._urls, "listen": "127.0.0.1:0"})
+        while True:
+            self.cluster, service = composition.assemble(
+                settings, clock=self.clock, randomness=self._chance, dial=self._dial
+            )
+            try:
+                await self.cluster.start(timeout_ms=START_TIMEOUT_MS)
+            except StartupError:
+                await self.cluster.close()
+                await asyncio.sleep(_RESTART_S)
+            else:
+                self.service = service
+                return
+
+    async def _dial(self, node: NodeUrl, *, timeout_ms: int) -> DialledNode:
+        del timeout_ms
+        index = int(node.address.removeprefix("node-").partition(":")[0])
+        return await self._network.dial(self.process, self, self._hosts[index])
+
+    def kill(self) -> None:
+        """End the run, as kill -9 does."""
+        self.process.kill()
+        self.service = None
+        for host in self._hosts:
+            for connection in [each for each in host.connections if each.is_of(self.process)]:
+                connection.reset("the server has died")
+        for call in list(self.calls):
+            call.lose()
+
+    async def end(self) -> None:
+        """End the run in good order."""
+        if self.cluster is not None:
+            await self.cluster.close()
+        await self.process.end()
+
+
+class NotServingError(Exception):
+    """Nobody listens there: the call had no effect."""
+
+
+class UnknownOutcomeError(Exception):
+    """No answer came: the call may have had its effect, or may still have it."""
+
+
+@dataclass(eq=False)
+class Call:
+    """One remote call under way, with its caller's patience."""
+
+    server: ServerHost
+    answer: asyncio.Future[object]
+    task: asyncio.Task[None] | None = None
+
+    def lose(self) -> None:
+        """Tell the caller that the connection broke."""
+        self.server.calls.discard(self)
+        if not self.answer.done():
+            self.answer.set_exception(UnknownOutcomeError("the connection broke"))
+
+
+class Wire:
+    """The ways between one client and the servers.
+
+    Attributes:
+        loss: how likely a message is lost, either way.
+        duplicates: how likely a request arrives twice.
+    """
+
+    def __init__(self, client: Process, chance: Chance, *, latency_ms: tuple[float, float]) -> None:
+        self._client = client
+        self._chance = chance
+        self._latency_ms = latency_ms
+        self.loss = 0.0
+        self.duplicates = 0.0
+
+    async def call(
+        self, server: ServerHost, method: Callable[[LockService], Awaitable[object]], *, timeout_s: float
+    ) -> object:
+        """Call a method of a server and return its answer.
+
+        Raises:
+            NotServingError: the server is down.
+            UnknownOutcomeError: no answer came in time.
+            RedfenceServerError: what the server answered.
+
+        Cancellation: the server is told, if the message arrives.
+        """
+        call = Call(server, asyncio.get_running_loop().create_future())
+        server.calls.add(call)
+        for _ in range(1 + (self._chance.random() < self.duplicates)):
+            self._send(server.process, lambda: self._arrive(call, method))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await call.answer
+        except TimeoutError as error:
+            raise UnknownOutcomeError("no answer in time") from error
+        finally:
+            server.calls.discard(call)
+            self._send(server.process, lambda: call.task is not None and call.task.cancel())
+
+    def _send(self, to: Process, arrive: Callable[[], object]) -> None:
+        if self._chance.random() >= self.loss:
+            delay_s = self._chance.uniform(*self._latency_ms) / 1000
+            to.at(asyncio.get_running_loop().time() + delay_s, arrive)
+
+    def _arrive(self, call: Call, method: Callable[[LockService], Awaitable[object]]) -> None:
+        service = call.server.service
+        if service is None:
+            self._send(self._client, lambda: _fail(call.answer, NotServingError()))
+            return
+        call.task = call.server.process.spawn(self._serve(call, method, service))
+
+    async def _serve(
+        self, call: Call, method: Callable[[LockService], Awaitable[object]], service: LockService
+    ) -> None:
+        try:
+            value = await method(service)
+        except Exception as error:  # noqa: BLE001  (whatever it is, it is for the caller)
+            told = error
+            self._send(self._client, lambda: _fail(call.answer, told))
+        else:
+            self._send(self._client, lambda: _tell(call.answer, value))
+
+
+def _fail(answer: asyncio.Future[object], error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)
+
+
+def _tell(answer: asyncio.Future[object], value: object) -> None:
+    if not answer.done():
+        answer.set_result(value)

@@ -1,0 +1,243 @@
+"""One seeded run: nodes, servers, callers and a network, some seconds with faults, and then peace, in which everything has to work."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from harness.fake_node import FakeNodeState
+from harness.joining_commands import Formation
+from harness.simulated import faults
+from harness.simulated.history import FencedStorage, History
+from harness.simulated.holders import Holder, Surroundings
+from harness.simulated.network import Network, NodeHost
+from harness.simulated.processes import ProcessClock, ProcessLoop
+from harness.simulated.redis import SimulatedRedis
+from harness.simulated.servers import START_TIMEOUT_MS, ServerHost
+from harness.waiting_links import Chance, now_ms
+from redfence_server.lock_node import NodeState
+from redfence_server.model import LeaseId
+from redfence_server.node_examination import Phase
+
+TROUBLE_S: Final = 8.0
+# How long everything may take to be well again: a quarantine, and the longest pause between two looks at a node.
+_RECOVERY_S: Final = 8.0
+_PROBE_TTLS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of a run."""
+
+    seed: int
+    problems: tuple[str, ...]
+    trace_hash: str
+    counts: Counter[str]
+
+
+class World:
+    """See the module.
+
+    Args:
+        fenced: without it the storage ignores tokens.
+    """
+
+    def __init__(self, seed: int, *, fenced: bool = True) -> None:
+        chance = self.chance = Chance(seed)
+        self.history = History()
+        self.storage = FencedStorage(self.history, fenced=fenced)
+        self.struck: Counter[str] = Counter()
+        self.resources = ("a", "b")[: chance.choice((1, 2))]
+        self.ttl_ms_max = chance.choice((600, 1_000))
+        latency_ms = chance.choice(((0.05, 0.3), (0.1, 2.0), (0.1, 20.0)))
+        self.network = Network(chance, latency_ms=latency_ms)
+        count = chance.choice((1, 3, 3, 3, 5))
+        self.clocks = [
+            ProcessClock(offset_ms=1e12 + chance.uniform(0, 1e6), rate=chance.uniform(0.995, 1.005))
+            for _ in range(count)
+        ]
+        durability = chance.choice(("always", "everysec", "never", "mixed"))
+        self.hosts = [self._new_host(index, count, durability) for index in range(count)]
+        self._disks: dict[NodeHost, FakeNodeState] = {}
+        self.servers = [
+            ServerHost(f"server-{index}", self.hosts, self.network, chance)
+            for index in range(chance.choice((1, 2, 2, 3)))
+        ]
+        around = Surroundings(
+            self.servers, self.history, self.storage, chance, self.resources, (200, 400, self.ttl_ms_max)
+        )
+        self.holders = [
+            Holder(f"holder-{index}", around, latency_ms=latency_ms) for index in range(chance.randint(2, 6))
+        ]
+        self._probe = Holder("probe", around, latency_ms=latency_ms)
+
+    def _new_host(self, index: int, count: int, durability: str) -> NodeHost:
+        name = f"node-{index}"
+        appendfsync = self.chance.choice(("always", "never")) if durability == "mixed" else durability
+        redis = SimulatedRedis(clock_ms=self.clocks[index].now_ms, appendfsync=appendfsync, name=name)
+        formation = Formation("cluster", index, count, self.ttl_ms_max)
+        formed = FakeNodeState(
+            admission=f"{index + 1:032x}",
+            formation=formation,
+            run_id=redis.run_id,
+            durable=appendfsync == "always",
+        )
+        redis.state.restore(formed)
+        return NodeHost(redis, name)
+
+    @property
+    def now_ms(self) -> float:
+        """The true instant."""
+        return now_ms()
+
+    # --- nodes ----------------------------------------------------------------------------------------------------
+
+    def may_forget(self, host: NodeHost) -> bool:
+        """Whether no more than a minority has forgotten if this node does now: that is all that is promised."""
+        forgetful = {each for each in self.hosts if not self._remembers(each)} | {host}
+        return len(forgetful) <= (len(self.hosts) - 1) // 2
+
+    @staticmethod
+    def _remembers(host: NodeHost) -> bool:
+        state = host.redis.state
+        return state.admission != "" and state.high is not None and state.phase is Phase.READY
+
+    def start(self, host: NodeHost, *, wiped: bool) -> None:
+        """Start the process of a node that was killed, with what its disk has kept."""
+        disk = host.redis.appendfsync
+        remembered: FakeNodeState | None = host.redis.state
+        if wiped or disk == "never":
+            remembered = None
+        elif disk == "everysec":
+            remembered = self._disks.get(host)
+        host.redis.restart(remembered)
+        host.start()
+
+    async def _write_to_disk(self) -> None:
+        while True:
+            for host in self.hosts:
+                if host.redis.appendfsync == "everysec" and host.process.alive:
+                    self._disks[host] = host.redis.state.save()
+            await asyncio.sleep(1.0)
+
+    # --- one run --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Live through it; what must not be is in the history."""
+        disks = asyncio.create_task(self._write_to_disk())
+        await self._until_serving()
+        for holder in self.holders:
+            holder.start()
+        kinds = self.chance.sample(sorted(faults.FAULTS), self.chance.randint(1, 5))
+        trouble = asyncio.create_task(faults.strike(self, kinds))
+        await asyncio.sleep(TROUBLE_S)
+        trouble.cancel()
+        await asyncio.wait([trouble])
+        self._heal()
+        for holder in self.holders:
+            holder.rest()
+        await asyncio.sleep(_RECOVERY_S)
+        await self._check_progress()
+        self.storage.check(now_ms())
+        disks.cancel()
+        await self._end()
+
+    async def _until_serving(self) -> None:
+        async with asyncio.timeout(START_TIMEOUT_MS / 1000):
+            while any(server.service is None for server in self.servers):
+                await asyncio.sleep(0.01)
+
+    def _heal(self) -> None:
+        """Peace: whatever is down starts, whatever is stopped goes on, every message arrives."""
+        for host in self.hosts:
+            if not host.process.alive:
+                self.start(host, wiped=False)
+            host.process.resume()
+        for server in self.servers:
+            if not server.process.alive:
+                server.start()
+            server.process.resume()
+        for holder in self.holders:
+            holder.process.resume()
+            holder.wire.loss = holder.wire.duplicates = 0.0
+        for route in self.network.routes.values():
+            route.latency_ms = (0.1, 1.0)
+            route.unblock()
+
+    async def _check_progress(self) -> None:
+        """P: somebody is granted each lock within three times its ttl, and every node votes again."""
+        for server in self.servers:
+            assert server.cluster is not None
+            states = [node.state for node in server.cluster.view().nodes]
+            details = [node.detail for node in server.cluster.view().nodes]
+            if any(state is not NodeState.READY for state in states):
+                self.history.problem(now_ms(), f"P: {server.name} is left without nodes: {details}")
+        for resource in self.resources:
+            lease = LeaseId(f"{self.chance.getrandbits(128):032x}")
+            began_at_ms = now_ms()
+            wait_ms = _PROBE_TTLS * self.ttl_ms_max
+            acquiring = self._probe.process.spawn(self._acquire(resource, lease, wait_ms))
+            await asyncio.wait([acquiring], timeout=2 * wait_ms / 1000)
+            taken_ms = now_ms() - began_at_ms
+            granted = self.history.grants.get(resource, [])
+            if not granted or granted[-1].lease != lease.digest:
+                self.history.problem(now_ms(), f"P: nobody is granted {resource} after {taken_ms:.0f} ms of peace")
+
+    async def _acquire(self, resource: str, lease: LeaseId, wait_ms: int) -> None:
+        await self._probe.acquire(resource, lease, ttl_ms=self.ttl_ms_max, wait_ms=wait_ms)
+
+    async def _end(self) -> None:
+        """C: nothing is left of anybody."""
+        await asyncio.sleep(2 * self.ttl_ms_max / 1000)
+        for holder in (*self.holders, self._probe):
+            await holder.process.end()
+        for server in self.servers:
+            if server.service is not None and not server.service._queues.empty:  # noqa: SLF001
+                self.history.problem(now_ms(), f"C: {server.name} keeps a queue")
+            await server.end()
+            if server.process.tasks:
+                self.history.problem(now_ms(), f"C: {server.name} leaves tasks: {list(server.process.tasks)}")
+        for host in self.hosts:
+            held = [name for name in self.resources if host.redis.state._hold(name, host.redis._clock_ms())]  # noqa: SLF001
+            if held and not self.history.clocks_were_set:
+                self.history.problem(now_ms(), f"C: {host.process.name} still holds {held}")
+
+
+def simulate(seed: int, *, fenced: bool = True) -> Report:
+    """Run the world of a seed."""
+    loop = ProcessLoop()
+    asyncio.set_event_loop(loop)
+    problems: list[str] = []
+    loop.set_exception_handler(lambda _, about: problems.append(f"defect: {about.get('exception') or about}"))
+
+    def note_defect(_: Any, __: str, event: dict[str, Any]) -> dict[str, Any]:
+        if event["event"] == "defect":
+            problems.append(f"defect: {event}")
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[note_defect], cache_logger_on_first_use=False)
+    gc.disable()
+    try:
+        world = None
+
+        async def run() -> World:
+            world = World(seed, fenced=fenced)
+            await world.run()
+            return world
+
+        world = loop.run_until_complete(run())
+    finally:
+        loop.bury()
+        loop.close()
+        asyncio.set_event_loop(None)
+        gc.enable()
+        structlog.reset_defaults()
+    counts = Counter({"grants": sum(map(len, world.history.grants.values())), "stale": world.storage.refused})
+    counts["acknowledged"] = len(world.storage.acknowledged)
+    counts.update(world.struck)
+    return Report(seed, (*world.history.problems, *problems), world.history.trace_hash, counts)

@@ -56,9 +56,9 @@ async def node_paused(world: World) -> None:
 
 
 async def _restart(world: World, host: NodeHost, *, wiped: bool) -> None:
-    host.kill()
+    host.kill(wiped=wiped)
     await asyncio.sleep(world.chance.uniform(0.001, 0.5))
-    world.start(host, wiped=wiped)
+    world.start(host)
 
 
 @_fault

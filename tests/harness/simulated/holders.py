@@ -61,7 +61,7 @@ class Holder:
         chance = self._around.chance
         while not self._resting:
             await self._hold_once(chance.choice(self._around.resources))
-            await asyncio.sleep(chance.expovariate(20.0))
+            await asyncio.sleep(chance.expovariate(50.0))
 
     async def _hold_once(self, resource: str) -> None:
         chance = self._around.chance
@@ -73,7 +73,7 @@ class Holder:
         if grant is None:
             await self._release(resource, lease)
             return
-        for number in range(chance.choice((0, 1, 1, 2, 4))):
+        for number in range(chance.choice((0, 1, 1, 1, 2, 4))):
             await asyncio.sleep(chance.choice((0, 0, 0.01, ttl_ms / 3_000)))
             await self._append(grant, f"{self.name}/{self._count}/{number}")
             if chance.random() < 0.5 and not await self._renew(grant, lease):
@@ -125,6 +125,7 @@ class Holder:
         await self._travel()
         if entries is None:
             return
+        await asyncio.sleep(around.chance.choice((0, 0, 0.002, 0.02, 0.1, 0.5)))
         await self._travel()
         if around.storage.write(now_ms(), resource, grant.token, (*entries, entry)):
             await self._travel()

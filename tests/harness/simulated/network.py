@@ -60,16 +60,22 @@ class Stream:
 
 
 class NodeHost:
-    """The machine of one node: its process, which may be down, and whoever is connected to it."""
+    """The machine of one node: its process, which may be down, and whoever is connected to it.
+
+    Attributes:
+        wiped: it has lost its disk, and its next run begins with nothing.
+    """
 
     def __init__(self, redis: SimulatedRedis, name: str) -> None:
         self.redis = redis
         self.process = Process(name)
         self._name = name
         self.connections: list[Connection] = []
+        self.wiped = False
 
-    def kill(self) -> None:
-        """End the process; every connection breaks."""
+    def kill(self, *, wiped: bool = False) -> None:
+        """End the process, and wipe its disk if that is asked for; every connection breaks."""
+        self.wiped = wiped
         self.process.kill()
         for connection in list(self.connections):
             connection.reset("the node has died")
@@ -77,6 +83,7 @@ class NodeHost:
     def start(self) -> None:
         """Begin a new run of the process."""
         self.process = Process(self._name)
+        self.wiped = False
 
 
 class Connection(DialledNode, asyncio.Transport):

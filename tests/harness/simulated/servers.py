@@ -40,7 +40,8 @@ class ServerHost:
         self.process = Process(name)
         self.cluster: NodeCluster | None = None
         self.service: LockService | None = None
-        self.calls: set[Call] = set()
+        # In the order in which they came.
+        self.calls: dict[Call, None] = {}
         self.start()
 
     def start(self) -> None:
@@ -103,7 +104,7 @@ class Call:
 
     def lose(self) -> None:
         """Tell the caller that the connection broke."""
-        self.server.calls.discard(self)
+        self.server.calls.pop(self, None)
         if not self.answer.done():
             self.answer.set_exception(UnknownOutcomeError("the connection broke"))
 
@@ -136,7 +137,7 @@ class Wire:
         Cancellation: the server is told, if the message arrives.
         """
         call = Call(server, asyncio.get_running_loop().create_future())
-        server.calls.add(call)
+        server.calls[call] = None
         for _ in range(1 + (self._chance.random() < self.duplicates)):
             self._send(server.process, lambda: self._arrive(call, method))
         try:
@@ -145,7 +146,7 @@ class Wire:
         except TimeoutError as error:
             raise UnknownOutcomeError("no answer in time") from error
         finally:
-            server.calls.discard(call)
+            server.calls.pop(call, None)
             self._send(server.process, lambda: call.task is not None and call.task.cancel())
 
     def _send(self, to: Process, arrive: Callable[[], object]) -> None:

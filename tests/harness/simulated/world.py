@@ -104,14 +104,17 @@ class World:
 
     @staticmethod
     def _remembers(host: NodeHost) -> bool:
-        state = host.redis.state
-        return state.admission != "" and state.high is not None and state.phase is Phase.READY
+        """Whether it votes, or will with all that it knew: what is admitted was noted in the present run."""
+        state, redis = host.redis.state, host.redis
+        if host.wiped or state.phase is not Phase.READY or state.high is None:
+            return False
+        return redis.appendfsync == "always" or (host.process.alive and state.run_id == redis.run_id)
 
-    def start(self, host: NodeHost, *, wiped: bool) -> None:
+    def start(self, host: NodeHost) -> None:
         """Start the process of a node that was killed, with what its disk has kept."""
         disk = host.redis.appendfsync
         remembered: FakeNodeState | None = host.redis.state
-        if wiped or disk == "never":
+        if host.wiped or disk == "never":
             remembered = None
         elif disk == "everysec":
             remembered = self._disks.get(host)
@@ -156,7 +159,7 @@ class World:
         """Peace: whatever is down starts, whatever is stopped goes on, every message arrives."""
         for host in self.hosts:
             if not host.process.alive:
-                self.start(host, wiped=False)
+                self.start(host)
             host.process.resume()
         for server in self.servers:
             if not server.process.alive:
@@ -175,7 +178,7 @@ class World:
             assert server.cluster is not None
             states = [node.state for node in server.cluster.view().nodes]
             details = [node.detail for node in server.cluster.view().nodes]
-            if any(state is not NodeState.READY for state in states):
+            if any(state is not NodeState.READY for state in states) and not self._needs_operator(details):
                 self.history.problem(now_ms(), f"P: {server.name} is left without nodes: {details}")
         for resource in self.resources:
             lease = LeaseId(f"{self.chance.getrandbits(128):032x}")
@@ -185,8 +188,15 @@ class World:
             await asyncio.wait([acquiring], timeout=2 * wait_ms / 1000)
             taken_ms = now_ms() - began_at_ms
             granted = self.history.grants.get(resource, [])
-            if not granted or granted[-1].lease != lease.digest:
+            # A hold on a node whose clock was set back lasts as much longer.
+            if (not granted or granted[-1].lease != lease.digest) and not self.history.clocks_were_set:
                 self.history.problem(now_ms(), f"P: nobody is granted {resource} after {taken_ms:.0f} ms of peace")
+
+    def _needs_operator(self, details: list[str]) -> bool:
+        """Whether only empty nodes are missing, which nobody has seen before: no server that knew them is left."""
+        return self.struck["server killed"] > 0 and all(
+            not detail or "this server has not seen it before" in detail for detail in details
+        )
 
     async def _acquire(self, resource: str, lease: LeaseId, wait_ms: int) -> None:
         await self._probe.acquire(resource, lease, ttl_ms=self.ttl_ms_max, wait_ms=wait_ms)

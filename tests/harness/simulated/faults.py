@@ -125,9 +125,7 @@ def _ends(server: object, host: object, ways: str) -> Iterator[tuple[object, obj
 async def slow_network(world: World) -> None:
     """Every message between one server and the nodes takes long."""
     server = world.chance.choice(world.servers)
-    routes = [
-        world.network.route(*ends) for host in world.hosts for ends in _ends(server, host, "both")
-    ]
+    routes = [world.network.route(*ends) for host in world.hosts for ends in _ends(server, host, "both")]
     before = [route.latency_ms for route in routes]
     for route in routes:
         route.latency_ms = (1.0, world.chance.choice((20.0, 200.0, 700.0)))

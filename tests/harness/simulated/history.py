@@ -68,9 +68,14 @@ class History:
                 continue
             if other.told_at_ms < grant.called_at_ms and other.token >= grant.token:
                 self.problem(
-                    grant.told_at_ms, f"T2: {grant.resource}: token {grant.token} after {other.token} was told"
+                    grant.told_at_ms,
+                    f"T2: {grant.resource}: token {grant.token} after {other.token} was told",
                 )
-            if other.until_ms > grant.told_at_ms and grant.until_ms > other.told_at_ms and not self.clocks_were_set:
+            if (
+                other.until_ms > grant.told_at_ms
+                and grant.until_ms > other.told_at_ms
+                and not self.clocks_were_set
+            ):
                 self.problem(
                     grant.told_at_ms,
                     f"L: {grant.resource}: token {grant.token} while {other.token} is valid until {other.until_ms:.0f} ms",
@@ -118,4 +123,6 @@ class FencedStorage:
         for resource, entry in self.acknowledged:
             count = self.entries.get(resource, ()).count(entry)
             if count != 1:
-                self._history.problem(at_ms, f"F: {resource}: {entry} was acknowledged and is there {count} times")
+                self._history.problem(
+                    at_ms, f"F: {resource}: {entry} was acknowledged and is there {count} times"
+                )

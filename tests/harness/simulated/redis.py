@@ -59,7 +59,12 @@ _WORDS: Final = {
     Plain.VOUCHED: b"vouched",
     Plain.TOO_LOW: b"greater",
 }
-_DONE: Final = {"note_run": b"noted", "quarantine": b"quarantined", "claim": b"claimed", "readmit": b"readmitted"}
+_DONE: Final = {
+    "note_run": b"noted",
+    "quarantine": b"quarantined",
+    "claim": b"claimed",
+    "readmit": b"readmitted",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +181,9 @@ class SimulatedRedis:
             case ["CONFIG", "GET", name]:
                 return [name, self._setting(name)]
             case ["EVAL", source, count, *rest]:
-                return self._script(_NAMES[_sha(source.encode())], rest[: int(count)], rest[int(count) :], client)
+                return self._script(
+                    _NAMES[_sha(source.encode())], rest[: int(count)], rest[int(count) :], client
+                )
             case ["EVALSHA", sha, count, *rest]:
                 return self._script(_NAMES[sha], rest[: int(count)], rest[int(count) :], client)
         raise AssertionError(command)
@@ -259,6 +266,8 @@ class SimulatedRedis:
                 return [b"pulse", *numbers, *known, reply.distrusted_ms]
             case Plain.COMMITTED | Plain.VOUCHED:
                 return [_WORDS[reply], state.changes]
+            case Plain.TOO_LOW:
+                return [_WORDS[reply], state.high]
             case Plain():
                 return [_WORDS[reply]]
             case Silence.NOT_ADMITTED:

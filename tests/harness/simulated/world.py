@@ -190,7 +190,9 @@ class World:
             granted = self.history.grants.get(resource, [])
             # A hold on a node whose clock was set back lasts as much longer.
             if (not granted or granted[-1].lease != lease.digest) and not self.history.clocks_were_set:
-                self.history.problem(now_ms(), f"P: nobody is granted {resource} after {taken_ms:.0f} ms of peace")
+                self.history.problem(
+                    now_ms(), f"P: nobody is granted {resource} after {taken_ms:.0f} ms of peace"
+                )
 
     def _needs_operator(self, details: list[str]) -> bool:
         """Whether only empty nodes are missing, which nobody has seen before: no server that knew them is left."""

@@ -1,0 +1,215 @@
+"""A walk through the world of nodes that forget: every move is picked by chance, and one seed is one walk."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harness.adversary import Violation
+from harness.adversary_moves import Begin, GiveUp, HandOver
+from harness.forgetful_beginnings import BEGINNINGS
+from harness.forgetful_moves import (
+    Arrive,
+    Break,
+    ByAttempt,
+    Crash,
+    Dial,
+    DropCounter,
+    Expire,
+    Letter,
+    Lose,
+    Move,
+    Replace,
+    Restart,
+    Save,
+    Tell,
+    TimeOut,
+    Wipe,
+)
+from harness.forgetful_world import ForgetfulRules, ForgetfulWorld, Limits, MakeMemory
+
+WEIGHTS: dict[type[Move], float] = {
+    Begin: 0.03,
+    HandOver: 0.03,
+    GiveUp: 0.005,
+    TimeOut: 0.005,
+    Lose: 0.01,
+    Dial: 2,
+    Break: 0.5,
+    Tell: 0.02,
+    Restart: 0.02,
+    Expire: 0.3,
+    DropCounter: 0.02,
+    Save: 0.1,
+    Crash: 0.03,
+    Wipe: 0.05,
+    Replace: 0.1,
+}
+"""How much likelier each kind of event is, per event that may happen."""
+SLOWNESS = (1.0, 1.0, 0.1)
+"""How much less likely letters move between one server and one place, but for those of attempts."""
+OUT_OF_REACH = 0.0002
+"""And those of an attempt to places beyond a quorum that chance has picked for it: so quorums share as little as they can."""
+EVENTS = 0.1
+"""How likely an event is, against one letter that may move."""
+
+
+STRAY = 0.04
+"""How many letters are delayed for long."""
+DELAYED = 0.01
+"""And how much less likely they move."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mood:
+    """What is likelier for a while, so that something comes of it before the next thing happens."""
+
+    attempts: float = 1.0
+    joining: float = 1.0
+    forgetting: float = 1.0
+
+
+MOODS = (Mood(joining=0.03, forgetting=0.03), Mood(attempts=0.03, forgetting=0.2), Mood())
+MOOD_CHANGES = 0.04
+"""How likely, per move."""
+ASLEEP = 0.01
+"""How much a server does whose process is stopped for a while."""
+
+
+class Walk:
+    """What came of a walk.
+
+    Attributes:
+        granted: how many attempts were granted.
+        rejoined: how often a node came back.
+    """
+
+    def __init__(self, world: ForgetfulWorld, *, seed: int) -> None:
+        self.world = world
+        self._chance = random.Random(seed)
+        self._seed = seed
+        self._reached = [self._reach() for _ in world.players]
+        ways = [(server.number, place) for server in world.servers for place in range(world.node_count)]
+        self._speeds = {way: self._chance.choice(SLOWNESS) for way in ways}
+        self._luck: dict[Letter, float] = {}
+        self._dialled: Counter[Dial] = Counter()
+        self._change_mood()
+        self.trace: list[Move] = []
+
+    def go(self, *, moves_max: int) -> int:
+        """Make moves until every attempt has come to an end; return how many attempts were granted.
+
+        Raises:
+            Violation: an invariant is broken; the message has the seed and the trace.
+        """
+        try:
+            for _ in range(moves_max):
+                if self.world.is_over():
+                    break
+                if self._chance.random() < MOOD_CHANGES:
+                    self._change_mood()
+                move = self._pick()
+                self.trace.append(move)
+                self.world.make(move)
+        except Violation as found:
+            raise Violation(f"seed {self._seed}: {found}\n{self._told()}") from None
+        return sum(player.token > 0 for player in self.world.players)
+
+    def _reach(self) -> frozenset[int]:
+        places = range(self.world.node_count)
+        count = self._chance.choice((len(places), len(places) // 2 + 1, len(places) // 2 + 1))
+        return frozenset(self._chance.sample(places, count))
+
+    def _change_mood(self) -> None:
+        self._mood = self._chance.choice(MOODS)
+        asleep = self._chance.choice((-1, -1, *(server.number for server in self.world.servers)))
+        self._alertness = [ASLEEP if server.number == asleep else 1.0 for server in self.world.servers]
+        self._dialled.clear()
+
+    def _pick(self) -> Move:
+        letters = self.world.under_way
+        speeds = [self._speed(letter) for letter in letters]
+        lost = sum(connection is None for server in self.world.servers for connection in server.connections)
+        events = EVENTS + 0.2 * self._mood.joining * lost
+        if self._chance.random() * (sum(speeds) + events) >= events:
+            return Arrive(self._chance.choices(letters, speeds)[0])
+        moves = list(self.world.events())
+        open_count = sum(player.is_open for player in self.world.players)
+        away = self.world.places_away()
+        weights = [WEIGHTS[type(move)] * self._bias(move, open_count, away) for move in moves]
+        move = self._chance.choices(moves, weights)[0]
+        if isinstance(move, Dial):
+            self._dialled[move] += 1
+        return move
+
+    def _speed(self, letter: Letter) -> float:
+        speed = self._luck.get(letter)
+        if speed is None:
+            speed = self._luck[letter] = DELAYED if self._chance.random() < STRAY else 1.0
+        if letter.reply is not None:
+            speed *= self._alertness[letter.server]
+        if isinstance(letter.sender, ByAttempt):
+            reached = letter.place in self._reached[letter.sender.attempt]
+            return speed * self._mood.attempts * (1 if reached else OUT_OF_REACH)
+        return speed * self._mood.joining * self._speeds[letter.server, letter.place]
+
+    def _bias(self, move: Move, open_count: int, away: set[int]) -> float:  # noqa: PLR0911  (one return per kind of event)
+        """Return how much likelier an event is than others of its kind."""
+        match move:
+            case Dial(server):
+                return self._mood.joining * 0.3 ** self._dialled[move] * self._alertness[server]
+            case Begin(index) | HandOver(_, index):
+                can = 2 * self.world.ready_count(index) > self.world.node_count
+                alert = self._alertness[self.world.home(index)]
+                return self._mood.attempts * alert * (1 if can else 0.02) * 0.3**open_count
+            case Tell(server):
+                return self._alertness[server]
+            case Break(server, place):
+                broken = self.world.is_broken(server, place)
+                return self._alertness[server] * (1 if broken else 0.01)
+            case Replace(place):
+                return self._mood.forgetting * (0.02 if away - {place} else 1)
+            case Crash(index) | Wipe(index):
+                return self._mood.forgetting * (0.02 if away - {self.world.processes[index].place} else 1)
+        return 1
+
+    def _told(self) -> str:
+        return "\n".join(f"{step:4} {move}" for step, move in enumerate(self.trace))
+
+
+def walk(world: ForgetfulWorld, *, seed: int, moves_max: int = 800) -> int:
+    """Walk; see `Walk.go`."""
+    return Walk(world, seed=seed).go(moves_max=moves_max)
+
+
+LIMITS = Limits(saves=2, crashes=2, wipes=1, replacements=1, restarts=1)
+
+
+def world_of(
+    seed: int,
+    rules: ForgetfulRules | None = None,
+    make_memory: MakeMemory | None = None,
+    beginning: Callable[[ForgetfulWorld], None] | None = None,
+) -> ForgetfulWorld:
+    """Return the beginning of a walk: 3 or 5 nodes, two servers, attempts for many leases or few, so that some are retries."""
+    chance = random.Random(f"world {seed}")
+    node_count = chance.choice((3, 3, 5))
+    leases = tuple("abcdefgh"[: chance.randint(5, 8)])
+    if chance.random() < 0.2:
+        leases = tuple(chance.choices("abcd", k=len(leases)))
+    world = ForgetfulWorld(
+        leases,
+        # Those of which a beginning tells are of different servers.
+        (1, 1, *(chance.choice((0, 1)) for _ in leases[2:])),
+        node_count=node_count,
+        durable=frozenset(chance.choice(((), (), (node_count - 1,)))),
+        adopts_empty=chance.choice((True, True, False)),
+        rules=rules,
+        make_memory=make_memory,
+    )
+    world.connect()
+    (beginning or chance.choice(BEGINNINGS))(world)
+    world.limits = LIMITS
+    return world

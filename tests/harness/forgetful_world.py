@@ -162,7 +162,7 @@ class Process:
     @property
     def run_id(self) -> str:
         """The run of its present process."""
-        return f"{self.name}/{self.run}"
+        return f"{self.name}.{self.run}"
 
 
 def formation(place: int, node_count: int) -> Formation:
@@ -226,7 +226,7 @@ class ForgetfulWorld:
     def _form(self, place: int, *, durable: bool) -> Process:
         number = len(self.processes)
         name = f"process-{number}"
-        identity = Born(f"{number:032x}", formation(place, self.node_count), f"{name}/0", durable=durable)
+        identity = Born(f"{number:032x}", formation(place, self.node_count), f"{name}.0", durable=durable)
         memory: Memory
         if self._make_memory:
             memory = self._make_memory(number, identity)
@@ -603,7 +603,7 @@ class ForgetfulWorld:
             if isinstance(reply, Granted):
                 process.may_hold = process.may_count = True
         if self._is_awaited(letter):
-            tells = isinstance(reply, Granted | Renewed | Pulsed) or reply is Plain.COMMITTED
+            tells = isinstance(reply, Granted | Renewed | Pulsed) or reply in {Plain.COMMITTED, Plain.VOUCHED}
             self.under_way.append(replace(letter, reply=reply, changes=memory.changes if tells else 0))
 
     def _read(self, letter: Letter, reply: Reply | JoiningAnswer) -> None:

@@ -193,7 +193,7 @@ class Server:
         """
         connection = self.connections[letter.place]
         assert connection is not None
-        if isinstance(reply, Granted | Renewed | Pulsed) or reply in {Plain.COMMITTED, Plain.VOUCHED}:
+        if isinstance(reply, Granted | Renewed | Pulsed) or (isinstance(reply, Plain) and reply in {Plain.COMMITTED, Plain.VOUCHED}):
             if letter.changes < letter.known + (not isinstance(reply, Pulsed)):
                 return Silence.REFUSED
             number = reply.token if isinstance(reply, Granted) else 0

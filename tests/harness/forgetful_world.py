@@ -603,7 +603,7 @@ class ForgetfulWorld:
             if isinstance(reply, Granted):
                 process.may_hold = process.may_count = True
         if self._is_awaited(letter):
-            tells = isinstance(reply, Granted | Renewed | Pulsed) or reply in {Plain.COMMITTED, Plain.VOUCHED}
+            tells = isinstance(reply, Granted | Renewed | Pulsed) or (isinstance(reply, Plain) and reply in {Plain.COMMITTED, Plain.VOUCHED})
             self.under_way.append(replace(letter, reply=reply, changes=memory.changes if tells else 0))
 
     def _read(self, letter: Letter, reply: Reply | JoiningAnswer) -> None:

@@ -1,4 +1,4 @@
-"""What a lock server would make of the nodes, were it to look at all of them at once. Pure; for operators' commands.
+"""What a lock server would make of the nodes, were it to look at all of them at once. Pure; for operators' commands and the doctor.
 
 A server that runs may know more: what nodes have told it and forgot since. It has quarantined them for it.
 """
@@ -6,13 +6,32 @@ A server that runs may know more: what nodes have told it and forgot since. It h
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
+from redfence_proto import bounds
 from redfence_server import node_admission, quorum
 from redfence_server.cluster_memory import ClusterMemory
 from redfence_server.node_admission import Admitted, Expectation, Judgement
-from redfence_server.node_examination import Identity
-from redfence_server.node_visit import Look
+from redfence_server.node_examination import Findings, Identity
+
+
+class Shown(Protocol):
+    """What was seen of the node at one place.
+
+    Attributes:
+        index: the place.
+        known: its identity as it was before any node was judged. What it tells of the other nodes counts: what it learns later may be
+            newer than what those show.
+        found: what it is judged by; None if it could not be looked at, or not to the end.
+    """
+
+    @property
+    def index(self) -> int: ...  # noqa: D102  (told above)
+    @property
+    def known(self) -> Identity | None: ...  # noqa: D102
+    @property
+    def found(self) -> Findings | None: ...  # noqa: D102
 
 
 class ClusterJudgement:
@@ -20,73 +39,77 @@ class ClusterJudgement:
 
     Attributes:
         cluster_id: which most of the nodes belong to; empty if none has an identity.
-        ttl_ms_max: the greatest that any of them tells; 0 if none does.
+        ttl_ms_max: the greatest that any of them tells, for a node that forgot must not stay out for less.
         members: the identities of that cluster, by the place of the node that showed it.
 
     Args:
-        looks: one for each place, by index.
+        nodes: one for each place, by index.
         assume_durable: whether the servers have the operator's word that a node which restarted has forgotten nothing.
+        familiar: whether the nodes are known to be those that voted last at these places, so that one which is older or empty has
+            forgotten; and are told apart by their processes. Otherwise each is judged as by a server that has just been started and
+            looks at it first.
     """
 
-    def __init__(self, looks: Sequence[Look], *, assume_durable: bool) -> None:
-        self.looks = looks
+    def __init__(self, nodes: Sequence[Shown], *, assume_durable: bool, familiar: bool) -> None:
+        self._nodes = nodes
         self._assume_durable = assume_durable
-        shown = dict(_identities(looks))
+        self._familiar = familiar
+        shown = {node.index: identity for node in nodes if (identity := _identity(node)) is not None}
         most = Counter(identity.cluster_id for identity in shown.values()).most_common(1)
         self.cluster_id = most[0][0] if most else ""
         self.members: Mapping[int, Identity] = {
             index: identity
             for index, identity in shown.items()
-            if identity.cluster_id == self.cluster_id and identity.node_count == len(looks)
+            if identity.cluster_id == self.cluster_id and identity.node_count == len(nodes)
         }
-        self.ttl_ms_max = max((identity.max_ttl_ms for identity in self.members.values()), default=0)
-        self._memory = ClusterMemory(len(looks))
-        for look in looks:
-            if look.known is not None and look.index in self.members:
-                self._memory.learn(look.known)
+        ttls = [identity.max_ttl_ms for identity in self.members.values()]
+        self.ttl_ms_max = max(ttls, default=bounds.TTL_MS_MAX_DEFAULT)
+        self._memory = ClusterMemory(len(nodes))
+        for node in nodes:
+            if node.known is not None and node.index in self.members:
+                self._memory.learn(node.known)
 
-    def judge(self, look: Look) -> Judgement | None:
+    def judge(self, node: Shown) -> Judgement | None:
         """Return what comes of a node at its place; None if it could not be looked at.
 
-        Of two looks at one process the later one is found to be the same.
+        Of two looks at one process the later one is found to be the same, if the nodes are familiar.
         """
-        if look.found is None:
+        if node.found is None:
             return None
-        place = self._memory.places[look.index]
+        place = self._memory.places[node.index]
         expected = Expectation(
-            index=look.index,
-            node_count=len(self.looks),
+            index=node.index,
+            node_count=len(self._nodes),
             cluster_id=self.cluster_id or None,
             assume_durable=self._assume_durable,
             floor=place.floor,
             changes=place.changes,
-            # Whoever is older or empty has forgotten, for the operator has named it.
-            familiar=True,
-            runs=self._runs_before(look),
+            familiar=self._familiar,
+            runs=self._runs_before(node) if self._familiar else {},
         )
-        return node_admission.judge(expected, look.found)
+        return node_admission.judge(expected, node.found)
 
-    def _runs_before(self, look: Look) -> Mapping[str, int]:
+    def _runs_before(self, node: Shown) -> Mapping[str, int]:
         runs: dict[str, int] = {}
-        for other in self.looks:
-            if other is look:
+        for other in self._nodes:
+            if other is node:
                 break
-            if other.found is not None and other.index != look.index:
+            if other.found is not None and other.index != node.index:
                 runs.setdefault(other.found.run_id, other.index)
         return runs
 
     def voting(self) -> tuple[int, ...]:
         """Return which nodes a server would let vote."""
-        return tuple(look.index for look in self.looks if isinstance(self.judge(look), Admitted))
+        return tuple(node.index for node in self._nodes if isinstance(self.judge(node), Admitted))
 
     @property
     def quorum(self) -> int:
         """How many nodes must vote."""
-        return quorum.majority(len(self.looks))
+        return quorum.majority(len(self._nodes))
 
 
-def _identities(looks: Sequence[Look]) -> Iterator[tuple[int, Identity]]:
-    for look in looks:
-        # A replica shows its primary's.
-        if look.found is not None and look.found.identity is not None and not look.found.is_replica:
-            yield look.index, look.found.identity
+def _identity(node: Shown) -> Identity | None:
+    if node.found is None:
+        return node.known
+    # A replica shows its primary's.
+    return None if node.found.is_replica else node.found.identity

@@ -1,30 +1,19 @@
 """What is the matter with the nodes of a cluster, and what to do about it: facts in, findings out. Pure.
 
-Whether a node may vote is asked of node_admission.py, on behalf of a server that has just been started: it has seen no node before, and
-knows of each what the others tell. The rules here and in node_ailments.py name the cause, and find what does no harm yet.
+Whether a node may vote is asked of cluster_judgement.py, on behalf of a server that has just been started: it has seen no node before,
+and knows of each what the others tell. The rules here and in node_ailments.py name the cause, and find what does no harm yet.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from redfence_proto import bounds
-from redfence_server import node_admission, quorum
-from redfence_server.cluster_memory import ClusterMemory
+from redfence_server.cluster_judgement import ClusterJudgement
 from redfence_server.finding import Diagnosis, Finding, Kind, note, serious, warning
-from redfence_server.node_admission import (
-    Admitted,
-    Expectation,
-    Forgot,
-    Judgement,
-    Quarantined,
-    Reason,
-    Rejected,
-)
+from redfence_server.node_admission import Admitted, Forgot, Quarantined, Reason, Rejected
 from redfence_server.node_ailments import Limits, ailments
-from redfence_server.node_examination import DURABLE_SETTINGS, Identity
+from redfence_server.node_examination import DURABLE_SETTINGS
 from redfence_server.node_facts import NodeFacts
 
 OFFSET_MS_NOTE: Final = 128.0
@@ -38,81 +27,29 @@ def diagnose(nodes: Sequence[NodeFacts], limits: Limits) -> Diagnosis:
         nodes: all that are configured, by index.
         limits: what they are measured by.
     """
-    cluster = _Cluster(nodes, limits)
+    judged = ClusterJudgement(nodes, assume_durable=limits.assume_durable, familiar=False)
     found = []
     for node in nodes:
-        found += [*ailments(node, limits), *_same_process(node, cluster)]
-        found += [*_durability(node, cluster), *_evicted(node, cluster), *_place_and_memory(node, cluster)]
-    found += [*_ttls(cluster), *_wall_clocks(nodes)]
-    kept_out = {finding.node for finding in found if finding.keeps_out}
-    voters = frozenset(
-        node.index
-        for node in nodes
-        if isinstance(cluster.judgements.get(node.index), Admitted) and node.index not in kept_out
-    )
-    found += _quorum(cluster, voters)
+        found += [*ailments(node, limits), *_same_process(node, nodes)]
+        found += [*_durability(node, judged, limits), *_evicted(node, judged)]
+        found += [*_place_and_memory(node, judged)]
+    found += [*_ttls(judged, limits), *_wall_clocks(nodes)]
+    voters = frozenset(judged.voting()) - {finding.node for finding in found if finding.keeps_out}
+    found += _quorum(nodes, judged, limits, voters)
     # Stable: of equal weight, the cluster comes first and the nodes as they are configured.
     found.sort(key=lambda finding: (finding.rank, -1 if finding.node is None else finding.node))
-    return Diagnosis(tuple(found), cluster.id, quorum.majority(len(nodes)), voters)
+    return Diagnosis(tuple(found), judged.cluster_id, judged.quorum, voters)
 
 
-class _Cluster:
-    """All nodes together, as a server sees them that has just looked at them for the first time.
-
-    Attributes:
-        id: which most of the formed nodes belong to; empty if none is formed.
-        members: the identities of that cluster, by the index of the node that showed it.
-        ttl_ms_max: the greatest that any of them tells, for a node that forgot must not stay out for less.
-        judgements: of the nodes that could be looked at.
-    """
-
-    def __init__(self, nodes: Sequence[NodeFacts], limits: Limits) -> None:
-        self.nodes = nodes
-        self.limits = limits
-        shown = {node.index: identity for node in nodes if (identity := _identity(node)) is not None}
-        most = Counter(identity.cluster_id for identity in shown.values()).most_common(1)
-        self.id = most[0][0] if most else ""
-        self.members = {
-            index: identity
-            for index, identity in shown.items()
-            if identity.cluster_id == self.id and identity.node_count == len(nodes)
-        }
-        ttls = [identity.max_ttl_ms for identity in self.members.values()]
-        self.ttl_ms_max = max(ttls, default=bounds.TTL_MS_MAX_DEFAULT)
-        memory = ClusterMemory(len(nodes))
-        for node in nodes:
-            if node.known is not None and node.index in self.members:
-                memory.learn(node.known)
-        self.judgements: dict[int, Judgement] = {}
-        for node in nodes:
-            if node.found is not None:
-                place = memory.places[node.index]
-                expected = Expectation(
-                    index=node.index,
-                    node_count=len(nodes),
-                    cluster_id=self.id or None,
-                    assume_durable=limits.assume_durable,
-                    floor=place.floor,
-                    changes=place.changes,
-                )
-                self.judgements[node.index] = node_admission.judge(expected, node.found)
-
-    @property
-    def quarantine(self) -> str:
-        """For how long a node that forgot stays out."""
-        return f"quarantine ({self.ttl_ms_max / 1000:g} s, the greatest ttl)"
+def _quarantine(judged: ClusterJudgement) -> str:
+    """For how long a node that forgot stays out."""
+    return f"quarantine ({judged.ttl_ms_max / 1000:g} s, the greatest ttl)"
 
 
-def _identity(node: NodeFacts) -> Identity | None:
-    if node.process is not None and node.process.primary:
-        return None  # what a replica shows is its primary's
-    return node.known if node.found is None else node.found.identity
-
-
-def _same_process(node: NodeFacts, cluster: _Cluster) -> Iterator[Finding]:
+def _same_process(node: NodeFacts, nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     if node.process is None:
         return
-    for other in cluster.nodes[: node.index]:
+    for other in nodes[: node.index]:
         if other.process is not None and other.process.run_id == node.process.run_id:
             yield serious(
                 node.index,
@@ -123,10 +60,10 @@ def _same_process(node: NodeFacts, cluster: _Cluster) -> Iterator[Finding]:
             return
 
 
-def _durability(node: NodeFacts, cluster: _Cluster) -> Iterator[Finding]:
+def _durability(node: NodeFacts, judged: ClusterJudgement, limits: Limits) -> Iterator[Finding]:
     if node.found is None or node.found.is_replica:
         return
-    gap, identity = node.found.durability_gap, cluster.members.get(node.index)
+    gap, identity = node.found.durability_gap, judged.members.get(node.index)
     as_admitted = identity is not None and identity.run_id == node.found.run_id
     durable = identity is not None and identity.durable
     if not gap:
@@ -135,7 +72,7 @@ def _durability(node: NodeFacts, cluster: _Cluster) -> Iterator[Finding]:
                 node.index,
                 Kind.NOT_YET_DURABLE,
                 "its settings lose nothing at a crash, but it did not begin this run with them",
-                f"nothing: it goes through {cluster.quarantine} once more, after its next restart",
+                f"nothing: it goes through {_quarantine(judged)} once more, after its next restart",
             )
         return
     if node.settings is None:
@@ -151,7 +88,7 @@ def _durability(node: NodeFacts, cluster: _Cluster) -> Iterator[Finding]:
             if node.settings.get(name) != wanted
         ]
         mend = f"set {', '.join(wrong)}, in its configuration file as well (CONFIG REWRITE)"
-    if cluster.limits.assume_durable:
+    if limits.assume_durable:
         yield note(
             node.index,
             kind,
@@ -165,7 +102,7 @@ def _durability(node: NodeFacts, cluster: _Cluster) -> Iterator[Finding]:
             f"{what}; it was admitted as one that loses nothing, and must not vote like this",
             mend,
         )
-    elif len(cluster.nodes) == 1:
+    elif judged.quorum == 1:
         yield serious(
             node.index,
             kind,
@@ -177,20 +114,20 @@ def _durability(node: NodeFacts, cluster: _Cluster) -> Iterator[Finding]:
         yield warning(
             node.index,
             kind,
-            f"{what}; so after each restart it must go through {cluster.quarantine} before it votes again",
+            f"{what}; so after each restart it must go through {_quarantine(judged)} before it votes again",
             f"{mend}, and before the cluster is formed if it is not yet. Until then restart one node at a time: should more than a "
             "minority restart at once (a power cut), nothing is granted before `redfence cluster recover`",
         )
 
 
-def _evicted(node: NodeFacts, cluster: _Cluster) -> Iterator[Finding]:
-    judgement = cluster.judgements.get(node.index)
+def _evicted(node: NodeFacts, judged: ClusterJudgement) -> Iterator[Finding]:
+    judgement = judged.judge(node)
     # A node that forgot for this reason says so: _place_and_memory.
     if node.found is None or not node.found.evicted or isinstance(judgement, Forgot):
         return
     what = f"it has dropped {node.found.evicted} keys in this run, because its memory was full"
-    if isinstance(judgement, Rejected) and cluster.id:
-        advice = f"mend the rest; if it may have dropped what it promised, a server then puts it into {cluster.quarantine}"
+    if isinstance(judgement, Rejected) and judged.cluster_id:
+        advice = f"mend the rest; if it may have dropped what it promised, a server then puts it into {_quarantine(judged)}"
         yield warning(node.index, Kind.EVICTED, what, advice)
     else:
         yield note(
@@ -206,15 +143,15 @@ _TOLD_ELSEWHERE: Final = frozenset(
 )
 
 
-def _place_and_memory(node: NodeFacts, cluster: _Cluster) -> Iterator[Finding]:
-    judgement = cluster.judgements.get(node.index)
+def _place_and_memory(node: NodeFacts, judged: ClusterJudgement) -> Iterator[Finding]:
+    judgement = judged.judge(node)
     match judgement:
         case Forgot(detail):
             yield warning(
                 node.index,
                 Kind.FORGOT,
                 f"it may have forgotten what it promised: {detail}",
-                f"nothing, if that was expected: a server puts it into {cluster.quarantine} and then brings it back, if a quorum of "
+                f"nothing, if that was expected: a server puts it into {_quarantine(judged)} and then brings it back, if a quorum of "
                 "others votes",
                 keeps_out=True,
             )
@@ -223,12 +160,12 @@ def _place_and_memory(node: NodeFacts, cluster: _Cluster) -> Iterator[Finding]:
                 node.index,
                 Kind.QUARANTINED,
                 "it is in quarantine, for it may have forgotten what it promised",
-                f"wait: a server brings it back after {cluster.ttl_ms_max / 1000:g} s, if a quorum of others votes; "
+                f"wait: a server brings it back after {judged.ttl_ms_max / 1000:g} s, if a quorum of others votes; "
                 "`redfence cluster status` tells what it waits for",
                 keeps_out=True,
             )
         case Rejected(reason, detail) if reason not in _TOLD_ELSEWHERE:
-            yield from _rejected(node, cluster, reason, detail)
+            yield from _rejected(node, judged, reason, detail)
         case Admitted() if node.found is not None and node.found.promoted:
             yield note(
                 node.index,
@@ -238,7 +175,7 @@ def _place_and_memory(node: NodeFacts, cluster: _Cluster) -> Iterator[Finding]:
             )
 
 
-def _rejected(node: NodeFacts, cluster: _Cluster, reason: Reason, detail: str) -> Iterator[Finding]:
+def _rejected(node: NodeFacts, judged: ClusterJudgement, reason: Reason, detail: str) -> Iterator[Finding]:
     assert node.found is not None, "nobody rejects what was not looked at"
     replace = f"`redfence cluster replace {node.index} URL`"
     match reason:
@@ -249,7 +186,7 @@ def _rejected(node: NodeFacts, cluster: _Cluster, reason: Reason, detail: str) -
                 f"it belongs to no cluster, and yet holds {node.found.key_count} keys",
                 "see whose they are, and whether the URL and the key prefix are right; if nobody needs them: FLUSHALL",
             )
-        case Reason.NOT_FORMED if cluster.id:
+        case Reason.NOT_FORMED if judged.cluster_id:
             yield serious(
                 node.index,
                 Kind.EMPTY,
@@ -300,17 +237,17 @@ def _rejected(node: NodeFacts, cluster: _Cluster, reason: Reason, detail: str) -
 # --- the cluster ------------------------------------------------------------------------------------------------------
 
 
-def _ttls(cluster: _Cluster) -> Iterator[Finding]:
+def _ttls(judged: ClusterJudgement, limits: Limits) -> Iterator[Finding]:
     """Tell of nodes that do not agree on how long one that forgot must stay out."""
-    for index, identity in cluster.members.items():
-        if identity.max_ttl_ms != cluster.ttl_ms_max:
+    for index, identity in judged.members.items():
+        if identity.max_ttl_ms != judged.ttl_ms_max:
             yield serious(
                 index,
                 Kind.TTL_DIFFERS,
-                f"it allows a ttl of {identity.max_ttl_ms} ms, and another node {cluster.ttl_ms_max} ms: after a loss, a node could vote "
+                f"it allows a ttl of {identity.max_ttl_ms} ms, and another node {judged.ttl_ms_max} ms: after a loss, a node could vote "
                 "again before the last lease has ended",
-                f"somebody has changed its identity by hand. Stop the servers, HSET {cluster.limits.key_prefix}node max_ttl_ms "
-                f"{cluster.ttl_ms_max} on it, and start them again",
+                f"somebody has changed its identity by hand. Stop the servers, HSET {limits.key_prefix}node max_ttl_ms "
+                f"{judged.ttl_ms_max} on it, and start them again",
                 keeps_out=False,
             )
 
@@ -354,13 +291,16 @@ def _wall_clocks(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
         )
 
 
-def _quorum(cluster: _Cluster, voters: frozenset[int]) -> Iterator[Finding]:
-    count, needed = len(cluster.nodes), quorum.majority(len(cluster.nodes))
-    if not cluster.id and cluster.judgements:
+def _quorum(
+    nodes: Sequence[NodeFacts], judged: ClusterJudgement, limits: Limits, voters: frozenset[int]
+) -> Iterator[Finding]:
+    count, needed = len(nodes), judged.quorum
+    judgements = [judgement for node in nodes if (judgement := judged.judge(node)) is not None]
+    if not judged.cluster_id and judgements:
         yield serious(
             None,
             Kind.NOT_FORMED,
-            f"no node that answers belongs to a cluster, with the key prefix {cluster.limits.key_prefix}",
+            f"no node that answers belongs to a cluster, with the key prefix {limits.key_prefix}",
             "mend what else is found here, then form one: `redfence cluster init`. If there was one: these are not its nodes, or they were "
             "all wiped (`redfence cluster recover`)",
             keeps_out=False,
@@ -371,7 +311,7 @@ def _quorum(cluster: _Cluster, voters: frozenset[int]) -> Iterator[Finding]:
     forgot = sum(
         isinstance(judgement, Forgot | Quarantined)
         or (isinstance(judgement, Rejected) and judgement.reason is Reason.NOT_FORMED)
-        for judgement in cluster.judgements.values()
+        for judgement in judgements
     )
     advice = "mend what is serious, the node that is easiest to mend first"
     if forgot > count - needed:

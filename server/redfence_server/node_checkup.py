@@ -123,7 +123,8 @@ class _Checkup:
             return  # it answers nothing else
         found = await self._allowed(examine(node, self._settings.keys))
         if found is not None:
-            self.facts = replace(self.facts, known=found.identity)
+            # A replica shows its primary's.
+            self.facts = replace(self.facts, known=None if found.is_replica else found.identity)
 
     async def _examine(self) -> None:
         node = self._node

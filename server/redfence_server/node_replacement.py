@@ -75,8 +75,9 @@ def plan(looks: Sequence[Look], new: Look, *, assume_durable: bool) -> Plan:
     place = new.index
     others = [look for look in looks if look.index != place]
     # What the old node knows does not count: it may be any that was ever at this place.
-    unknown = replace(looks[place], found=None)
-    judged = ClusterJudgement([*others[:place], unknown, *others[place:]], assume_durable=assume_durable)
+    unknown = replace(looks[place], found=None, known=None)
+    nodes = [*others[:place], unknown, *others[place:]]
+    judged = ClusterJudgement(nodes, assume_durable=assume_durable, familiar=True)
     judgements = [(look, judged.judge(look)) for look in others]
     for look, judgement in judgements:
         if isinstance(judgement, Rejected) and judgement.reason in _WRONG_LIST:

@@ -83,7 +83,7 @@ class Visit:
         self._keys = keys
 
     async def look_again(self) -> None:
-        """See what the node shows now; what it knew at the first look stays.
+        """See what the node shows now; what it knew at the first look stays, unless it cannot be looked at any more.
 
         Cancellation: nothing is changed.
         """
@@ -92,7 +92,7 @@ class Visit:
         try:
             found = await node_examination.examine(self._node, self._keys)
         except DialError as error:
-            self.look = replace(self.look, found=None, problem=_reason(error))
+            self.look = replace(self.look, found=None, problem=_reason(error), known=None)
         else:
             self.look = replace(self.look, found=found)
 

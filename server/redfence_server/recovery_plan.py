@@ -99,7 +99,7 @@ def plan(
         NodeRejectedError: a node is in the way, too few can be reached, or there is nothing to recover; the message names the nodes.
         ConfigError: the floor is too low or too high, or the greatest ttl is missing or another.
     """
-    judged = ClusterJudgement(looks, assume_durable=request.assume_durable)
+    judged = ClusterJudgement(looks, assume_durable=request.assume_durable, familiar=True)
     for look in looks:
         _refuse_unfit(look, judged.judge(look))
     away = [look for look in looks if look.found is None]

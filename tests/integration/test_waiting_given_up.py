@@ -20,6 +20,8 @@ from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import NODE_STATE_READY, RELEASE_OUTCOME_RELEASED
 
 NAME = "orders/42"
+# What is seen on the wire is the doing of the test's own calls alone.
+NO_PULSE_MS = 60_000
 # Waits for the lock for ever.
 _CLIENT = """
 import sys, redfence
@@ -125,7 +127,9 @@ async def test_a_hand_over_to_a_waiter_that_is_gone_before_it_is_known_is_undone
     way: str, commands: CommandProcesses, formed_nodes: FormedNodes, serve: Serve
 ) -> None:
     """The nodes have minted for it, their answers are late; the undo and the next mint need no answer to be sent."""
-    server = await serve(await formed_nodes(3), proxied=True, node_timeout_ms=10_000)
+    server = await serve(
+        await formed_nodes(3), proxied=True, node_timeout_ms=10_000, pulse_interval_ms=NO_PULSE_MS
+    )
     await all_ready(server)
     held = (await server.acquire(NAME, ttl_ms=TTL_MS)).lease
     async with first_in_line(server, way, commands) as leave:
@@ -155,7 +159,7 @@ async def test_a_mint_for_a_waiter_that_is_gone_before_it_arrives_is_undone_when
 ) -> None:
     """Woken by a notice it tried, the network holds the mint back; the undo arrives right behind it, and the next mint behind that."""
     nodes = await formed_nodes(3)
-    server = await serve(nodes, proxied=True, node_timeout_ms=10_000)
+    server = await serve(nodes, proxied=True, node_timeout_ms=10_000, pulse_interval_ms=NO_PULSE_MS)
     elsewhere = await serve(nodes)
     await all_ready(server)
     held = (await elsewhere.acquire(NAME, ttl_ms=TTL_MS)).lease

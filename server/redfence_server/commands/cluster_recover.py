@@ -113,7 +113,7 @@ def as_table(looks: Sequence[Look], *, assume_durable: bool) -> str:
     """Return what was found: a line for each node, and below it what is the matter."""
     from redfence_server.cluster_judgement import ClusterJudgement
 
-    judged = ClusterJudgement(looks, assume_durable=assume_durable)
+    judged = ClusterJudgement(looks, assume_durable=assume_durable, familiar=True)
     rows = [_COLUMNS, *(_row(look, judged) for look in looks)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     heading, *lines = [

@@ -11,6 +11,7 @@ import pytest
 
 from redfence_proto import bounds
 from redfence_server import doctor, quorum
+from redfence_server.cluster_judgement import ClusterJudgement
 from redfence_server.doctor import OFFSET_MS_NOTE, diagnose
 from redfence_server.finding import Diagnosis, Finding, Kind, Severity
 from redfence_server.node_admission import Reason
@@ -224,7 +225,7 @@ CASES = [
             1: {
                 "process": {"primary": "10.0.0.0:6379"},
                 "found": {"is_replica": True, "durability_gap": GAP},
-                "identity": {"index": 0, "cluster_id": "other", "max_ttl_ms": 9_000},
+                "identity": {"index": 0, "max_ttl_ms": 9_000},
             }
         },
         [(1, SERIOUS, Kind.REPLICA, OUT)],
@@ -747,10 +748,10 @@ def test_every_kind_of_finding_has_a_case() -> None:
 
 def test_every_reason_for_which_servers_reject_a_node_has_a_finding() -> None:
     """Also one that is added later."""
-    cluster = doctor._Cluster([well(index) for index in range(3)], LIMITS)
+    judged = ClusterJudgement([well(index) for index in range(3)], assume_durable=False, familiar=False)
     for reason in Reason:
         told = (
-            list(doctor._rejected(well(1), cluster, reason, "detail"))
+            list(doctor._rejected(well(1), judged, reason, "detail"))
             if reason not in doctor._TOLD_ELSEWHERE
             else []
         )

@@ -2,91 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from harness.adversary_moves import Begin, GiveUp, HandOver
-from harness.joining_commands import JoiningAnswer, JoiningCommand, Sight
-from redfence_server.lock_node import Command, Reply
-
-
-class ByAttempt(NamedTuple):
-    """An attempt waits for the answer."""
-
-    attempt: int
-
-
-class ByJoining(NamedTuple):
-    """The server itself does, which is about to find out whether the node at a place may vote."""
-
-    place: int
-
-
-class ByRejoin(NamedTuple):
-    """The rejoin of a place does, which the server drives over this connection to it."""
-
-    place: int
-    connection: int
-
-
-class ByPulse(NamedTuple):
-    """The server itself does, which asks what a node knows."""
-
-    place: int
-
-
-Sender = ByAttempt | ByJoining | ByRejoin | ByPulse
-
-
-@dataclass(frozen=True, slots=True)
-class Letter:
-    """A command, or its answer, on one connection.
-
-    Attributes:
-        process: at the other end, and the run of it with which the connection was made.
-        connection: its number among all that this server has made to the place.
-        under: the admission id under which it was sent.
-        known: how many changes the node was known to have made then.
-        reply: None on the way there.
-        changes: that the answer tells of.
-        told: nobody waits for a reply, or the sender was told that none came.
-    """
-
-    sender: Sender
-    server: int
-    place: int
-    process: int
-    run_id: str
-    connection: int
-    under: str
-    known: int
-    command: Command | JoiningCommand
-    reply: Reply | JoiningAnswer | None = None
-    changes: int = 0
-    told: bool = False
-    _hash: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        # A search hashes each of them many times.
-        way = (
-            self.sender,
-            self.server,
-            self.place,
-            self.process,
-            self.run_id,
-            self.connection,
-            self.under,
-            self.known,
-        )
-        reply = repr(self.reply) if isinstance(self.reply, Sight) else self.reply
-        object.__setattr__(self, "_hash", hash((way, self.command, reply, self.changes, self.told)))
-
-    def __hash__(self) -> int:
-        return self._hash
+from harness.forgetful_wire import Letter
 
 
 class Arrive(NamedTuple):
-    """A request is carried out, or a reply read."""
+    """A request is carried out, or an answer read."""
 
     letter: Letter
 
@@ -104,7 +27,7 @@ class Lose(NamedTuple):
 
 
 class Dial(NamedTuple):
-    """A server makes a connection to a process at a place, and looks at it."""
+    """A server makes a connection to a process at a place, and begins to join it."""
 
     server: int
     place: int

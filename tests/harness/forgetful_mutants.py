@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from harness.fake_node import FakeNodeState, Hold
-from harness.forgetful_moves import Letter
-from harness.forgetful_server import Connection, Server
+from harness.forgetful_server import Link
 from harness.forgetful_world import ForgetfulRules
 from harness.joining_commands import Readmit, Step
+from redfence_server.cluster_memory import ClusterMemory
 from redfence_server.lock_node import Command, Commit, Mint, Reply, Vouch
 from redfence_server.rejoin import CHANGES_JUMP, Rejoin, Vouched
 
@@ -99,32 +101,32 @@ class ReadmitWithoutFloors(FakeNodeState):
         return step
 
 
-class CommitUnderPresentId(Server):
+class CommitUnderPresentId(Link):
     """A commit goes under the id that the node has now, whatever it had when it minted."""
 
-    def under(self, connection: Connection, command: Command) -> str:
-        return connection.admission if isinstance(command, Commit) else super().under(connection, command)
+    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> None:
+        super().send(replace(command, under="") if isinstance(command, Commit) else command, on_reply)
 
 
-class VouchUnderPresentId(Server):
+class VouchUnderPresentId(Link):
     """A vouch is asked for under the id that the node has now, whatever it had when it was read."""
 
-    def under(self, connection: Connection, command: Command) -> str:
-        return connection.admission if isinstance(command, Vouch) else super().under(connection, command)
+    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> None:
+        super().send(replace(command, under="") if isinstance(command, Vouch) else command, on_reply)
 
 
-class FloorsNotHeeded(Server):
-    """What a server learns of a place, floor and changes, does not make it drop the node there, nor turn it away."""
+class ChangesNotHeeded(Link):
+    """A node that shows fewer changes than it has made is taken for whole."""
 
-    def is_superseded(self, place: int) -> bool:
-        return False
+    def _watched(self, reply: Reply, raw: list[Any], known: int) -> Reply:
+        return super()._watched(reply, raw, 0)
 
-    def heed(self, letter: Letter, reply: Reply) -> Reply:
-        return super().heed(replace(letter, known=0), reply)
 
-    def _look(self, place: int, connection: Connection) -> None:
-        super()._look(place, connection)
-        connection.expected = (0, 0)
+class FloorsNotHeeded(ClusterMemory):
+    """What a server learns of the floor of a place does not make it drop the node there, nor turn it away."""
+
+    def _raise_floor(self, index: int, floor: int) -> None:
+        """Do nothing."""
 
 
 MUTANTS = {
@@ -138,12 +140,13 @@ MUTANTS = {
     "mint without floor": ForgetfulRules(node=MintWithoutFloor),
     "readmit from any quarantine": ForgetfulRules(node=ReadmitFromAnyQuarantine),
     "readmit from any quarantine, floors not heeded": ForgetfulRules(
-        node=ReadmitFromAnyQuarantine, server=FloorsNotHeeded
+        node=ReadmitFromAnyQuarantine, cluster_memory=FloorsNotHeeded
     ),
     "readmit without floors": ForgetfulRules(node=ReadmitWithoutFloors),
-    "commit under the present id": ForgetfulRules(server=CommitUnderPresentId),
-    "commit under the present id, no jump": ForgetfulRules(server=CommitUnderPresentId, rejoin=NoJump),
-    "vouch under the present id": ForgetfulRules(server=VouchUnderPresentId),
-    "vouch under the present id, no jump": ForgetfulRules(server=VouchUnderPresentId, rejoin=NoJump),
-    "floors not heeded": ForgetfulRules(server=FloorsNotHeeded),
+    "commit under the present id": ForgetfulRules(link=CommitUnderPresentId),
+    "commit under the present id, no jump": ForgetfulRules(link=CommitUnderPresentId, rejoin=NoJump),
+    "vouch under the present id": ForgetfulRules(link=VouchUnderPresentId),
+    "vouch under the present id, no jump": ForgetfulRules(link=VouchUnderPresentId, rejoin=NoJump),
+    "floors not heeded": ForgetfulRules(cluster_memory=FloorsNotHeeded),
+    "changes not heeded": ForgetfulRules(link=ChangesNotHeeded),
 }

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
+from unittest.mock import patch
 
 from harness.adversary import Violation
 from harness.adversary_moves import Begin, GiveUp, HandOver
-from harness.forgetful_beginnings import BEGINNINGS
+from harness.forgetful_beginnings import Beginning, connect
 from harness.forgetful_moves import (
     Arrive,
     Break,
-    ByAttempt,
     Crash,
     Dial,
     DropCounter,
     Expire,
-    Letter,
     Lose,
     Move,
     Replace,
@@ -28,7 +27,9 @@ from harness.forgetful_moves import (
     TimeOut,
     Wipe,
 )
+from harness.forgetful_wire import NOBODY, Letter
 from harness.forgetful_world import ForgetfulRules, ForgetfulWorld, Limits, MakeMemory
+from redfence_server import node_joining
 
 WEIGHTS: dict[type[Move], float] = {
     Begin: 0.03,
@@ -78,12 +79,29 @@ ASLEEP = 0.01
 """How much a server does whose process is stopped for a while."""
 
 
-class Walk:
-    """What came of a walk.
+class Outcome(NamedTuple):
+    """What came of a walk, or of several.
 
     Attributes:
         granted: how many attempts were granted.
         rejoined: how often a node came back.
+        granted_after: how many attempts were granted after a node had come back, and the walk had begun.
+    """
+
+    granted: int = 0
+    rejoined: int = 0
+    granted_after: int = 0
+
+    def plus(self, other: Outcome) -> Outcome:
+        """Return what came of both."""
+        return Outcome(*map(sum, zip(self, other, strict=True)))
+
+
+class Walk:
+    """One walk.
+
+    Attributes:
+        trace: the moves that were made.
     """
 
     def __init__(self, world: ForgetfulWorld, *, seed: int) -> None:
@@ -98,23 +116,30 @@ class Walk:
         self._change_mood()
         self.trace: list[Move] = []
 
-    def go(self, *, moves_max: int) -> int:
-        """Make moves until every attempt has come to an end; return how many attempts were granted.
+    async def go(self, *, moves_max: int) -> Outcome:
+        """Make moves until every attempt has come to an end.
 
         Raises:
             Violation: an invariant is broken; the message has the seed and the trace.
         """
+        granted_before_rejoin = 0
         try:
             for _ in range(moves_max):
                 if self.world.is_over():
                     break
+                if not self.world.rejoined:
+                    granted_before_rejoin = self._granted()
                 if self._chance.random() < MOOD_CHANGES:
                     self._change_mood()
                 move = self._pick()
                 self.trace.append(move)
-                self.world.make(move)
+                await self.world.make(move)
         except Violation as found:
             raise Violation(f"seed {self._seed}: {found}\n{self._told()}") from None
+        granted = self._granted()
+        return Outcome(granted, self.world.rejoined, granted - granted_before_rejoin)
+
+    def _granted(self) -> int:
         return sum(player.token > 0 for player in self.world.players)
 
     def _reach(self) -> frozenset[int]:
@@ -131,7 +156,7 @@ class Walk:
     def _pick(self) -> Move:
         letters = self.world.under_way
         speeds = [self._speed(letter) for letter in letters]
-        lost = sum(connection is None for server in self.world.servers for connection in server.connections)
+        lost = sum(link.connection is None for server in self.world.servers for link in server.links)
         events = EVENTS + 0.2 * self._mood.joining * lost
         if self._chance.random() * (sum(speeds) + events) >= events:
             return Arrive(self._chance.choices(letters, speeds)[0])
@@ -148,12 +173,13 @@ class Walk:
         speed = self._luck.get(letter)
         if speed is None:
             speed = self._luck[letter] = DELAYED if self._chance.random() < STRAY else 1.0
-        if letter.reply is not None:
-            speed *= self._alertness[letter.server]
-        if isinstance(letter.sender, ByAttempt):
-            reached = letter.place in self._reached[letter.sender.attempt]
+        way = letter.connection
+        if letter.answer is not None:
+            speed *= self._alertness[way.server]
+        if letter.sender != NOBODY:
+            reached = way.place in self._reached[letter.sender]
             return speed * self._mood.attempts * (1 if reached else OUT_OF_REACH)
-        return speed * self._mood.joining * self._speeds[letter.server, letter.place]
+        return speed * self._mood.joining * self._speeds[way.server, way.place]
 
     def _bias(self, move: Move, open_count: int, away: set[int]) -> float:  # noqa: PLR0911  (one return per kind of event)
         """Return how much likelier an event is than others of its kind."""
@@ -179,37 +205,44 @@ class Walk:
         return "\n".join(f"{step:4} {move}" for step, move in enumerate(self.trace))
 
 
-def walk(world: ForgetfulWorld, *, seed: int, moves_max: int = 800) -> int:
-    """Walk; see `Walk.go`."""
-    return Walk(world, seed=seed).go(moves_max=moves_max)
-
-
 LIMITS = Limits(saves=2, crashes=2, wipes=1, replacements=1, restarts=1)
+PROCESSES_MAX = 7
+"""How many processes a walk has at most: five nodes, one that a beginning replaces one with, and one that the walk does."""
 
 
-def world_of(
+async def walk(
     seed: int,
+    beginning: Beginning,
+    *,
     rules: ForgetfulRules | None = None,
     make_memory: MakeMemory | None = None,
-    beginning: Callable[[ForgetfulWorld], None] | None = None,
-) -> ForgetfulWorld:
-    """Return the beginning of a walk: 3 or 5 nodes, two servers, attempts for many leases or few, so that some are retries."""
+    moves_max: int = 800,
+) -> Outcome:
+    """Walk from a beginning; see `Walk.go`.
+
+    3 or 5 nodes, two servers, attempts for many leases or few, so that some are retries.
+    """
     chance = random.Random(f"world {seed}")
     node_count = chance.choice((3, 3, 5))
     leases = tuple("abcdefgh"[: chance.randint(5, 8)])
     if chance.random() < 0.2:
         leases = tuple(chance.choices("abcd", k=len(leases)))
-    world = ForgetfulWorld(
-        leases,
-        # Those of which a beginning tells are of different servers.
-        (1, 1, *(chance.choice((0, 1)) for _ in leases[2:])),
-        node_count=node_count,
-        durable=frozenset(chance.choice(((), (), (node_count - 1,)))),
-        adopts_empty=chance.choice((True, True, False)),
-        rules=rules,
-        make_memory=make_memory,
-    )
-    world.connect()
-    (beginning or chance.choice(BEGINNINGS))(world)
-    world.limits = LIMITS
-    return world
+    rules = rules or ForgetfulRules()
+    with patch.object(node_joining, "Rejoin", rules.rejoin):
+        world = ForgetfulWorld(
+            leases,
+            # Those of which a beginning tells are of different servers.
+            (1, 1, *(chance.choice((0, 1)) for _ in leases[2:])),
+            node_count=node_count,
+            durable=frozenset(chance.choice(((), (), (node_count - 1,)))),
+            adopts_empty=chance.choice((True, True, False)),
+            rules=rules,
+            make_memory=make_memory,
+        )
+        try:
+            await connect(world)
+            await beginning(world)
+            world.limits = LIMITS
+            return await Walk(world, seed=seed).go(moves_max=moves_max)
+        finally:
+            await world.end()

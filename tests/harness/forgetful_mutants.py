@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from harness.fake_node import FakeNodeState, Hold
 from harness.forgetful_server import Link
@@ -115,13 +114,6 @@ class VouchUnderPresentId(Link):
         super().send(replace(command, under="") if isinstance(command, Vouch) else command, on_reply)
 
 
-class ChangesNotHeeded(Link):
-    """A node that shows fewer changes than it has made is taken for whole."""
-
-    def _watched(self, reply: Reply, raw: list[Any], known: int) -> Reply:
-        return super()._watched(reply, raw, 0)
-
-
 class FloorsNotHeeded(ClusterMemory):
     """What a server learns of the floor of a place does not make it drop the node there, nor turn it away."""
 
@@ -148,5 +140,4 @@ MUTANTS = {
     "vouch under the present id": ForgetfulRules(link=VouchUnderPresentId),
     "vouch under the present id, no jump": ForgetfulRules(link=VouchUnderPresentId, rejoin=NoJump),
     "floors not heeded": ForgetfulRules(cluster_memory=FloorsNotHeeded),
-    "changes not heeded": ForgetfulRules(link=ChangesNotHeeded),
 }

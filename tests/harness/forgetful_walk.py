@@ -61,6 +61,8 @@ STRAY = 0.04
 """How many letters are delayed for long."""
 DELAYED = 0.01
 """And how much less likely they move."""
+LEFT_UNDER_WAY = 0.7
+"""How many are of those that a beginning has left under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +81,18 @@ ASLEEP = 0.01
 """How much a server does whose process is stopped for a while."""
 
 
+VIOLENCE = (1.0, 0.03)
+"""How likely faults are in a walk, and holds that end early: in a calm one, what a beginning has left is seen through to its end."""
+FAULTS = (TimeOut, Lose, Restart, Expire, DropCounter, Crash, Wipe, Replace)
+
+
 class Outcome(NamedTuple):
     """What came of a walk, or of several.
 
     Attributes:
-        granted: how many attempts were granted.
-        rejoined: how often a node came back.
-        granted_after: how many attempts were granted after a node had come back, and the walk had begun.
+        granted: how many attempts were granted, those of the beginning included.
+        rejoined: how often a node came back in the walk.
+        granted_after: how many attempts were granted after one had.
     """
 
     granted: int = 0
@@ -111,7 +118,8 @@ class Walk:
         self._reached = [self._reach() for _ in world.players]
         ways = [(server.number, place) for server in world.servers for place in range(world.node_count)]
         self._speeds = {way: self._chance.choice(SLOWNESS) for way in ways}
-        self._luck: dict[Letter, float] = {}
+        self._violence = self._chance.choice(VIOLENCE)
+        self._luck = {letter: self._draw_luck(LEFT_UNDER_WAY) for letter in world.under_way}
         self._dialled: Counter[Dial] = Counter()
         self._change_mood()
         self.trace: list[Move] = []
@@ -122,13 +130,13 @@ class Walk:
         Raises:
             Violation: an invariant is broken; the message has the seed and the trace.
         """
-        granted_before_rejoin = 0
+        rejoined, before = self.world.rejoined, 0
         try:
             for _ in range(moves_max):
                 if self.world.is_over():
                     break
-                if not self.world.rejoined:
-                    granted_before_rejoin = self._granted()
+                if self.world.rejoined == rejoined:
+                    before = self._granted()
                 if self._chance.random() < MOOD_CHANGES:
                     self._change_mood()
                 move = self._pick()
@@ -137,7 +145,7 @@ class Walk:
         except Violation as found:
             raise Violation(f"seed {self._seed}: {found}\n{self._told()}") from None
         granted = self._granted()
-        return Outcome(granted, self.world.rejoined, granted - granted_before_rejoin)
+        return Outcome(granted, self.world.rejoined - rejoined, granted - before)
 
     def _granted(self) -> int:
         return sum(player.token > 0 for player in self.world.players)
@@ -163,16 +171,19 @@ class Walk:
         moves = list(self.world.events())
         open_count = sum(player.is_open for player in self.world.players)
         away = self.world.places_away()
-        weights = [WEIGHTS[type(move)] * self._bias(move, open_count, away) for move in moves]
+        weights = [self._weight(move) * self._bias(move, open_count, away) for move in moves]
         move = self._chance.choices(moves, weights)[0]
         if isinstance(move, Dial):
             self._dialled[move] += 1
         return move
 
+    def _draw_luck(self, stray: float) -> float:
+        return DELAYED if self._chance.random() < stray else 1.0
+
     def _speed(self, letter: Letter) -> float:
         speed = self._luck.get(letter)
         if speed is None:
-            speed = self._luck[letter] = DELAYED if self._chance.random() < STRAY else 1.0
+            speed = self._luck[letter] = self._draw_luck(STRAY)
         way = letter.connection
         if letter.answer is not None:
             speed *= self._alertness[way.server]
@@ -180,6 +191,9 @@ class Walk:
             reached = way.place in self._reached[letter.sender]
             return speed * self._mood.attempts * (1 if reached else OUT_OF_REACH)
         return speed * self._mood.joining * self._speeds[way.server, way.place]
+
+    def _weight(self, move: Move) -> float:
+        return WEIGHTS[type(move)] * (self._violence if isinstance(move, FAULTS) else 1)
 
     def _bias(self, move: Move, open_count: int, away: set[int]) -> float:  # noqa: PLR0911  (one return per kind of event)
         """Return how much likelier an event is than others of its kind."""
@@ -194,7 +208,7 @@ class Walk:
                 return self._alertness[server]
             case Break(server, place):
                 broken = self.world.is_broken(server, place)
-                return self._alertness[server] * (1 if broken else 0.01)
+                return self._alertness[server] * (1 if broken else 0.01 * self._violence)
             case Replace(place):
                 return self._mood.forgetting * (0.02 if away - {place} else 1)
             case Crash(index) | Wipe(index):
@@ -231,8 +245,8 @@ async def walk(
     with patch.object(node_joining, "Rejoin", rules.rejoin):
         world = ForgetfulWorld(
             leases,
-            # Those of which a beginning tells are of different servers.
-            (1, 1, *(chance.choice((0, 1)) for _ in leases[2:])),
+            # Those of which a beginning tells are all of one server, and its first rejoin is driven by the other one.
+            (1, 1, 1, *(chance.choice((0, 1)) for _ in leases[3:])),
             node_count=node_count,
             durable=frozenset(chance.choice(((), (), (node_count - 1,)))),
             adopts_empty=chance.choice((True, True, False)),

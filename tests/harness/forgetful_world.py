@@ -49,7 +49,7 @@ from redfence_server.cluster_memory import ClusterMemory
 from redfence_server.lock_node import Command, Granted, Mint, Release, Reply, Silence
 from redfence_server.rejoin import Rejoin
 
-_TURNS = 4
+_TURNS = 3
 """Of the loop after each move, until what follows from it at once is done; what needs more is done after the next."""
 
 

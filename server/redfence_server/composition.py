@@ -89,6 +89,7 @@ async def lock_server(
             connection=config.waiters_per_connection_max,
         ),
     )
+    cluster.on_quorum_lost = service.quorum_lost
     servicer = LockServicer(
         service,
         clock=clock,

@@ -57,7 +57,7 @@ class ServeConfig(BaseSettings):
         10_000, ge=0, le=600_000, description="how long to wait at the start for a quorum of nodes"
     )
     pulse_interval_ms: int = Field(
-        1_000,
+        500,
         ge=100,
         le=60_000,
         description="how often to exchange with each node what is known of the cluster, and to read its clock",

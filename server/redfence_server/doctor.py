@@ -95,7 +95,7 @@ def _durability(node: NodeFacts, judged: ClusterJudgement, limits: Limits) -> It
             f"{what}; servers take your word for it (assume_durable)",
             f"{mend}, and take it back",
         )
-    elif as_admitted and durable:
+    elif durable and (as_admitted or node.found.settings_hidden):
         yield serious(
             node.index,
             kind,
@@ -139,7 +139,10 @@ def _evicted(node: NodeFacts, judged: ClusterJudgement) -> Iterator[Finding]:
 
 # What the other rules tell better.
 _TOLD_ELSEWHERE: Final = frozenset(
-    {Reason.REPLICA, Reason.TOO_OLD, Reason.EVICTS, Reason.SAME_PROCESS, Reason.NOT_DURABLE}
+    {
+        *(Reason.REPLICA, Reason.TOO_OLD, Reason.EVICTS, Reason.SAME_PROCESS),
+        *(Reason.NOT_DURABLE, Reason.SETTINGS_HIDDEN),
+    }
 )
 
 

@@ -19,7 +19,7 @@ from redfence_server.errors import (
     NoQuorumError,
     ValidityExhaustedError,
 )
-from redfence_server.lock_node import Held, Plain, Reply, Silence
+from redfence_server.lock_node import Held, NodeState, Plain, Reply, Silence
 from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotGranted
 from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, Renewal, RenewVerdict, TokenVerdict
 from redfence_server.randomness import Randomness
@@ -96,6 +96,12 @@ class LockService:
     def drain(self) -> None:
         """Take no more acquires, and tell those that wait to go elsewhere."""
         self._queues.drain()
+
+    def quorum_lost(self) -> None:
+        """Tell those that wait that nobody can be granted, as each of them would find out when its turn comes."""
+        reports = ((node.index, node.report().state) for node in self._redlock.nodes)
+        away = [(index, state.name.lower()) for index, state in reports if state is not NodeState.READY]
+        self._queues.fail(partial(NoQuorumError.naming, away))
 
     # --- acquire --------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@ admitted), the settings by which it writes to disk, and what *others* remember o
 was given when it last came back. A node that shows less than anybody remembers has forgotten, whatever its settings say: an old
 snapshot, a cut file, a disk that lied, another machine under the same name.
 
-A node that forgot is quarantined and comes back by a rejoin (rejoin.py). One that only an operator can mend is rejected.
+A node that forgot is quarantined, for all servers, and comes back by a rejoin (rejoin.py). One that only an operator can mend is rejected,
+by each server for itself.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class Reason(Enum):
     """It drops keys when its memory is full."""
     NOT_DURABLE = auto()
     """It was formed durable and its settings are not so any more."""
+    SETTINGS_HIDDEN = auto()
+    """It was formed durable, and whoever looks may not read whether its settings still are so."""
 
     @property
     def misconfigured(self) -> bool:
@@ -230,12 +233,20 @@ def _judge_memory(expected: Expectation, found: Findings) -> Admitted | Forgot |
     evicted = found.evicted - (identity.evicted if same_run else 0)
     if evicted > 0:
         return Forgot(f"it has dropped {evicted} keys because its memory was full")
-    if same_run:
-        return _judge_same_run(expected, found, identity)
-    if found.promoted:
+    if found.promoted and not same_run:
         return Forgot(
             "it was a replica in this run, or began with the data of a node that had one: what was answered last may be missing"
         )
+    if found.settings_hidden and identity.durable and not expected.assume_durable:
+        # No evidence against the node: a user with more rights can see that it lost nothing. So it is not for this one to
+        # quarantine it, which would bind everybody.
+        return Rejected(
+            Reason.SETTINGS_HIDDEN,
+            "it was durable, and this user may not read its settings, which tell whether it still is: grant the user +config|get, or "
+            "set assume_durable",
+        )
+    if same_run:
+        return _judge_same_run(expected, found, identity)
     # What counts for the past is how the run wrote that ended; how this one writes counts for the next restart.
     gap = found.durability_gap
     if expected.assume_durable or (identity.durable and not gap):

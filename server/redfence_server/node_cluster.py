@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from redfence_server import quorum
 from redfence_server.clock import WallClock
@@ -14,6 +15,9 @@ from redfence_server.lock_node import NodeReport, NodeState
 from redfence_server.node_link import LinkSettings, NodeLink
 from redfence_server.randomness import Randomness
 from redfence_server.redis_dial import NodeUrl
+
+# A node that vouches for another one, or whose connection broke, is back after some round trips. Whoever waits for a lock need not know.
+_BLINK_MS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,11 @@ def _check_url(index: int, url: str) -> NodeUrl:
 
 
 class NodeCluster:
-    """Starts and ends the links; a server without a quorum at its start does not start."""
+    """Starts and ends the links; a server without a quorum at its start does not start.
+
+    Attributes:
+        on_quorum_lost: told when there has been no quorum for so long that it is not a blink.
+    """
 
     def __init__(
         self,
@@ -81,6 +89,8 @@ class NodeCluster:
         self._memory = ClusterMemory(len(nodes))
         self._randomness = randomness
         self._pulses: asyncio.Task[None] | None = None
+        self._blink: asyncio.TimerHandle | None = None
+        self.on_quorum_lost: Callable[[], None] = lambda: None
         self.links = [
             NodeLink(
                 url,
@@ -89,6 +99,7 @@ class NodeCluster:
                 memory=self._memory,
                 clock=clock,
                 randomness=randomness,
+                on_state=self._on_state,
             )
             for index, url in enumerate(nodes)
         ]
@@ -137,12 +148,28 @@ class NodeCluster:
             self._pulses.cancel()
             await asyncio.gather(self._pulses, return_exceptions=True)
         await asyncio.gather(*(link.close() for link in self.links))
+        self._end_blink()
 
     async def _pulse(self) -> None:
         while True:
             await asyncio.sleep(self._pulse_interval_s * self._randomness.uniform(0.9, 1.1))
             for link in self.links:
                 link.pulse()
+
+    def _on_state(self) -> None:
+        if self._has_quorum():
+            self._end_blink()
+        elif self._blink is None:
+            self._blink = asyncio.get_running_loop().call_later(_BLINK_MS / 1000, self._on_long_blink)
+
+    def _on_long_blink(self) -> None:
+        self._blink = None
+        self.on_quorum_lost()
+
+    def _end_blink(self) -> None:
+        if self._blink is not None:
+            self._blink.cancel()
+            self._blink = None
 
     def _has_quorum(self) -> bool:
         ready = sum(link.report().state is NodeState.READY for link in self.links)

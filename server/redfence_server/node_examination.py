@@ -61,6 +61,7 @@ class Findings:
         run_id: of its process; of a process that was promoted from a replica, together with the id of its data's history.
         promoted: it was a replica in this run.
         durability_gap: empty when its settings lose nothing at a crash.
+        settings_hidden: this user may not read them, which is a gap as well; another user may know better.
         eviction: by which settings it would drop keys; empty when it would not.
         evicted: how many keys it has evicted in this run.
     """
@@ -70,6 +71,7 @@ class Findings:
     version: str
     is_replica: bool = False
     durability_gap: str = ""
+    settings_hidden: bool = False
     high: int | None = 0
     key_count: int = 0
     promoted: bool = False
@@ -98,6 +100,7 @@ async def examine(node: DialledNode, keys: scripts.Keyspace) -> Findings:
     promoted = int(replication.get("second_repl_offset", "-1")) >= 0
     history = f"/{replication.get('master_replid', '')}" if promoted else ""
     _, identity, key_count, *high = await node.command("EVAL", scripts.load("look"), 2, keys.node, keys.high)
+    settings = await _durability_settings(node)
     return Findings(
         high=read_number(high[0]) if high else None,
         identity=read_identity(identity),
@@ -106,7 +109,8 @@ async def examine(node: DialledNode, keys: scripts.Keyspace) -> Findings:
         version=server.get("valkey_version") or server.get("redis_version", "0"),
         is_replica=replication.get("role") != "master",
         promoted=promoted,
-        durability_gap=await _durability_gap(node),
+        durability_gap=_durability_gap(settings),
+        settings_hidden=settings is None,
         eviction=await _eviction(node),
         evicted=int((await read_info(node, "stats")).get("evicted_keys", "0")),
     )
@@ -166,15 +170,27 @@ def _admission(text: str) -> str:
     return text
 
 
-async def _durability_gap(node: DialledNode) -> str:
-    gaps = []
-    for name, wanted in DURABLE_SETTINGS.items():
-        value = await _setting(node, name)
-        if value is None:
-            return "it does not let this server read its settings"
-        if value != wanted:
-            gaps.append(f"{name} is {value}, not {wanted}")
-    return "; ".join(gaps)
+async def _durability_settings(node: DialledNode) -> Mapping[str, str] | None:
+    """Return those of DURABLE_SETTINGS as they are; None if they may not be read."""
+    settings = {}
+    for name in DURABLE_SETTINGS:
+        try:
+            # One at a time: before Redis 7, CONFIG GET takes one name.
+            answer = await node.command("CONFIG", "GET", name)
+        except DialRefusedError:
+            return None
+        settings[name] = answer[1].decode() if answer else "unknown"
+    return settings
+
+
+def _durability_gap(settings: Mapping[str, str] | None) -> str:
+    if settings is None:
+        return "it does not let this server read its settings"
+    return "; ".join(
+        f"{name} is {settings[name]}, not {wanted}"
+        for name, wanted in DURABLE_SETTINGS.items()
+        if settings[name] != wanted
+    )
 
 
 async def _eviction(node: DialledNode) -> str:
@@ -182,15 +198,6 @@ async def _eviction(node: DialledNode) -> str:
     memory = await read_info(node, "memory")
     limit, policy = memory.get("maxmemory", "0"), memory.get("maxmemory_policy", "noeviction")
     return "" if limit == "0" or policy == "noeviction" else f"maxmemory {limit}, maxmemory-policy {policy}"
-
-
-async def _setting(node: DialledNode, name: str) -> str | None:
-    """Return a setting; None if it may not be read."""
-    try:
-        answer = await node.command("CONFIG", "GET", name)
-    except DialRefusedError:
-        return None
-    return str(answer[1].decode()) if answer else "unknown"
 
 
 async def read_info(node: DialledNode, section: str) -> Mapping[str, str]:

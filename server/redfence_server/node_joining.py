@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from redfence_server import quorum, rejoin, scripts
+from redfence_server import quorum, scripts
 from redfence_server.clock import Clock
 from redfence_server.cluster_memory import ClusterMemory
 from redfence_server.lock_node import LockNode
@@ -31,13 +31,13 @@ from redfence_server.node_admission import (
 from redfence_server.node_examination import Findings, Identity, Phase, examine
 from redfence_server.randomness import Randomness
 from redfence_server.redis_dial import DialError, DialledNode
-from redfence_server.rejoin import Rejoin, Vouched
+from redfence_server.rejoin import Claim, Rejoin, Vouched
 
 # A node that is up but must not vote is looked at again this often, with jitter.
 _RECHECK_MS: Final = 2_000
 # How long a node that restarted waits for the first look at every other one.
 _ASK_AROUND_TIMEOUT_MS: Final = 2_000
-# A rejoin that another one overtook is tried again soon.
+# A node at which another server is as well is looked at again soon.
 _OVERTAKEN_RECHECK_MS: Final = 100
 
 
@@ -120,7 +120,7 @@ class NodeJoining:
 
         Raises:
             TurnedAwayError: it must not vote now.
-            DialError: the connection broke, or somebody else changed the node meanwhile.
+            DialError: the connection broke.
         """
         judgement, found = await self._look(node)
         if isinstance(judgement, Admitted) and judgement.restarted:
@@ -245,37 +245,46 @@ class NodeJoining:
             randomness=self._randomness,
         )
         attempt.start()
-        outcome = await attempt.outcome
-        # Whatever comes of it, the floor that the others may know by now was for the node that is looked at here.
-        self._floor = max(self._floor or 0, attempt.floor)
-        match outcome:
-            case rejoin.Failure.TOO_FEW:
-                raise TurnedAwayError(
-                    "quarantined: it can vote again once a quorum of the other nodes does; if those have forgotten as well, "
-                    "run `redfence cluster recover`"
-                )
-            case rejoin.Failure.OVERTAKEN:
-                raise TurnedAwayError(
-                    "quarantined: its return was overtaken and is tried again", _OVERTAKEN_RECHECK_MS
-                )
-            case Vouched() as vouched:
-                await self._readmit(node, identity, found, vouched)
+        claim = await attempt.recalled
+        if not isinstance(claim, Claim):
+            raise TurnedAwayError(
+                "quarantined: it can vote again once a quorum of the other nodes does; if those have forgotten as well, "
+                "run `redfence cluster recover`"
+            )
+        numbers = (str(claim.floor), str(claim.changes))
+        await self._step(node, "claim", (self._settings.keys.node,), identity.admission, *numbers)
+        # Whatever comes of it, the floor that the others may know from now on is for the node that is looked at here.
+        self._floor = max(self._floor or 0, claim.floor)
+        attempt.vouch(claim)
+        vouched = await attempt.outcome
+        if not isinstance(vouched, Vouched):
+            raise TurnedAwayError(
+                "quarantined: its return was overtaken and is tried again", _OVERTAKEN_RECHECK_MS
+            )
+        await self._readmit(node, identity, found, vouched)
 
     async def _readmit(
         self, node: DialledNode, identity: Identity, found: Findings, vouched: Vouched
     ) -> None:
         keys = (self._settings.keys.node, self._settings.keys.high)
         quarantine = (identity.admission, Phase.QUARANTINED.value)
-        life = (self._randomness.hex_id(), str(vouched.floor), str(vouched.changes), found.run_id)
+        life = (self._randomness.hex_id(), str(vouched.claim.floor), str(vouched.claim.changes), found.run_id)
         durable = "0" if found.durability_gap else "1"
         floors = map(str, vouched.known_floors)
         await self._step(node, "readmit", keys, *quarantine, *life, durable, str(found.evicted), *floors)
-        self._log.warning("node_rejoined", floor=vouched.floor, run_id=found.run_id)
+        self._log.warning("node_rejoined", floor=vouched.claim.floor, run_id=found.run_id)
 
     async def _step(self, node: DialledNode, script: str, keys: tuple[str, ...], *arguments: str) -> None:
-        """Carry out a script that changes the node's identity, if it is still what was judged."""
+        """Carry out a script that changes the node's identity.
+
+        Raises:
+            TurnedAwayError: it is not what was judged any more.
+            DialError: the connection broke, or the node is not only ours.
+        """
         answer = await node.command("EVAL", scripts.load(script), len(keys), *keys, *arguments)
         if answer == [b"not_empty"]:
             raise DialError("it has no identity, and somebody has begun to write to it")
         if answer == [b"changed"]:
-            raise DialError("its identity was changed by somebody else meanwhile")
+            raise TurnedAwayError(
+                "it was changed by another server meanwhile, and is looked at again", _OVERTAKEN_RECHECK_MS
+            )

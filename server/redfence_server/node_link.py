@@ -91,7 +91,19 @@ class NodeLink:
         memory: ClusterMemory,
         clock: WallClock,
         randomness: Randomness,
+        on_state: Callable[[], None] = lambda: None,
     ) -> None:
+        """Make a link that is not connected.
+
+        Args:
+            url: of the node.
+            index: its place.
+            settings: what all links share.
+            memory: likewise.
+            clock: this machine's.
+            randomness: for jitter and ids.
+            on_state: told when the node begins or ceases to vote.
+        """
         self.index = index
         self._url = url
         self._settings = settings
@@ -121,6 +133,7 @@ class NodeLink:
         self._notice_gap = ""
         self._kept: deque[Undo | Release] = deque(maxlen=_KEPT_MAX)
         self._on_notice: Callable[[Notice], None] = _ignore
+        self._on_state = on_state
         self._task: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[str] | None = None
         self.turned_away: TurnedAwayError | None = None
@@ -455,7 +468,10 @@ class NodeLink:
         if state is not self._state:
             self._since_ms = self._clock.now_ms()
             self._state_changes += 1
+        was_ready = self._state is NodeState.READY
         self._state, self._detail = state, detail
+        if was_ready is not (state is NodeState.READY):
+            self._on_state()
         # A node that stays away is dialled again and again; that is told once.
         if state is NodeState.JOINING or state is self._logged_state:
             return

@@ -5,19 +5,24 @@ N = 2f + 1 nodes. Every grant stands on a quorum, f + 1 nodes; besides i on at l
 
 1. *Recall*: `high` of f + 1 others that vote, so of at least one node j on which a given grant stands, whichever it is. (Of f others
    all could have missed it.) The floor R is above all of these, and the node's numbers start above R.
-2. *Vouch*: on f + 1 of those, in one step on each and only if its `high` is still below R: R is written back to `high`, and the
+2. *Claim*: R is noted on the node itself, in its quarantine, and only if no driver has claimed as much. It counts for nothing as long as the node
+   does not vote; but of several drivers only the one with the greatest R can go on to the end, and one that comes after another has died
+   starts above its R. So what the others are told of place i is never more than what the node there comes to have.
+3. *Vouch*: on f + 1 of those, in one step on each and only if its `high` is still below R: R is written back to `high`, and the
    admission id is renewed. Take a grant in flight that stands on i as it was, and on such a j. If it stands on j before the vouch, its
    token is at most j's `high`, which is below R. If it is to stand there after, it cannot: a commit goes under the id under which its
    mint was answered, and j refuses the old one. Who is admitted under the new one has read `floor:<i>`, by which it knows that what it
    was connected to at place i is a thing of the past.
    So it makes no difference whether that process is dead, wiped, or lives on where it cannot be seen from here.
-3. *Readmit*: only then does the node get its floor and its vote, and only in the very quarantine that was found (each has a random id).
+4. *Readmit*: only then does the node get its vote, and only in the very quarantine that was found (each has a random id).
 
 `high` is written back so that R is found on every quorum when another node is lost next. What other places must know (`floor:<j>`) is
 part of what a node loses, so it is given back with the vote: f + 1 others know each of them, and those who were asked include one.
 
 Two servers that rejoin one node at once both need f + 1 of 2f nodes, so they share one, whose admission id the later one finds void. A
-server that dies in between has raised numbers on other nodes, which is harmless. A second loss finds no quarantine to end.
+server that dies in between has raised numbers on other nodes, which is harmless. A second loss finds no quarantine to end; and as it takes
+the claim along, a driver whose R some of the others have heard of meanwhile may after all be followed by one with a lesser R, if it can reach none of them.
+Then the node is taken for a replaced one, which is safe, and an operator has to replace it.
 
 R also jumps by 2^20, past any number that is in flight; each of the two, the jump and the renewed ids, would do without the other where
 no two processes have ever stood at one place. docs/model checks both, alone and together.
@@ -42,17 +47,28 @@ CHANGES_JUMP: Final = 2**32
 
 
 @dataclass(frozen=True, slots=True)
-class Vouched:
-    """The others are ready for the node to vote again.
+class Claim:
+    """What the node is to have when it votes again, and what the others will be told of it.
 
     Attributes:
         floor: its numbers start above it.
         changes: what its changes begin with.
-        known_floors: what it must know of each place.
     """
 
     floor: int
     changes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vouched:
+    """The others are ready for the node to vote again.
+
+    Attributes:
+        claim: what the node gets.
+        known_floors: what it must know of each place.
+    """
+
+    claim: Claim
     known_floors: tuple[int, ...]
 
 
@@ -66,10 +82,11 @@ class Failure(Enum):
 
 
 class Rejoin:
-    """Steps 1 and 2 for one place, once.
+    """Steps 1 and 3 for one place, once; what lies between them is for who is connected to the node.
 
     Attributes:
-        floor: that the others are asked to vouch for; 0 before.
+        recalled: the result of step 1.
+        outcome: the result of step 3.
 
     Args:
         place: of the node that is to come back.
@@ -88,16 +105,17 @@ class Rejoin:
         self._number = number
         self._changes = changes
         self._randomness = randomness
-        self._recalled: dict[int, Pulsed] = {}
-        self.floor = 0
+        self._told: dict[int, Pulsed] = {}
         self._awaited = len(others)
         self._vouched = 0
-        self.outcome: asyncio.Future[Vouched | Failure] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.recalled: asyncio.Future[Claim | Failure] = loop.create_future()
+        self.outcome: asyncio.Future[Vouched | Failure] = loop.create_future()
 
     def start(self) -> None:
         """Ask every other node what it knows."""
         if len(self._others) < self._needed:
-            self.outcome.set_result(Failure.TOO_FEW)
+            self.recalled.set_result(Failure.TOO_FEW)
             return
         known = [0] * (len(self._others) + 1)
         known[self._place] = self._changes
@@ -105,26 +123,27 @@ class Rejoin:
             node.send(Pulse(tuple(known)), partial(self.on_recall, index))
 
     def on_recall(self, node: int, reply: Reply) -> None:
-        """Note what a node knows. Once enough have told, the floor is fixed and they are asked to vouch."""
-        if self.outcome.done() or self.floor:
+        """Note what a node knows. Once enough have told, the claim is fixed."""
+        if self.recalled.done():
             return
         self._awaited -= 1
         if isinstance(reply, Pulsed):
-            self._recalled[node] = reply
-        if len(self._recalled) >= self._needed:
-            self._vouch()
-        elif len(self._recalled) + self._awaited < self._needed:
-            self.outcome.set_result(Failure.TOO_FEW)
+            self._told[node] = reply
+        if len(self._told) >= self._needed:
+            told = self._told.values()
+            floor = max(self._number, *(each.high for each in told)) + NUMBERS_JUMP
+            changes = max(self._changes, *(each.known_changes[self._place] for each in told)) + CHANGES_JUMP
+            self.recalled.set_result(Claim(floor, changes))
+        elif len(self._told) + self._awaited < self._needed:
+            self.recalled.set_result(Failure.TOO_FEW)
 
-    def _vouch(self) -> None:
-        told = self._recalled.values()
-        self.floor = max(self._number, *(each.high for each in told)) + NUMBERS_JUMP
-        self._changes = max(self._changes, *(each.known_changes[self._place] for each in told)) + CHANGES_JUMP
-        for index, recalled in self._recalled.items():
-            vouch = Vouch(self._randomness.hex_id(), self._place, self.floor, self._changes, recalled.under)
-            self._others[index].send(vouch, self.on_vouch)
+    def vouch(self, claim: Claim) -> None:
+        """Ask those that told to vouch for what the node has claimed: for what was `recalled`."""
+        for index, told in self._told.items():
+            command = Vouch(self._randomness.hex_id(), self._place, claim.floor, claim.changes, told.under)
+            self._others[index].send(command, partial(self.on_vouch, claim))
 
-    def on_vouch(self, reply: Reply) -> None:
+    def on_vouch(self, claim: Claim, reply: Reply) -> None:
         """Note whether a node vouches; all that were asked must."""
         if self.outcome.done():
             return
@@ -132,10 +151,10 @@ class Rejoin:
             self.outcome.set_result(Failure.OVERTAKEN)
             return
         self._vouched += 1
-        if self._vouched == len(self._recalled):
-            told = self._recalled.values()
+        if self._vouched == len(self._told):
+            told = self._told.values()
             floors = [
                 max(each.known_floors[place] for each in told) for place in range(len(self._others) + 1)
             ]
-            floors[self._place] = self.floor
-            self.outcome.set_result(Vouched(self.floor, self._changes, tuple(floors)))
+            floors[self._place] = claim.floor
+            self.outcome.set_result(Vouched(claim, tuple(floors)))

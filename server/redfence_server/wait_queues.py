@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from redfence_server.clock import Clock
-from redfence_server.errors import DrainingError
+from redfence_server.errors import DrainingError, RedfenceServerError
 from redfence_server.lock_node import Notice
 from redfence_server.model import AcquireCall
 from redfence_server.randomness import Randomness
@@ -54,8 +54,12 @@ class WaitQueues:
     def drain(self) -> None:
         """Send everybody away, now and from now on."""
         self.room.close()
+        self.fail(DrainingError)
+
+    def fail(self, error: Callable[[], RedfenceServerError]) -> None:
+        """End every wait with an error."""
         for queue in self._queues.values():
-            queue.fail(DrainingError)
+            queue.fail(error)
 
     def _recheck(self) -> None:
         for queue in self._queues.values():

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from harness.fake_node import ADMITTED, FakeNodeState
 from harness.fixture_types import FlushedNodes, FreshNodes
 from harness.joining_commands import (
+    Claim,
     Formation,
     JoiningAnswer,
     JoiningCommand,
@@ -255,12 +256,14 @@ async def test_a_mint_without_a_counter_starts_above_the_floor_as_well(node: Mem
     assert ask(node, mint(A, "n3"), NEW) == Granted("n3", 5_001)
 
 
-async def test_the_floor_does_not_touch_a_hold_that_a_retry_finds(node: Memory) -> None:
-    """Its token was granted once, to that very lease."""
+@pytest.mark.parametrize("lease", [A, B])
+async def test_a_hold_that_has_outlived_the_quarantine_counts_as_ended(node: Memory, lease: str) -> None:
+    """A clock went back. A retry of its lease that was told its number would be granted less than others were meanwhile."""
     ask(node, mint())
     node.join(quarantine())
     node.join(readmit())
-    assert ask(node, mint(nonce="n2"), NEW) == Granted("n1", 1)
+    assert ask(node, mint(lease, "n2"), NEW) == Granted("n2", 1_001)
+    assert ask(node, mint(lease, "n3"), NEW) == Granted("n2", 1_001), "this one is of now"
 
 
 # --- pulse -----------------------------------------------------------------------------------------------------------
@@ -511,6 +514,58 @@ async def test_a_new_run_is_noted_and_nothing_else_changes(node: Memory) -> None
     assert everything(node) == (Sight(replace(before, run_id="run-2", durable=True), 4, 1), keys)
 
 
+# --- claim -----------------------------------------------------------------------------------------------------------
+
+CLAIM = Claim(Q, 1_000, 500)
+
+
+async def test_a_claim_is_kept_by_the_node_and_gives_it_no_vote(node: Memory) -> None:
+    """Whoever looks next sees it."""
+    ask(node, mint())
+    node.join(quarantine())
+    before, (_, keys) = identity(node), everything(node)
+    assert node.join(CLAIM) is Step.DONE
+    assert everything(node) == (Sight(replace(before, floor=1_000, changes=500), 4, 1), keys)
+    assert ask(node, mint()) is Silence.NOT_ADMITTED
+
+
+@pytest.mark.parametrize("floor", [999, 1_000])
+async def test_of_two_claims_only_a_greater_one_counts_after_the_first(node: Memory, floor: int) -> None:
+    """Of two servers that bring a node back at once, with one floor even, one has to start over."""
+    node.join(quarantine())
+    node.join(CLAIM)
+    before = everything(node)
+    assert node.join(replace(CLAIM, floor=floor, changes=900)) is Step.CHANGED
+    assert everything(node) == before
+    assert node.join(replace(CLAIM, floor=1_001, changes=900)) is Step.DONE
+    assert (identity(node).floor, identity(node).changes) == (1_001, 900)
+
+
+async def test_only_in_the_very_quarantine_that_was_found_a_floor_can_be_claimed(node: Memory) -> None:
+    """Not of a node that votes, was lost once more, was wiped or is being recovered."""
+    for taken in (None, Phase.RECOVERING):
+        if taken is not None:
+            node.join(quarantine(phase=taken))
+        before = everything(node)
+        for command in (CLAIM, replace(CLAIM, quarantine=ADMITTED), replace(CLAIM, quarantine="")):
+            assert node.join(command) is Step.CHANGED
+        assert everything(node) == before
+    node.wipe()
+    assert node.join(CLAIM) is Step.CHANGED
+    assert look(node) == Sight(None, 0, None)
+
+
+async def test_a_server_whose_claim_was_outdone_cannot_end_the_quarantine(node: Memory) -> None:
+    """Or the others would know of a greater floor than the node has, and take it for one that was replaced."""
+    node.join(quarantine())
+    node.join(CLAIM)
+    node.join(replace(CLAIM, floor=1_001))
+    before = everything(node)
+    assert node.join(readmit()) is Step.CHANGED
+    assert everything(node) == before
+    assert node.join(replace(readmit(), floor=1_001)) is Step.DONE
+
+
 # --- readmit ---------------------------------------------------------------------------------------------------------
 
 
@@ -638,6 +693,7 @@ _commands: st.SearchStrategy[Command] = st.one_of(
 _joining: st.SearchStrategy[JoiningCommand] = st.one_of(
     st.builds(NoteRun, _known, _runs, st.booleans()),
     st.builds(Quarantine, _known, _ids, st.just(PLACE), _runs, _phases),
+    st.builds(Claim, _ids, _numbers, _numbers),
     st.builds(Readmit, _ids, _ids, _numbers, _numbers, _runs, _threes, st.booleans(), _numbers, _phases),
 )
 _worlds = st.sampled_from(
@@ -714,6 +770,8 @@ async def test_a_fake_and_a_real_node_forget_and_come_back_alike(fresh_nodes: Fr
         ("tuple", Plain.COMMITTED),
         ("Quarantine", Step.DONE),
         ("Quarantine", Step.NOT_EMPTY),
+        ("Claim", Step.DONE),
+        ("Claim", Step.CHANGED),
         ("Readmit", Step.DONE),
         ("Readmit", Step.CHANGED),
         ("NoteRun", Step.DONE),

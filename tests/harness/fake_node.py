@@ -13,6 +13,7 @@ from math import ceil
 from typing import Self
 
 from harness.joining_commands import (
+    Claim,
     Formation,
     JoiningAnswer,
     JoiningCommand,
@@ -188,6 +189,8 @@ class FakeNodeState:
                 return self._note_run(command)
             case Quarantine():
                 return self._quarantine(command)
+            case Claim():
+                return self._claim(command)
             case Readmit():
                 return self._readmit(command)
 
@@ -224,8 +227,18 @@ class FakeNodeState:
         self.admission, self.run_id, self.durable = quarantine.quarantine, quarantine.run_id, False
         return Step.DONE
 
+    def _claim(self, claim: Claim) -> Step:
+        if not self.admission or (self.admission, self.phase) != (claim.quarantine, Phase.QUARANTINED):
+            return Step.CHANGED
+        if self.floor >= claim.floor:
+            return Step.CHANGED
+        self.floor, self.changes = claim.floor, claim.changes
+        return Step.DONE
+
     def _readmit(self, readmit: Readmit) -> Step:
         if not self.admission or (self.admission, self.phase) != (readmit.quarantine, readmit.phase):
+            return Step.CHANGED
+        if self.floor > readmit.floor:
             return Step.CHANGED
         self.high = self.floor = readmit.floor
         self.known_floors = dict(enumerate(readmit.floors))
@@ -271,6 +284,8 @@ class FakeNodeState:
                 return Plain.FREE if hold is None else _held(hold, now_ms)
 
     def _mint(self, mint: Mint, hold: Hold | None, now_ms: float, channel: str) -> Reply:
+        if hold is not None and hold.token <= self.floor:
+            hold = None
         handed_over = hold is not None and mint.ends is not None and hold.digest == mint.ends.digest
         others = tuple(each for each in hold.notify if each != channel) if hold else ()
         if hold is not None and not handed_over and hold.digest != mint.digest:

@@ -52,6 +52,15 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """claim.lua."""
+
+    quarantine: str
+    floor: int
+    changes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Readmit:
     """readmit.lua."""
 
@@ -66,7 +75,7 @@ class Readmit:
     phase: Phase = Phase.QUARANTINED
 
 
-JoiningCommand = Look | NoteRun | Quarantine | Readmit
+JoiningCommand = Look | NoteRun | Quarantine | Claim | Readmit
 
 
 @dataclass(frozen=True, slots=True)

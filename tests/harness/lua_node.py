@@ -16,6 +16,7 @@ import hiredis
 
 from harness.fake_node import ADMITTED, ALONE
 from harness.joining_commands import (
+    Claim,
     Formation,
     JoiningAnswer,
     JoiningCommand,
@@ -34,11 +35,12 @@ _ANSWER_TIMEOUT_S = 10.0
 _READ_BYTES = 65_536
 _SCRIPTS = (
     *("mint", "commit", "undo", "renew", "release", "inspect", "pulse", "vouch"),
-    *("look", "note_run", "quarantine", "readmit", "form"),
+    *("look", "note_run", "quarantine", "claim", "readmit", "form"),
 )
 _STEPS = {
     b"noted": Step.DONE,
     b"quarantined": Step.DONE,
+    b"claimed": Step.DONE,
     b"readmitted": Step.DONE,
     b"changed": Step.CHANGED,
     b"not_empty": Step.NOT_EMPTY,
@@ -233,6 +235,8 @@ class LuaNode:
                 before = (known.admission, known.run_id)
                 which = (place.cluster_id, place.index, place.node_count, place.max_ttl_ms)
                 answer = self._identify("quarantine", *before, quarantine, phase.value, *which, run_id)
+            case Claim(quarantine, floor, changes):
+                answer = self._identify("claim", quarantine, floor, changes, high=False)
             case Readmit():
                 of = (command.quarantine, command.phase.value)
                 life = (command.admission, command.floor, command.changes, command.run_id)

@@ -14,7 +14,7 @@ from harness.redis_nodes import RedisNode
 
 # One atomic look. Every mint and commit changes a counter, every vote that counts `changes`; `high` is what a rejoin gives back.
 _LOOK = """
-local node = redis.call('HMGET', KEYS[1], 'state', 'admission', 'run_id', 'changes')
+local node = redis.call('HMGET', KEYS[1], 'state', 'admission', 'run_id', 'changes', 'floor')
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
 local kept = {'changes', node[4] or '', 'high', redis.call('GET', KEYS[2]) or ''}
 for _, key in ipairs(redis.call('KEYS', KEYS[3])) do
@@ -27,7 +27,7 @@ for _, key in ipairs(redis.call('KEYS', KEYS[4])) do
   locks[#locks + 1] = key
   locks[#locks + 1] = hold[1] .. ' ' .. hold[2]
 end
-return {node[1] or '', node[2] or '', node[3] or '', run, kept, locks}
+return {node[1] or '', node[2] or '', node[3] or '', node[5] or '', run, kept, locks}
 """
 _KEYS = ("redfence:node", "redfence:high", "redfence:counter:*", "redfence:lock:*")
 _INTERVAL_S = 0.05
@@ -38,13 +38,13 @@ class _Look:
     """What a node showed at one instant.
 
     Attributes:
-        spell: the run of its process and its admission id.
+        spell: the run of its process, its admission id, and the floor that it has or is to have.
         votes: whether it may: its identity is ready, and was given to it in this run.
         kept: numbers, which stay until something votes.
         locks: holds, which end by themselves but do not begin.
     """
 
-    spell: tuple[bytes, bytes]
+    spell: tuple[bytes, bytes, bytes]
     state: bytes
     votes: bool
     kept: dict[bytes, bytes]
@@ -112,7 +112,7 @@ class VoteWatch:
 
 def _read(answer: object) -> _Look:
     assert isinstance(answer, list)
-    state, admission, admitted_run, run, kept, locks = answer
+    state, admission, admitted_run, floor, run, kept, locks = answer
     votes = state == b"ready" and admitted_run.partition(b"/")[0] == run
     pairs = [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in (kept, locks)]
-    return _Look((run, admission), state, votes, *pairs)
+    return _Look((run, admission, floor), state, votes, *pairs)

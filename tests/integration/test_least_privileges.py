@@ -6,15 +6,16 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from harness.fixture_types import FlushedNodes
+from harness.fixture_types import FlushedNodes, FreshNodes
 from harness.processes import CommandProcesses
 from harness.redis_nodes import RedisNode
-from harness.servers import LockServer, acquire_request
+from harness.servers import LockServer, acquire_request, form, until, until_all_ready
 from harness.waiters import TTL_MS, line_up
 from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
@@ -58,15 +59,22 @@ async def restricted(
 
 
 @asynccontextmanager
+async def server_over(urls: Sequence[str], **settings: Any) -> AsyncIterator[LockServer]:
+    """Serve over these nodes."""
+    async with (
+        composition.lock_server(config.load({"nodes": urls, "listen": "127.0.0.1:0", **settings})) as running,
+        grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel,
+    ):
+        yield LockServer(channel, running=running)
+
+
+@asynccontextmanager
 async def two_servers(urls: Sequence[str]) -> AsyncIterator[tuple[LockServer, LockServer]]:
     """Serve twice over the same nodes, all of them ready."""
     async with AsyncExitStack() as stack:
         servers = []
         for _ in range(2):
-            settings = config.load({"nodes": urls, "listen": "127.0.0.1:0"})
-            running = await stack.enter_async_context(composition.lock_server(settings))
-            channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{running.port}"))
-            servers.append(LockServer(channel, running=running))
+            servers.append(await stack.enter_async_context(server_over(urls)))
             await servers[-1].until_states(*[lock_pb2.NODE_STATE_READY] * len(urls))
         yield servers[0], servers[1]
 
@@ -170,3 +178,40 @@ async def test_the_documented_access_list_is_enough_for_what_operators_do(
             assert states == [b"ready", b"retired", b"ready", b"quarantined"]
     finally:
         await new.call("ACL", "DELUSER", "redfence")
+
+
+@pytest.mark.parametrize("mends", ["the right", "the word"])
+async def test_a_server_that_may_not_read_settings_keeps_a_durable_node_that_restarted_out_for_itself_alone(
+    mends: str, fresh_nodes: FreshNodes
+) -> None:
+    """Another one can prove that it lost nothing, so it is not quarantined. Its operator is told what to grant, or to give his word."""
+    nodes = await fresh_nodes(3)
+    await form(nodes)
+    await nodes[0].restart()
+    fewer = [rule for rule in documented_rules() if rule != "+config|get"]
+    assert await nodes[0].call("ACL", "SETUSER", "redfence", "reset", "on", ">secret", *fewer) == b"OK"
+    urls = [f"redis://redfence:secret@127.0.0.1:{nodes[0].port}", *(node.url for node in nodes[1:])]
+    before = await nodes[0].call("HGETALL", "redfence:node")
+    async with server_over(urls) as server:
+
+        async def told() -> bool:
+            return "+config|get" in (await server.status()).nodes[0].detail
+
+        await until(told)
+        report = (await server.status()).nodes
+        assert "assume_durable" in report[0].detail
+        assert [node.state for node in report[1:]] == [lock_pb2.NODE_STATE_READY] * 2
+        lease = (await server.acquire("orders/42")).lease
+        await server.release("orders/42", lease.lease_id)
+        assert await nodes[0].call("HGETALL", "redfence:node") == before
+        async with server_over([node.url for node in nodes]) as other:
+            await until_all_ready(other)
+        # As before, in the run that the other one has noted.
+        assert "+config|get" in (await server.status()).nodes[0].detail
+        if mends == "the right":
+            await nodes[0].call("ACL", "SETUSER", "redfence", "+config|get")
+            await until_all_ready(server)
+    if mends == "the word":
+        async with server_over(urls, assume_durable=True) as server:
+            await until_all_ready(server)
+            assert (await server.acquire("orders/42")).lease.fencing_token > lease.fencing_token

@@ -114,29 +114,37 @@ def is_change(each: Transaction) -> bool:
     return any(command[:3] == (b"HINCRBY", b"redfence:node", b"changes") for command in each.commands)
 
 
+@pytest.mark.parametrize(
+    ("count", "rounds"),
+    [(3, [{0: 50}, {1: 200}]), (5, [{0: 50, 1: 200}])],
+    ids=["n3 one after the other", "n5 two at once"],
+)
 async def test_a_node_whose_log_has_lost_its_end_is_noticed_whatever_its_settings_say(
-    fresh_nodes: FreshNodes, serve: Serve
+    count: int, rounds: list[dict[int, int]], fresh_nodes: FreshNodes, serve: Serve
 ) -> None:
     """It was cut between two commands, so the node itself sees nothing wrong; the servers remember what it had answered."""
-    async with loaded_cluster(await fresh_nodes(3), serve) as cluster:
-        # More than can have been under way when it was killed, which nobody was told of.
-        for place, lost in enumerate((50, 200)):
-            node = cluster.nodes[place]
-            await cluster.load.until_granted(lost)
-            node.kill()
-            assert len(lose_last(node, lost, is_change)) >= lost
-            await node.start()
-            await cluster.until_quarantined(place)
+    async with loaded_cluster(await fresh_nodes(count), serve) as cluster:
+        for lost in rounds:
+            # More than can have been under way when it was killed, which nobody was told of.
+            await cluster.load.until_granted(max(lost.values()))
+            for place in lost:
+                cluster.nodes[place].kill()
+            for place, changes in lost.items():
+                assert len(lose_last(cluster.nodes[place], changes, is_change)) >= changes
+                await cluster.nodes[place].start()
+            await cluster.until_quarantined(*lost)
             await until_all_ready(*cluster.servers)
-    assert [len(quarantines) for quarantines in cluster.watch.quarantines] == [1, 1, 0]
+    seen = [len(quarantines) for quarantines in cluster.watch.quarantines]
+    assert seen == [1, 1, *[0] * (count - 2)]
 
 
+@pytest.mark.parametrize("count", [3, 5])
 @pytest.mark.parametrize("cut", ["before a command", "within a command"])
 async def test_the_loss_of_a_single_change_is_noticed(
-    cut: str, fresh_nodes: FreshNodes, serve: Serve
+    count: int, cut: str, fresh_nodes: FreshNodes, serve: Serve
 ) -> None:
     """It may be the one that a token stands on. A log that is cut within a command does not even start before it is repaired."""
-    nodes = await fresh_nodes(3)
+    nodes = await fresh_nodes(count)
     await form(nodes, ttl_ms_max=TTL_MS)
     server = await serve(nodes)
     await until_all_ready(server)
@@ -154,8 +162,8 @@ async def test_the_loss_of_a_single_change_is_noticed(
         repair_log(nodes[0])
     async with VoteWatch(nodes) as watch:
         await nodes[0].start()
-        await server.until_states(NODE_STATE_QUARANTINED, NODE_STATE_READY, NODE_STATE_READY)
+        await server.until_states(NODE_STATE_QUARANTINED, *[NODE_STATE_READY] * (count - 1))
         await until_all_ready(server)
-    assert [len(quarantines) for quarantines in watch.quarantines] == [1, 0, 0]
+    assert [len(quarantines) for quarantines in watch.quarantines] == [1, *[0] * (count - 1)]
     again = (await server.acquire("orders/42", ttl_ms=TTL_MS)).lease
     assert again.fencing_token > lease.fencing_token

@@ -22,12 +22,13 @@ from harness.servers import LockServer, Serve, form, until_all_ready, until_no_l
 from harness.tcp_proxy import TcpProxy
 from harness.vote_watch import VoteWatch
 from redfence_proto.v1.lock_pb2 import NODE_STATE_QUARANTINED, NODE_STATE_READY
-from redfence_server import scripts
+from redfence_server import quorum, scripts
 
 NAME = "orders/42"
 # How requests begin, or what stands in them.
 VOUCH: Final = hashlib.sha1(scripts.load("vouch")).hexdigest().encode()
 QUARANTINE: Final = b"-- quarantine: "
+CLAIM: Final = b"-- claim: "
 READMIT: Final = b"-- readmit: "
 pytestmark = pytest.mark.slow
 
@@ -99,32 +100,61 @@ class Death:
 
     Attributes:
         name: of the test.
-        stop: what stops between it and the nodes, of which the first is the one to come back. Of three nodes both others have to vouch.
+        stop: what stops between it and these nodes: the one that is to come back, and those that have to vouch for it.
         first_to_see: it is alone with the node from the beginning; otherwise the second server has seen the quarantine as well.
+        counts: of the nodes of the clusters in which it makes a difference.
     """
 
     name: str
     stop: Callable[[Sequence[TcpProxy]], list[asyncio.Event]]
     first_to_see: bool = False
+    counts: tuple[int, ...] = (3, 5)
 
 
 DEATHS = (
     Death("before the quarantine", lambda to: [to[0].hold_before(QUARANTINE)], first_to_see=True),
     Death("after the quarantine", lambda to: [to[0].hold_after(QUARANTINE)], first_to_see=True),
+    Death("before the claim", lambda to: [to[0].hold_before(CLAIM)]),
+    Death("after the claim", lambda to: [to[0].hold_after(CLAIM)]),
     Death("before any has vouched", lambda to: [proxy.hold_before(VOUCH) for proxy in to[1:]]),
-    Death("after one has vouched", lambda to: [to[1].hold_after(VOUCH), to[2].hold_before(VOUCH)]),
-    Death("after both have vouched", lambda to: [proxy.hold_after(VOUCH) for proxy in to[1:]]),
+    Death(
+        "after one has vouched",
+        lambda to: [to[1].hold_after(VOUCH), *(proxy.hold_before(VOUCH) for proxy in to[2:])],
+    ),
+    Death(
+        "after all but one have vouched",
+        lambda to: [*(proxy.hold_after(VOUCH) for proxy in to[1:-1]), to[-1].hold_before(VOUCH)],
+        counts=(5,),
+    ),
+    Death("after all have vouched", lambda to: [proxy.hold_after(VOUCH) for proxy in to[1:]]),
     Death("before the readmission", lambda to: [to[0].hold_before(READMIT)]),
     Death("after the readmission", lambda to: [to[0].hold_after(READMIT)]),
 )
 
 
-@pytest.mark.parametrize("death", DEATHS, ids=lambda death: death.name)
+@pytest.mark.parametrize(
+    ("count", "death"),
+    [
+        pytest.param(n, death, id=f"n{n} {death.name}")
+        for n in (3, 5)
+        for death in DEATHS
+        if n in death.counts
+    ],
+)
 async def test_whenever_a_server_dies_that_brings_a_node_back_another_one_goes_on(
-    death: Death, fresh_nodes: FreshNodes, serve: Serve, commands: CommandProcesses, start_proxy: StartProxy
+    *,
+    count: int,
+    death: Death,
+    fresh_nodes: FreshNodes,
+    serve: Serve,
+    commands: CommandProcesses,
+    start_proxy: StartProxy,
 ) -> None:
-    """Under load; until then the node does not vote, and it needs no second quarantine."""
-    nodes = await fresh_nodes(3)
+    """Under load; until then the node does not vote, and it needs no second quarantine.
+
+    Of five nodes the one that dies can reach but four, so that also there no other can vouch than those that are stopped.
+    """
+    nodes = await fresh_nodes(count)
     await form(nodes, ttl_ms_max=TTL_MS)
     proxies = [await start_proxy(node) for node in nodes]
     urls = [proxy.url(node.url) for proxy, node in zip(proxies, nodes, strict=True)]
@@ -137,12 +167,15 @@ async def test_whenever_a_server_dies_that_brings_a_node_back_another_one_goes_o
         load = LockLoad(mortal, survivor, ttl_ms=TTL_MS, mortal=[mortal])
         async with VoteWatch(nodes) as watch, load:
             await load.until_granted_by_each(10)
-            stopped = death.stop(proxies)
+            vouchers = proxies[1 : quorum.majority(count) + 1]
+            for proxy in proxies[len(vouchers) + 1 :]:
+                proxy.hold()
+            stopped = death.stop([proxies[0], *vouchers])
             if death.first_to_see:
                 survivor.proxies[0].hold()
             await nodes[0].call("FLUSHALL")
             if not death.first_to_see:
-                await survivor.until_states(NODE_STATE_QUARANTINED, NODE_STATE_READY, NODE_STATE_READY)
+                await survivor.until_states(NODE_STATE_QUARANTINED, *[NODE_STATE_READY] * (count - 1))
                 survivor.proxies[0].hold()
             await all_set(*stopped)
             process.kill()
@@ -151,7 +184,7 @@ async def test_whenever_a_server_dies_that_brings_a_node_back_another_one_goes_o
             await until_all_ready(survivor)
             await load.until_granted(30)
     load.check()
-    assert [len(quarantines) for quarantines in watch.quarantines] == [1, 0, 0]
+    assert [len(quarantines) for quarantines in watch.quarantines] == [1, *[0] * (count - 1)]
     await until_no_locks(nodes)
 
 

@@ -62,9 +62,15 @@ local function tell_if_sooner(channels, token)
   end
 end
 
+local floor = tonumber(node[2] or 0)
 local hold = redis.call('HMGET', KEYS[3], 'digest', 'nonce', 'token', 'holder', 'notify')
+if hold[1] and tonumber(hold[3]) <= floor then
+  -- From before the node came back, and its quarantine has outlived every hold: this one is left because a clock went back. A retry
+  -- of its lease must not be told that number as if it were minted now.
+  hold = {}
+end
 local notify = hold[5] or ''
-local handed_over = hold[1] ~= false and hold[1] == ARGV[7]
+local handed_over = hold[1] and hold[1] == ARGV[7]
 
 if hold[1] and not handed_over and hold[1] ~= ARGV[2] then
   -- Servers beyond the 64th wait for the expiry alone. A substring is the channel, for all are of one length.
@@ -92,7 +98,7 @@ end
 -- A counter that was dropped as idle starts again at `high`, which is no less than it ever was. One that a node has kept
 -- from before it forgot others may be too low; the floor is not.
 local counter = tonumber(redis.call('GET', KEYS[4]) or high)
-local token = math.max(counter, tonumber(node[2] or 0)) + 1
+local token = math.max(counter, floor) + 1
 if token >= 9007199254740992 then
   return {'exhausted'}
 end

@@ -11,11 +11,12 @@
 --       8 how many keys the node has evicted in this run
 --       9 and on: for each place of the cluster, by index, the least floor that a node must have to vote there
 -- Returns  {'readmitted'}
---          {'changed'}     the node is not in that quarantine any more; nothing was changed
+--          {'changed'}     the node is not in that quarantine any more, or another server has claimed a greater floor for it;
+--                          nothing was changed
 --
 -- Atomic because the node may have been lost a second time, or brought back by another server, meanwhile.
-local identity = redis.call('HMGET', KEYS[1], 'admission', 'state')
-if identity[1] ~= ARGV[1] or identity[2] ~= ARGV[2] then
+local identity = redis.call('HMGET', KEYS[1], 'admission', 'state', 'floor')
+if identity[1] ~= ARGV[1] or identity[2] ~= ARGV[2] or tonumber(identity[3] or 0) > tonumber(ARGV[4]) then
   return {'changed'}
 end
 redis.call('SET', KEYS[2], ARGV[4])

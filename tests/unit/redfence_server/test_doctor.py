@@ -98,7 +98,10 @@ def unlooked(index: int, trouble: Trouble) -> NodeFacts:
 EMPTY: Mapping[str, Any] = {"found": {"identity": None, "high": None, "key_count": 0}}
 EVERYSEC: Mapping[str, Any] = {"found": {"durability_gap": GAP}, "settings": {"appendfsync": "everysec"}}
 HIDDEN = replace(
-    changed(well(1), found={"durability_gap": "hidden"}, identity={"durable": False}), settings=None
+    changed(
+        well(1), found={"durability_gap": "hidden", "settings_hidden": True}, identity={"durable": False}
+    ),
+    settings=None,
 )
 OUT = True
 SERIOUS, WARNING, NOTE = Severity
@@ -204,6 +207,23 @@ CASES = [
         {1: replace(HIDDEN, refused={"CONFIG": "CONFIG: no"})},
         [(1, WARNING, Kind.SETTINGS_HIDDEN, False)],
         {Kind.SETTINGS_HIDDEN: ["may not read", "after each restart", "+config|get"]},
+    ),
+    Case(
+        "settings hidden of a node that was durable",
+        {1: changed(HIDDEN, identity={"durable": True})},
+        [(1, SERIOUS, Kind.SETTINGS_HIDDEN, OUT)],
+        {Kind.SETTINGS_HIDDEN: ["may not read", "+config|get"]},
+    ),
+    Case(
+        "settings hidden of a node that was durable, and has restarted",
+        {1: changed(HIDDEN, identity={"durable": True}, found={"run_id": "run-9"})},
+        [(1, SERIOUS, Kind.SETTINGS_HIDDEN, OUT)],
+        {Kind.SETTINGS_HIDDEN: ["may not read", "+config|get"]},
+    ),
+    Case(
+        "settings hidden of a node that was never durable, and has restarted",
+        {1: changed(HIDDEN, found={"run_id": "run-9"})},
+        [(1, WARNING, Kind.SETTINGS_HIDDEN, False), (1, WARNING, Kind.FORGOT, OUT)],
     ),
     Case(
         "settings hidden, and the last snapshot failed: an unchanged configuration stops writes then",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ ME = Identity(
 EXPECTED = Expectation(index=1, node_count=3, cluster_id="c", assume_durable=False)
 FOUND = Findings(identity=ME, run_id="run-1", version="7.2.4", high=5)
 GAP = "appendfsync is everysec, not always"
+HIDDEN = "the settings may not be read"
 
 
 AS_FORMED = Admitted(ME, restarted=False, durable=True)
@@ -55,26 +57,50 @@ def test_a_node_that_stopped_being_durable_does_not_vote_again() -> None:
 def test_a_node_formed_without_durable_settings_votes_for_its_first_run_whatever_they_become() -> None:
     """It has forgotten nothing yet; better settings later do not bring back what was not written before."""
     formed = replace(ME, durable=False)
-    for gap in ("", GAP):
-        judgement = judge(EXPECTED, replace(FOUND, identity=formed, durability_gap=gap))
+    for gap in ("", GAP, HIDDEN):
+        found = replace(FOUND, identity=formed, durability_gap=gap, settings_hidden=gap is HIDDEN)
+        judgement = judge(EXPECTED, found)
         assert judgement == Admitted(formed, restarted=False, durable=False)
 
 
 @pytest.mark.parametrize("durable_before", [True, False])
-@pytest.mark.parametrize("gap", ["", GAP])
+@pytest.mark.parametrize("gap", ["", GAP, HIDDEN])
 @pytest.mark.parametrize("assume_durable", [True, False])
 def test_a_restarted_node_needs_proof_for_both_runs_or_the_operators_word(
     *, durable_before: bool, gap: str, assume_durable: bool
 ) -> None:
-    """Without either it stays out, and its message says what is missing."""
+    """Without either it stays out, and its message says what is missing.
+
+    If it is only the right to see the proof, it has not forgotten: that would be for everybody.
+    """
     who = replace(ME, durable=durable_before)
     expected = replace(EXPECTED, assume_durable=assume_durable)
-    judgement = judge(expected, replace(FOUND, identity=who, run_id="run-2", durability_gap=gap))
+    found = replace(FOUND, identity=who, run_id="run-2", durability_gap=gap, settings_hidden=gap is HIDDEN)
+    judgement = judge(expected, found)
     if assume_durable or (durable_before and not gap):
         assert judgement == Admitted(who, restarted=True, durable=not gap)
+    elif durable_before and gap is HIDDEN:
+        assert isinstance(judgement, Rejected)
+        assert judgement.reason is Reason.SETTINGS_HIDDEN
     else:
         assert isinstance(judgement, Forgot)
         assert (gap or "the run that ended did not write") in judgement.detail
+
+
+@pytest.mark.parametrize("run_id", ["run-1", "run-2"])
+def test_a_durable_node_whose_settings_are_hidden_gives_no_vote_and_the_message_says_what_to_grant(
+    run_id: str,
+) -> None:
+    """They may have become worse in this run, or for it. Who starts a server beside such a node may mend it later."""
+    found = replace(FOUND, run_id=run_id, durability_gap=HIDDEN, settings_hidden=True)
+    judgement = judge(EXPECTED, found)
+    assert isinstance(judgement, Rejected)
+    assert judgement.reason is Reason.SETTINGS_HIDDEN
+    assert not judgement.reason.misconfigured
+    assert "+config|get" in judgement.detail
+    assert "assume_durable" in judgement.detail
+    word = replace(EXPECTED, assume_durable=True)
+    assert isinstance(judge(word, found), Admitted)
 
 
 @pytest.mark.parametrize(
@@ -122,15 +148,15 @@ def test_what_only_an_operator_can_mend_keeps_a_node_out(
     ],
 )
 def test_a_node_that_shows_less_than_is_known_has_forgotten(change: dict[str, Any], told: str) -> None:
-    """Whatever its settings say, and whatever the operator said before: this is evidence."""
+    """Whatever its settings say, or hide, and whatever the operator said before: this is evidence."""
     me = replace(ME, floor=7, changes=100, evicted=3)
     expected = replace(EXPECTED, floor=7, changes=100, familiar=True)
     assert judge(expected, replace(FOUND, identity=me, evicted=3)) == Admitted(
         me, restarted=False, durable=True
     )
-    for assume_durable in (False, True):
-        found = replace(FOUND, **{"identity": me, "evicted": 3, **change})
-        judgement = judge(replace(expected, assume_durable=assume_durable), found)
+    for assume_durable, settings_hidden in product((False, True), repeat=2):
+        findings = {"identity": me, "evicted": 3, "settings_hidden": settings_hidden, **change}
+        judgement = judge(replace(expected, assume_durable=assume_durable), replace(FOUND, **findings))
         assert isinstance(judgement, Forgot)
         assert told in judgement.detail
 

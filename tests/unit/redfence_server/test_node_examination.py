@@ -159,7 +159,9 @@ async def test_settings_that_may_not_be_read_prove_nothing() -> None:
     """An access list that hides them leaves only the operator's word."""
     node = ScriptedNode()
     node.may_read_settings = False
-    assert "does not let this server read" in (await _examine(node)).durability_gap
+    found = await _examine(node)
+    assert "does not let this server read" in found.durability_gap
+    assert found == replace(FOUND, durability_gap=found.durability_gap, settings_hidden=True)
 
 
 async def test_a_connection_that_breaks_in_the_middle_of_a_look_is_no_look() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from redfence_server.lock_node import Command, NodeReport, Notice, Plain, Pulse, Pulsed, Reply, Silence, Vouch
 from redfence_server.randomness import SystemRandomness
-from redfence_server.rejoin import CHANGES_JUMP, NUMBERS_JUMP, Failure, Rejoin, Vouched
+from redfence_server.rejoin import CHANGES_JUMP, NUMBERS_JUMP, Claim, Failure, Rejoin, Vouched
 
 
 class Other:
@@ -50,6 +50,14 @@ def rejoin(others: list[Other], *, place: int = 2, number: int = 0, changes: int
     return begun
 
 
+def vouch(begun: Rejoin) -> Claim:
+    """Ask the others to vouch, as once the node has claimed it; return what was claimed."""
+    claim = begun.recalled.result()
+    assert isinstance(claim, Claim)
+    begun.vouch(claim)
+    return claim
+
+
 async def test_a_node_comes_back_above_everything_that_a_quorum_of_others_knows() -> None:
     """Its floor, its changes, and what it must know of every place."""
     zero, one = others = [Other(0), Other(1)]
@@ -57,14 +65,15 @@ async def test_a_node_comes_back_above_everything_that_a_quorum_of_others_knows(
     assert zero.answer(knows(50, changes=(0, 0, 9), floors=(5, 0, 1))) == Pulse((0, 0, 3))
     assert not zero.asked, "one of two others is not enough"
     one.answer(knows(70, floors=(0, 6, 1)))
-    floor = 70 + NUMBERS_JUMP
-    changes = 9 + CHANGES_JUMP
+    claim = Claim(70 + NUMBERS_JUMP, 9 + CHANGES_JUMP)
+    assert not any(other.asked for other in others), "the node has to claim it first"
+    assert vouch(begun) == claim
     for other in others:
         assert not begun.outcome.done(), "every node that is asked must vouch"
-        vouch = other.answer(Plain.VOUCHED)
-        assert isinstance(vouch, Vouch)
-        assert (vouch.place, vouch.floor, vouch.changes) == (2, floor, changes)
-    assert begun.outcome.result() == Vouched(floor, changes, (5, 6, floor))
+        asked = other.answer(Plain.VOUCHED)
+        assert isinstance(asked, Vouch)
+        assert (asked.place, asked.floor, asked.changes) == (2, claim.floor, claim.changes)
+    assert begun.outcome.result() == Vouched(claim, (5, 6, claim.floor))
 
 
 async def test_what_was_heard_from_the_node_itself_counts_as_well() -> None:
@@ -73,16 +82,17 @@ async def test_what_was_heard_from_the_node_itself_counts_as_well() -> None:
     begun = rejoin(others, number=90)
     for other in others:
         other.answer(knows(50))
-    assert begun.floor == 90 + NUMBERS_JUMP
+    assert vouch(begun).floor == 90 + NUMBERS_JUMP
 
 
 async def test_each_other_node_gets_an_admission_id_of_its_own() -> None:
     """What one server is told must admit nobody anywhere else."""
     others = [Other(0), Other(1)]
-    rejoin(others)
+    begun = rejoin(others)
     for other in others:
         other.answer(knows(0))
-    ids = {vouch.admission for other in others for vouch, _ in other.asked if isinstance(vouch, Vouch)}
+    vouch(begun)
+    ids = {asked.admission for other in others for asked, _ in other.asked if isinstance(asked, Vouch)}
     assert len(ids) == 2
 
 
@@ -93,9 +103,9 @@ async def test_of_four_others_the_first_three_decide_and_alone_are_asked_to_vouc
     begun = rejoin(others, place=3)
     for other, high in zip(others[:2], (5, 9), strict=True):
         other.answer(Pulsed(0.0, 0, high, nothing, nothing))
-    assert not begun.floor
+    assert not begun.recalled.done()
     others[3].answer(Pulsed(0.0, 0, 7, nothing, nothing))
-    assert begun.floor == 9 + NUMBERS_JUMP
+    assert vouch(begun).floor == 9 + NUMBERS_JUMP
     others[2].answer(Pulsed(0.0, 0, 900, nothing, nothing))
     assert [len(other.asked) for other in others] == [1, 1, 0, 1]
 
@@ -106,14 +116,14 @@ async def test_without_a_quorum_of_others_nobody_is_asked_to_vouch(silence: Sile
     zero, one = others = [Other(0), Other(1)]
     begun = rejoin(others)
     zero.answer(silence)
-    assert begun.outcome.result() is Failure.TOO_FEW
+    assert begun.recalled.result() is Failure.TOO_FEW
     one.answer(knows(3))
     assert not one.asked
 
 
 async def test_a_lone_node_never_comes_back_by_itself() -> None:
     """Nobody remembers for it."""
-    assert rejoin([], place=0).outcome.result() is Failure.TOO_FEW
+    assert rejoin([], place=0).recalled.result() is Failure.TOO_FEW
 
 
 @pytest.mark.parametrize("reply", [Plain.TOO_LOW, *Silence])
@@ -124,6 +134,7 @@ async def test_one_that_does_not_vouch_means_starting_over(reply: Reply, which: 
     begun = rejoin(others)
     for other in others:
         other.answer(knows(0))
+    vouch(begun)
     others[which].answer(reply)
     assert begun.outcome.result() is Failure.OVERTAKEN
     others[1 - which].answer(Plain.VOUCHED)
@@ -134,7 +145,7 @@ async def test_answers_to_a_rejoin_that_was_cancelled_change_nothing() -> None:
     """The server is stopping."""
     others = [Other(0), Other(1)]
     begun = rejoin(others)
-    begun.outcome.cancel()
+    begun.recalled.cancel()
     for other in others:
         other.answer(knows(0))
-    assert not any(other.asked for other in others)
+    assert begun.recalled.cancelled()

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection
 
 from harness.adversary_moves import Begin
-from harness.forgetful_moves import Arrive, Break, Crash, Dial, Expire, Lose, Replace, Restart, Save, Tell, TimeOut
+from harness.forgetful_moves import (
+    Arrive,
+    Break,
+    Crash,
+    Dial,
+    Expire,
+    Lose,
+    Replace,
+    Restart,
+    Save,
+    Tell,
+    TimeOut,
+)
 from harness.forgetful_wire import NOBODY, Letter
 from harness.forgetful_world import ForgetfulWorld
 from redfence_server.lock_node import Mint
@@ -121,9 +133,7 @@ async def _one_is_ahead(world: ForgetfulWorld) -> None:
 
 def _is_vote(world: ForgetfulWorld, letter: Letter) -> bool:
     return (
-        letter.sender == 2
-        and isinstance(letter.command, Mint)
-        and letter.connection.place in quorum(world)
+        letter.sender == 2 and isinstance(letter.command, Mint) and letter.connection.place in quorum(world)
     )
 
 

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from harness.fake_node import FakeNodeState, Hold
 from harness.forgetful_server import Link
 from harness.forgetful_world import ForgetfulRules
+from harness.joining_commands import Claim as Claiming
 from harness.joining_commands import Readmit, Step
 from redfence_server.cluster_memory import ClusterMemory
 from redfence_server.lock_node import Command, Commit, Mint, Reply, Vouch
-from redfence_server.rejoin import CHANGES_JUMP, Rejoin, Vouched
+from redfence_server.rejoin import Claim, Rejoin, Vouched
 
 
 class VoteBeforeRejoin(Rejoin):
-    """A node that forgot votes again with the numbers that it has, and nobody is asked."""
+    """A node that forgot votes again right above the numbers that are known to be its own, and nobody is asked."""
 
     def start(self) -> None:
-        nothing = (0,) * (len(self._others) + 1)
-        self.outcome.set_result(Vouched(self._number, self._changes, nothing))
+        self.recalled.set_result(Claim(self._number + 1, self._changes))
+
+    def vouch(self, claim: Claim) -> None:
+        self.outcome.set_result(Vouched(claim, (0,) * (len(self._others) + 1)))
 
 
 class RejoinOfF(Rejoin):
@@ -30,37 +34,13 @@ class RejoinOfF(Rejoin):
         super().start()
 
 
-class _Reckless(Rejoin):
-    """What is sent to the nodes that vouch can be chosen."""
-
-    jump = 1
-    keeps_ids = False
-
-    def _vouch(self) -> None:
-        told = self._recalled.values()
-        self.floor = max(self._number, *(each.high for each in told)) + self.jump
-        self._changes = max(self._changes, *(each.known_changes[self._place] for each in told)) + CHANGES_JUMP
-        for index, recalled in self._recalled.items():
-            admission = recalled.under if self.keeps_ids else self._randomness.hex_id()
-            vouch = Vouch(admission, self._place, self.floor, self._changes, recalled.under)
-            self._others[index].send(vouch, self.on_vouch)
-
-
-class NoJump(_Reckless):
-    """Numbers begin right above those that were read."""
-
-
-class NoNewIds(_Reckless):
+class NoNewIds(Rejoin):
     """Who vouches keeps its admission id, so nobody has to look at it again."""
 
-    jump = 2**20
-    keeps_ids = True
-
-
-class NoJumpAndNoNewIds(_Reckless):
-    """Both."""
-
-    keeps_ids = True
+    def vouch(self, claim: Claim) -> None:
+        for index, told in self._told.items():
+            vouch = Vouch(told.under, self._place, claim.floor, claim.changes, told.under)
+            self._others[index].send(vouch, partial(self.on_vouch, claim))
 
 
 class NothingWrittenBack(FakeNodeState):
@@ -121,14 +101,25 @@ class FloorsNotHeeded(ClusterMemory):
         """Do nothing."""
 
 
+class NothingClaimed(FakeNodeState):
+    """A driver of a rejoin leaves nothing on the node for whoever drives the next one."""
+
+    def _claim(self, claim: Claiming) -> Step:
+        before = self.floor, self.changes
+        step = super()._claim(claim)
+        self.floor, self.changes = before
+        return step
+
+
 MUTANTS = {
     "vote before rejoin": ForgetfulRules(rejoin=VoteBeforeRejoin),
     "rejoin that reads f nodes": ForgetfulRules(rejoin=RejoinOfF),
-    "no jump": ForgetfulRules(rejoin=NoJump),
+    "no jump": ForgetfulRules(numbers_jump=1),
     "no new ids": ForgetfulRules(rejoin=NoNewIds),
-    "no jump, no new ids": ForgetfulRules(rejoin=NoJumpAndNoNewIds),
+    "no jump, no new ids": ForgetfulRules(numbers_jump=1, rejoin=NoNewIds),
     "nothing written back": ForgetfulRules(node=NothingWrittenBack),
     "nothing written back, no new ids": ForgetfulRules(node=NothingWrittenBack, rejoin=NoNewIds),
+    "nothing claimed": ForgetfulRules(node=NothingClaimed),
     "mint without floor": ForgetfulRules(node=MintWithoutFloor),
     "readmit from any quarantine": ForgetfulRules(node=ReadmitFromAnyQuarantine),
     "readmit from any quarantine, floors not heeded": ForgetfulRules(
@@ -136,8 +127,6 @@ MUTANTS = {
     ),
     "readmit without floors": ForgetfulRules(node=ReadmitWithoutFloors),
     "commit under the present id": ForgetfulRules(link=CommitUnderPresentId),
-    "commit under the present id, no jump": ForgetfulRules(link=CommitUnderPresentId, rejoin=NoJump),
     "vouch under the present id": ForgetfulRules(link=VouchUnderPresentId),
-    "vouch under the present id, no jump": ForgetfulRules(link=VouchUnderPresentId, rejoin=NoJump),
     "floors not heeded": ForgetfulRules(cluster_memory=FloorsNotHeeded),
 }

@@ -29,7 +29,7 @@ from harness.forgetful_moves import (
 )
 from harness.forgetful_wire import NOBODY, Letter
 from harness.forgetful_world import ForgetfulRules, ForgetfulWorld, Limits, MakeMemory
-from redfence_server import node_joining
+from redfence_server import node_joining, rejoin
 
 WEIGHTS: dict[type[Move], float] = {
     Begin: 0.03,
@@ -242,7 +242,10 @@ async def walk(
     if chance.random() < 0.2:
         leases = tuple(chance.choices("abcd", k=len(leases)))
     rules = rules or ForgetfulRules()
-    with patch.object(node_joining, "Rejoin", rules.rejoin):
+    with (
+        patch.object(node_joining, "Rejoin", rules.rejoin),
+        patch.object(rejoin, "NUMBERS_JUMP", rules.numbers_jump),
+    ):
         world = ForgetfulWorld(
             leases,
             # Those of which a beginning tells are all of one server, and its first rejoin is driven by the other one.

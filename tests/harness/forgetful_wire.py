@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.joining_commands import (
+    Claim,
     Formation,
     JoiningAnswer,
     JoiningCommand,
@@ -190,7 +191,7 @@ def _ignore(_: str) -> None:
 
 # --- what is sent before a node is admitted -------------------------------------------------------------------------
 
-_JOINING = {scripts.load(name): name for name in ("look", "note_run", "quarantine", "readmit")}
+_JOINING = {scripts.load(name): name for name in ("look", "note_run", "quarantine", "claim", "readmit")}
 
 
 def _read_joining(parts: tuple[str | bytes | int, ...]) -> JoiningCommand:
@@ -208,6 +209,8 @@ def _read_joining(parts: tuple[str | bytes | int, ...]) -> JoiningCommand:
             index, node_count, max_ttl_ms = map(int, numbers)
             formation = Formation(cluster, index, node_count, max_ttl_ms)
             return Quarantine(Known(admission, run_before), quarantine, formation, run_id, Phase(phase))
+        case "claim", [quarantine, floor, changes]:
+            return Claim(quarantine, int(floor), int(changes))
         case "readmit", [quarantine, phase, admission, floor, changes, run_id, durable, evicted, *floors]:
             return Readmit(
                 *(quarantine, admission, int(floor), int(changes), run_id),
@@ -239,8 +242,10 @@ def answer_of(  # noqa: PLR0911  (one return per answer)
             return [b"greater"]
         case Silence.REFUSED:
             return [b"exhausted"]
-        case Plain() | Silence() | Step():
+        case Plain.COMMITTED | Plain.VOUCHED:
             return [reply.name.lower().encode(), changes]
+        case Plain() | Silence() | Step():
+            return [reply.name.lower().encode()]
         case Sight(identity, key_count, high):
             own = [] if high is None else [str(high).encode()]
             return [b"found", _fields(identity), key_count, *own]

@@ -47,7 +47,7 @@ from harness.joining_commands import (
 )
 from redfence_server.cluster_memory import ClusterMemory
 from redfence_server.lock_node import Command, Granted, Mint, Release, Reply, Silence
-from redfence_server.rejoin import Rejoin
+from redfence_server.rejoin import NUMBERS_JUMP, Rejoin
 
 _TURNS = 3
 """Of the loop after each move, until what follows from it at once is done; what needs more is done after the next."""
@@ -86,6 +86,7 @@ class ForgetfulRules(Rules):
     """The algorithm under test: the project's own, or a mutant of one of its parts (forgetful_mutants.py)."""
 
     rejoin: type[Rejoin] = Rejoin
+    numbers_jump: int = NUMBERS_JUMP
     link: type[Link] = Link
     cluster_memory: type[ClusterMemory] = ClusterMemory
 

@@ -64,7 +64,7 @@ class Violation(AssertionError):  # noqa: N818  (what was found, not an error of
     """An invariant is broken; the message tells which, and by what."""
 
 
-class StandingStill:
+class _StandingStill:
     """A clock for attempts: no time passes, so no grant is too late."""
 
     def now_ms(self) -> float:
@@ -102,7 +102,7 @@ class Rules:
     node: type[FakeNodeState] = FakeNodeState
 
 
-class Wire:
+class _Wire:
     """Where an attempt's commands to one node go: into an outbox, which is emptied after every move."""
 
     __slots__ = ("index", "outbox")
@@ -206,7 +206,7 @@ class World:
         self.taken: frozenset[_HoldName] = frozenset()  # ended, and not by a release
         self.shared: frozenset[_HoldName] = frozenset()  # found by a retry
         self.stood_on: dict[_HoldName, int] = {}  # and by which attempt's grant
-        self._wires = [Wire(index, []) for index in range(node_count)]
+        self._wires = [_Wire(index, []) for index in range(node_count)]
         # Hashes of the parts, 0 where one has changed since: most of a copy is shared with its original.
         self._node_keys = [0] * node_count
         self._player_keys = [0] * len(leases)
@@ -351,7 +351,7 @@ class World:
         rivals = (each for each in self.players if each.lease != player.lease)
         player.floor = max((rival.token for rival in rivals), default=0)
         mint = Mint(RESOURCE, player.lease, f"nonce-{index}", "", TTL_MS, ends=ends)
-        player.attempt = self.rules.attempt(self._wires, mint, clock=StandingStill())
+        player.attempt = self.rules.attempt(self._wires, mint, clock=_StandingStill())
         player.attempt._tally = self.rules.tally(len(self.nodes))
         player.attempt.start()
         self._post(index)

@@ -151,13 +151,12 @@ class Server:
         number: int,
         node_count: int,
         *,
-        link: type[Link] = Link,
         memory: type[ClusterMemory] = ClusterMemory,
         adopts_empty: bool,
     ) -> None:
         self.number = number
         self._node_count = node_count
-        self._kinds = link, memory
+        self._memory = memory
         self._adopts_empty = adopts_empty
         self._ids = Ids(number)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -165,10 +164,9 @@ class Server:
 
     def begin(self) -> None:
         """Begin, knowing nothing."""
-        link, memory = self._kinds
-        known = memory(self._node_count)
+        known = self._memory(self._node_count)
         self.links = [
-            link(place, memory=known, ids=self._ids, adopts_empty=self._adopts_empty)
+            Link(place, memory=known, ids=self._ids, adopts_empty=self._adopts_empty)
             for place in range(self._node_count)
         ]
         known.on_floor = lambda place: self.links[place].review()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from harness.adversary import RESOURCE, TTL_MS, Player, Rules, StandingStill, check_grant, is_granted
+from harness.adversary import RESOURCE, TTL_MS, Player, Rules, check_grant, is_granted
 from harness.adversary_moves import Begin, GiveUp, HandOver
 from harness.forgetful_moves import (
     Arrive,
@@ -33,7 +33,7 @@ from harness.forgetful_moves import (
     TimeOut,
     Wipe,
 )
-from harness.forgetful_server import Link, Server, attempt_links
+from harness.forgetful_server import Server, StandingStill, attempt_links
 from harness.forgetful_wire import Connection, Letter, answer_of
 from harness.joining_commands import (
     Formation,
@@ -87,7 +87,6 @@ class ForgetfulRules(Rules):
 
     rejoin: type[Rejoin] = Rejoin
     numbers_jump: int = NUMBERS_JUMP
-    link: type[Link] = Link
     cluster_memory: type[ClusterMemory] = ClusterMemory
 
 
@@ -172,9 +171,8 @@ class ForgetfulWorld:
         self._make_memory = make_memory or self._make_fake
         self._connected = 0
         self.processes = [self._form(place, place, durable=place in durable) for place in range(node_count)]
-        kinds = {"link": self.rules.link, "memory": self.rules.cluster_memory}
         self.servers = [
-            Server(number, node_count, adopts_empty=adopts_empty, **kinds)  # type: ignore[arg-type]  # a kind each
+            Server(number, node_count, memory=self.rules.cluster_memory, adopts_empty=adopts_empty)
             for number in range(server_count)
         ]
 

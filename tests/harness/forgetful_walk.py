@@ -130,22 +130,22 @@ class Walk:
         Raises:
             Violation: an invariant is broken; the message has the seed and the trace.
         """
-        rejoined, before = self.world.rejoined, 0
+        rejoined_before, granted_before = self.world.rejoined, self._granted()
         try:
             for _ in range(moves_max):
                 if self.world.is_over():
                     break
-                if self.world.rejoined == rejoined:
-                    before = self._granted()
                 if self._chance.random() < MOOD_CHANGES:
                     self._change_mood()
                 move = self._pick()
                 self.trace.append(move)
                 await self.world.make(move)
+                if self.world.rejoined == rejoined_before:
+                    granted_before = self._granted()
         except Violation as found:
             raise Violation(f"seed {self._seed}: {found}\n{self._told()}") from None
         granted = self._granted()
-        return Outcome(granted, self.world.rejoined - rejoined, granted - before)
+        return Outcome(granted, self.world.rejoined - rejoined_before, granted - granted_before)
 
     def _granted(self) -> int:
         return sum(player.token > 0 for player in self.world.players)

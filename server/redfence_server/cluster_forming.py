@@ -1,8 +1,10 @@
 """Form a cluster: give every node of a new quorum its identity, once.
 
-Two passes, so that a crash in between can be told from a node that was wiped later: first every node becomes `forming`, and only
-when all are, they become `ready`. An empty node beside a ready one has lost its memory; giving it a fresh identity
-would let it vote as if it had not, so that is refused.
+Three passes, so that a crash in between can be told from nodes that were wiped later: every node becomes `forming`; only when all are,
+`assembled`; and only when all are that, `ready`. So an empty node beside one that is more than forming has lost its memory, and beside one
+that is not, no node has ever voted. Giving a fresh identity to one that has would let it vote as if it had forgotten nothing, so that is
+refused. (With two passes, a quorum could be ready, grant and be wiped while the rest is forming still, as in a first forming that broke
+off.) Only if all are empty nobody can tell.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class Plan:
     """What forming takes.
 
     Attributes:
-        to_form: the nodes to write to, in two passes up to `ready`; none if the cluster is formed.
+        to_form: the nodes to write to, in three passes up to `ready`; none if the cluster is formed.
     """
 
     cluster_id: str
@@ -58,17 +60,21 @@ def plan(looks: Sequence[Look], *, new_cluster_id: str, ttl_ms_max: int, leaves_
         elif not begun and not leaves_wiped:
             raise NodeRejectedError(
                 f"{look.name}: it is empty, but others belong to cluster {first.cluster_id} already: it was wiped or "
-                f"replaced, and must not vote as if it remembered; `redfence cluster replace {look.index} URL` brings it in"
+                f"replaced, and must not vote as if it remembered; `redfence cluster replace {look.index} URL` brings it in, or "
+                "`redfence cluster recover` if fewer than a quorum of the others votes"
             )
     if first.max_ttl_ms != ttl_ms_max:
         raise ConfigError(
             f"max_ttl: the cluster was formed with {first.max_ttl_ms} ms and not with {ttl_ms_max} ms"
         )
     # A node that was quarantined since, or retired, was formed; an empty one as well, unless forming has only begun.
-    unformed = [begun if each.identity is None else each.identity.phase is Phase.FORMING for each in found]
+    unformed = [begun if each.identity is None else each.identity.phase in _UNFORMED for each in found]
     return Plan(
         first.cluster_id, first.max_ttl_ms, tuple(index for index, each in enumerate(unformed) if each)
     )
+
+
+_UNFORMED = frozenset({Phase.FORMING, Phase.ASSEMBLED})
 
 
 def _check_fit(looks: Sequence[Look]) -> Sequence[Findings]:
@@ -137,7 +143,7 @@ async def form(
         )
         for look in looks:
             _warn(look, decided, node_count=len(nodes))
-        for state in (Phase.FORMING, Phase.READY):
+        for state in (Phase.FORMING, Phase.ASSEMBLED, Phase.READY):
             for index in decided.to_form:
                 await _form(visited[index], decided, state, randomness, node_count=len(nodes))
     return decided.cluster_id

@@ -192,7 +192,7 @@ def _judge_place(expected: Expectation, identity: Identity) -> Quarantined | Rej
             "the nodes are in another order, or one is named twice",
         )
     match identity.phase:
-        case Phase.FORMING:
+        case Phase.FORMING | Phase.ASSEMBLED:
             return Rejected(
                 Reason.FORMING, "its cluster was not formed to the end: run `redfence cluster init` again"
             )

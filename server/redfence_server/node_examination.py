@@ -15,6 +15,8 @@ class Phase(Enum):
     """Where in its life a node is, as its identity says."""
 
     FORMING = "forming"
+    ASSEMBLED = "assembled"
+    """Every node of its cluster has got its identity, and any of the others may be ready by now."""
     READY = "ready"
     QUARANTINED = "quarantined"
     RECOVERING = "recovering"

@@ -109,7 +109,7 @@ def plan(
     voting = judged.voting()
     if len(voting) >= judged.quorum:
         return _leftover(looks, judged, voting)
-    if judged.members and all(identity.phase is Phase.FORMING for identity in judged.members.values()):
+    if _was_never_formed(looks, judged):
         raise NodeRejectedError(
             f"nothing to recover: cluster {judged.cluster_id} was never formed to the end; run `redfence cluster init` again"
         )
@@ -155,6 +155,14 @@ def _refuse_unfit(look: Look, judgement: Judgement | None) -> None:
     look.refuse_strangers()
     if isinstance(judgement, Rejected) and judgement.reason not in _EXCUSED:
         raise NodeRejectedError(f"{look.name}: {judgement.detail}")
+
+
+def _was_never_formed(looks: Sequence[Look], judged: ClusterJudgement) -> bool:
+    """Tell whether no quorum of the cluster can ever have voted."""
+    phases = {identity.phase for identity in judged.members.values()}
+    if Phase.ASSEMBLED in phases and any(look.found and look.found.identity is None for look in looks):
+        return False  # who is empty had its place, and may have voted there (cluster_forming.py)
+    return bool(phases) and phases <= {Phase.FORMING, Phase.ASSEMBLED}
 
 
 def _leftover(looks: Sequence[Look], judged: ClusterJudgement, voting: Sequence[int]) -> Leftover:

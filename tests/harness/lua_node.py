@@ -175,7 +175,7 @@ class LuaNode:
         """Begin, from empty, as a node that was just formed."""
         self.wipe()
         place = (formation.cluster_id, formation.index, formation.node_count, formation.max_ttl_ms)
-        for state in ("forming", "ready"):
+        for state in ("forming", "assembled", "ready"):
             formed = self._identify("form", *place, admission, run_id, state, int(durable), 0)
             assert formed == [b"formed"], formed
         return self

@@ -419,15 +419,69 @@ async def test_two_databases_of_one_server_are_not_formed_as_two_nodes(
 async def test_forming_that_was_broken_off_is_not_served_and_is_finished_by_the_next(
     commands: CommandProcesses, formed_nodes: FormedNodes
 ) -> None:
-    """A crash between the two passes leaves nodes that do not vote yet."""
+    """A crash in the last pass leaves nodes that do not vote yet."""
     nodes = await formed_nodes(3)
     for node in nodes[1:]:
-        await node.call("HSET", "redfence:node", "state", "forming")
+        await node.call("HSET", "redfence:node", "state", "assembled")
     line = await refusal(start_serve(commands, nodes, *IMPATIENT))
     assert line.count("not formed to the end: run `redfence cluster init` again") == 2
     process = start_init(commands, nodes)
     assert await process.wait(timeout_s=20) == 0, process.stderr
     assert [await node.call("HGET", "redfence:node", "state") for node in nodes] == [b"ready"] * 3
+
+
+@pytest.mark.parametrize(
+    ("state", "place", "reached", "wiped", "refused"),
+    [
+        ("forming", 2, ["forming", "forming", None], [0], False),
+        ("assembled", 0, ["forming"] * 3, [0, 1], False),
+        ("assembled", 2, ["assembled", "assembled", "forming"], [0, 1], False),
+        ("assembled", 2, ["assembled", "assembled", "forming"], [2], True),
+        ("ready", 0, ["assembled"] * 3, [0], True),
+        ("ready", 2, ["ready", "ready", "assembled"], [0, 1], True),
+    ],
+)
+async def test_nodes_that_are_wiped_after_forming_broke_off_are_formed_again_only_if_none_can_have_voted(
+    *,
+    state: str,
+    place: int,
+    reached: list[str | None],
+    wiped: list[int],
+    refused: bool,
+    flushed_nodes: FlushedNodes,
+    start_proxy: StartProxy,
+) -> None:
+    """A quorum that was ready may have granted what it knows nothing of any more."""
+    nodes = await flushed_nodes(3)
+    proxies = [await start_proxy(node) for node in nodes]
+    broken_off = proxies[place].hold_before(f"\r\n{state}\r\n".encode())
+    forming = asyncio.create_task(form_through(proxies, nodes))
+    async with asyncio.timeout(10):
+        await broken_off.wait()
+    forming.cancel()
+    await asyncio.wait([forming])
+    states = [await node.call("HGET", "redfence:node", "state") for node in nodes]
+    assert states == [each and each.encode() for each in reached]
+    for index in wiped:
+        await nodes[index].call("FLUSHALL")
+    before = await memories(nodes)
+    if refused:
+        told = rf"node {wiped[0]} .* `redfence cluster recover` if fewer than a quorum of the others votes"
+        with pytest.raises(NodeRejectedError, match=told):
+            await form(nodes)
+        assert await memories(nodes) == before
+    else:
+        await form(nodes)
+        states = [await node.call("HGET", "redfence:node", "state") for node in nodes]
+        assert states == [b"ready"] * 3
+
+
+async def form_through(proxies: Sequence[TcpProxy], nodes: Sequence[RedisNode]) -> str:
+    """Form a cluster through proxies, and return its id."""
+    urls = [proxy.url(node.url) for proxy, node in zip(proxies, nodes, strict=True)]
+    return await cluster_forming.form(
+        check_urls(urls), keys=Keyspace(), ttl_ms_max=300_000, randomness=SystemRandomness()
+    )
 
 
 async def test_nodes_that_are_not_empty_wiped_or_of_another_cluster_are_not_formed_and_nothing_is_changed(
@@ -498,15 +552,7 @@ async def test_of_two_operators_who_form_the_same_nodes_at_once_one_succeeds_and
 
     monkeypatch.setattr(node_examination, "examine", examine_together)
 
-    def forming(proxies: Sequence[TcpProxy]) -> asyncio.Task[str]:
-        urls = [proxy.url(node.url) for proxy, node in zip(proxies, nodes, strict=True)]
-        return asyncio.create_task(
-            cluster_forming.form(
-                check_urls(urls), keys=Keyspace(), ttl_ms_max=300_000, randomness=SystemRandomness()
-            )
-        )
-
-    first, second = forming(slow), forming(fast)
+    first, second = [asyncio.create_task(form_through(proxies, nodes)) for proxies in (slow, fast)]
 
     async def begun() -> bool:
         return bool(await memory(nodes[0]))

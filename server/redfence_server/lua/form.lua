@@ -7,7 +7,7 @@
 --       4 greatest ttl the cluster allows, in ms
 --       5 admission id to give
 --       6 the node's run_id
---       7 state to reach: 'forming', then 'ready' once every node is forming
+--       7 state to reach: 'forming', then 'assembled' once every node is forming, then 'ready' once every node is assembled
 --       8 '1' if the node's present run loses nothing at a crash, else '0'
 --       9 how many keys the node has evicted in this run
 -- Returns  {'formed'}      the node has this identity and state
@@ -34,8 +34,9 @@ end
 if identity[1] ~= ARGV[1] or identity[2] ~= ARGV[2] or identity[3] ~= ARGV[3] then
   return {'other'}
 end
-if identity[4] == 'forming' and ARGV[7] == 'ready' then
-  redis.call('HSET', KEYS[1], 'state', 'ready')
+local before = {assembled = 'forming', ready = 'assembled'}
+if identity[4] == before[ARGV[7]] then
+  redis.call('HSET', KEYS[1], 'state', ARGV[7])
 elseif identity[4] ~= ARGV[7] then
   return {'ahead'}
 end

@@ -14,6 +14,7 @@ from redfence_server.node_examination import Findings, Identity, Phase
 from redfence_server.node_visit import Look
 
 TTL_MS = 300_000
+UNFORMED = {Phase.FORMING, Phase.ASSEMBLED}
 
 
 def identity(index: int, *, phase: Phase = Phase.READY) -> Identity:
@@ -51,10 +52,10 @@ def test_forming_writes_to_nodes_that_were_never_formed_and_to_no_other(
         with pytest.raises(NodeRejectedError, match=rf"node {phases.index(None)} .*wiped or replaced"):
             decide(*who)
         # Who runs the nodes and the servers knows that it was wiped: it gets no identity here, but a quarantine there.
-        unformed = tuple(index for index, phase in enumerate(phases) if phase is Phase.FORMING)
+        unformed = tuple(index for index, phase in enumerate(phases) if phase in UNFORMED)
         assert decide(*who, leaves_wiped=True) == Plan("c", TTL_MS, unformed)
         return
-    unformed = tuple(index for index, phase in enumerate(phases) if phase in {None, Phase.FORMING})
+    unformed = tuple(index for index, phase in enumerate(phases) if phase in {None, *UNFORMED})
     for leaves_wiped in (False, True):
         planned = decide(*who, leaves_wiped=leaves_wiped)
         assert planned == Plan("c" if any(who) else "new", TTL_MS, unformed)

@@ -117,6 +117,7 @@ def test_a_durable_node_whose_settings_are_hidden_gives_no_vote_and_the_message_
         ({"identity": replace(ME, index=2)}, Reason.WRONG_PLACE, True),
         ({"identity": replace(ME, node_count=5)}, Reason.WRONG_PLACE, True),
         ({"identity": replace(ME, phase=Phase.FORMING)}, Reason.FORMING, False),
+        ({"identity": replace(ME, phase=Phase.ASSEMBLED)}, Reason.FORMING, False),
         ({"identity": replace(ME, phase=Phase.RECOVERING)}, Reason.RECOVERING, False),
         ({"identity": replace(ME, phase=Phase.RETIRED)}, Reason.REPLACED, False),
         ({"identity": replace(ME, floor=6)}, Reason.REPLACED, False),

@@ -22,6 +22,7 @@ from redfence_server.recovery_plan import (
 )
 
 TTL_MS = 300_000
+UNFORMED = (Phase.FORMING, Phase.ASSEMBLED)
 # Some time in 2026.
 NOW_US = 1_780_000_000_000_000
 AUTO = Request(floor=None, ttl_ms_max=None)
@@ -152,12 +153,20 @@ def test_a_node_that_an_operator_has_to_mend_first_is_named(
 
 
 def test_a_cluster_that_was_never_formed_to_the_end_is_to_be_formed() -> None:
-    """Nothing was granted yet; but one that has voted since is recovered, also if a node of it never got so far."""
-    forming = [look(index, identity(index, phase=Phase.FORMING)) for index in range(2)]
-    for third in (look(2, None), away(2), look(2, identity(2, phase=Phase.FORMING))):
-        with pytest.raises(NodeRejectedError, match="run `redfence cluster init` again"):
-            decide([*forming, third])
-    assert recovery([*forming, in_state(2, QUARANTINED)]).nodes == (0, 1, 2)
+    """Nothing was granted yet; but one that has voted since is recovered, also if a node of it never got so far.
+
+    Once all were there, one that is empty may have voted before it was wiped.
+    """
+    empty = look(2, None)
+    for phase in UNFORMED:
+        begun = [look(index, identity(index, phase=phase)) for index in range(2)]
+        for third in (empty, away(2), *(look(2, identity(2, phase=each)) for each in UNFORMED)):
+            if phase is Phase.ASSEMBLED and third is empty:
+                assert recovery([*begun, third]).nodes == (0, 1, 2)
+                continue
+            with pytest.raises(NodeRejectedError, match="run `redfence cluster init` again"):
+                decide([*begun, third])
+        assert recovery([*begun, in_state(2, QUARANTINED)]).nodes == (0, 1, 2)
 
 
 def test_which_cluster_it_is_most_of_the_nodes_tell() -> None:

@@ -15,7 +15,7 @@ C   An undo leaves nothing of its attempt on the node, but what a retry shares.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Self
@@ -53,7 +53,8 @@ from redfence_server.redlock import Attempt
 from redfence_server.redlock import AttemptGranted as Grant
 
 RESOURCE = "orders/42"
-_TTL_MS = 10_000
+TTL_MS = 3_600_000
+"""As real nodes count time, longer than any world lasts."""
 
 _HoldName = tuple[int, str]
 """The node and the nonce: no two holds ever share both."""
@@ -70,7 +71,7 @@ class _StandingStill:
         return 0.0
 
 
-def _is_granted(attempt: Attempt) -> bool:
+def is_granted(attempt: Attempt) -> bool:
     return attempt.outcome.done() and attempt._is_granted()
 
 
@@ -120,7 +121,7 @@ class _Wire:
         raise NotImplementedError
 
 
-class _Player:
+class Player:
     """An attempt and what the checks know of it."""
 
     __slots__ = ("attempt", "floor", "lease", "nonces", "token")
@@ -136,8 +137,8 @@ class _Player:
     def is_open(self) -> bool:
         return self.attempt is not None and not self.attempt.outcome.done()
 
-    def copy(self) -> _Player:
-        twin = _Player(self.lease)
+    def copy(self) -> Player:
+        twin = Player(self.lease)
         twin.floor, twin.nonces, twin.token = self.floor, self.nonces.copy(), self.token
         if self.attempt is not None:
             twin.attempt = _copy_attempt(self.attempt)
@@ -163,6 +164,24 @@ def _copy_attempt(attempt: Attempt) -> Attempt:
     return twin
 
 
+def check_grant(players: Sequence[Player], index: int) -> None:
+    """Note what an attempt was granted.
+
+    Raises:
+        Violation: T1 or T2 is broken by it.
+    """
+    player = players[index]
+    assert player.attempt is not None
+    granted = player.attempt.outcome.result()
+    assert isinstance(granted, Grant)
+    token = player.token = granted.token
+    if token <= player.floor:
+        raise Violation(f"T2: attempt {index} got {token}; {player.floor} was granted before it began")
+    for other, rival in enumerate(players):
+        if rival.lease != player.lease and rival.token == token:
+            raise Violation(f"T1: attempts {other} and {index} both got {token}")
+
+
 class World:
     """Nodes, attempts, and what is under way between them. `leases` names the lease of each attempt."""
 
@@ -181,7 +200,7 @@ class World:
         for node, count in zip(self.nodes, counters or (0,) * node_count, strict=True):
             if count:
                 node._count(RESOURCE, count, 0.0)
-        self.players = [_Player(lease) for lease in leases]
+        self.players = [Player(lease) for lease in leases]
         self.under_way: list[Parcel] = []
         self.ended: frozenset[str] = frozenset()  # leases that were released
         self.taken: frozenset[_HoldName] = frozenset()  # ended, and not by a release
@@ -218,7 +237,7 @@ class World:
         node = self.nodes[index] = self.nodes[index].copy()
         return node
 
-    def _player(self, index: int) -> _Player:
+    def _player(self, index: int) -> Player:
         """Return an attempt to be changed."""
         self._player_keys[index] = 0
         player = self.players[index] = self.players[index].copy()
@@ -331,7 +350,7 @@ class World:
         player = self._player(index)
         rivals = (each for each in self.players if each.lease != player.lease)
         player.floor = max((rival.token for rival in rivals), default=0)
-        mint = Mint(RESOURCE, player.lease, f"nonce-{index}", "", _TTL_MS, ends=ends)
+        mint = Mint(RESOURCE, player.lease, f"nonce-{index}", "", TTL_MS, ends=ends)
         player.attempt = self.rules.attempt(self._wires, mint, clock=_StandingStill())
         player.attempt._tally = self.rules.tally(len(self.nodes))
         player.attempt.start()
@@ -382,23 +401,17 @@ class World:
             attempt._on_commit(parcel.node, parcel.command.token, reply)
         else:
             attempt._on_mint(parcel.node, reply)
-        if was_open and _is_granted(attempt):
+        if was_open and is_granted(attempt):
             self._check_grant(parcel.attempt)
         self._post(parcel.attempt)
 
     # --- the invariants -------------------------------------------------------------------------------------------
 
     def _check_grant(self, index: int) -> None:
+        check_grant(self.players, index)
         player = self.players[index]
         assert player.attempt is not None
-        granted = player.attempt.outcome.result()
-        assert isinstance(granted, Grant)
-        token = player.token = granted.token
-        if token <= player.floor:
-            raise Violation(f"T2: attempt {index} got {token}; {player.floor} was granted before it began")
-        for other, rival in enumerate(self.players):
-            if rival.lease != player.lease and rival.token == token:
-                raise Violation(f"T1: attempts {other} and {index} both got {token}")
+        token = player.token
         for node, standing in enumerate(player.attempt._tally._standing):
             if standing != token:
                 continue

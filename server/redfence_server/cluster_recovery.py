@@ -71,6 +71,8 @@ class ClusterRecovery:
         self._on_wait = on_wait
         self.touched = False
         """Nodes may be out that were not, so it has to be carried out to the end."""
+        self.floor = 0
+        """Above which tokens go on: what was planned, or what was still granted between look and take-out if that is more."""
         self.left_out: Mapping[str, str] = {}
         """Which nodes were taken out and did not get their vote back, with the reason."""
 
@@ -138,6 +140,8 @@ class ClusterRecovery:
             raise NodeRejectedError(
                 f"fewer than a quorum of nodes is left: {'; '.join(map(': '.join, self.left_out.items()))}"
             )
+        # Nothing has changed on them since they were taken out; but until then servers went on.
+        self.floor = max(planned.floor, recovery_plan.greatest_number([visit.look for visit in still_out]))
         outcomes = await asyncio.gather(
             *(self._readmit(visit, planned, ids[visit.look.index]) for visit in still_out),
             return_exceptions=True,
@@ -151,13 +155,13 @@ class ClusterRecovery:
             "readmit",
             *(quarantine, Phase.RECOVERING.value, self._randomness.hex_id()),
             *(
-                planned.floor,
+                self.floor,
                 planned.changes,
                 found.run_id,
                 "0" if found.durability_gap else "1",
                 found.evicted,
             ),
-            *(planned.floor for _ in self._nodes),
+            *(self.floor for _ in self._nodes),
         )
         if answer != "readmitted":
             raise NodeRejectedError(_overtaken(visit.look))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Protocol
+from typing import Final, Protocol
 
 # --- commands: one per Lua script -------------------------------------------------------------------------------
 
@@ -271,6 +271,10 @@ class Durability(Enum):
     """By the operator's word alone."""
     NONE = auto()
     """A restart means quarantine."""
+
+
+LOOK_MS_MAX: Final = 1_000
+"""To look at a node anew takes some ten round trips. One that is not back after so long is lost."""
 
 
 class NodeState(Enum):

@@ -19,7 +19,7 @@ from redfence_server.errors import (
     NoQuorumError,
     ValidityExhaustedError,
 )
-from redfence_server.lock_node import Held, NodeState, Plain, Reply, Silence
+from redfence_server.lock_node import LOOK_MS_MAX, Held, NodeState, Plain, Reply, Silence
 from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotGranted
 from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, Renewal, RenewVerdict, TokenVerdict
 from redfence_server.randomness import Randomness
@@ -34,8 +34,6 @@ _ANSWER_MARGIN_MS_MAX: Final = 50
 _ANSWER_MARGIN_SHARE: Final = 0.25
 # How often an attempt is made anew when the nodes are split between callers and nobody was granted.
 _SPLIT_TRIES_MAX: Final = 4
-# A look at a node takes some twenty round trips; after this long it is told as no quorum.
-_LOOKS_MS_MAX: Final = 1_000
 _LOOK_PAUSE_MS: Final = 10
 _EMPTY_QUEUE: Final = QueueView(0, (), 0)
 
@@ -177,7 +175,7 @@ class LockService:
 
         Each time it is a new attempt: what was minted before the look must not count beside what is minted after it (rejoin.py).
         """
-        give_up_at_ms = self._clock.now_ms() + _LOOKS_MS_MAX
+        give_up_at_ms = self._clock.now_ms() + LOOK_MS_MAX
         while True:
             outcome = await self._redlock.attempt(order)
             if not _is_void(outcome) or self._clock.now_ms() >= give_up_at_ms:

@@ -174,8 +174,8 @@ def _judge_nameless(expected: Expectation, found: Findings) -> Forgot | Rejected
     return Forgot("it is empty: it was wiped")
 
 
-def _judge_place(expected: Expectation, identity: Identity) -> Quarantined | Rejected | None:  # noqa: PLR0911  (one return per rule reads best)
-    """Decide whether this is the node that is configured here, and in which phase of its life."""
+def _judge_place(expected: Expectation, identity: Identity) -> Forgot | Quarantined | Rejected | None:  # noqa: PLR0911  (one return per rule reads best)
+    """Decide whether this is the node that is configured here and voted here last, and in which phase of its life."""
     if expected.cluster_id is not None and identity.cluster_id != expected.cluster_id:
         return Rejected(
             Reason.OTHER_CLUSTER, f"it belongs to cluster {identity.cluster_id}, not to {expected.cluster_id}"
@@ -205,23 +205,23 @@ def _judge_place(expected: Expectation, identity: Identity) -> Quarantined | Rej
             return Rejected(
                 Reason.REPLACED, "it was replaced by another node: name that one, and wipe this one"
             )
-        case Phase.QUARANTINED:
-            return Quarantined(identity)
-    return None
+    if identity.floor < expected.floor:
+        if expected.familiar:
+            return Forgot(
+                "its data is older than its last return to the cluster: an old snapshot was restored"
+            )
+        return Rejected(
+            Reason.REPLACED,
+            "another node, or a later state of this one, has voted at its place since: name that one; or, if this one is to "
+            f"take the place again, run `redfence cluster replace {expected.index} URL`",
+        )
+    return Quarantined(identity) if identity.phase is Phase.QUARANTINED else None
 
 
 def _judge_memory(expected: Expectation, found: Findings) -> Admitted | Forgot | Rejected:  # noqa: PLR0911  (one return per rule reads best)
     """Decide whether the node that was formed may have forgotten anything, or be about to."""
     identity = found.identity
     assert identity is not None, "a node without an identity is judged before"
-    if identity.floor < expected.floor:
-        if not expected.familiar:
-            return Rejected(
-                Reason.REPLACED,
-                "another node, or a later state of this one, has voted at its place since: name that one; or, if this one is to "
-                f"take the place again, run `redfence cluster replace {expected.index} URL`",
-            )
-        return Forgot("its data is older than its last return to the cluster: an old snapshot was restored")
     if found.high is None:
         return Forgot("it has lost `high`, its greatest number")
     if identity.changes < expected.changes:

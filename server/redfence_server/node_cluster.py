@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from redfence_server import quorum
 from redfence_server.clock import WallClock
 from redfence_server.cluster_memory import ClusterMemory
 from redfence_server.errors import ConfigError, NodeRejectedError
-from redfence_server.lock_node import NodeReport, NodeState
+from redfence_server.lock_node import LOOK_MS_MAX, NodeReport, NodeState
 from redfence_server.node_link import LinkSettings, NodeLink
 from redfence_server.randomness import Randomness
 from redfence_server.redis_dial import NodeUrl
-
-# A node that vouches for another one, or whose connection broke, is back after some round trips. Whoever waits for a lock need not know.
-_BLINK_MS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +59,8 @@ class NodeCluster:
     """Starts and ends the links; a server without a quorum at its start does not start.
 
     Attributes:
-        on_quorum_lost: told when there has been no quorum for so long that it is not a blink.
+        on_quorum_lost: told when no quorum votes, and none will in a moment: nodes that have vouched for another one, or whose
+            connection broke, are back after some round trips.
     """
 
     def __init__(
@@ -159,8 +156,10 @@ class NodeCluster:
     def _on_state(self) -> None:
         if self._has_quorum():
             self._end_blink()
+        elif not self._has_quorum(NodeState.UNREACHABLE):
+            self.on_quorum_lost()
         elif self._blink is None:
-            self._blink = asyncio.get_running_loop().call_later(_BLINK_MS / 1000, self._on_long_blink)
+            self._blink = asyncio.get_running_loop().call_later(LOOK_MS_MAX / 1000, self._on_long_blink)
 
     def _on_long_blink(self) -> None:
         self._blink = None
@@ -171,9 +170,10 @@ class NodeCluster:
             self._blink.cancel()
             self._blink = None
 
-    def _has_quorum(self) -> bool:
-        ready = sum(link.report().state is NodeState.READY for link in self.links)
-        return ready >= quorum.majority(len(self.links))
+    def _has_quorum(self, *also: NodeState) -> bool:
+        """Tell whether a quorum of nodes votes, or would if those in the other states did."""
+        counted = sum(link.report().state in {NodeState.READY, *also} for link in self.links)
+        return counted >= quorum.majority(len(self.links))
 
     def _refuse_misconfigured(self) -> None:
         for link in self.links:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from redfence_server import scripts
 from redfence_server.redis_dial import DialAnswerError, DialledNode, DialRefusedError
@@ -91,18 +91,23 @@ DURABLE_SETTINGS: Final[Mapping[str, str]] = {
 
 
 async def examine(node: DialledNode, keys: scripts.Keyspace) -> Findings:
-    """Return what a node says of itself, all of it over one connection and so of one run.
+    """Return what a node says of itself, all of it over one connection and so of one run, in one round trip.
 
     Raises:
         DialError: the connection broke or the node refused to tell.
     """
-    server = await read_info(node, "server")
-    # From INFO and not from ROLE: access lists commonly allow it.
-    replication = await read_info(node, "replication")
+    look = ("EVAL", scripts.load("look"), 2, keys.node, keys.high)
+    # Role and policy from INFO, which access lists commonly allow. One setting at a time: before Redis 7, CONFIG GET takes one name.
+    answers = await node.commands(
+        *(("INFO", section) for section in _SECTIONS),
+        look,
+        *(("CONFIG", "GET", name) for name in DURABLE_SETTINGS),
+    )
+    server, replication, memory, stats = (_read_info(answer) for answer in answers[: len(_SECTIONS)])
+    _, identity, key_count, *high = _not_refused(answers[len(_SECTIONS)])
+    settings = _read_settings(answers[len(_SECTIONS) + 1 :])
     promoted = int(replication.get("second_repl_offset", "-1")) >= 0
     history = f"/{replication.get('master_replid', '')}" if promoted else ""
-    _, identity, key_count, *high = await node.command("EVAL", scripts.load("look"), 2, keys.node, keys.high)
-    settings = await _durability_settings(node)
     return Findings(
         high=read_number(high[0]) if high else None,
         identity=read_identity(identity),
@@ -113,9 +118,18 @@ async def examine(node: DialledNode, keys: scripts.Keyspace) -> Findings:
         promoted=promoted,
         durability_gap=_durability_gap(settings),
         settings_hidden=settings is None,
-        eviction=await _eviction(node),
-        evicted=int((await read_info(node, "stats")).get("evicted_keys", "0")),
+        eviction=_eviction(memory),
+        evicted=int(stats.get("evicted_keys", "0")),
     )
+
+
+_SECTIONS: Final = ("server", "replication", "memory", "stats")
+
+
+def _not_refused(answer: Any) -> Any:
+    if isinstance(answer, DialRefusedError):
+        raise answer
+    return answer
 
 
 def read_identity(flat: list[bytes]) -> Identity | None:
@@ -172,17 +186,12 @@ def _admission(text: str) -> str:
     return text
 
 
-async def _durability_settings(node: DialledNode) -> Mapping[str, str] | None:
+def _read_settings(answers: Sequence[Any]) -> Mapping[str, str] | None:
     """Return those of DURABLE_SETTINGS as they are; None if they may not be read."""
-    settings = {}
-    for name in DURABLE_SETTINGS:
-        try:
-            # One at a time: before Redis 7, CONFIG GET takes one name.
-            answer = await node.command("CONFIG", "GET", name)
-        except DialRefusedError:
-            return None
-        settings[name] = answer[1].decode() if answer else "unknown"
-    return settings
+    if any(isinstance(answer, DialRefusedError) for answer in answers):
+        return None
+    told = zip(DURABLE_SETTINGS, answers, strict=True)
+    return {name: answer[1].decode() if answer else "unknown" for name, answer in told}
 
 
 def _durability_gap(settings: Mapping[str, str] | None) -> str:
@@ -195,9 +204,7 @@ def _durability_gap(settings: Mapping[str, str] | None) -> str:
     )
 
 
-async def _eviction(node: DialledNode) -> str:
-    # From INFO: it tells the policy also to whom CONFIG is forbidden.
-    memory = await read_info(node, "memory")
+def _eviction(memory: Mapping[str, str]) -> str:
     limit, policy = memory.get("maxmemory", "0"), memory.get("maxmemory_policy", "noeviction")
     return "" if limit == "0" or policy == "noeviction" else f"maxmemory {limit}, maxmemory-policy {policy}"
 
@@ -209,7 +216,11 @@ async def read_info(node: DialledNode, section: str) -> Mapping[str, str]:
         DialError: the connection broke or the node refused.
         DialAnswerError: the node does not answer it as a Redis server does.
     """
-    raw = await node.command("INFO", section)
+    return _read_info(await node.command("INFO", section))
+
+
+def _read_info(answer: Any) -> Mapping[str, str]:
+    raw = _not_refused(answer)
     if not isinstance(raw, bytes):
         # Also a connection that has ended up at itself, on a port that the node has left.
         raise DialAnswerError("it does not answer INFO as a Redis server does")

@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from redfence_server import quorum, scripts
+from redfence_server import quorum, rejoin, scripts
 from redfence_server.clock import Clock
 from redfence_server.cluster_memory import ClusterMemory
 from redfence_server.lock_node import LockNode
@@ -37,7 +37,7 @@ from redfence_server.rejoin import Claim, Rejoin, Vouched
 _RECHECK_MS: Final = 2_000
 # How long a node that restarted waits for the first look at every other one.
 _ASK_AROUND_TIMEOUT_MS: Final = 2_000
-# A node at which another server is as well is looked at again soon.
+# A rejoin that another one overtook is tried again soon.
 _OVERTAKEN_RECHECK_MS: Final = 100
 
 
@@ -54,6 +54,10 @@ class TurnedAwayError(Exception):
     detail: str
     recheck_ms: float = _RECHECK_MS
     reason: Reason | None = None
+
+
+class _ChangedError(DialError):
+    """Somebody else has changed the node's identity: it has to be looked at again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,8 @@ class NodeJoining:
         self._clock = clock
         self._randomness = randomness
         self._log = log
-        self._quarantine = ""
+        # Its id, and in which run of the process: one that comes again out of an older copy of the data has to last anew.
+        self._quarantine = ("", "")
         self._quarantine_seen_ms = 0.0
         # The floor under which this server was last admitted here; None before the first time.
         self._floor: int | None = None
@@ -120,11 +125,11 @@ class NodeJoining:
 
         Raises:
             TurnedAwayError: it must not vote now.
-            DialError: the connection broke.
+            DialError: the connection broke, or somebody else changed the node meanwhile.
         """
         judgement, found = await self._look(node)
-        if isinstance(judgement, Admitted) and judgement.restarted:
-            await self._ask_around(judgement.identity)
+        if isinstance(judgement, Forgot) or (isinstance(judgement, Admitted) and judgement.restarted):
+            await self._ask_around()
             judgement, found = await self._look(node)
         if isinstance(judgement, Quarantined):
             await self._bring_back(node, judgement.identity, found)
@@ -135,8 +140,7 @@ class NodeJoining:
                 self._memory.admit(judgement.identity, found.run_id)
                 await self._note_run(node, judgement, found)
                 self._floor = judgement.identity.floor
-                # It is over. Should the node turn up in it again, from an older copy of its data, it has to last anew.
-                self._quarantine = ""
+                self._quarantine = ("", "")
                 return judgement.identity
             case Forgot(detail):
                 await self._put_in_quarantine(node, found, detail)
@@ -174,8 +178,8 @@ class NodeJoining:
         )
         return judge(expected, found), found
 
-    async def _ask_around(self, identity: Identity) -> None:
-        """Take over what the other nodes have noted of one that restarted: a server that has just started remembers nothing itself.
+    async def _ask_around(self) -> None:
+        """Take over what the other nodes have noted of this one: a server that has just started remembers nothing itself.
 
         Not only from those that vote: when all were restarted at once, each has to be judged before the first of them does.
         """
@@ -185,7 +189,7 @@ class NodeJoining:
                     await fellow.looked.wait()
         place = self._memory.places[self._place]
         for seen in (fellow.seen for fellow in self.fellows):
-            if seen is not None and seen.cluster_id == identity.cluster_id:
+            if seen is not None and self.seen is not None and seen.cluster_id == self.seen.cluster_id:
                 place.changes = max(place.changes, seen.known_changes.get(self._place, 0))
                 place.floor = max(place.floor, seen.known_floors.get(self._place, 0))
 
@@ -215,13 +219,16 @@ class NodeJoining:
         quarantine = self._randomness.hex_id()
         keys = (self._settings.keys.node, self._settings.keys.high)
         state = Phase.QUARANTINED.value
-        await self._step(node, "quarantine", keys, *before, quarantine, state, *map(str, place), found.run_id)
-        self._see_quarantine(quarantine)
+        floor = str(self._memory.places[self._place].floor)
+        await self._step(
+            node, "quarantine", keys, *before, quarantine, state, *map(str, place), found.run_id, floor
+        )
+        self._see_quarantine(quarantine, found)
         self._log.warning("node_quarantined", detail=detail, run_id=found.run_id)
 
-    def _see_quarantine(self, quarantine: str) -> None:
-        if quarantine != self._quarantine:
-            self._quarantine, self._quarantine_seen_ms = quarantine, self._clock.now_ms()
+    def _see_quarantine(self, quarantine: str, found: Findings) -> None:
+        if (quarantine, found.run_id) != self._quarantine:
+            self._quarantine, self._quarantine_seen_ms = (quarantine, found.run_id), self._clock.now_ms()
 
     def _quarantine_left_ms(self, found: Findings) -> float:
         ttl_ms_max = found.identity.max_ttl_ms if found.identity else self._memory.ttl_ms_max or 0
@@ -229,7 +236,7 @@ class NodeJoining:
 
     async def _bring_back(self, node: DialledNode, identity: Identity, found: Findings) -> None:
         """Rejoin a node whose quarantine has lasted long enough."""
-        self._see_quarantine(identity.admission)
+        self._see_quarantine(identity.admission, found)
         left_ms = self._quarantine_left_ms(found)
         if left_ms > 0:
             raise TurnedAwayError(
@@ -246,21 +253,24 @@ class NodeJoining:
         )
         attempt.start()
         claim = await attempt.recalled
+        if claim is rejoin.Failure.EXHAUSTED:
+            raise TurnedAwayError("quarantined: the numbers below 2^53 are used up")
         if not isinstance(claim, Claim):
             raise TurnedAwayError(
                 "quarantined: it can vote again once a quorum of the other nodes does; if those have forgotten as well, "
                 "run `redfence cluster recover`"
             )
         numbers = (str(claim.floor), str(claim.changes))
-        await self._step(node, "claim", (self._settings.keys.node,), identity.admission, *numbers)
+        try:
+            await self._step(node, "claim", (self._settings.keys.node,), identity.admission, *numbers)
+        except _ChangedError:
+            raise _overtaken() from None
         # Whatever comes of it, the floor that the others may know from now on is for the node that is looked at here.
         self._floor = max(self._floor or 0, claim.floor)
         attempt.vouch(claim)
         vouched = await attempt.outcome
         if not isinstance(vouched, Vouched):
-            raise TurnedAwayError(
-                "quarantined: its return was overtaken and is tried again", _OVERTAKEN_RECHECK_MS
-            )
+            raise _overtaken()
         await self._readmit(node, identity, found, vouched)
 
     async def _readmit(
@@ -278,13 +288,15 @@ class NodeJoining:
         """Carry out a script that changes the node's identity.
 
         Raises:
-            TurnedAwayError: it is not what was judged any more.
+            _ChangedError: it is not what was judged any more.
             DialError: the connection broke, or the node is not only ours.
         """
         answer = await node.command("EVAL", scripts.load(script), len(keys), *keys, *arguments)
         if answer == [b"not_empty"]:
             raise DialError("it has no identity, and somebody has begun to write to it")
         if answer == [b"changed"]:
-            raise TurnedAwayError(
-                "it was changed by another server meanwhile, and is looked at again", _OVERTAKEN_RECHECK_MS
-            )
+            raise _ChangedError("its identity was changed by somebody else meanwhile")
+
+
+def _overtaken() -> TurnedAwayError:
+    return TurnedAwayError("quarantined: its return was overtaken and is tried again", _OVERTAKEN_RECHECK_MS)

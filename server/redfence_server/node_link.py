@@ -104,7 +104,7 @@ class NodeLink:
             memory: likewise.
             clock: this machine's.
             randomness: for jitter and ids.
-            on_state: told when the node begins or ceases to vote.
+            on_state: told when its state has changed.
         """
         self.index = index
         self._url = url
@@ -399,8 +399,11 @@ class NodeLink:
         dialled = await self._settings.dial(self._url, timeout_ms=self._settings.dial_timeout_ms)
         try:
             identity = await self.joining.join(dialled)
-            for source in scripts.sources():
-                await dialled.command("SCRIPT", "LOAD", source)
+            for answer in await dialled.commands(
+                *(("SCRIPT", "LOAD", source) for source in scripts.sources())
+            ):
+                if isinstance(answer, DialRefusedError):
+                    raise answer
             self._lost = asyncio.get_running_loop().create_future()
             speaks_resp3 = await self._ask_for_resp3(dialled)
             connection = NodeConnection(
@@ -467,18 +470,16 @@ class NodeLink:
 
     def _become(self, state: NodeState, detail: str) -> None:
         self._looking_again &= state is NodeState.UNREACHABLE
-        if state is not self._state:
+        before, self._state, self._detail = self._state, state, detail
+        if state is not before:
             self._since_ms = self._clock.now_ms()
             self._state_changes += 1
-        was_ready = self._state is NodeState.READY
-        self._state, self._detail = state, detail
-        if was_ready is not (state is NodeState.READY):
             self._on_state()
         # A node that stays away is dialled again and again; that is told once.
         if state is NodeState.JOINING or state is self._logged_state:
             return
-        before, self._logged_state = self._logged_state, state
-        if state is NodeState.READY and before is None:
+        logged, self._logged_state = self._logged_state, state
+        if state is NodeState.READY and logged is None:
             self._log.info("node_ready", run_id=self.joining.run_id)
         elif state is NodeState.READY:
             # As loud as its loss: whoever was told of that waits for this.

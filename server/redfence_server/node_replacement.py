@@ -191,15 +191,17 @@ async def _carry_out(
     planned: Plan, newcomer: Visit, visited: Sequence[Visit], randomness: Randomness
 ) -> None:
     if planned.newcomer is Newcomer.TO_PREPARE:
-        await _vouch(planned, [visited[index] for index in planned.vouchers], randomness)
-        await newcomer.take_vote(planned.seat, phase=Phase.QUARANTINED, quarantine=randomness.hex_id())
+        floor = await _vouch(planned, [visited[index] for index in planned.vouchers], randomness)
+        await newcomer.take_vote(
+            planned.seat, phase=Phase.QUARANTINED, quarantine=randomness.hex_id(), floor=floor
+        )
     if planned.retires:
         old = visited[planned.seat.index]
         await old.take_vote(planned.seat, phase=Phase.RETIRED, quarantine=randomness.hex_id())
 
 
-async def _vouch(planned: Plan, others: Sequence[Visit], randomness: Randomness) -> None:
-    """Have the others void what is at the place now: steps 1 and 2 of a rejoin."""
+async def _vouch(planned: Plan, others: Sequence[Visit], randomness: Randomness) -> int:
+    """Have the others void what is at the place now, by the floor that is returned: steps 1 and 3 of a rejoin."""
     place = planned.seat.index
     found = [other.look.found for other in others]
     identities = [each.identity for each in found if each is not None and each.identity is not None]
@@ -212,3 +214,4 @@ async def _vouch(planned: Plan, others: Sequence[Visit], randomness: Randomness)
             raise NodeRejectedError(
                 f"{other.look.name}: it was changed by somebody else meanwhile, a server or another operator; look, and repeat"
             )
+    return floor

@@ -113,13 +113,14 @@ class Visit:
             raise NodeRejectedError(f"{self.look.name}: {_reason(error)}") from error
         return str(answer[0].decode())
 
-    async def take_vote(self, seat: Seat, *, phase: Phase, quarantine: str) -> None:
+    async def take_vote(self, seat: Seat, *, phase: Phase, quarantine: str, floor: int = 0) -> None:
         """Take the node out of every quorum, if it still is what was seen.
 
         Args:
             seat: what it is from now on, as before or for the first time.
             phase: the state to take.
             quarantine: random id under which it is out.
+            floor: the least that the others were told of it.
 
         Cancellation: as of `step`.
 
@@ -133,7 +134,7 @@ class Visit:
             *((before.admission, before.run_id) if before else ("", "")),
             *(quarantine, phase.value),
             *(seat.cluster_id, seat.index, seat.node_count, seat.ttl_ms_max),
-            self.look.found.run_id,
+            *(self.look.found.run_id, floor),
         )
         if answer != "quarantined":
             raise NodeRejectedError(

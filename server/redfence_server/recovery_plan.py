@@ -26,8 +26,8 @@ from redfence_server.node_examination import Phase
 from redfence_server.node_visit import Look
 from redfence_server.rejoin import CHANGES_JUMP, NUMBERS_JUMP
 
-FLOOR_MAX: Final = bounds.FENCING_TOKEN_MAX - NUMBERS_JUMP
-"""A greater floor leaves no room for tokens above it."""
+FLOOR_MAX: Final = bounds.FENCING_TOKEN_MAX - 2**20 * NUMBERS_JUMP
+"""A greater floor leaves no room for tokens above it: each return of a node takes a jump."""
 _WALL_US_MIN: Final = 1_735_689_600_000_000
 """The beginning of 2025. A clock that tells an earlier time was never set, and is behind what a former recovery may have read."""
 

@@ -6,6 +6,7 @@ The commands of the algorithm do not go through redis-py: they share one pipelin
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qs, urlsplit
@@ -103,20 +104,39 @@ class DialledNode:
         Cancellation: the connection is off by one afterwards; close it.
 
         Raises:
-            DialError: the connection broke, timed out, or the node answered with an error.
+            DialRefusedError: the node answered with an error.
+            DialError: the connection broke or timed out.
         """
+        (answer,) = await self.commands(parts)
+        if isinstance(answer, DialRefusedError):
+            raise answer
+        return answer
+
+    async def commands(self, *batch: Sequence[str | bytes | int]) -> list[Any]:
+        """Return the node's answers, in one round trip; a `DialRefusedError` stands for one that is an error.
+
+        Cancellation: the connection is off by some answers afterwards; close it.
+
+        Raises:
+            DialError: the connection broke or timed out.
+        """
+        name = str(batch[0][0])
         if not self._connection.is_connected:
             # redis-py would connect anew, perhaps to another run of the node, and what was seen before would not be of this one.
-            raise DialError(f"{parts[0]!s}: the connection has ended")
+            raise DialError(f"{name}: the connection has ended")
+        answers: list[Any] = []
         try:
-            await self._connection.send_command(*parts)
-            answer = await self._connection.read_response()
-        except ResponseError as error:
-            raise DialRefusedError(f"{parts[0]!s}: {error}") from error
+            await self._connection.send_packed_command(self._connection.pack_commands(batch))
+            for parts in batch:
+                name = str(parts[0])
+                try:
+                    answers.append(await self._connection.read_response())
+                except ResponseError as error:
+                    answers.append(DialRefusedError(f"{name}: {error}"))
         except (RedisError, OSError) as error:
-            raise DialError(f"{parts[0]!s}: {error}") from error
+            raise DialError(f"{name}: {error}") from error
         _pass_on_cancellation()
-        return answer
+        return answers
 
     def hand_over(self, protocol: asyncio.Protocol) -> None:
         """Give the socket to `protocol`. No answer may be outstanding. The connection must still be closed through this object."""

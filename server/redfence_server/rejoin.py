@@ -37,6 +37,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import Final
 
+from redfence_proto import bounds
 from redfence_server.lock_node import LockNode, Plain, Pulse, Pulsed, Reply, Vouch
 from redfence_server.randomness import Randomness
 
@@ -77,6 +78,8 @@ class Failure(Enum):
 
     TOO_FEW = auto()
     """Fewer than a quorum of other nodes answered."""
+    EXHAUSTED = auto()
+    """No numbers would be left above the floor."""
     OVERTAKEN = auto()
     """Numbers were minted past the floor meanwhile, or another server was at it."""
 
@@ -133,7 +136,8 @@ class Rejoin:
             told = self._told.values()
             floor = max(self._number, *(each.high for each in told)) + NUMBERS_JUMP
             changes = max(self._changes, *(each.known_changes[self._place] for each in told)) + CHANGES_JUMP
-            self.recalled.set_result(Claim(floor, changes))
+            spent = floor >= bounds.FENCING_TOKEN_MAX
+            self.recalled.set_result(Failure.EXHAUSTED if spent else Claim(floor, changes))
         elif len(self._told) + self._awaited < self._needed:
             self.recalled.set_result(Failure.TOO_FEW)
 

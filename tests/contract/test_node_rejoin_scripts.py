@@ -266,6 +266,17 @@ async def test_a_hold_that_has_outlived_the_quarantine_counts_as_ended(node: Mem
     assert ask(node, mint(lease, "n3"), NEW) == Granted("n2", 1_001), "this one is of now"
 
 
+async def test_a_hold_that_has_outlived_the_quarantine_is_not_renewed_or_shown_either(node: Memory) -> None:
+    """Or its holder could count on it beside the one who is granted the lock next."""
+    ask(node, mint())
+    node.join(quarantine())
+    node.join(readmit())
+    assert ask(node, Renew(R, A), NEW) is Plain.NOT_HELD
+    assert ask(node, Inspect(R), NEW) is Plain.FREE
+    ask(node, mint(nonce="n2"), NEW)
+    assert ask(node, Renew(R, A), NEW) == Renewed(1_001, TTL_MS)
+
+
 # --- pulse -----------------------------------------------------------------------------------------------------------
 
 
@@ -514,6 +525,16 @@ async def test_a_new_run_is_noted_and_nothing_else_changes(node: Memory) -> None
     assert everything(node) == (Sight(replace(before, run_id="run-2", durable=True), 4, 1), keys)
 
 
+@pytest.mark.parametrize(("known", "kept"), [(0, 1_000), (999, 1_000), (1_001, 1_001)])
+async def test_a_quarantine_notes_the_least_floor_that_is_known_to_be_needed(
+    node: Memory, known: int, kept: int
+) -> None:
+    """It tells a node that forgot from one that was replaced; never less than the node knew itself."""
+    back_with_floor(node)
+    node.join(replace(quarantine(Known(NEW, "run-3")), floor=known))
+    assert identity(node).floor == kept
+
+
 # --- claim -----------------------------------------------------------------------------------------------------------
 
 CLAIM = Claim(Q, 1_000, 500)
@@ -623,6 +644,15 @@ async def test_a_recovery_is_ended_as_a_quarantine_is(node: Memory) -> None:
     assert node.join(readmit(phase=Phase.RECOVERING)) is Step.DONE
 
 
+async def test_a_readmission_never_lowers_the_greatest_number(node: Memory) -> None:
+    """A node that an operator recovers may have gone on past the floor before it was taken out."""
+    ask(node, Vouch(ADMITTED, 2, 5_000, 0))
+    node.join(quarantine(phase=Phase.RECOVERING))
+    assert node.join(readmit(phase=Phase.RECOVERING)) is Step.DONE
+    assert look(node).high == 5_000
+    assert ask(node, mint(), NEW) == Granted("n1", 5_001)
+
+
 async def test_a_node_that_votes_or_was_wiped_cannot_be_readmitted(node: Memory) -> None:
     """Its second loss, or a second driver, comes between."""
     before = everything(node)
@@ -692,7 +722,7 @@ _commands: st.SearchStrategy[Command] = st.one_of(
 )
 _joining: st.SearchStrategy[JoiningCommand] = st.one_of(
     st.builds(NoteRun, _known, _runs, st.booleans()),
-    st.builds(Quarantine, _known, _ids, st.just(PLACE), _runs, _phases),
+    st.builds(Quarantine, _known, _ids, st.just(PLACE), _runs, _phases, _numbers),
     st.builds(Claim, _ids, _numbers, _numbers),
     st.builds(Readmit, _ids, _ids, _numbers, _numbers, _runs, _threes, st.booleans(), _numbers, _phases),
 )

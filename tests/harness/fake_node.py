@@ -225,6 +225,7 @@ class FakeNodeState:
             return Step.NOT_EMPTY
         self.formation, self.phase = quarantine.formation, quarantine.phase
         self.admission, self.run_id, self.durable = quarantine.quarantine, quarantine.run_id, False
+        self.floor = max(self.floor, quarantine.floor)
         return Step.DONE
 
     def _claim(self, claim: Claim) -> Step:
@@ -240,7 +241,7 @@ class FakeNodeState:
             return Step.CHANGED
         if self.floor > readmit.floor:
             return Step.CHANGED
-        self.high = self.floor = readmit.floor
+        self.high, self.floor = max(self.high or 0, readmit.floor), readmit.floor
         self.known_floors = dict(enumerate(readmit.floors))
         self.admission, self.phase, self.changes = readmit.admission, Phase.READY, readmit.changes
         self.run_id, self.durable, self.evicted = readmit.run_id, readmit.durable, readmit.evicted
@@ -270,7 +271,7 @@ class FakeNodeState:
             case Undo():
                 return self._undo(command, hold)
             case Renew(resource, digest):
-                if hold is None or hold.digest != digest:
+                if hold is None or hold.digest != digest or hold.token <= self.floor:
                     return Plain.NOT_HELD
                 self.changes += 1
                 self.holds[resource] = replace(hold, expires_at_ms=now_ms + hold.ttl_ms)
@@ -281,7 +282,8 @@ class FakeNodeState:
                 self._end(resource, hold, untold=channel if yields else "")
                 return Plain.RELEASED
             case Inspect():
-                return Plain.FREE if hold is None else _held(hold, now_ms)
+                is_free = hold is None or hold.token <= self.floor
+                return Plain.FREE if hold is None or is_free else _held(hold, now_ms)
 
     def _mint(self, mint: Mint, hold: Hold | None, now_ms: float, channel: str) -> Reply:
         if hold is not None and hold.token <= self.floor:

@@ -7,7 +7,7 @@ what the scripts answer is put as it comes over the wire.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +111,10 @@ class Connection:
 
     # --- what a server calls ----------------------------------------------------------------------------------------
 
+    async def commands(self, *batch: Sequence[str | bytes | int]) -> list[Any]:
+        """Return the answers; see `DialledNode`."""
+        return [await self.command(*parts) for parts in batch]
+
     async def command(self, *parts: str | bytes | int) -> Any:
         """Return the answer; see `DialledNode`."""
         self._expect_open()
@@ -205,10 +209,11 @@ def _read_joining(parts: tuple[str | bytes | int, ...]) -> JoiningCommand:
             return Look()
         case "note_run", [admission, run_before, run_id, durable]:
             return NoteRun(Known(admission, run_before), run_id, durable == "1")
-        case "quarantine", [admission, run_before, quarantine, phase, cluster, *numbers, run_id]:
+        case "quarantine", [admission, run_before, quarantine, phase, cluster, *numbers, run_id, floor]:
             index, node_count, max_ttl_ms = map(int, numbers)
             formation = Formation(cluster, index, node_count, max_ttl_ms)
-            return Quarantine(Known(admission, run_before), quarantine, formation, run_id, Phase(phase))
+            before = Known(admission, run_before)
+            return Quarantine(before, quarantine, formation, run_id, Phase(phase), int(floor))
         case "claim", [quarantine, floor, changes]:
             return Claim(quarantine, int(floor), int(changes))
         case "readmit", [quarantine, phase, admission, floor, changes, run_id, durable, evicted, *floors]:

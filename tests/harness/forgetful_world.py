@@ -40,9 +40,11 @@ from harness.joining_commands import (
     JoiningAnswer,
     JoiningCommand,
     Known,
+    Look,
     NoteRun,
     Quarantine,
     Readmit,
+    Sight,
     Step,
 )
 from redfence_server.cluster_memory import ClusterMemory
@@ -383,12 +385,20 @@ class ForgetfulWorld:
         self.servers[number].die()
         self.servers[number].begin()
 
+    def _known_floor(self, place: int) -> int:
+        """Return the greatest floor that any node knows of for a place."""
+        sights = [each.memory.join(Look()) for each in self.processes]
+        identities = [sight.identity for sight in sights if isinstance(sight, Sight)]
+        return max(each.known_floors.get(place, 0) for each in identities if each is not None)
+
     def _replace(self, place: int) -> None:
         """Put an empty node there, as `redfence cluster replace` does."""
         process = self._form(len(self.processes), place, durable=False)
         process.memory.wipe()
         quarantine = f"{0xFFFF:04x}{len(self.processes):028x}"
-        named = Quarantine(Known(), quarantine, self._formation(place), process.run_id)
+        named = Quarantine(
+            *(Known(), quarantine, self._formation(place), process.run_id), floor=self._known_floor(place)
+        )
         assert process.memory.join(named) is Step.DONE
         process.saved = [process.memory.save()]
         process.is_away = True

@@ -49,6 +49,7 @@ class Quarantine:
     formation: Formation
     run_id: str
     phase: Phase = Phase.QUARANTINED
+    floor: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,10 +231,10 @@ class LuaNode:
                 answer = self._identify(
                     "note_run", known.admission, known.run_id, run_id, int(durable), high=False
                 )
-            case Quarantine(known, quarantine, place, run_id, phase):
+            case Quarantine(known, quarantine, place, run_id, phase, floor):
                 before = (known.admission, known.run_id)
                 which = (place.cluster_id, place.index, place.node_count, place.max_ttl_ms)
-                answer = self._identify("quarantine", *before, quarantine, phase.value, *which, run_id)
+                answer = self._identify("quarantine", *before, quarantine, phase.value, *which, run_id, floor)
             case Claim(quarantine, floor, changes):
                 answer = self._identify("claim", quarantine, floor, changes, high=False)
             case Readmit():

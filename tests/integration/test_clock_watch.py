@@ -360,3 +360,29 @@ async def test_a_lease_is_renewed_through_a_node_whose_clock_was_set(
             assert (await rival).token > held.token
     finally:
         rival.cancel()
+
+
+async def test_a_hold_that_a_clock_kept_alive_through_a_quarantine_counts_for_nobody(
+    nodes_with_clocks: FreshNodes, serve: Serve
+) -> None:
+    """It came up with its clock behind, so the hold of before is still there: it is not renewed where another one would be granted the lock."""
+    nodes = await nodes_with_clocks(3, appendfsync="everysec")
+    await form(nodes, ttl_ms_max=TTL_MS)
+    server = await serve(nodes, node_timeout_ms=TTL_MS)
+    await server.until_states(*[NODE_STATE_READY] * 3)
+    lease = (await server.acquire(NAME, ttl_ms=TTL_MS)).lease
+    # As if the mint had never reached it.
+    await nodes[2].call("DEL", f"redfence:lock:{NAME}")
+    nodes[0].kill()
+    await nodes[0].step_clock(-STEP_MS)
+    await nodes[0].start()
+    async with SessionCaller(server) as session:
+
+        async def back() -> bool:
+            # It stays alive on the second node alone, and so is never confirmed.
+            assert (await session.renew(NAME, lease.lease_id)).renew.state != LEASE_STATE_ACTIVE
+            return all(node.state == NODE_STATE_READY for node in (await server.status()).nodes)
+
+        await until(back, timeout_s=20)
+        assert (await session.renew(NAME, lease.lease_id)).renew.state != LEASE_STATE_ACTIVE
+    assert (await server.acquire(NAME, ttl_ms=TTL_MS)).outcome == ACQUIRE_OUTCOME_GRANTED

@@ -287,6 +287,42 @@ async def test_a_wiped_node_that_no_server_has_seen_before_takes_its_own_place_a
     assert response.lease.fencing_token > before.fencing_token
 
 
+async def test_a_node_that_was_in_quarantine_when_it_was_replaced_is_not_brought_back(
+    commands: CommandProcesses, fresh_nodes: FreshNodes, serve: Serve
+) -> None:
+    """It was down and could not be told. Whoever still has it in the list finds out that the others know of a greater floor."""
+    *old, new = await fresh_nodes(4, appendfsync="everysec")
+    await form(old, ttl_ms_max=TTL_MS)
+    with_old = await serve(old)
+    await all_ready(with_old)
+    await old[2].restart()
+    await with_old.until_states(NODE_STATE_READY, NODE_STATE_READY, NODE_STATE_QUARANTINED)
+    await old[2].call("BGREWRITEAOF")  # so it stands in quarantine on its disk as well
+
+    async def written() -> bool:
+        info = await old[2].call("INFO", "persistence")
+        assert isinstance(info, bytes)
+        return b"aof_rewrite_in_progress:0" in info and b"aof_rewrite_scheduled:0" in info
+
+    await until(written)
+    old[2].kill()
+    assert "was not there to be told" in await ended(replace(commands, 2, new.url, old))
+    with_new = await serve([*old[:2], new])
+    await all_ready(with_new)
+    await old[2].start()
+    await with_old.until_states(NODE_STATE_READY, NODE_STATE_READY, NODE_STATE_QUARANTINED)
+
+    async def superseded() -> bool:
+        return "has voted at its place since" in (await with_old.status()).nodes[2].detail
+
+    await until(superseded)
+    assert await field(old[2], "state") == b"quarantined"
+    async with LockLoad(with_old, with_new, ttl_ms=TTL_MS) as load:
+        await load.until_granted_by_each(100)
+    check(load)
+    assert [node.state for node in (await with_new.status()).nodes] == READY
+
+
 # --- what it refuses ------------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from harness.fixture_types import FreshNodes
 from harness.loaded_cluster import TTL_MS, loaded_cluster
@@ -167,3 +168,19 @@ async def test_the_loss_of_a_single_change_is_noticed(
     assert [len(quarantines) for quarantines in watch.quarantines] == [1, *[0] * (count - 1)]
     again = (await server.acquire("orders/42", ttl_ms=TTL_MS)).lease
     assert again.fencing_token > lease.fencing_token
+
+
+async def test_a_node_that_restarts_and_has_forgotten_nothing_is_never_told_to_be_in_quarantine(
+    fresh_nodes: FreshNodes, serve: Serve
+) -> None:
+    """Several servers see it at once; one notes its new run, and the others look again."""
+    nodes = await fresh_nodes(3)
+    await form(nodes, ttl_ms_max=TTL_MS)
+    servers = [await serve(nodes) for _ in range(5)]
+    await until_all_ready(*servers)
+    with capture_logs() as logs:
+        for _ in range(3):
+            await nodes[0].restart()
+            await until_all_ready(*servers)
+    lost = [log["state"] for log in logs if log["event"] == "node_lost"]
+    assert set(lost) == {"unreachable"}

@@ -167,6 +167,33 @@ async def test_a_node_that_is_put_back_into_an_earlier_quarantine_sits_it_out_an
     await until_all_ready(server)
 
 
+async def test_a_server_that_saw_a_quarantine_which_another_one_has_ended_makes_the_node_sit_it_out_anew(
+    nodes: list[RedisNode], serve: Serve, tmp_path: Path
+) -> None:
+    """It has waited long enough for the one before; this one comes out of an older copy of the data, and began when the node did."""
+    driver, other = await serve(nodes), await serve(nodes, proxied=True)
+    await until_all_ready(driver, other)
+    await nodes[0].call("FLUSHALL")
+    await hold_once(driver)
+    for server in (driver, other):
+        await server.until_states(NODE_STATE_QUARANTINED, NODE_STATE_READY, NODE_STATE_READY)
+    old = copy_data(nodes[0], tmp_path / "old")
+    other.proxies[0].refuse()
+    await until_all_ready(driver)
+    history = TokenHistory()
+    await until_granted(driver, history)
+    # As if the mint had never reached it: for as long as it lasts, the lease stands on the first two nodes alone.
+    await nodes[2].call("DEL", f"redfence:lock:{NAME}")
+    nodes[0].kill()
+    put_back(nodes[0], old)
+    await nodes[0].start()
+    await other.proxies[0].heal()
+    await until_granted(other, history)
+    history.check()
+    history.check_exclusion()
+    await until_all_ready(driver, other)
+
+
 async def test_an_old_snapshot_is_noticed_by_what_servers_remember_and_by_the_floor_of_the_last_return(
     fresh_nodes: FreshNodes, serve: Serve, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from harness.loaded_cluster import TTL_MS
 from harness.lock_load import LockLoad
 from harness.ports import HOST
 from harness.processes import CommandProcess, CommandProcesses
+from harness.redis_nodes import RedisNode
 from harness.servers import LockServer, Serve, form, until_all_ready, until_no_locks
 from harness.tcp_proxy import TcpProxy
 from harness.vote_watch import VoteWatch
@@ -179,6 +180,10 @@ async def test_whenever_a_server_dies_that_brings_a_node_back_another_one_goes_o
                 survivor.proxies[0].hold()
             await all_set(*stopped)
             process.kill()
+            # Or whoever goes on could come to a lesser floor than some know of.
+            assert await number(nodes[0], "floor") >= max(
+                [await number(each, "floor:0") for each in nodes[1:]]
+            )
             await survivor.proxies[0].heal()
             await load.until_granted(30)
             await until_all_ready(survivor)
@@ -186,6 +191,12 @@ async def test_whenever_a_server_dies_that_brings_a_node_back_another_one_goes_o
     load.check()
     assert [len(quarantines) for quarantines in watch.quarantines] == [1, *[0] * (count - 1)]
     await until_no_locks(nodes)
+
+
+async def number(node: RedisNode, name: str) -> int:
+    """Return a field of the node's identity; 0 if it has none."""
+    value = await node.call("HGET", "redfence:node", name)
+    return int(value) if isinstance(value, bytes) else 0
 
 
 @asynccontextmanager

@@ -7,13 +7,19 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from harness.fixture_types import FreshNodes
 from harness.redis_nodes import RedisNode
-from harness.servers import FormedNodes, Serve, now_ms, until, until_all_ready
+from harness.servers import FormedNodes, Serve, form, now_ms, until, until_all_ready
 from harness.session_caller import SessionCaller
 from harness.waiters import TTL_MS, Waiter, line_up
-from redfence_proto.v1.lock_pb2 import ERROR_REASON_QUORUM_UNAVAILABLE
+from redfence_proto.v1.lock_pb2 import (
+    ERROR_REASON_QUORUM_UNAVAILABLE,
+    NODE_STATE_QUARANTINED,
+    NODE_STATE_READY,
+)
 
 NAME = "orders/42"
+RETURN_TTL_MS = 2_000  # so long a node that forgot stays out
 
 
 async def wiped(node: RedisNode) -> None:
@@ -86,3 +92,38 @@ async def test_nobody_who_waits_is_told_when_every_connection_breaks_and_is_made
     await server.release(NAME, held.lease_id)
     assert (await first.lease()).fencing_token == held.fencing_token + 1
     assert not second.done
+
+
+@pytest.mark.slow
+async def test_nobody_who_waits_is_told_when_nodes_are_looked_at_anew_over_a_slow_network(
+    fresh_nodes: FreshNodes, serve: Serve
+) -> None:
+    """The others have vouched for a node that came back, so each server looks at them; 40 ms away that takes a while."""
+    nodes = await fresh_nodes(3)
+    await form(nodes, ttl_ms_max=RETURN_TTL_MS)
+    servers = [await serve(nodes, proxied=True, node_timeout_ms=5_000) for _ in range(2)]
+    await until_all_ready(*servers)
+    for proxy in (*servers[0].proxies, *servers[1].proxies):
+        proxy.delay(requests_ms=20, replies_ms=20)
+    held = (await servers[0].acquire(NAME, ttl_ms=RETURN_TTL_MS)).lease
+    waiters = [Waiter(server, NAME, ttl_ms=RETURN_TTL_MS, wait_ms=60_000) for server in servers]
+    async with SessionCaller(servers[0]) as session:
+        keeping = asyncio.create_task(keep_alive(session, held.lease_id))
+        await nodes[0].call("FLUSHALL")
+        for server in servers:
+            await server.until_states(NODE_STATE_QUARANTINED, NODE_STATE_READY, NODE_STATE_READY)
+        await until_all_ready(*servers)
+        assert not any(waiter.done for waiter in waiters)
+        keeping.cancel()
+        await asyncio.wait([keeping])
+        await servers[0].release(NAME, held.lease_id)
+    for waiter in waiters:
+        assert (await waiter.lease()).fencing_token > held.fencing_token
+        await waiter.release()
+
+
+async def keep_alive(session: SessionCaller, lease_id: str) -> None:
+    """Renew a lease until cancelled, whatever comes of it."""
+    while True:
+        await session.renew(NAME, lease_id)
+        await asyncio.sleep(RETURN_TTL_MS / 10_000)

@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     if outcome is Outcome.UNCONFIRMED:
         sys.stderr.write("redfence cluster recover: nothing was changed; add --yes to do it\n")
         return EXIT_NOT_DONE
-    _say(as_result(recovery.left_out))
+    _say(as_result(recovery.left_out, recovery.floor))
     return EXIT_NODES_LEFT_OUT if outcome is Outcome.NODES_LEFT_OUT else 0
 
 
@@ -172,10 +172,11 @@ def as_steps(looks: Sequence[Look], planned: Recovery | Leftover) -> str:
     return "\n".join(lines)
 
 
-def as_result(left_out: Mapping[str, str]) -> str:
+def as_result(left_out: Mapping[str, str], floor: int) -> str:
     """Return what came of it."""
     lines = [
         f"{name} is still out: {reason}; run `redfence cluster recover` again when it can be reached"
         for name, reason in left_out.items()
     ]
-    return "\n".join([*lines, "done; `redfence cluster status` shows how the nodes come back"])
+    above = f"tokens go on above {floor}; " if floor else ""
+    return "\n".join([*lines, f"done; {above}`redfence cluster status` shows how the nodes come back"])

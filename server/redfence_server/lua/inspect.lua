@@ -7,12 +7,14 @@
 --          {'not_admitted'}  as in mint.lua
 --
 -- Atomic because the answer must not mix two holds.
-if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] then
+local node = redis.call('HMGET', KEYS[1], 'admission', 'floor')
+if node[1] ~= ARGV[1] then
   return {'not_admitted'}
 end
 
+-- One from before the node came back has ended, as for mint.lua.
 local hold = redis.call('HMGET', KEYS[2], 'digest', 'token', 'holder')
-if not hold[1] then
+if not hold[1] or tonumber(hold[2]) <= tonumber(node[2] or 0) then
   return {'free'}
 end
 return {'held', hold[1], tonumber(hold[2]), hold[3], redis.call('PTTL', KEYS[2])}

@@ -19,7 +19,10 @@ local identity = redis.call('HMGET', KEYS[1], 'admission', 'state', 'floor')
 if identity[1] ~= ARGV[1] or identity[2] ~= ARGV[2] or tonumber(identity[3] or 0) > tonumber(ARGV[4]) then
   return {'changed'}
 end
-redis.call('SET', KEYS[2], ARGV[4])
+-- What an operator recovers may have gone on past the floor before it was taken out.
+if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[4]) then
+  redis.call('SET', KEYS[2], ARGV[4])
+end
 for place = 0, #ARGV - 9 do
   redis.call('HSET', KEYS[1], 'floor:' .. place, ARGV[place + 9])
 end

@@ -9,12 +9,14 @@
 --
 -- Atomic because a key that expires between the look and the PEXPIRE might be somebody else's by then. A lost hold is
 -- never created again: it could stand beside another's.
-if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] then
+local node = redis.call('HMGET', KEYS[1], 'admission', 'floor')
+if node[1] ~= ARGV[1] then
   return {'not_admitted'}
 end
 
+-- One from before the node came back has ended, as for mint.lua.
 local hold = redis.call('HMGET', KEYS[2], 'digest', 'token', 'ttl_ms')
-if hold[1] ~= ARGV[2] then
+if hold[1] ~= ARGV[2] or tonumber(hold[2]) <= tonumber(node[2] or 0) then
   return {'not_held'}
 end
 redis.call('PEXPIRE', KEYS[2], hold[3])

@@ -176,13 +176,20 @@ def test_a_promoted_node_that_came_back_in_this_life_votes() -> None:
 
 def test_a_quarantine_is_recognised_whatever_run_the_node_is_in() -> None:
     """It was given by somebody, and ends by a rejoin alone."""
-    me = replace(ME, phase=Phase.QUARANTINED)
+    me = replace(ME, phase=Phase.QUARANTINED, floor=9)
+    expected = replace(EXPECTED, floor=9, changes=9)
     for run_id in ("run-1", "run-2"):
         for high in (None, 5):
-            judgement = judge(
-                replace(EXPECTED, floor=9, changes=9), replace(FOUND, identity=me, run_id=run_id, high=high)
-            )
-            assert judgement == Quarantined(me)
+            assert judge(expected, replace(FOUND, identity=me, run_id=run_id, high=high)) == Quarantined(me)
+
+
+def test_a_quarantine_of_before_the_last_return_is_over() -> None:
+    """Who voted here last shows older data, and has to stay out anew; anybody else was replaced, and must not take the place back."""
+    found = replace(FOUND, identity=replace(ME, phase=Phase.QUARANTINED, floor=8))
+    assert isinstance(judge(replace(EXPECTED, floor=9, familiar=True), found), Forgot)
+    judgement = judge(replace(EXPECTED, floor=9), found)
+    assert isinstance(judgement, Rejected)
+    assert judgement.reason is Reason.REPLACED
 
 
 def test_an_empty_node_is_taken_in_only_where_it_is_known_to_have_been() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -108,8 +109,11 @@ class ScriptedNode:
         self.may_read_settings = True
         self.breaks_at_settings = False
 
-    async def command(self, *parts: str | bytes | int) -> Any:
+    async def commands(self, *batch: Sequence[str | bytes | int]) -> list[Any]:
         """Answer as a node does."""
+        return [self._answer(tuple(parts)) for parts in batch]
+
+    def _answer(self, parts: tuple[str | bytes | int, ...]) -> Any:  # noqa: PLR0911  (one return per command)
         match parts:
             case ("INFO", "server"):
                 return b"# Server\r\nredis_version:7.2.4\r\nrun_id:run-1\r\n"
@@ -125,7 +129,7 @@ class ScriptedNode:
                 if self.breaks_at_settings:
                     raise DialError("it closed the connection")
                 if not self.may_read_settings:
-                    raise DialRefusedError("NOPERM")
+                    return DialRefusedError("NOPERM")
                 return [name.encode(), self.settings[name].encode()]
         raise AssertionError(parts)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from redfence_proto import bounds
 from redfence_server.lock_node import Command, NodeReport, Notice, Plain, Pulse, Pulsed, Reply, Silence, Vouch
 from redfence_server.randomness import SystemRandomness
 from redfence_server.rejoin import CHANGES_JUMP, NUMBERS_JUMP, Claim, Failure, Rejoin, Vouched
@@ -149,3 +150,12 @@ async def test_answers_to_a_rejoin_that_was_cancelled_change_nothing() -> None:
     for other in others:
         other.answer(knows(0))
     assert begun.recalled.cancelled()
+
+
+async def test_a_floor_that_leaves_no_numbers_is_not_asked_for() -> None:
+    """The others would take it as their `high`, and nobody could ever be granted anything again."""
+    others = [Other(0), Other(1)]
+    begun = rejoin(others, number=bounds.FENCING_TOKEN_MAX - NUMBERS_JUMP)
+    for other in others:
+        other.answer(knows(0))
+    assert begun.recalled.result() is Failure.EXHAUSTED

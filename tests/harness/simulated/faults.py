@@ -11,6 +11,7 @@ from harness.simulated.processes import Process
 if TYPE_CHECKING:
     from harness.simulated.network import NodeHost
     from harness.simulated.world import World
+    from harness.waiting_links import Chance
 
 Fault = Callable[["World"], Awaitable[None]]
 FAULTS: Final[dict[str, Fault]] = {}
@@ -170,3 +171,24 @@ async def strike(world: World, kinds: list[str]) -> None:
             world.history.event(world.now_ms, "fault", kind)
             world.struck[kind] += 1
             group.create_task(FAULTS[kind](world))
+
+
+def some(chance: Chance) -> list[str]:
+    """Return some kinds."""
+    return chance.sample(sorted(FAULTS), chance.randint(1, 5))
+
+
+def forgetful(chance: Chance) -> list[str]:
+    """Return what makes nodes forget what others never knew."""
+    return ["node wiped", "node restarted", "partition", "server killed", *some(chance)[:2]]
+
+
+def impatient(chance: Chance) -> list[str]:
+    """Return what makes callers try again, and nodes disagree."""
+    return [
+        "callers lose messages",
+        "counters dropped",
+        "slow network",
+        "connection reset",
+        *some(chance)[:2],
+    ]

@@ -82,6 +82,18 @@ class History:
                 )
         others.append(grant)
 
+    def renewed(self, at_ms: float, grant: Grant, until_ms: float) -> None:
+        """Note that a holder has heard of a renewal: nobody has been granted the resource since."""
+        self.event(at_ms, "renewed", grant.resource, grant.token)
+        for other in self.grants[grant.resource]:
+            is_later = other.lease != grant.lease and other.token > grant.token
+            if is_later and not self.clocks_were_set:
+                self.problem(
+                    at_ms,
+                    f"L: {grant.resource}: token {grant.token} is renewed after {other.token} was granted",
+                )
+        grant.until_ms = max(grant.until_ms, until_ms)
+
 
 class FencedStorage:
     """Lists of entries behind the rule of fenced storage, with a judge of its own beside it: F.

@@ -18,13 +18,16 @@ from redfence_server.model import AcquireCall, Lease, LeaseId
 if TYPE_CHECKING:
     from redfence_server.lock_service import RenewOutcome
 
-_CALL_TIMEOUT_S = 1.0
 _TRIES_MAX = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all holders share."""
+    """What all holders share.
+
+    Attributes:
+        counts_from_answer: they count validity from the answer, and not from the call: a mutant.
+    """
 
     servers: Sequence[ServerHost]
     history: History
@@ -32,6 +35,8 @@ class Surroundings:
     chance: Chance
     resources: Sequence[str]
     ttls_ms: Sequence[int]
+    call_timeout_s: float
+    counts_from_answer: bool = False
 
 
 class Holder:
@@ -68,13 +73,13 @@ class Holder:
         self._count += 1
         lease = LeaseId(f"{chance.getrandbits(128):032x}")
         ttl_ms = chance.choice(self._around.ttls_ms)
-        wait_ms = chance.choice((0, 300, 3_000))
+        wait_ms = chance.choice((0, 0, 50, 300, 3_000))
         grant = await self.acquire(resource, lease, ttl_ms=ttl_ms, wait_ms=wait_ms)
         if grant is None:
             await self._release(resource, lease)
             return
-        for number in range(chance.choice((0, 1, 1, 1, 2, 4))):
-            await asyncio.sleep(chance.choice((0, 0, 0.01, ttl_ms / 3_000)))
+        for number in range(chance.choice((0, 0, 1, 1, 1, 3))):
+            await asyncio.sleep(chance.choice((0, 0, 0, 0.005, ttl_ms / 3_000, ttl_ms / 1_000)))
             await self._append(grant, f"{self.name}/{self._count}/{number}")
             if chance.random() < 0.5 and not await self._renew(grant, lease):
                 break
@@ -100,10 +105,10 @@ class Holder:
                     around.history.minted(now_ms(), resource, lease.digest, outcome.token)
                 return outcome
 
-            timeout_s = _CALL_TIMEOUT_S + wait_ms / 1000
+            timeout_s = around.call_timeout_s + wait_ms / 1000
             told = await self._ask(server, acquire, timeout_s=timeout_s)
             if isinstance(told, Lease):
-                until_ms = called_at_ms + told.validity_ms
+                until_ms = (now_ms() if around.counts_from_answer else called_at_ms) + told.validity_ms
                 grant = Grant(resource, lease.digest, told.token, called_at_ms, now_ms(), until_ms)
                 if until_ms > grant.told_at_ms + ttl_ms:
                     around.history.problem(now_ms(), f"D: {resource}: valid for longer than its ttl")
@@ -125,7 +130,7 @@ class Holder:
         await self._travel()
         if entries is None:
             return
-        await asyncio.sleep(around.chance.choice((0, 0, 0.002, 0.02, 0.1, 0.5)))
+        await asyncio.sleep(around.chance.choice((0, 0, 0, 0.001, 0.002, 0.005, 0.02, 0.3)))
         await self._travel()
         if around.storage.write(now_ms(), resource, grant.token, (*entries, entry)):
             await self._travel()
@@ -139,22 +144,23 @@ class Holder:
         sent_at_ms = now_ms()
         server = around.chance.choice(around.servers)
         told = await self._ask(
-            server, lambda service: service.renew(grant.resource, lease), timeout_s=_CALL_TIMEOUT_S
+            server, lambda service: service.renew(grant.resource, lease), timeout_s=around.call_timeout_s
         )
         if told is None or now_ms() >= grant.until_ms:
             return told is None and now_ms() < grant.until_ms
         renewed: RenewOutcome = told  # type: ignore[assignment]  # what renew returns
         if renewed.validity_ms <= 0:
             return False
-        grant.until_ms = max(grant.until_ms, sent_at_ms + renewed.validity_ms)
-        around.history.event(now_ms(), "renewed", grant.token)
+        around.history.renewed(now_ms(), grant, sent_at_ms + renewed.validity_ms)
         return True
 
     async def _release(self, resource: str, lease: LeaseId) -> None:
         for _ in range(2):
             server = self._around.chance.choice(self._around.servers)
             told = await self._ask(
-                server, lambda service: service.release(resource, lease), timeout_s=_CALL_TIMEOUT_S
+                server,
+                lambda service: service.release(resource, lease),
+                timeout_s=self._around.call_timeout_s,
             )
             if told is not None:
                 return

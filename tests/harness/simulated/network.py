@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import hiredis
@@ -148,26 +148,28 @@ class Connection(DialledNode, asyncio.Transport):
         for answer in self._answers:
             if not answer.done():
                 answer.set_exception(DialError(str(error)))
+                answer.exception()  # whoever gave up does not look
         if self._protocol is not None:
             self._protocol.connection_lost(error)
 
     # --- DialledNode ------------------------------------------------------------------------------------------------
 
-    async def command(self, *parts: str | bytes | int) -> Any:
+    async def commands(self, *batch: Sequence[str | bytes | int]) -> list[Any]:
         """See `DialledNode`."""
         if not self._open:
-            raise DialError(f"{parts[0]!s}: the connection has ended")
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._answers.append(answer)
-        self.write(hiredis.pack_command(parts))  # type: ignore[arg-type]  # its stub says: a tuple of one
+            raise DialError(f"{batch[0][0]!s}: the connection has ended")
+        loop = asyncio.get_running_loop()
+        answers: list[asyncio.Future[Any]] = [loop.create_future() for _ in batch]
+        self._answers += answers
+        self.write(b"".join(hiredis.pack_command(tuple(parts)) for parts in batch))  # type: ignore[arg-type]  # its stub says: a tuple of one
         try:
             async with asyncio.timeout(_COMMAND_TIMEOUT_S):
-                value = await answer
+                values = [await answer for answer in answers]
         except TimeoutError as error:
-            raise DialError(f"{parts[0]!s}: no answer in time") from error
-        if isinstance(value, hiredis.ReplyError):
-            raise DialRefusedError(f"{parts[0]!s}: {value}")
-        return value
+            raise DialError(f"{batch[0][0]!s}: no answer in time") from error
+        return [
+            DialRefusedError(str(each)) if isinstance(each, hiredis.ReplyError) else each for each in values
+        ]
 
     def hand_over(self, protocol: asyncio.Protocol) -> None:
         """See `DialledNode`."""

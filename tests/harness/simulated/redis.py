@@ -141,7 +141,6 @@ class SimulatedRedis:
         self._runs = 0
         self.appendfsync = appendfsync
         self.state = FakeNodeState()
-        self.state.wipe()
         self.clients: list[Client] = []
         self.run_id = self._new_run_id()
 
@@ -283,10 +282,21 @@ class SimulatedRedis:
                 return [b"found", _flat(sight.identity), sight.key_count, *high]
             case "note_run", [admission, run, run_now, durable]:
                 step = self.state.join(NoteRun(Known(admission, run), run_now, durable=durable == "1"))
-            case "quarantine", [admission, run, quarantine, phase, cluster, index, nodes, ttl, run_now]:
+            case "quarantine", [
+                admission,
+                run,
+                quarantine,
+                phase,
+                cluster,
+                index,
+                nodes,
+                ttl,
+                run_now,
+                floor,
+            ]:
                 place = Formation(cluster, int(index), int(nodes), int(ttl))
                 step = self.state.join(
-                    Quarantine(Known(admission, run), quarantine, place, run_now, Phase(phase))
+                    Quarantine(Known(admission, run), quarantine, place, run_now, Phase(phase), int(floor))
                 )
             case "claim", [quarantine, floor, changes]:
                 step = self.state.join(Claim(quarantine, int(floor), int(changes)))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
+from unittest.mock import patch
 
 import structlog
 
@@ -31,6 +33,23 @@ _PROBE_TTLS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
+class Rules:
+    """The rules of a run. Another one than these is a mutant.
+
+    Attributes:
+        fenced: without it the storage ignores tokens.
+        counts_from_answer: holders count validity from the answer, and not from their call.
+        node: the scripts.
+        patches: of the product: where, what, and what stands for it.
+    """
+
+    fenced: bool = True
+    counts_from_answer: bool = False
+    node: type[FakeNodeState] = FakeNodeState
+    patches: tuple[tuple[object, str, object], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What came of a run."""
 
@@ -41,16 +60,13 @@ class Report:
 
 
 class World:
-    """See the module.
+    """See the module."""
 
-    Args:
-        fenced: without it the storage ignores tokens.
-    """
-
-    def __init__(self, seed: int, *, fenced: bool = True) -> None:
+    def __init__(self, seed: int, rules: Rules) -> None:
         chance = self.chance = Chance(seed)
         self.history = History()
-        self.storage = FencedStorage(self.history, fenced=fenced)
+        self.storage = FencedStorage(self.history, fenced=rules.fenced)
+        self._node_state = rules.node
         self.struck: Counter[str] = Counter()
         self.resources = ("a", "b")[: chance.choice((1, 2))]
         self.ttl_ms_max = chance.choice((600, 1_000))
@@ -68,8 +84,12 @@ class World:
             ServerHost(f"server-{index}", self.hosts, self.network, chance)
             for index in range(chance.choice((1, 2, 2, 3)))
         ]
+        # Short leases end while they are being granted.
+        ttls_ms = chance.choice(((200, 400, self.ttl_ms_max), (10, 30, 100)))
         around = Surroundings(
-            self.servers, self.history, self.storage, chance, self.resources, (200, 400, self.ttl_ms_max)
+            *(self.servers, self.history, self.storage, chance, self.resources, ttls_ms),
+            call_timeout_s=chance.choice((1.0, 0.1, 0.03)),
+            counts_from_answer=rules.counts_from_answer,
         )
         self.holders = [
             Holder(f"holder-{index}", around, latency_ms=latency_ms) for index in range(chance.randint(2, 6))
@@ -81,6 +101,7 @@ class World:
         appendfsync = self.chance.choice(("always", "never")) if durability == "mixed" else durability
         redis = SimulatedRedis(clock_ms=self.clocks[index].now_ms, appendfsync=appendfsync, name=name)
         formation = Formation("cluster", index, count, self.ttl_ms_max)
+        redis.state = self._node_state()
         formed = FakeNodeState(
             admission=f"{index + 1:032x}",
             formation=formation,
@@ -136,7 +157,7 @@ class World:
         await self._until_serving()
         for holder in self.holders:
             holder.start()
-        kinds = self.chance.sample(sorted(faults.FAULTS), self.chance.randint(1, 5))
+        kinds = self.chance.choice((faults.some, faults.forgetful, faults.impatient))(self.chance)
         trouble = asyncio.create_task(faults.strike(self, kinds))
         await asyncio.sleep(TROUBLE_S)
         trouble.cancel()
@@ -220,8 +241,16 @@ class World:
                 self.history.problem(now_ms(), f"C: {host.process.name} still holds {held}")
 
 
-def simulate(seed: int, *, fenced: bool = True) -> Report:
+def simulate(seed: int, rules: Rules | None = None) -> Report:
     """Run the world of a seed."""
+    rules = rules or Rules()
+    with ExitStack() as stack:
+        for where, what, instead in rules.patches:
+            stack.enter_context(patch.object(where, what, instead))
+        return _simulate(seed, rules)
+
+
+def _simulate(seed: int, rules: Rules) -> Report:
     loop = ProcessLoop()
     asyncio.set_event_loop(loop)
     problems: list[str] = []
@@ -238,7 +267,7 @@ def simulate(seed: int, *, fenced: bool = True) -> Report:
         world = None
 
         async def run() -> World:
-            world = World(seed, fenced=fenced)
+            world = World(seed, rules)
             await world.run()
             return world
 

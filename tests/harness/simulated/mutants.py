@@ -1,0 +1,56 @@
+"""The product with one rule removed, rule by rule. Each of them must be caught, or the simulation is worth nothing."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from harness import adversary_mutants, forgetful_mutants
+from harness.fake_node import FakeNodeState, Hold
+from harness.simulated.world import Rules
+from redfence_server import node_joining, quorum, redlock, rejoin
+from redfence_server.lock_node import Command, Renew, Reply
+
+
+class ExtendThatRecreates(FakeNodeState):
+    """A renewal of a lease that has ended makes its hold anew."""
+
+    def __init__(self, **fields: object) -> None:
+        super().__init__(**fields)  # type: ignore[arg-type]  # passed on
+        self._ended: dict[tuple[str, str], Hold] = {}
+
+    def apply(self, command: Command, now_ms: float, *, admission: str = "", channel: str = "here") -> Reply:
+        for resource, hold in self.holds.items():
+            self._ended[resource, hold.digest] = hold
+        if (
+            isinstance(command, Renew)
+            and self._hold(command.resource, now_ms) is None
+            and (hold := self._ended.get((command.resource, command.digest))) is not None
+        ):
+            self.holds[command.resource] = Hold(
+                *(hold.digest, hold.nonce, False, hold.token, hold.holder, hold.ttl_ms), now_ms + hold.ttl_ms
+            )
+        return super().apply(command, now_ms, admission=admission, channel=channel)
+
+
+_JUMP = (rejoin, "NUMBERS_JUMP", 1)
+_NO_QUARANTINE = (node_joining, "quarantine_ms", lambda _: 0.0)
+MUTANTS: Final = {
+    "fencing off": Rules(fenced=False),
+    "validity counted from the answer": Rules(counts_from_answer=True),
+    "extend that re-creates": Rules(node=ExtendThatRecreates),
+    "max without commit": Rules(patches=((redlock, "Tally", adversary_mutants.MaxWithoutCommit),)),
+    "unconditional commit": Rules(node=adversary_mutants.UnconditionalCommit),
+    "commit without nonce": Rules(node=adversary_mutants.CommitWithoutNonce),
+    "undo of a shared hold": Rules(node=adversary_mutants.UndoOfAShared),
+    "undo by lease": Rules(patches=((redlock, "Attempt", adversary_mutants.UndoByLease),)),
+    "counter from zero": Rules(node=adversary_mutants.CounterFromZero),
+    "a minority grants": Rules(patches=((quorum, "majority", lambda count: max(1, count // 2)),)),
+    "no quarantine": Rules(patches=(_NO_QUARANTINE,)),
+    "vote before rejoin": Rules(patches=((node_joining, "Rejoin", forgetful_mutants.VoteBeforeRejoin),)),
+    "rejoin that reads f nodes": Rules(patches=((node_joining, "Rejoin", forgetful_mutants.RejoinOfF),)),
+    "rejoin without jump and new ids": Rules(
+        patches=((node_joining, "Rejoin", forgetful_mutants.NoNewIds), _JUMP)
+    ),
+    "mint without floor": Rules(node=forgetful_mutants.MintWithoutFloor),
+}

@@ -221,6 +221,8 @@ class Silence(Enum):
     """No reply came within the node timeout."""
     UNREACHABLE = auto()
     """The command was not sent: there is no admitted connection, or too much is unanswered on it."""
+    QUARANTINED = auto()
+    """The command was not sent: the node answers and must not vote."""
     DISCONNECTED = auto()
     """The connection broke before the reply came."""
     REFUSED = auto()

@@ -70,7 +70,7 @@ class Expectation:
         cluster_id: None until a first node was admitted.
         assume_durable: the operator's word that a node which restarted has forgotten nothing.
         floor: the least floor the node must have.
-        changes: how many changes it has made, at least.
+        changes: how many changes it has made, at least, if it has that floor.
         familiar: what voted last at this place is what is looked at here, so if it is gone or older it has forgotten.
         runs: of the other nodes' processes, each with its index.
     """
@@ -224,7 +224,7 @@ def _judge_memory(expected: Expectation, found: Findings) -> Admitted | Forgot |
     assert identity is not None, "a node without an identity is judged before"
     if found.high is None:
         return Forgot("it has lost `high`, its greatest number")
-    if identity.changes < expected.changes:
+    if identity.floor == expected.floor and identity.changes < expected.changes:
         return Forgot(
             f"its data is older than what it has answered: it shows {identity.changes} changes of at least {expected.changes} "
             "(an old snapshot, a cut file, or a disk that lost what it had confirmed)"

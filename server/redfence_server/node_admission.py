@@ -130,7 +130,7 @@ def judge(expected: Expectation, found: Findings) -> Judgement:
     return (
         judge_process(found, expected.runs)
         or (_judge_nameless(expected, found) if identity is None else None)
-        or (_judge_place(expected, identity) if identity is not None else None)
+        or (_judge_place(expected, identity, found) if identity is not None else None)
         or _judge_memory(expected, found)
     )
 
@@ -174,7 +174,9 @@ def _judge_nameless(expected: Expectation, found: Findings) -> Forgot | Rejected
     return Forgot("it is empty: it was wiped")
 
 
-def _judge_place(expected: Expectation, identity: Identity) -> Forgot | Quarantined | Rejected | None:  # noqa: PLR0911  (one return per rule reads best)
+def _judge_place(
+    expected: Expectation, identity: Identity, found: Findings
+) -> Forgot | Quarantined | Rejected | None:
     """Decide whether this is the node that is configured here and voted here last, and in which phase of its life."""
     if expected.cluster_id is not None and identity.cluster_id != expected.cluster_id:
         return Rejected(
@@ -186,10 +188,14 @@ def _judge_place(expected: Expectation, identity: Identity) -> Forgot | Quaranti
             f"it was formed as one of {identity.node_count} nodes, but {expected.node_count} are configured",
         )
     if identity.index != expected.index:
+        cause = (
+            "it was a replica of that one and shows its data; empty it (FLUSHALL), and it comes back by itself"
+            if found.promoted
+            else "the nodes are in another order, or one is named twice"
+        )
         return Rejected(
             Reason.WRONG_PLACE,
-            f"it was formed as node {identity.index}, but is configured as node {expected.index}: "
-            "the nodes are in another order, or one is named twice",
+            f"it was formed as node {identity.index}, but is configured as node {expected.index}: {cause}",
         )
     match identity.phase:
         case Phase.FORMING | Phase.ASSEMBLED:

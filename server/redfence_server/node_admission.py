@@ -130,7 +130,8 @@ def judge(expected: Expectation, found: Findings) -> Judgement:
     return (
         judge_process(found, expected.runs)
         or (_judge_nameless(expected, found) if identity is None else None)
-        or (_judge_place(expected, identity, found) if identity is not None else None)
+        or (_judge_seat(expected, identity, found) if identity is not None else None)
+        or (_judge_life(expected, identity) if identity is not None else None)
         or _judge_memory(expected, found)
     )
 
@@ -174,10 +175,8 @@ def _judge_nameless(expected: Expectation, found: Findings) -> Forgot | Rejected
     return Forgot("it is empty: it was wiped")
 
 
-def _judge_place(
-    expected: Expectation, identity: Identity, found: Findings
-) -> Forgot | Quarantined | Rejected | None:
-    """Decide whether this is the node that is configured here and voted here last, and in which phase of its life."""
+def _judge_seat(expected: Expectation, identity: Identity, found: Findings) -> Rejected | None:
+    """Decide whether this is the node that is configured here."""
     if expected.cluster_id is not None and identity.cluster_id != expected.cluster_id:
         return Rejected(
             Reason.OTHER_CLUSTER, f"it belongs to cluster {identity.cluster_id}, not to {expected.cluster_id}"
@@ -197,6 +196,11 @@ def _judge_place(
             Reason.WRONG_PLACE,
             f"it was formed as node {identity.index}, but is configured as node {expected.index}: {cause}",
         )
+    return None
+
+
+def _judge_life(expected: Expectation, identity: Identity) -> Forgot | Quarantined | Rejected | None:
+    """Decide in which phase of its life it is, and whether it is what voted here last."""
     match identity.phase:
         case Phase.FORMING | Phase.ASSEMBLED:
             return Rejected(

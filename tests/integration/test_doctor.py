@@ -266,7 +266,7 @@ async def test_a_node_that_answers_ever_so_slowly_is_given_up(
             return await call_counts([nodes[1]], "eval") > [looks]
 
         await until(met)
-        proxy.delay(replies_ms=250)
+        proxy.delay(replies_ms=340)
 
     looking = examined([nodes[0], through, nodes[2]], dial_timeout_ms=400)
     diagnosis, _ = await asyncio.gather(looking, slow_down())

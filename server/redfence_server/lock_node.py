@@ -275,7 +275,7 @@ class Durability(Enum):
     """A restart means quarantine."""
 
 
-LOOK_MS_MAX: Final = 1_000
+LOOK_MS_MAX: Final = 800
 """To look at a node anew takes some ten round trips. One that is not back after so long is lost."""
 
 

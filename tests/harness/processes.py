@@ -31,7 +31,8 @@ class CommandProcess:
             self._popen = subprocess.Popen(
                 leashed(list(command)),
                 cwd=folder,
-                env={**os.environ, **(environment or {})},
+                # What is killed leaves its temporary files behind.
+                env={**os.environ, "TMPDIR": str(folder), **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,

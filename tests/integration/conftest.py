@@ -60,9 +60,9 @@ async def serve() -> AsyncIterator[Serve]:
 async def server(request: pytest.FixtureRequest, formed_nodes: FormedNodes, serve: Serve) -> LockServer:
     """A lock server over three nodes, and once more over five.
 
-    No pulse comes between, for tests count what nodes are asked; and on a busy machine nodes may take their time.
+    No pulse comes between, for tests count what nodes are asked.
     """
-    return await serve(await formed_nodes(request.param), pulse_interval_ms=60_000, node_timeout_ms=5_000)
+    return await serve(await formed_nodes(request.param), pulse_interval_ms=60_000)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,12 +13,40 @@ from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
 from harness.moved_clock import NoCompilerError, compile_clock_shim
 from harness.processes import CommandProcesses
 from harness.redis_nodes import ENGINES, NodeSet, RedisNode, engine_binary
+from harness.standstills import MachineMark, StandstillWatch
 from harness.tcp_proxy import TcpProxy
 from redfence_server.redis_binary import RedisBinary, RedisBinaryError, find_redis_binary
 from redfence_server.redis_process import AppendFsync
 
 REQUIRE_REDIS = "REDFENCE_REQUIRE_REDIS"
 REQUIRE_CC = "REDFENCE_REQUIRE_CC"
+
+_STANDSTILLS = StandstillWatch()
+_STARTED = pytest.StashKey[MachineMark]()
+
+
+def pytest_sessionstart() -> None:
+    """Watch the machine for as long as tests run."""
+    _STANDSTILLS.start()
+
+
+def pytest_sessionfinish() -> None:
+    """Watch it no more."""
+    _STANDSTILLS.stop()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Note when the test begins."""
+    item.stash[_STARTED] = _STANDSTILLS.mark()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Tell beside a failure what the machine did meanwhile."""
+    report = yield
+    if report.failed and _STARTED in item.stash:
+        report.sections.append(("the machine meanwhile", _STANDSTILLS.told_since(item.stash[_STARTED])))
+    return report
 
 
 def _missing(what: str, *, required_by: str = REQUIRE_REDIS) -> NoReturn:

@@ -1,7 +1,7 @@
 """What one server knows of its cluster and of each place in it, from all that nodes have told it. Pure.
 
-Everything here only grows. That is what makes it worth something: a node that shows less than is known here has forgotten
-(node_admission.py), and what one node knows of another one may be taken over from it at any time, however old.
+Everything here only grows: the floor of a place, and with each floor the changes anew. That is what makes it worth something: a node that
+shows less than is known here has forgotten (node_admission.py), and what one node knows of another one may be taken over from it at any time, however old.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Place:
 
     Attributes:
         floor: the least floor it must have to vote.
-        changes: how many changes it has made at least.
+        changes: how many changes it has made at least, under that floor.
         number: the greatest number it was heard to have minted or learnt.
         run_id: of the process that this server is admitted to; empty while it is not.
     """
@@ -48,43 +48,39 @@ class ClusterMemory:
         if self.cluster_id is None:
             self.cluster_id = identity.cluster_id
             self.ttl_ms_max = identity.max_ttl_ms
-        for index, place in enumerate(self.places):
+        for index in range(len(self.places)):
             if index != identity.index:
-                place.changes = max(place.changes, identity.known_changes.get(index, 0))
-                self._raise_floor(index, identity.known_floors.get(index, 0))
+                floor, changes = identity.known_floors.get(index, 0), identity.known_changes.get(index, 0)
+                self.told(index, floor=floor, changes=changes)
 
     def admit(self, identity: Identity, run_id: str) -> None:
         """Note that a node votes at its place."""
         self.learn(identity)
-        place = self.places[identity.index]
-        place.changes = max(place.changes, identity.changes)
-        place.run_id = run_id
-        self._raise_floor(identity.index, identity.floor)
+        self.places[identity.index].run_id = run_id
+        self.told(identity.index, floor=identity.floor, changes=identity.changes)
 
-    def vouched(self, index: int, *, floor: int, changes: int) -> None:
-        """Note what a node was asked to vouch for."""
-        self.places[index].changes = max(self.places[index].changes, changes)
-        self._raise_floor(index, floor)
-
-    def heard(self, index: int, changes: int, number: int = 0) -> None:
-        """Note what the node at a place has answered."""
+    def told(self, index: int, *, floor: int, changes: int) -> None:
+        """Note the least floor that a node needs at a place, and how many changes it must show under that one."""
         place = self.places[index]
-        place.changes = max(place.changes, changes)
-        place.number = max(place.number, number)
-
-    def pulsed(self, index: int, pulsed: Pulsed) -> None:
-        """Note what the node at a place has told of itself and of the others."""
-        self.heard(index, pulsed.changes, pulsed.high)
-        told = zip(self.places, pulsed.known_changes, pulsed.known_floors, strict=True)
-        for other, (place, changes, floor) in enumerate(told):
-            if other != index:
-                place.changes = max(place.changes, changes)
-                self._raise_floor(other, floor)
-
-    def _raise_floor(self, index: int, floor: int) -> None:
-        if floor > self.places[index].floor:
-            self.places[index].floor = floor
+        if floor > place.floor:
+            # It has come back since, and counts anew: after a recovery even from less.
+            place.floor, place.changes = floor, changes
             self.on_floor(index)
+        elif floor == place.floor:
+            place.changes = max(place.changes, changes)
+
+    def heard(self, index: int, *, floor: int, changes: int, number: int = 0) -> None:
+        """Note what the node at a place has answered, that was admitted with this floor."""
+        self.told(index, floor=floor, changes=changes)
+        self.places[index].number = max(self.places[index].number, number)
+
+    def pulsed(self, index: int, pulsed: Pulsed, *, floor: int) -> None:
+        """Note what the node at a place, that was admitted with this floor, has told of itself and of the others."""
+        self.heard(index, floor=floor, changes=pulsed.changes, number=pulsed.high)
+        told = zip(pulsed.known_floors, pulsed.known_changes, strict=True)
+        for other, (known_floor, changes) in enumerate(told):
+            if other != index:
+                self.told(other, floor=known_floor, changes=changes)
 
     def changes(self) -> tuple[int, ...]:
         """Return how many changes each node is known to have made."""

@@ -121,6 +121,7 @@ class ClusterRecovery:
                     Seat(planned.cluster_id, index, len(self._nodes), planned.ttl_ms_max),
                     phase=phase,
                     quarantine=ids[index],
+                    floor=recovery_plan.known_floor(index, [visit.look for visit in visited]),
                 )
                 for index in planned.nodes
             ),

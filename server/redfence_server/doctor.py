@@ -224,7 +224,9 @@ def _rejected(node: NodeFacts, judged: ClusterJudgement, reason: Reason, detail:
                 node.index,
                 Kind.WRONG_PLACE,
                 detail,
-                "name all nodes of the cluster, in the order in which it was formed",
+                "empty it (FLUSHALL)"
+                if node.found is not None and node.found.promoted
+                else "name all nodes of the cluster, in the order in which it was formed",
             )
         case Reason.REPLACED:
             yield serious(

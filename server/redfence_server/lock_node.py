@@ -221,6 +221,8 @@ class Silence(Enum):
     """No reply came within the node timeout."""
     UNREACHABLE = auto()
     """The command was not sent: there is no admitted connection, or too much is unanswered on it."""
+    QUARANTINED = auto()
+    """The command was not sent: the node answers and must not vote."""
     DISCONNECTED = auto()
     """The connection broke before the reply came."""
     REFUSED = auto()
@@ -273,7 +275,7 @@ class Durability(Enum):
     """A restart means quarantine."""
 
 
-LOOK_MS_MAX: Final = 1_000
+LOOK_MS_MAX: Final = 800
 """To look at a node anew takes some ten round trips. One that is not back after so long is lost."""
 
 

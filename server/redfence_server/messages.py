@@ -185,6 +185,7 @@ def check_token_response(view: TokenView) -> lock_pb2.CheckTokenResponse:
 _ANSWERS = {
     Silence.TIMED_OUT: lock_pb2.NODE_ANSWER_TIMED_OUT,
     Silence.UNREACHABLE: lock_pb2.NODE_ANSWER_UNREACHABLE,
+    Silence.QUARANTINED: lock_pb2.NODE_ANSWER_UNREACHABLE,
     Silence.DISCONNECTED: lock_pb2.NODE_ANSWER_UNREACHABLE,
     Silence.REFUSED: lock_pb2.NODE_ANSWER_REFUSED,
     Silence.NOT_ADMITTED: lock_pb2.NODE_ANSWER_REFUSED,

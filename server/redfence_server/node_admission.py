@@ -70,7 +70,7 @@ class Expectation:
         cluster_id: None until a first node was admitted.
         assume_durable: the operator's word that a node which restarted has forgotten nothing.
         floor: the least floor the node must have.
-        changes: how many changes it has made, at least.
+        changes: how many changes it has made, at least, if it has that floor.
         familiar: what voted last at this place is what is looked at here, so if it is gone or older it has forgotten.
         runs: of the other nodes' processes, each with its index.
     """
@@ -130,7 +130,8 @@ def judge(expected: Expectation, found: Findings) -> Judgement:
     return (
         judge_process(found, expected.runs)
         or (_judge_nameless(expected, found) if identity is None else None)
-        or (_judge_place(expected, identity) if identity is not None else None)
+        or (_judge_seat(expected, identity, found) if identity is not None else None)
+        or (_judge_life(expected, identity) if identity is not None else None)
         or _judge_memory(expected, found)
     )
 
@@ -174,8 +175,8 @@ def _judge_nameless(expected: Expectation, found: Findings) -> Forgot | Rejected
     return Forgot("it is empty: it was wiped")
 
 
-def _judge_place(expected: Expectation, identity: Identity) -> Forgot | Quarantined | Rejected | None:  # noqa: PLR0911  (one return per rule reads best)
-    """Decide whether this is the node that is configured here and voted here last, and in which phase of its life."""
+def _judge_seat(expected: Expectation, identity: Identity, found: Findings) -> Rejected | None:
+    """Decide whether this is the node that is configured here."""
     if expected.cluster_id is not None and identity.cluster_id != expected.cluster_id:
         return Rejected(
             Reason.OTHER_CLUSTER, f"it belongs to cluster {identity.cluster_id}, not to {expected.cluster_id}"
@@ -186,11 +187,20 @@ def _judge_place(expected: Expectation, identity: Identity) -> Forgot | Quaranti
             f"it was formed as one of {identity.node_count} nodes, but {expected.node_count} are configured",
         )
     if identity.index != expected.index:
+        cause = (
+            "it was a replica of that one and shows its data; empty it (FLUSHALL), and it comes back by itself"
+            if found.promoted
+            else "the nodes are in another order, or one is named twice"
+        )
         return Rejected(
             Reason.WRONG_PLACE,
-            f"it was formed as node {identity.index}, but is configured as node {expected.index}: "
-            "the nodes are in another order, or one is named twice",
+            f"it was formed as node {identity.index}, but is configured as node {expected.index}: {cause}",
         )
+    return None
+
+
+def _judge_life(expected: Expectation, identity: Identity) -> Forgot | Quarantined | Rejected | None:
+    """Decide in which phase of its life it is, and whether it is what voted here last."""
     match identity.phase:
         case Phase.FORMING | Phase.ASSEMBLED:
             return Rejected(
@@ -224,7 +234,7 @@ def _judge_memory(expected: Expectation, found: Findings) -> Admitted | Forgot |
     assert identity is not None, "a node without an identity is judged before"
     if found.high is None:
         return Forgot("it has lost `high`, its greatest number")
-    if identity.changes < expected.changes:
+    if identity.floor == expected.floor and identity.changes < expected.changes:
         return Forgot(
             f"its data is older than what it has answered: it shows {identity.changes} changes of at least {expected.changes} "
             "(an old snapshot, a cut file, or a disk that lost what it had confirmed)"

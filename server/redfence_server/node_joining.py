@@ -187,11 +187,10 @@ class NodeJoining:
             async with asyncio.timeout(_ASK_AROUND_TIMEOUT_MS / 1000):
                 for fellow in self.fellows:
                     await fellow.looked.wait()
-        place = self._memory.places[self._place]
         for seen in (fellow.seen for fellow in self.fellows):
             if seen is not None and self.seen is not None and seen.cluster_id == self.seen.cluster_id:
-                place.changes = max(place.changes, seen.known_changes.get(self._place, 0))
-                place.floor = max(place.floor, seen.known_floors.get(self._place, 0))
+                floor, changes = seen.known_floors.get(self._place, 0), seen.known_changes.get(self._place, 0)
+                self._memory.told(self._place, floor=floor, changes=changes)
 
     async def _note_run(self, node: DialledNode, judgement: Admitted, found: Findings) -> None:
         if not judgement.restarted:

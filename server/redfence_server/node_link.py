@@ -158,8 +158,12 @@ class NodeLink:
                 return
         self._keep(command)
         if on_reply is not None:
-            silence = Silence.NOT_ADMITTED if self._looking_again else Silence.UNREACHABLE
-            asyncio.get_running_loop().call_soon(on_reply, silence)
+            asyncio.get_running_loop().call_soon(on_reply, self._why_not_sent())
+
+    def _why_not_sent(self) -> Silence:
+        if self._looking_again:
+            return Silence.NOT_ADMITTED
+        return Silence.QUARANTINED if self._state is NodeState.QUARANTINED else Silence.UNREACHABLE
 
     def listen(self, on_notice: Callable[[Notice], None]) -> None:
         """Pass on the notices that this server asked for; see `LockNode`."""
@@ -244,10 +248,12 @@ class NodeLink:
             self._log.warning("node_forgot", changes=changes, changes_known=known)
             self._drop("it has forgotten changes that it had answered")
             return Silence.REFUSED
+        assert self._identity is not None, "who answers was admitted"
+        floor = self._identity.floor
         if not isinstance(reply, Granted):
-            self._memory.heard(self.index, changes)
+            self._memory.heard(self.index, floor=floor, changes=changes)
             return reply
-        self._memory.heard(self.index, changes, reply.token)
+        self._memory.heard(self.index, floor=floor, changes=changes, number=reply.token)
         if self._node_clock is not None:
             now_ms = self._clock.now_ms()
             step = self._node_clock.check(received_ms=now_ms, node_ms=scripts.read_clock_ms(raw))
@@ -328,7 +334,8 @@ class NodeLink:
     def _on_pulse(self, sent_ms: float, reply: Reply) -> None:
         if not isinstance(reply, Pulsed):
             return
-        self._memory.pulsed(self.index, reply)
+        assert self._identity is not None, "who answers was admitted"
+        self._memory.pulsed(self.index, reply, floor=self._identity.floor)
         if self._node_clock is not None:
             received_ms = self._clock.now_ms()
             # Another server saw a step, or this one in a life before.
@@ -339,7 +346,7 @@ class NodeLink:
 
     def _renew_admission(self, vouch: Vouch) -> None:
         """Go on under the id that this server gave the node: it knows what the others have to look for."""
-        self._memory.vouched(vouch.place, floor=vouch.floor, changes=vouch.changes)
+        self._memory.told(vouch.place, floor=vouch.floor, changes=vouch.changes)
         self._admission = vouch.admission
 
     def _note_step(self, step: Step | None) -> None:

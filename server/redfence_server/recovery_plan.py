@@ -138,6 +138,12 @@ def greatest_number(looks: Sequence[Look]) -> int:
     return max(numbers)
 
 
+def known_floor(place: int, looks: Sequence[Look]) -> int:
+    """Return the least floor that a node needs at a place, as far as any other node knows."""
+    known = [look.known for look in looks if look.known is not None]
+    return max((identity.known_floors.get(place, 0) for identity in known), default=0)
+
+
 def _greatest_changes(looks: Sequence[Look]) -> int:
     changes = [0]
     for look in looks:

@@ -242,7 +242,9 @@ class FakeNodeState:
         if self.floor > readmit.floor:
             return Step.CHANGED
         self.high, self.floor = max(self.high or 0, readmit.floor), readmit.floor
-        self.known_floors = dict(enumerate(readmit.floors))
+        for place, floor in enumerate(readmit.floors):
+            if floor > self.known_floors.get(place, 0):
+                self.known_floors[place], self.known_changes[place] = floor, 0
         self.admission, self.phase, self.changes = readmit.admission, Phase.READY, readmit.changes
         self.run_id, self.durable, self.evicted = readmit.run_id, readmit.durable, readmit.evicted
         return Step.DONE

@@ -56,8 +56,8 @@ class OthersNotHeeded(ClusterMemory):
     def learn(self, identity: Identity) -> None:
         super().learn(replace(identity, known_floors={}, known_changes={}))
 
-    def pulsed(self, index: int, pulsed: Pulsed) -> None:
-        self.heard(index, pulsed.changes, pulsed.high)
+    def pulsed(self, index: int, pulsed: Pulsed, *, floor: int) -> None:
+        self.heard(index, floor=floor, changes=pulsed.changes, number=pulsed.high)
 
 
 MUTANTS = {

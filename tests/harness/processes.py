@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from harness import patience
 from redfence_server.process_leash import leashed
 
 _LOOK_INTERVAL_S = 0.005
@@ -31,7 +32,8 @@ class CommandProcess:
             self._popen = subprocess.Popen(
                 leashed(list(command)),
                 cwd=folder,
-                env={**os.environ, **(environment or {})},
+                # What is killed leaves its temporary files behind.
+                env={**os.environ, "TMPDIR": str(folder), **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -122,9 +124,11 @@ class CommandProcesses:
         return process
 
     def start_redfence(self, *arguments: str, environment: Mapping[str, str] | None = None) -> CommandProcess:
-        """Start the installed console command `redfence`."""
+        """Start the installed console command `redfence`; it is patient with nodes unless told otherwise."""
         return self.start(
-            str(Path(sys.executable).with_name("redfence")), *arguments, environment=environment
+            str(Path(sys.executable).with_name("redfence")),
+            *arguments,
+            environment={"REDFENCE_NODE_TIMEOUT_MS": str(patience.NODE_TIMEOUT_MS), **(environment or {})},
         )
 
     def close(self) -> None:

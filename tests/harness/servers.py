@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from harness import patience
 from harness.ports import HOST
 from harness.redis_nodes import RedisNode
 from harness.tcp_proxy import TcpProxy
@@ -151,11 +152,14 @@ class FormedNodes(Protocol):
 async def serving(
     nodes: Sequence[RedisNode], *, proxies: Sequence[TcpProxy] = (), **settings: Any
 ) -> AsyncIterator[LockServer]:
-    """Serve over formed nodes, through the proxies where there are some; nothing is left afterwards."""
+    """Serve over formed nodes, through the proxies where there are some; nothing is left afterwards.
+
+    A test in which nodes do not answer says for how long they are waited for: `node_timeout_ms`.
+    """
     urls = [node.url for node in nodes]
     if proxies:
         urls = [proxy.url(url) for proxy, url in zip(proxies, urls, strict=True)]
-    settings = {"listen": "127.0.0.1:0", **settings}
+    settings = {"listen": "127.0.0.1:0", "node_timeout_ms": patience.NODE_TIMEOUT_MS, **settings}
     async with (
         composition.lock_server(config.load({"nodes": urls, **settings})) as running,
         grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel,

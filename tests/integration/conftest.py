@@ -58,7 +58,10 @@ async def serve() -> AsyncIterator[Serve]:
 
 @pytest.fixture(params=[3, 5], ids=["n3", "n5"])
 async def server(request: pytest.FixtureRequest, formed_nodes: FormedNodes, serve: Serve) -> LockServer:
-    """A lock server over three nodes, and once more over five. No pulse comes between, for tests count what nodes are asked."""
+    """A lock server over three nodes, and once more over five.
+
+    No pulse comes between, for tests count what nodes are asked.
+    """
     return await serve(await formed_nodes(request.param), pulse_interval_ms=60_000)
 
 

@@ -451,3 +451,25 @@ async def test_what_was_granted_until_the_nodes_were_taken_out_is_below_the_floo
     await until(idle, timeout_s=20)
     await grant_some(server, history, count=2)
     history.check()
+
+
+async def test_a_server_that_remembers_more_changes_than_a_recovery_begins_with_goes_on(
+    commands: CommandProcesses, flushed_nodes: FlushedNodes, serve: Serve
+) -> None:
+    """Each return of a node counts on from far above; when all have forgotten, nobody can tell the operator's command how far."""
+    nodes, history = await flushed_nodes(3), TokenHistory()
+    await form(nodes, ttl_ms_max=TTL_MS)
+    server = await serve(nodes)
+    await all_in(server)
+    await forget(server, nodes[:2])
+    await ended(recover(commands, nodes, "--yes"), status=0)
+    await all_in(server)
+    for node in nodes:
+        await node.call("FLUSHALL")
+        await grant_some(server, history, count=1)
+        await all_in(server)
+    await forget(server, nodes)
+    await ended(recover(commands, nodes, "--yes"), status=0)
+    await all_in(server)
+    await grant_some(server, history)
+    history.check()

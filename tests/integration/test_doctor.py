@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import sys
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -264,7 +266,7 @@ async def test_a_node_that_answers_ever_so_slowly_is_given_up(
             return await call_counts([nodes[1]], "eval") > [looks]
 
         await until(met)
-        proxy.delay(replies_ms=250)
+        proxy.delay(replies_ms=340)
 
     looking = examined([nodes[0], through, nodes[2]], dial_timeout_ms=400)
     diagnosis, _ = await asyncio.gather(looking, slow_down())
@@ -640,3 +642,18 @@ async def test_clocks_that_are_apart_are_noted_and_one_that_is_set_meanwhile_is_
     assert (2, SERIOUS, Kind.CLOCK_STEPS) in found(diagnosis)
     assert "back" in text_of(diagnosis, Kind.CLOCK_STEPS)
     assert diagnosis.voters == {0, 1}
+
+
+async def test_who_reads_no_further_ends_it_without_a_word(tmp_path: Path) -> None:
+    """As `| head` does; the status is that of a program which SIGPIPE ended."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "redfence", "doctor", "--node", "redis://127.0.0.1:1"),
+        stdout=writing,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=tmp_path,
+    )
+    os.close(writing)
+    _, told = await asyncio.wait_for(process.communicate(), timeout=30)
+    assert (process.returncode, told) == (141, b"")

@@ -28,7 +28,10 @@ async def hold_each_once(server: LockServer, numbers: Sequence[int]) -> list[int
     async with SessionCaller(server) as session:
         for first in range(0, len(numbers), BATCH):
             leases = {f"once/{number}": new_lease_id() for number in numbers[first : first + BATCH]}
-            acquired = [session.acquire(name, lease_id=lease_id) for name, lease_id in leases.items()]
+            # Long leases: a machine that stands still for some seconds, or whose clock is set, ends no hold.
+            acquired = [
+                session.acquire(name, lease_id=lease_id, ttl_ms=60_000) for name, lease_id in leases.items()
+            ]
             tokens += [(await each).acquire.lease.fencing_token for each in acquired]
             released = [session.release(name, lease_id) for name, lease_id in leases.items()]
             for each in released:

@@ -20,6 +20,7 @@ from harness.servers import (
     memories,
     new_lease_id,
     now_ms,
+    until,
     until_no_locks,
 )
 from harness.session_caller import SessionCaller
@@ -109,8 +110,13 @@ async def test_resources_do_not_disturb_each_other(server: LockServer) -> None:
     assert len({response.lease.lease_id for response in responses}) == 100
     for name, response in zip(names[:50], responses, strict=False):
         assert await server.release(name, response.lease.lease_id) == RELEASE_OUTCOME_RELEASED
-    held = {key.decode() for key in await locks_left(server.nodes)}
-    assert held == {f"redfence:lock:{name}" for name in names[50:]}
+    kept = {f"redfence:lock:{name}".encode() for name in names[50:]}
+
+    async def gone() -> bool:
+        # A node that is late carries a release out after the answer.
+        return set(await locks_left(server.nodes)) == kept
+
+    await until(gone)
 
 
 @pytest.mark.parametrize("name", ["ä" * 128, "a", " ", "a/b:c*?[]\\", "🔒"], ids=repr)

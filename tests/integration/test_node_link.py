@@ -393,7 +393,7 @@ async def test_a_node_that_was_flushed_is_quarantined_by_the_first_command_that_
         assert await ask(link, mint(B, "n2")) is Silence.NOT_ADMITTED
         await eventually(lambda: is_quarantined(link))
         assert "it was wiped" in link.report().detail
-        assert await ask(link, mint(B, "n3")) is Silence.UNREACHABLE
+        assert await ask(link, mint(B, "n3")) is Silence.QUARANTINED
         assert await node.call("HGET", KEYS.node, "state") == b"quarantined"
         assert await node.call("DBSIZE") == 1
 

@@ -303,6 +303,20 @@ async def follow(replica: RedisNode, primary: RedisNode) -> None:
     await until(in_step, timeout_s=15)
 
 
+async def test_that_nodes_have_become_replicas_is_seen_while_nobody_asks_for_anything(
+    nodes: list[RedisNode], serve: Serve
+) -> None:
+    """A replica answers whatever changes nothing; the status tells before the next acquire finds out."""
+    server = await serve(nodes)
+    await until_all_ready(server)
+    # Of nobody, so it keeps what it has.
+    await nodes[0].call("REPLICAOF", HOST, 1)
+    await server.until_states(NODE_STATE_QUARANTINED, NODE_STATE_READY, NODE_STATE_READY)
+    assert "it is a replica" in (await server.status()).nodes[0].detail
+    await nodes[0].call("REPLICAOF", "NO", "ONE")
+    await until_all_ready(server)
+
+
 @pytest.mark.parametrize("what", ["swapped", "named twice", "another database of one server", "evicts"])
 async def test_a_server_does_not_start_with_a_node_that_is_not_what_it_is_taken_for(
     what: str, nodes: list[RedisNode], start_proxy: StartProxy

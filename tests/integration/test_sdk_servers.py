@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import pytest
 
@@ -19,7 +19,14 @@ from harness.redis_nodes import RedisNode
 from harness.servers import FormedNodes, until, until_no_locks
 from redfence import _probe
 
-StartServer = Callable[[Sequence[RedisNode]], Awaitable[tuple[CommandProcess, str]]]
+
+class StartServer(Protocol):
+    """Starts `redfence serve` over formed nodes, with flags; gives the process and its address."""
+
+    async def __call__(self, nodes: Sequence[RedisNode], *flags: str) -> tuple[CommandProcess, str]:
+        """Return when it serves."""
+        ...
+
 
 _FAULTS = [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM]
 
@@ -40,10 +47,10 @@ def _serve_arguments(nodes: Sequence[RedisNode]) -> list[str]:
 
 @pytest.fixture
 def start_server(commands: CommandProcesses) -> StartServer:
-    """Starts `redfence serve` over formed nodes; gives the process and its address."""
+    """Starts servers that end with the test."""
 
-    async def start(nodes: Sequence[RedisNode]) -> tuple[CommandProcess, str]:
-        server = commands.start_redfence(*_serve_arguments(nodes))
+    async def start(nodes: Sequence[RedisNode], *flags: str) -> tuple[CommandProcess, str]:
+        server = commands.start_redfence(*_serve_arguments(nodes), *flags)
         return server, (await server.wait_for_line(r"serving on ([\d.:]+)", timeout_s=20))[1]
 
     return start
@@ -224,7 +231,7 @@ async def test_without_a_quorum_calls_fail_at_once_and_work_again_after_it_is_ba
 ) -> None:
     """Two of three nodes frozen: UnavailableError with the reason, long before the rpc timeout; then everything as before."""
     nodes = await fresh_formed_nodes(3)
-    _, address = await start_server(nodes)
+    _, address = await start_server(nodes, "--node-timeout-ms", "500")
     async with redfence.AsyncClient(address) as client:
         assert await (await client.acquire("r", ttl=10)).release()
         for node in nodes[:2]:

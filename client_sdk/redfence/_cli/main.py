@@ -15,6 +15,7 @@ from redfence._errors import RedfenceError
 EXIT_FAILED = 1
 # As a shell reports a program that Ctrl-C ended.
 EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141  # as a shell tells a death by SIGPIPE
 # Packages of this project: one of theirs that is missing is a defect, not an extra that was not installed.
 _OWN = ("redfence", "redfence_proto", "redfence_server", "redfence_storage")
 
@@ -36,6 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed.rest = rest
     try:
         status: int = parsed.run(parsed)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read it has seen enough, as `head` has. The interpreter would flush once more, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
     except RedfenceError as error:
         print(f"redfence {parsed.command_name}: {error}", file=sys.stderr)
         return EXIT_FAILED

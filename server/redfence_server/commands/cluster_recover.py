@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         f"{cluster_flags.EPILOG} Every node that can be reached is taken out, and after the greatest ttl, when all leases have ended, "
         "they begin anew with tokens above the floor. Repeat it if it was broken off. "
-        "exit status: 0 done, 1 done but for a node that is named, 2 not done: refused, broken off, or --yes is missing"
+        "exit status: 0 done, 1 done but for a node that is named, 2 not done: refused, broken off, or --yes is missing; 130 broken off by Ctrl-C"
     )
     parser.add_argument(
         "--floor",

@@ -8,11 +8,13 @@
 --       3 and on: for each place of the cluster, by index, the changes that the server knows of; 0 for none
 -- Returns  {'pulse', clock_us, changes, high, {changes of each place}, {floor of each place}, distrusted_ms}
 --                            0 where nothing is known; for how many ms the votes do not count, as far as anybody knows
---          {'not_admitted'}  as in mint.lua
+--          {'not_admitted'}  as in mint.lua, or the node has become a replica
 --
 -- Atomic because a rejoin must not read `high` from a node that has forgotten it in the meantime.
 local high = tonumber(redis.call('GET', KEYS[2]) or nil)
-if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] or not high then
+-- A replica answers everything that changes nothing, so that nobody would notice before the next acquire.
+local is_replica = not string.find(redis.call('INFO', 'replication'), 'role:master', 1, true)
+if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] or not high or is_replica then
   return {'not_admitted'}
 end
 

@@ -24,7 +24,10 @@ if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[4]) then
   redis.call('SET', KEYS[2], ARGV[4])
 end
 for place = 0, #ARGV - 9 do
-  redis.call('HSET', KEYS[1], 'floor:' .. place, ARGV[place + 9])
+  if tonumber(ARGV[place + 9]) > tonumber(redis.call('HGET', KEYS[1], 'floor:' .. place) or 0) then
+    -- The changes are those of before that floor.
+    redis.call('HSET', KEYS[1], 'floor:' .. place, ARGV[place + 9], 'changes:' .. place, '0')
+  end
 end
 redis.call('HSET', KEYS[1], 'state', 'ready', 'admission', ARGV[3], 'floor', ARGV[4], 'changes', ARGV[5], 'run_id', ARGV[6],
   'durable', ARGV[7], 'evicted', ARGV[8])

@@ -30,14 +30,27 @@ def test_nodes_tell_of_each_other_and_nothing_is_ever_lowered(memory: ClusterMem
     """However old what they tell is."""
     memory.admit(identity(0, known_floors={2: 7}, known_changes={1: 4, 2: 20}), "run-0")
     memory.admit(identity(1, changes=5, known_floors={2: 3}, known_changes={2: 30}), "run-1")
-    memory.pulsed(0, Pulsed(0.0, 11, 6, (99, 2, 25), (99, 8, 5)))
-    assert memory.changes() == (11, 5, 30)
-    assert [place.floor for place in memory.places] == [0, 8, 7]
+    memory.pulsed(0, Pulsed(0.0, 11, 6, (99, 2, 25), (99, 0, 7)), floor=0)
+    assert memory.changes() == (11, 5, 25)
+    assert [place.floor for place in memory.places] == [0, 0, 7]
     assert memory.places[0].number == 6
-    memory.heard(0, 10, 5)
-    memory.vouched(2, floor=6, changes=29)
-    assert memory.changes() == (11, 5, 30)
+    memory.heard(0, floor=0, changes=10, number=5)
+    memory.told(2, floor=6, changes=29)
+    assert memory.changes() == (11, 5, 25)
+    assert memory.places[0].number == 6
     assert memory.places[2].floor == 7
+
+
+def test_with_a_greater_floor_changes_are_counted_anew(memory: ClusterMemory) -> None:
+    """After a recovery they may begin with less than before; what is told of the time before does not count."""
+    memory.admit(identity(0, changes=900), "run-0")
+    memory.admit(identity(1, known_floors={0: 50}, known_changes={0: 3}), "run-1")
+    assert memory.changes() == (3, 0, 0)
+    memory.heard(0, floor=0, changes=901)
+    memory.learn(identity(2, known_changes={0: 900}))
+    assert memory.changes() == (3, 0, 0)
+    memory.admit(identity(0, floor=50, changes=4), "run-0")
+    assert memory.changes() == (4, 0, 0)
 
 
 def test_what_a_node_says_of_its_own_place_is_no_news_of_others(memory: ClusterMemory) -> None:
@@ -54,8 +67,8 @@ def test_a_floor_that_rises_is_told_at_once_and_once(memory: ClusterMemory) -> N
     memory.on_floor = lambda index: told.append((index, memory.places[index].floor))
     memory.learn(identity(0, known_floors={1: 4, 2: 5}))
     memory.learn(identity(1, known_floors={2: 5}))
-    memory.vouched(2, floor=8, changes=0)
-    memory.pulsed(0, Pulsed(0.0, 0, 0, (0, 0, 0), (0, 6, 8)))
+    memory.told(2, floor=8, changes=0)
+    memory.pulsed(0, Pulsed(0.0, 0, 0, (0, 0, 0), (0, 6, 8)), floor=0)
     assert told == [(1, 4), (2, 5), (2, 8), (1, 6)]
 
 

@@ -183,6 +183,16 @@ def test_a_quarantine_is_recognised_whatever_run_the_node_is_in() -> None:
             assert judge(expected, replace(FOUND, identity=me, run_id=run_id, high=high)) == Quarantined(me)
 
 
+def test_a_promoted_replica_that_shows_another_place_is_told_from_a_wrong_list() -> None:
+    """To name the nodes in another order would not help."""
+    found = replace(FOUND, identity=replace(ME, index=2))
+    for promoted, told in ((False, "in another order"), (True, "a replica of that one")):
+        judgement = judge(EXPECTED, replace(found, promoted=promoted))
+        assert isinstance(judgement, Rejected)
+        assert judgement.reason is Reason.WRONG_PLACE
+        assert told in judgement.detail
+
+
 def test_a_quarantine_of_before_the_last_return_is_over() -> None:
     """Who voted here last shows older data, and has to stay out anew; anybody else was replaced, and must not take the place back."""
     found = replace(FOUND, identity=replace(ME, phase=Phase.QUARANTINED, floor=8))

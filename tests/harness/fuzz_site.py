@@ -1,0 +1,111 @@
+"""What is fuzzed: a real lock server and a real storage, each a process of its own, over three real nodes, for tests that do not run in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from harness.lua_node import Database
+from harness.processes import CommandProcess, CommandProcesses
+from harness.redis_nodes import NodeSet, RedisNode
+from harness.servers import form
+from redfence_proto.v1 import lock_pb2_grpc
+from redfence_server.redis_binary import RedisBinary
+
+NODE_COUNT = 3
+_START_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class FuzzSite:
+    """The running processes, and ways to them.
+
+    Attributes:
+        databases: one blocking connection to each node, by index, behind the server's back.
+        server, storage: the processes.
+        server_address, storage_address: HOST:PORT.
+    """
+
+    databases: tuple[Database, ...]
+    server: CommandProcess
+    server_address: str
+    storage: CommandProcess
+    storage_address: str
+
+    @contextmanager
+    def stub(self) -> Iterator[lock_pb2_grpc.LockServiceStub]:
+        """Yield a blocking stub of the lock service on a channel of its own."""
+        with grpc.insecure_channel(self.server_address) as channel:
+            yield lock_pb2_grpc.LockServiceStub(channel)
+
+    def complaints(self) -> list[str]:
+        """Return what either process has logged that a caller must not be able to cause: tracebacks, defects, errors."""
+        return [
+            f"{process}: {line}"
+            for process, text in (("server", self.server.stderr), ("storage", self.storage.stderr))
+            for line in text.splitlines()
+            if is_complaint(line)
+        ]
+
+
+def is_complaint(line: str) -> bool:
+    """Tell whether a line of a log tells of a defect or of something lost, and not of an ordinary event.
+
+    What is not an event at all was not written by redfence: a traceback, or a word of a library about something it did not expect.
+    """
+    if not line.strip():
+        return False
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return True
+    return not isinstance(event, dict) or event.get("level") in {"error", "critical"} or "exception" in event
+
+
+@contextmanager
+def fuzz_site(folder: Path, *, binary: RedisBinary) -> Iterator[FuzzSite]:
+    """Start everything and yield it; nothing is left afterwards.
+
+    Args:
+        folder: where the nodes, the storage and the logs are; empty.
+        binary: the program of the nodes.
+    """
+    nodes, commands = NodeSet(folder / "nodes"), CommandProcesses(folder / "commands")
+    databases: list[Database] = []
+    try:
+        running = asyncio.run(_formed(nodes, binary))
+        node_flags = [flag for node in running for flag in ("--node", node.url)]
+        server = commands.start_redfence("serve", *node_flags, "--listen", "127.0.0.1:0")
+        storage = commands.start_redfence(
+            "storage", "--db", str(folder / "storage.db"), "--listen", "127.0.0.1:0"
+        )
+        addresses = asyncio.run(_addresses(server, storage))
+        databases += [Database(node.url) for node in running]
+        yield FuzzSite(tuple(databases), server, addresses[0], storage, addresses[1])
+    finally:
+        for database in databases:
+            database.close()
+        commands.close()
+        nodes.close()
+
+
+async def _formed(nodes: NodeSet, binary: RedisBinary) -> list[RedisNode]:
+    # What is fuzzed does not crash its nodes, so they need not fsync every write.
+    running = await nodes.start(NODE_COUNT, binary=binary, appendfsync="everysec")
+    await form(running)
+    return running
+
+
+async def _addresses(server: CommandProcess, storage: CommandProcess) -> tuple[str, str]:
+    found: list[re.Match[str]] = [
+        await server.wait_for_line(r"serving on (127\.0\.0\.1:\d+)", timeout_s=_START_TIMEOUT_S),
+        await storage.wait_for_line(r"ready on (127\.0\.0\.1:\d+)", timeout_s=_START_TIMEOUT_S),
+    ]
+    return found[0][1], found[1][1]

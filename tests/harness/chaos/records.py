@@ -100,6 +100,7 @@ class History:
         healed_s: when the last fault was over and everything was set right.
         ended_s: when the last client had ended.
         kept: what the storage shows in the end: the list of entries of each resource.
+        asked: the kinds of faults that the run was to have; one of them that never struck makes it invalid.
     """
 
     seed: int
@@ -109,6 +110,7 @@ class History:
     healed_s: float
     ended_s: float
     kept: dict[str, tuple[str, ...]]
+    asked: tuple[str, ...] = ()
 
 
 def line(record: Operation | Fault) -> str:

@@ -1,0 +1,347 @@
+"""Raw bytes into every method of the lock server and the storage: whatever comes, callers are told their mistake, and the servers go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeAlias
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.eventually import eventually
+from harness.fuzz_flood import flood
+from harness.fuzz_methods import LIBRARY_METHODS, OWN_UNARY, Ending, Method, is_too_large
+from harness.fuzz_settings import factor, tried
+from harness.fuzz_site import FuzzSite
+from harness.fuzz_wire import inputs
+from harness.servers import acquire_request, new_lease_id
+from harness.soak.process_look import ProcessLook, look_at_process
+from redfence_proto import bounds
+from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
+from redfence_proto.v1.lock_pb2 import KeepAliveRequest, SessionRequest
+from redfence_storage.client import StorageClient
+
+Code = grpc.StatusCode
+Streams: TypeAlias = "grpc.StreamStreamMultiCallable[Any, Any]"
+# Whatever does not wait is answered at once; this is for a machine that stands still.
+PATIENCE_S = 60.0
+# For acquires that wait for a lease that somebody else has.
+WAIT_S = 0.1
+# On a machine that stands still, a lease of 100 ms may be over before its grant is answered.
+OVERDUE = {lock_pb2.ERROR_REASON_VALIDITY_EXHAUSTED, lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE}
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
+
+
+@contextmanager
+def unharmed(site: FuzzSite) -> Iterator[None]:
+    """Fail unless both servers go on afterwards as if nothing had been, and logged nothing to worry about."""
+    yield
+    with site.stub() as stub, StorageClient(site.storage_address) as storage:
+        name, lease_id = f"fine/{new_lease_id()}", new_lease_id()
+        granted = stub.Acquire(acquire_request(name, lease_id=lease_id), timeout=PATIENCE_S)
+        assert granted.outcome == lock_pb2.ACQUIRE_OUTCOME_GRANTED
+        token = granted.lease.fencing_token
+        assert storage.put(name, key="k", value=b"v", token=token).highest_token == token
+        released = stub.Release(lock_pb2.ReleaseRequest(resource=name, lease_id=lease_id), timeout=PATIENCE_S)
+        assert released.outcome == lock_pb2.RELEASE_OUTCOME_RELEASED
+    assert not site.complaints()
+
+
+@contextmanager
+def channel_to(site: FuzzSite, method: Method) -> Iterator[grpc.Channel]:
+    """Yield a channel to the server that offers the method."""
+    with grpc.insecure_channel(site.storage_address if method.of_storage else site.server_address) as channel:
+        yield channel
+
+
+def waits(message: Any) -> bool:
+    """Tell whether an acquire of this message may wait for a lease that ends."""
+    if isinstance(message, SessionRequest):
+        return any(waits(command.acquire) for command in message.commands)
+    return isinstance(message, lock_pb2.AcquireRequest) and message.HasField("wait_timeout")
+
+
+def check_accepted(message: Any) -> None:
+    """Fail unless what was carried out is within the contract's bounds."""
+    name = getattr(message, "resource", "fine")
+    assert bounds.resource_problem(name) is None, repr(name)
+    if isinstance(message, lock_pb2.ReleaseRequest):
+        assert bounds.lease_id_problem(message.lease_id) is None
+    if isinstance(message, lock_pb2.AcquireRequest):
+        assert not message.lease_id or bounds.lease_id_problem(message.lease_id) is None
+        assert 100 <= message.ttl.ToMilliseconds() <= bounds.TTL_MS_MAX_DEFAULT
+        assert bounds.text_problem(message.holder, bytes_max=bounds.HOLDER_BYTES_MAX) is None
+    if hasattr(message, "fencing_token") and (
+        not hasattr(message, "value") and not isinstance(message, lock_pb2.AcquireRequest)
+    ):
+        token = message.fencing_token
+        optional = message.DESCRIPTOR.fields_by_name["fencing_token"].has_presence
+        assert bounds.fencing_token_problem(token) is None or (optional and token == 0)
+
+
+def check_unary(method: Method, data: bytes, ending: Ending) -> None:
+    """Fail unless a caller of a unary method was told what the contract says."""
+    told = (ending.code, ending.reason)
+    message = method.parse(data)
+    if is_too_large(data):
+        assert ending.code is Code.RESOURCE_EXHAUSTED, ending
+    elif message is None:
+        assert told == (Code.INVALID_ARGUMENT, lock_pb2.ERROR_REASON_MALFORMED_MESSAGE), ending
+    elif ending.code is Code.OK:
+        check_accepted(message)
+    elif ending.code is Code.DEADLINE_EXCEEDED:
+        assert waits(message), ending
+    else:
+        assert ending.code in {
+            *(Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION, Code.NOT_FOUND, Code.UNAVAILABLE)
+        }, ending
+        # Whatever redfence refuses has a reason.
+        assert ending.reason != lock_pb2.ERROR_REASON_UNSPECIFIED, ending
+        assert ending.reason != lock_pb2.ERROR_REASON_MALFORMED_MESSAGE, ending
+        assert ending.code is not Code.UNAVAILABLE or ending.reason in OVERDUE, ending
+
+
+def method_name(method: Method) -> str:
+    """Name a method in a test's id."""
+    return method.path.rpartition(".")[2]
+
+
+@pytest.mark.parametrize("method", OWN_UNARY, ids=method_name)
+def test_a_unary_call_is_answered_or_its_mistake_is_told(site: FuzzSite, method: Method) -> None:
+    """Bytes that are no message, messages of hostile fields, and everything between."""
+    seen: set[Code] = set()
+    with unharmed(site), channel_to(site, method) as channel:
+        call_raw: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method.path)
+
+        @tried(110)
+        @given(inputs(method.request))
+        def check(data: bytes) -> None:
+            message = method.parse(data)
+            try:
+                _, call = call_raw.with_call(bytes(data), timeout=WAIT_S if waits(message) else PATIENCE_S)
+            except grpc.RpcError as error:
+                ending = Ending.of(error)
+            else:
+                ending = Ending.of(call)
+            seen.add(ending.code)
+            check_unary(method, data, ending)
+
+        check()
+    assert {Code.OK, Code.INVALID_ARGUMENT, Code.RESOURCE_EXHAUSTED} <= seen
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+def sent(call_raw: Streams, messages: Sequence[bytes], *, timeout_s: float) -> Any:
+    """Return a stream that was sent all of it and half-closed."""
+    return call_raw(map(bytes, messages), timeout=timeout_s)
+
+
+def ended(call: Any) -> tuple[list[bytes], Ending]:
+    """Return what a stream answered, and how it ended."""
+    answers: list[bytes] = []
+    with suppress(grpc.RpcError):  # told by the ending
+        answers.extend(call)
+    return answers, Ending.of(call)
+
+
+def broken_at(method: Method, messages: Sequence[bytes]) -> int | None:
+    """Return the first message that cannot be parsed or is too large, or None if there is none."""
+    return next(
+        (place for place, data in enumerate(messages) if is_too_large(data) or method.parse(data) is None),
+        None,
+    )
+
+
+SESSION, KEEP_ALIVE = (
+    Method(
+        f"/redfence.v1.LockService/{kind.DESCRIPTOR.name.removesuffix('Request')}",
+        kind.DESCRIPTOR,
+        True,
+        True,
+    )
+    for kind in (SessionRequest, KeepAliveRequest)
+)
+
+
+def batches(method: Method) -> st.SearchStrategy[list[bytes]]:
+    """Return what to send over one stream."""
+    return st.lists(inputs(method.request), max_size=6)
+
+
+def test_a_session_answers_each_command_once_or_tells_why_it_ends(site: FuzzSite) -> None:
+    """A command without a kind, an id that is 0 or in use, bytes that are no message, and everything between; then a half-close."""
+    seen: set[Code] = set()
+    with unharmed(site), channel_to(site, SESSION) as channel:
+        call_raw: Streams = channel.stream_stream(SESSION.path)
+
+        @tried(80)
+        @given(batches(SESSION))
+        def check(data: list[bytes]) -> None:
+            place = broken_at(SESSION, data)
+            whole = [SessionRequest.FromString(each) for each in data[:place]]
+            ids = [command.id for request in whole for command in request.commands]
+            waiting = any(map(waits, whole))
+            answers, ending = ended(sent(call_raw, data, timeout_s=WAIT_S if waiting else PATIENCE_S))
+            seen.add(ending.code)
+            results = [
+                result for each in answers for result in lock_pb2.SessionResponse.FromString(each).results
+            ]
+            for result in results:
+                assert result.WhichOneof("result") is not None, result
+                assert result.error.code not in {Code.INTERNAL.value[0], Code.UNKNOWN.value[0]}, result
+            answered = sorted(result.id for result in results)
+            doubled = len(set(ids)) < len(ids)
+            if ending.code is Code.OK:
+                assert answered == sorted(ids)
+                assert place is None
+            elif ending.code is Code.INVALID_ARGUMENT:
+                assert ending.reason in {
+                    *(lock_pb2.ERROR_REASON_MALFORMED_MESSAGE, lock_pb2.ERROR_REASON_INVALID_COMMAND_ID)
+                }
+                assert place is not None or 0 in ids or doubled, ending
+            elif ending.code is Code.DEADLINE_EXCEEDED:
+                assert waiting
+            else:
+                assert (ending.code, place is not None) == (Code.RESOURCE_EXHAUSTED, True), ending
+                assert any(map(is_too_large, data))
+            assert doubled or len(set(answered)) == len(answered), "a command was answered twice"
+
+        check()
+    assert {Code.OK, Code.INVALID_ARGUMENT, Code.RESOURCE_EXHAUSTED} <= seen
+
+
+def test_a_keep_alive_answers_each_renewal_once_or_tells_why_it_ends(site: FuzzSite) -> None:
+    """As a Session; a renewal of something malformed is answered, too."""
+    seen: set[Code] = set()
+    with unharmed(site), channel_to(site, KEEP_ALIVE) as channel:
+        call_raw: Streams = channel.stream_stream(KEEP_ALIVE.path)
+
+        @tried(80)
+        @given(batches(KEEP_ALIVE))
+        def check(data: list[bytes]) -> None:
+            place = broken_at(KEEP_ALIVE, data)
+            answers, ending = ended(sent(call_raw, data, timeout_s=PATIENCE_S))
+            seen.add(ending.code)
+            responses = [lock_pb2.KeepAliveResponse.FromString(each) for each in answers]
+            for response in responses:
+                assert response.HasField("error") is (response.state == lock_pb2.LEASE_STATE_UNSPECIFIED)
+                assert response.error.code in {Code.OK.value[0], Code.INVALID_ARGUMENT.value[0]}, response
+            if place is None:
+                assert ending.code is Code.OK, ending
+                asked = [KeepAliveRequest.FromString(each).sequence for each in data]
+                assert sorted(response.sequence for response in responses) == sorted(asked)
+            elif is_too_large(data[place]):
+                assert ending.code is Code.RESOURCE_EXHAUSTED, ending
+            else:
+                told = (ending.code, ending.reason)
+                # What is too large is refused as it comes, which may be before what precedes it is looked at.
+                assert told == (Code.INVALID_ARGUMENT, lock_pb2.ERROR_REASON_MALFORMED_MESSAGE) or (
+                    ending.code is Code.RESOURCE_EXHAUSTED and any(map(is_too_large, data))
+                ), ending
+
+        check()
+    assert {Code.OK, Code.INVALID_ARGUMENT} <= seen
+
+
+@pytest.mark.parametrize("method", [SESSION, KEEP_ALIVE], ids=method_name)
+def test_a_stream_that_is_cancelled_at_any_point_does_no_harm(site: FuzzSite, method: Method) -> None:
+    """Before its first message, between two, and with answers on their way."""
+    with unharmed(site), channel_to(site, method) as channel:
+        call_raw: Streams = channel.stream_stream(method.path)
+
+        @tried(40)
+        @given(batches(method), st.integers(0, 3))
+        def check(data: list[bytes], read_count: int) -> None:
+            call = sent(call_raw, data, timeout_s=PATIENCE_S)
+            try:
+                for _ in zip(range(read_count), call, strict=False):
+                    pass
+            except grpc.RpcError:
+                pass  # it was ended for what it was sent
+            call.cancel()
+            assert call.code() not in {Code.INTERNAL, Code.UNKNOWN}
+
+        check()
+
+
+@pytest.mark.parametrize("method", OWN_UNARY, ids=method_name)
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_unary_method_takes_no_other_number_of_messages(site: FuzzSite, method: Method, count: int) -> None:
+    """The call ends, by its own deadline at the latest: gRPC leaves one unanswered that comes without a message."""
+    with unharmed(site), channel_to(site, method) as channel:
+        _, ending = ended(
+            sent(channel.stream_stream(method.path), [b""] * count, timeout_s=PATIENCE_S if count else WAIT_S)
+        )
+        assert ending.code in (
+            {Code.INVALID_ARGUMENT, Code.OK, Code.UNIMPLEMENTED} if count else {Code.DEADLINE_EXCEEDED}
+        )
+
+
+@pytest.mark.parametrize("method", LIBRARY_METHODS, ids=method_name)
+def test_health_and_reflection_do_no_harm_to_what_is_served(site: FuzzSite, method: Method) -> None:
+    """They keep the ways of their own libraries, but for defects."""
+    with unharmed(site), channel_to(site, method) as channel:
+        call_raw: Streams = channel.stream_stream(method.path)
+
+        @tried(30)
+        @given(inputs(method.request))
+        def check(data: bytes) -> None:
+            call = sent(call_raw, [data], timeout_s=PATIENCE_S)
+            with suppress(grpc.RpcError, StopIteration):  # it may be refused
+                next(call)
+            call.cancel()
+            assert call.code() is not Code.INTERNAL
+
+        check()
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "//", "/redfence.v1.LockService/", "/redfence.v1.LockService/Steal", "/x"]
+)
+def test_a_method_that_is_not_offered_is_unimplemented(site: FuzzSite, path: str) -> None:
+    """By name."""
+    with unharmed(site), grpc.insecure_channel(site.server_address) as channel:
+        _, ending = ended(sent(channel.stream_stream(path), [b"x"], timeout_s=PATIENCE_S))
+        assert ending.code is Code.UNIMPLEMENTED
+
+
+# --- what it costs ----------------------------------------------------------------------------------------------------
+
+FLOOD_INPUTS = 2_000
+RSS_GROWTH_MAX_BYTES = 4 * 2**20
+
+
+def looks(site: FuzzSite) -> tuple[ProcessLook, ...]:
+    """Look at both processes."""
+    return tuple(look_at_process(process.pid) for process in (site.server, site.storage))
+
+
+def fd_counts(site: FuzzSite) -> list[int]:
+    """Return how much either has open."""
+    return [look.fd_count for look in looks(site)]
+
+
+async def test_thousands_of_inputs_leave_no_memory_and_no_file_behind(site: FuzzSite) -> None:
+    """Cancelled and half-closed streams as well. What a server takes once, it has taken before it is measured."""
+    with unharmed(site):
+        # Another connection is there in either look, so that the same is compared.
+        async with grpc.aio.insecure_channel(site.server_address) as channel:
+            stub = lock_pb2_grpc.LockServiceStub(channel)
+            await flood(site, inputs=FLOOD_INPUTS, seed=1)
+            await stub.GetLock(lock_pb2.GetLockRequest(resource="fine"), timeout=PATIENCE_S)
+            before, fds_before = looks(site), fd_counts(site)
+            await flood(site, inputs=FLOOD_INPUTS * factor(), seed=2)
+            await eventually(
+                lambda: all(map(int.__le__, fd_counts(site), fds_before)),
+                timeout_s=PATIENCE_S,
+                interval_s=0.05,
+            )
+            after = looks(site)
+    for was, is_now in zip(before, after, strict=True):
+        assert is_now.rss_bytes - was.rss_bytes < RSS_GROWTH_MAX_BYTES * factor(), (was, is_now)

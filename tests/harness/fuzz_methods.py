@@ -1,0 +1,102 @@
+"""Every method that the two servers offer, as raw bytes see it: by its path, with what its message should be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+from google.protobuf.descriptor import Descriptor, MethodDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from redfence_proto import bounds
+from redfence_proto.rich_error import RichError, from_trailing_metadata
+from redfence_proto.storage.v1 import storage_pb2
+from redfence_proto.v1 import lock_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method.
+
+    Attributes:
+        path: as a call names it.
+        request: what it takes.
+        request_streaming, response_streaming: whether it takes, or answers with, many messages.
+        of_storage: the storage offers it; else the lock server.
+    """
+
+    path: str
+    request: Descriptor
+    request_streaming: bool
+    response_streaming: bool
+    of_storage: bool = False
+
+    def parse(self, data: bytes) -> Message | None:
+        """Return the message, or None if the bytes are none."""
+        try:
+            return GetMessageClass(self.request).FromString(data)
+        except DecodeError:
+            return None
+
+
+def _method(descriptor: MethodDescriptor, *, of_storage: bool = False) -> Method:
+    streaming = (bool(descriptor.client_streaming), bool(descriptor.server_streaming))
+    path = f"/{descriptor.containing_service.full_name}/{descriptor.name}"
+    return Method(path, descriptor.input_type, *streaming, of_storage=of_storage)
+
+
+def _of(module: Any, *, of_storage: bool = False) -> list[Method]:
+    services = module.DESCRIPTOR.services_by_name.values()
+    return [_method(each, of_storage=of_storage) for service in services for each in service.methods]
+
+
+OWN_METHODS = (*_of(lock_pb2), *_of(storage_pb2, of_storage=True))
+"""Those of redfence's contract."""
+OWN_UNARY = tuple(each for each in OWN_METHODS if not each.response_streaming)
+LIBRARY_METHODS = (*_of(health_pb2), *_of(reflection_pb2))
+"""Those of the standard services, which keep the ways of their own libraries."""
+
+
+class RawCall(Protocol):
+    """A stream of bytes that was opened."""
+
+    def __iter__(self) -> RawCall: ...
+    def __next__(self) -> bytes: ...
+    def cancel(self) -> bool: ...
+    def code(self) -> grpc.StatusCode: ...
+    def details(self) -> str: ...
+    def trailing_metadata(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a call ended.
+
+    Attributes:
+        code: the status.
+        rich: what is told with it; None if the transport or a library ended the call.
+    """
+
+    code: grpc.StatusCode
+    details: str
+    rich: RichError | None
+
+    @classmethod
+    def of(cls, call: Any) -> Ending:
+        """Return how a call ended, once it has."""
+        code = call.code()
+        return cls(code, call.details() or "", from_trailing_metadata(call.trailing_metadata() or ()))
+
+    @property
+    def reason(self) -> lock_pb2.ErrorReason.ValueType:
+        """The reason told; UNSPECIFIED if none is."""
+        return lock_pb2.ERROR_REASON_UNSPECIFIED if self.rich is None else self.rich.reason
+
+
+def is_too_large(data: bytes) -> bool:
+    """Tell whether the transport refuses it by its size."""
+    return len(data) > bounds.MESSAGE_BYTES_MAX

@@ -1,0 +1,35 @@
+"""What a process has of the machine at this moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLook:
+    """The figures of one instant.
+
+    Attributes:
+        rss_bytes: memory that is in use.
+        fd_count: files, sockets and the like that are open.
+    """
+
+    rss_bytes: int
+    fd_count: int
+
+
+def look_at_process(pid: int) -> ProcessLook:
+    """Return what the process has now.
+
+    Raises:
+        FileNotFoundError: there is no such process.
+    """
+    process = Path("/proc") / str(pid)
+    for line in (process / "status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            rss_bytes = int(line.split()[1]) * 1024
+            break
+    else:
+        raise FileNotFoundError(f"process {pid} has ended")
+    return ProcessLook(rss_bytes, len(list((process / "fd").iterdir())))

@@ -105,24 +105,16 @@ def _judge_order(grants: list[_Grant], words: Words) -> Iterator[Violation]:
     """Yield grants that carry a smaller token than one of another lease that was answered before they were called."""
     answered = sorted(grants, key=lambda grant: grant.answered_s)
     greatest: Operation | None = None
-    runner_up: Operation | None = None  # the greatest of the other leases
     position = 0
     for grant in sorted(grants, key=lambda each: each.called_s):
         while position < len(answered) and answered[position].answered_s < grant.called_s:
             earlier = answered[position].acquire
+            greatest = earlier if greatest is None else _greater(greatest, earlier)
             position += 1
-            if greatest is None or (earlier.lease == greatest.lease and earlier.token > greatest.token):
-                greatest = earlier
-            elif earlier.lease == greatest.lease:
-                pass
-            elif earlier.token > greatest.token:
-                greatest, runner_up = earlier, greatest
-            elif runner_up is None or earlier.token > runner_up.token:
-                runner_up = earlier
         acquire = grant.acquire
-        rival = runner_up if greatest is not None and greatest.lease == acquire.lease else greatest
-        # Equal tokens are told by T1.
-        if rival is not None and rival.token > acquire.token:
+        # Equal tokens are told by T1, and whoever is below its own lease's, which is the greatest, as a repeat.
+        if greatest is not None and greatest.token > acquire.token and greatest.lease != acquire.lease:
+            rival = greatest
             said = (
                 f"token {acquire.token} was granted after {rival.token}: {words.call(acquire)}, called after "
                 f"{words.call(rival)}"

@@ -1,0 +1,180 @@
+"""`python -m harness.chaos`: a chaos run of some minutes; exit status 0 if every promise held, 1 if one was broken, 2 if the run proves nothing."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import secrets
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+from harness.chaos.checker import check
+from harness.chaos.checker_verdict import Verdict
+from harness.chaos.cluster import Plan, harness_program
+from harness.chaos.faults import CLOCK_STEPPED, DISK_FULL, FAULTS, possible
+from harness.chaos.node_disk import can_mount
+from harness.chaos.records import History, Kind, Outcome, line
+from harness.chaos.run import Course, Run, run
+from harness.moved_clock import NoCompilerError, compile_clock_shim
+from redfence_server.redis_process import AppendFsync
+
+_CLEAN, _BROKEN, _INVALID = 0, 1, 2
+_SHOWN_MAX = 20
+
+
+def main() -> int:
+    """Run and judge, once for each number of nodes."""
+    parser = argparse.ArgumentParser(prog="python -m harness.chaos", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=5.0, help="for how long faults come, in all")
+    parser.add_argument("--seed", type=int, help="of clients and faults; a random one if not given")
+    parser.add_argument("--nodes", choices=("3", "5", "both"), default="both")
+    parser.add_argument("--only", action="append", choices=sorted(FAULTS), metavar="FAULT", default=[])
+    parser.add_argument("--without", action="append", choices=sorted(FAULTS), metavar="FAULT", default=[])
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--appendfsync", choices=get_args(AppendFsync), help="drawn by the seed if not given")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="where to write the HTML report")
+    parser.add_argument(
+        "--no-fencing", action="store_true", help="the control: a storage that takes any token"
+    )
+    parser.add_argument("--list", action="store_true", help="list the faults")
+    arguments = parser.parse_args()
+    if arguments.list:
+        print("\n".join(FAULTS))
+        return _CLEAN
+    if arguments.seed is None:
+        arguments.seed = secrets.randbelow(1_000_000)
+    # It tells of every write to a connection that a proxy has broken on purpose.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+    _say(f"seed {arguments.seed}; again: {_command(arguments)}")
+    worst = _CLEAN
+    for count in _counts(arguments):
+        worst = max(worst, _run_once(arguments, count))
+    return worst
+
+
+def _run_once(arguments: argparse.Namespace, count: int) -> int:
+    counts = _counts(arguments)
+    with tempfile.TemporaryDirectory(prefix="redfence-chaos-") as name:
+        folder = Path(name)
+        plan = _plan(arguments, count, folder)
+        names = possible(clocks=plan.clock_shim is not None, small_disk=plan.small_disk, only=arguments.only)
+        if not names:
+            _say("invalid: no fault that was asked for is possible on this machine")
+            return _INVALID
+        course = Course(
+            seed=arguments.seed,
+            lasts_s=arguments.minutes * 60 / len(counts),
+            faults=names,
+            asked=names if arguments.only else (),
+            client_count=arguments.clients,
+        )
+        ran = asyncio.run(run(plan, course, folder=folder, say=_say))
+        verdict = check(ran.history)
+        report = _report_path(arguments, count)
+        if report is not None:
+            report.parent.mkdir(parents=True, exist_ok=True)
+            from harness.chaos.report import write_report
+
+            write_report(ran.history, verdict, report)
+            _say(f"report: {report}")
+        if verdict.violations and report is not None:
+            _keep(ran.history, report.with_suffix(".jsonl"))
+    return _judge(ran, verdict, count)
+
+
+def _plan(arguments: argparse.Namespace, count: int, folder: Path) -> Plan:
+    """Return what to start; tell which faults this machine cannot bring about."""
+    modes = get_args(AppendFsync)
+    # Mostly as operations.md wants them; what a node that may forget does is part of the promises, too.
+    drawn = ("always", *modes)[(arguments.seed + count) % (len(modes) + 1)]
+    plan = Plan(node_count=count, appendfsync=arguments.appendfsync or drawn)
+    if arguments.no_fencing:
+        plan = replace(plan, storage_program=harness_program("harness.chaos.unfenced_storage"))
+    try:
+        plan = replace(plan, clock_shim=compile_clock_shim(folder))
+    except NoCompilerError as error:
+        _say(f"left out: {CLOCK_STEPPED}: {error}")
+    if problem := can_mount(folder / "probe"):
+        _say(f"left out: {DISK_FULL}: {problem}")
+        return plan
+    return replace(plan, small_disk=True)
+
+
+def _judge(ran: Run, verdict: Verdict, count: int) -> int:
+    for violation in verdict.violations[:_SHOWN_MAX]:
+        _say(f"VIOLATION {violation.invariant} of {violation.resource}: {violation.words}")
+    if len(verdict.violations) > _SHOWN_MAX:
+        _say(f"… and {len(verdict.violations) - _SHOWN_MAX} more")
+    wrong = [*ran.wrong, *verdict.invalid]
+    for each in wrong:
+        _say(f"invalid: {each}")
+    for each in ran.defects:
+        _say(f"DEFECT {each}")
+    _say(f"{count} nodes: {_summary(ran.history, verdict)}")
+    if verdict.violations or ran.defects:
+        return _BROKEN
+    return _INVALID if wrong else _CLEAN
+
+
+def _summary(history: History, verdict: Verdict) -> str:
+    counts = verdict.counts
+    struck_s = history.healed_s - min((each.began_s for each in history.faults), default=history.began_s)
+    faults = len(history.faults)
+    minutes = max(struck_s, 1.0) / 60
+    grants = counts.operations[Kind.ACQUIRE][Outcome.OK]
+    return (
+        f"{len(history.operations)} calls, {grants} grants, {counts.throughput_per_s:.0f} op/s before the first fault; "
+        f"{faults} faults of {len(counts.faults)} kinds ({faults / minutes:.1f} a minute), "
+        f"{counts.stale_writes_refused} stale writes refused ({counts.stale_writes_refused / minutes:.1f} a minute), "
+        f"longest time without a grant {counts.longest_gap_s:.1f} s; {len(verdict.violations)} violations"
+    )
+
+
+def _counts(arguments: argparse.Namespace) -> Sequence[int]:
+    return (3, 5) if arguments.nodes == "both" else (int(arguments.nodes),)
+
+
+def _report_path(arguments: argparse.Namespace, count: int) -> Path | None:
+    path: Path | None = arguments.report
+    if path is None or arguments.nodes != "both":
+        return path
+    return path.with_name(f"{path.stem}-{count}-nodes{path.suffix}")
+
+
+def _keep(history: History, path: Path) -> None:
+    """Write every record down, for whoever looks into a violation."""
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(map(line, history.operations))
+        file.writelines(map(line, history.faults))
+    _say(f"records: {path}")
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    return " ".join(("python -m harness.chaos", *_flags(arguments)))
+
+
+def _flags(arguments: argparse.Namespace) -> Iterator[str]:
+    yield f"--minutes {arguments.minutes:g} --seed {arguments.seed} --nodes {arguments.nodes}"
+    if arguments.clients != 10:
+        yield f"--clients {arguments.clients}"
+    for name in arguments.only:
+        yield f'--only "{name}"'
+    for name in arguments.without:
+        yield f'--without "{name}"'
+    if arguments.appendfsync:
+        yield f"--appendfsync {arguments.appendfsync}"
+    if arguments.no_fencing:
+        yield "--no-fencing"
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

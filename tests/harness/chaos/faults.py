@@ -1,0 +1,97 @@
+"""The list of faults, and in which order they come: drawn by seed, alone or mixed, a few at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from random import Random
+from types import MappingProxyType
+from typing import TypeAlias
+
+from harness.chaos import limit_faults, memory_faults, network_faults, process_faults
+from harness.chaos.strike import Stage, Strike
+
+Draw: TypeAlias = Callable[[Stage, Random], Strike]
+
+CLOCK_STEPPED = "clock stepped"
+DISK_FULL = "disk full"
+FAULTS: Mapping[str, Draw] = MappingProxyType(
+    {
+        "holder paused": process_faults.holder_paused,
+        "holder killed": process_faults.holder_killed,
+        "server paused": process_faults.server_paused,
+        "server killed": process_faults.server_killed,
+        "node paused": process_faults.node_paused,
+        "node killed": process_faults.node_killed,
+        "node wiped": memory_faults.node_wiped,
+        "log cut": memory_faults.log_cut,
+        DISK_FULL: memory_faults.disk_full,
+        memory_faults.MAJORITY_WIPED: memory_faults.majority_wiped,
+        "partition: one node": network_faults.one_cut_off,
+        "partition: halves": network_faults.halves,
+        "partition: ring": network_faults.ring,
+        "partition: one way": network_faults.one_way,
+        "node never answers": network_faults.swallowed,
+        "delay": network_faults.delayed,
+        "sliced bytes": network_faults.sliced,
+        "replies lost": network_faults.replies_lost,
+        "connections reset": network_faults.reset,
+        "maxclients": limit_faults.clients_limited,
+        "maxmemory noeviction": limit_faults.memory_limited,
+        "no more files": limit_faults.files_limited,
+        CLOCK_STEPPED: limit_faults.clock_stepped,
+    }
+)
+# The ones not named have weight 2. A recovery keeps all others waiting; a paused holder shows what the storage is there for.
+_WEIGHTS: Mapping[str, int] = MappingProxyType({"holder paused": 5, memory_faults.MAJORITY_WIPED: 1})
+_LANES = 4
+_PAUSE_S_MAX = 0.6
+
+
+def possible(
+    *, clocks: bool, small_disk: bool, only: Collection[str] = (), without: Collection[str] = ()
+) -> list[str]:
+    """Return the faults that this machine can bring about, of those asked for."""
+    missing = set(without)
+    if not clocks:
+        missing |= {CLOCK_STEPPED}
+    if not small_disk:
+        missing |= {DISK_FULL}
+    return [name for name in FAULTS if name not in missing and (not only or name in only)]
+
+
+def deck(names: Collection[str], random: Random) -> list[str]:
+    """Return an order in which each fault comes as often as its weight says, so that none is left out by chance."""
+    cards = [name for name in names for _ in range(_WEIGHTS.get(name, 2))]
+    random.shuffle(cards)
+    return cards
+
+
+async def rage(
+    stage: Stage, names: Collection[str], *, seed: str, lasts_s: float, on_fault: Callable[[Strike], None]
+) -> None:
+    """Let faults come, up to a few at once, for so long; return when the last one is healed.
+
+    What is drawn depends on the seed alone. When it strikes depends on the machine as well.
+    """
+    random = Random(seed)
+    cards: list[str] = []
+
+    def draw() -> Strike:
+        if not cards:
+            cards.extend(deck(names, random))
+        return FAULTS[cards.pop()](stage, random)
+
+    async def lane() -> None:
+        while not stage.ending.is_set():
+            strike = draw()
+            pause_s = random.uniform(0.0, _PAUSE_S_MAX)
+            on_fault(strike)
+            await stage.carry_out(strike)
+            await asyncio.sleep(pause_s)
+
+    async with asyncio.TaskGroup() as lanes:
+        for _ in range(_LANES):
+            lanes.create_task(lane())
+        await asyncio.sleep(lasts_s)
+        await stage.end()

@@ -1,0 +1,211 @@
+"""Calls of lock servers over the generated stubs, each recorded with what the contract lets a caller conclude from its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import grpc
+
+from harness.chaos.recorder import Call, Recorder
+from harness.chaos.records import Kind, Outcome
+from harness.servers import acquire_request
+from redfence_proto.rich_error import from_trailing_metadata
+from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
+
+CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
+    # A server that was killed is found again soon after its restart.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A frozen one is noticed.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+)
+# Beyond the time a call may wait at the server.
+_ANSWER_S = 2.0
+# Reasons by which a server says that an acquire has granted nothing and never will; INTERNAL promises nothing.
+_NOTHING_GRANTED = {
+    lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE,
+    lock_pb2.ERROR_REASON_VALIDITY_EXHAUSTED,
+    lock_pb2.ERROR_REASON_DRAINING,
+    lock_pb2.ERROR_REASON_TOO_MANY_WAITERS,
+    lock_pb2.ERROR_REASON_CANCELLED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A lease that was granted.
+
+    Attributes:
+        until_s: until when the holder counts on it.
+    """
+
+    resource: str
+    lease: str
+    token: int
+    until_s: float
+
+
+class LockCalls:
+    """One client's way to all servers; each call goes to one of them, by chance but rather to that of before.
+
+    Args:
+        addresses: of the servers.
+        recorder: where calls are written down.
+        random: by which servers are chosen.
+    """
+
+    def __init__(self, addresses: Sequence[str], *, recorder: Recorder, random: Random) -> None:
+        self._channels = [
+            grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) for address in addresses
+        ]
+        self._stubs: list[lock_pb2_grpc.LockServiceAsyncStub] = [
+            lock_pb2_grpc.LockServiceStub(channel) for channel in self._channels
+        ]
+        self._recorder = recorder
+        self._random = random
+        self._place = random.randrange(len(self._stubs))
+
+    async def close(self) -> None:
+        """End every connection."""
+        for channel in self._channels:
+            await channel.close()
+
+    def stub(self) -> lock_pb2_grpc.LockServiceAsyncStub:
+        """Return a server to call next."""
+        if self._random.random() < 0.1:
+            self.go_elsewhere()
+        return self._stubs[self._place]
+
+    def go_elsewhere(self) -> None:
+        """Call another server from now on."""
+        self._place = (self._place + 1) % len(self._stubs)
+
+    async def acquire(self, resource: str, lease: str, *, ttl_s: float, wait_s: float) -> Held | Outcome:
+        """Return the lease, or else what can be concluded."""
+        request = acquire_request(
+            resource,
+            ttl_ms=round(ttl_s * 1000),
+            wait_ms=round(wait_s * 1000),
+            lease_id=lease,
+            holder=self._recorder.client,
+        )
+        with self._recorder.call(Kind.ACQUIRE, resource, lease, ttl_s=ttl_s) as call:
+            try:
+                response = await self.stub().Acquire(request, timeout=wait_s + _ANSWER_S)
+            except grpc.aio.AioRpcError as error:
+                self._conclude(call, error, nothing_done=_NOTHING_GRANTED)
+                return call.outcome
+            if response.outcome != lock_pb2.ACQUIRE_OUTCOME_GRANTED:
+                call.failed(lock_pb2.AcquireOutcome.Name(response.outcome))
+                return call.outcome
+            until_s = call.operation.invoked_s + response.lease.validity.ToMilliseconds() / 1000
+            call.ok(token=response.lease.fencing_token, until_s=until_s)
+            return Held(resource, lease, response.lease.fencing_token, until_s)
+
+    async def release(self, resource: str, lease: str, *, token: int = 0) -> None:
+        """Give a lease back, or whatever an acquire of it may have granted."""
+        request = lock_pb2.ReleaseRequest(resource=resource, lease_id=lease)
+        with self._recorder.call(Kind.RELEASE, resource, lease, token=token) as call:
+            try:
+                response = await self.stub().Release(request, timeout=_ANSWER_S)
+            except grpc.aio.AioRpcError as error:
+                # Fewer than a quorum may have let go: it may have ended or not.
+                self._conclude(call, error, nothing_done=set())
+                return
+            if response.outcome == lock_pb2.RELEASE_OUTCOME_RELEASED:
+                call.ok()
+            else:
+                call.failed(lock_pb2.ReleaseOutcome.Name(response.outcome))
+
+    def _conclude(
+        self,
+        call: Call,
+        error: grpc.aio.AioRpcError,
+        *,
+        nothing_done: set[lock_pb2.ErrorReason.ValueType],
+    ) -> None:
+        rich = from_trailing_metadata(error.trailing_metadata())
+        name = error.code().name if rich is None else rich.reason_name
+        # Without a reason it is the transport's word: the request may have arrived before the connection was lost.
+        if error.code() is grpc.StatusCode.INVALID_ARGUMENT or (rich and rich.reason in nothing_done):
+            call.failed(name)
+        else:
+            call.unknown(name)
+        if rich is None or rich.reason == lock_pb2.ERROR_REASON_DRAINING:
+            self.go_elsewhere()
+
+
+class Beats:
+    """Renews one lease over keepalive streams, one beat at a time; a stream that fails is followed by one to another server."""
+
+    def __init__(self, calls: LockCalls, recorder: Recorder, held: Held) -> None:
+        self._calls = calls
+        self._recorder = recorder
+        self._held = held
+        self._stream: grpc.aio.StreamStreamCall[lock_pb2.KeepAliveRequest, lock_pb2.KeepAliveResponse] | None
+        self._stream = None
+        self._sequence = 0
+
+    async def beat(self) -> float | None:
+        """Renew once. Return until when the lease may be counted on, 0 if that is not known, and None if it is lost."""
+        self._sequence += 1
+        request = lock_pb2.KeepAliveRequest(
+            resource=self._held.resource, lease_id=self._held.lease, sequence=self._sequence
+        )
+        with self._recorder.call(
+            Kind.RENEW, self._held.resource, self._held.lease, token=self._held.token
+        ) as call:
+            try:
+                async with asyncio.timeout(_ANSWER_S):
+                    answer = await self._answer(request)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError) as error:
+                name = error.code().name if isinstance(error, grpc.aio.AioRpcError) else type(error).__name__
+                call.unknown(name)
+                await self.close()
+                self._calls.go_elsewhere()
+                return 0.0
+            if answer is None:
+                call.unknown("the stream ended")
+                await self.close()
+                self._calls.go_elsewhere()
+                return 0.0
+            return _conclude_beat(call, answer)
+
+    async def _answer(self, request: lock_pb2.KeepAliveRequest) -> lock_pb2.KeepAliveResponse | None:
+        if self._stream is None:
+            self._stream = self._calls.stub().KeepAlive()
+        await self._stream.write(request)
+        # What comes before are answers that came too late to be waited for, which are as many as there were beats.
+        for _ in range(self._sequence + 1):
+            answer = await self._stream.read()
+            if not isinstance(answer, lock_pb2.KeepAliveResponse) or answer.HasField("draining"):
+                return None
+            if answer.sequence == request.sequence:
+                return answer
+        return None
+
+    async def close(self) -> None:
+        """End the stream; the lease lives on."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.cancel()
+
+
+def _conclude_beat(call: Call, answer: lock_pb2.KeepAliveResponse) -> float | None:
+    if answer.HasField("error"):
+        call.unknown(lock_pb2.ErrorReason.Name(answer.error.reason))
+        return 0.0
+    if answer.state == lock_pb2.LEASE_STATE_ACTIVE:
+        until_s = call.operation.invoked_s + answer.validity.ToMilliseconds() / 1000
+        call.ok(until_s=until_s)
+        return until_s
+    if answer.state == lock_pb2.LEASE_STATE_LOST:
+        call.failed("LOST", lost=True)
+        return None
+    call.unknown(lock_pb2.LeaseState.Name(answer.state))
+    return 0.0

@@ -1,0 +1,139 @@
+"""Faults of what nodes remember: wiped, cut at the end of the log, on a disk that is full, and a majority that has forgotten everything."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+from harness.chaos.recorder import now_s
+from harness.chaos.records import Fault
+from harness.chaos.strike import Stage, Strike, network_of, node_of, server_of
+from harness.node_data import repair_log
+
+MAJORITY_WIPED = "majority wiped"
+_CUT_BYTES_MAX = 4_000
+
+
+def node_wiped(stage: Stage, random: Random) -> Strike:
+    """Draw: a node loses all its data, with a new process or by a command in the running one."""
+    place = random.randrange(len(stage.cluster.nodes))
+    node = stage.cluster.nodes[place]
+    by_command = random.random() < 0.3
+
+    async def begin() -> None:
+        if by_command:
+            await node.call("FLUSHALL")
+        else:
+            node.kill()
+            node.wipe()
+
+    async def heal() -> None:
+        if not node.is_running:
+            await node.start()
+
+    return Strike(
+        "node wiped",
+        f"{node_of(place)} by {'FLUSHALL' if by_command else 'a new disk'}",
+        random.uniform(0.0, 2.0),
+        begin=begin,
+        heal=heal,
+        # A server that starts meanwhile would have seen this place never before, and would want an operator.
+        takes={node_of(place), *_all_servers(stage)},
+        forgets=[place],
+    )
+
+
+def log_cut(stage: Stage, random: Random) -> Strike:
+    """Draw: a node is killed, loses the end of its log, and is started after the log was repaired."""
+    place = random.randrange(len(stage.cluster.nodes))
+    node = stage.cluster.nodes[place]
+    byte_count = random.randrange(1, _CUT_BYTES_MAX)
+
+    async def begin() -> None:
+        node.kill()
+        node.cut_aof(byte_count)
+
+    async def heal() -> None:
+        await asyncio.to_thread(repair_log, node)
+        await node.start()
+
+    return Strike(
+        "log cut",
+        f"{node_of(place)}, {byte_count} bytes",
+        random.uniform(0.0, 2.0),
+        begin=begin,
+        heal=heal,
+        takes={node_of(place), *_all_servers(stage)},
+        forgets=[place],
+    )
+
+
+def disk_full(stage: Stage, random: Random) -> Strike:
+    """Draw: the disk of the first node is full, which ends a node that syncs every write; its log is repaired then."""
+    node, disk = stage.cluster.nodes[0], stage.cluster.disks[0]
+
+    async def begin() -> None:
+        await asyncio.to_thread(disk.fill)
+
+    async def heal() -> None:
+        disk.clear()
+        if not node.is_running:
+            await asyncio.to_thread(repair_log, node)
+            await node.start()
+
+    return Strike(
+        "disk full",
+        node_of(0),
+        random.uniform(1.0, 4.0),
+        begin=begin,
+        heal=heal,
+        takes={node_of(0)},
+        forgets=() if stage.cluster.plan.appendfsync == "always" else [0],
+    )
+
+
+def majority_wiped(stage: Stage, random: Random) -> Strike:
+    """Draw: more than a minority lose all data at once; nothing may be granted until an operator recovers the cluster.
+
+    It is recorded from the last wipe to the start of the recovery.
+    """
+    cluster = stage.cluster
+    everybody = range(len(cluster.nodes))
+    places = random.sample(everybody, cluster.minority + 1)
+    nodes = [cluster.nodes[place] for place in places]
+    wiped_s: list[float] = []
+
+    async def begin() -> None:
+        for node in nodes:
+            node.kill()
+            node.wipe()
+        wiped_s.append(now_s())
+        await asyncio.gather(*(node.start() for node in nodes))
+
+    async def heal() -> None:
+        for node in nodes:
+            if not node.is_running:
+                await node.start()
+        if wiped_s:
+            stage.note(Fault(MAJORITY_WIPED, ", ".join(map(node_of, places)), wiped_s[0], now_s()))
+        await cluster.recover()
+        stage.unhealed += await cluster.set_right()
+
+    return Strike(
+        MAJORITY_WIPED,
+        ", ".join(map(node_of, places)),
+        random.uniform(1.0, 5.0),
+        begin=begin,
+        heal=heal,
+        takes={
+            *map(node_of, everybody),
+            *map(network_of, everybody),
+            *_all_servers(stage),
+        },
+        forgets=(),
+        tells=False,
+    )
+
+
+def _all_servers(stage: Stage) -> set[str]:
+    return {server_of(place) for place in range(len(stage.cluster.servers))}

@@ -1,0 +1,126 @@
+"""One chaos run: start everything, let it work in peace, strike it, set it right, let it work again, end it, and return what was recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from harness.chaos import storage_calls
+from harness.chaos.cluster import ChaosCluster, Plan
+from harness.chaos.crowd import Crowd
+from harness.chaos.faults import rage
+from harness.chaos.lock_calls import Held, LockCalls
+from harness.chaos.recorder import Recorder, now_s, settled
+from harness.chaos.records import History, Operation, in_order, read_operations
+from harness.chaos.strike import Stage
+from harness.chaos.workloads import TTL_S
+from harness.servers import new_lease_id
+from redfence_server.redis_binary import find_redis_binary
+
+_CALM_S = 4.0
+# Longer than every lease of before.
+_TAIL_S = 4.0 * TTL_S
+_LAST = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What one run is to be.
+
+    Attributes:
+        seed: of the clients and the faults.
+        lasts_s: for how long faults come.
+        faults: their names.
+        asked: those of them without which the run proves nothing.
+        client_count: how many processes call.
+    """
+
+    seed: int
+    lasts_s: float
+    faults: Sequence[str]
+    asked: Sequence[str] = ()
+    client_count: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of it.
+
+    Attributes:
+        history: for the checker.
+        wrong: what is wrong with the run itself: it proves nothing.
+        defects: what servers wrote in their logs as defects of their own.
+    """
+
+    history: History
+    wrong: Sequence[str]
+    defects: Sequence[str]
+
+
+async def run(plan: Plan, course: Course, *, folder: Path, say: Callable[[str], None]) -> Run:
+    """Return what was recorded. Nothing is left running, and of files only what is in `folder`."""
+    async with ChaosCluster(plan, folder, find_redis_binary()) as cluster:
+        say(
+            f"{plan.node_count} nodes (appendfsync {plan.appendfsync}), {plan.server_count} servers and the storage are up"
+        )
+        began_s = now_s()
+        crowd = Crowd(cluster, seed=str(course.seed), began_s=began_s, count=course.client_count)
+        stage = Stage(cluster, crowd)
+        await crowd.start()
+        # Counted from here on: before, only some of them worked.
+        began_s = now_s()
+        say(f"{len(crowd)} clients work; faults begin in {_CALM_S:g} s")
+        await asyncio.sleep(_CALM_S)
+        await rage(
+            stage,
+            course.faults,
+            seed=f"{course.seed}/faults",
+            lasts_s=course.lasts_s,
+            on_fault=lambda strike: say(f"  {now_s() - began_s:7.1f} s  {strike.kind}: {strike.target}"),
+        )
+        wrong = list(stage.unhealed)
+        say(f"{len(stage.faults)} faults are over; everything is set right")
+        wrong += await cluster.set_right()
+        healed_s = now_s()
+        await asyncio.sleep(_TAIL_S)
+        wrong += crowd.ended_early()
+        wrong += await crowd.end()
+        say("the clients have ended; every resource is acquired once more")
+        operations = crowd.operations()
+        last = await _last_acquires(cluster, operations, folder / "last.jsonl")
+        ended_s = now_s()
+        kept = {
+            name: await storage_calls.kept(cluster.storage_address, name)
+            for name in sorted({each.resource for each in operations if each.resource.startswith("list/")})
+        }
+        history = History(
+            seed=course.seed,
+            operations=in_order((*operations, *last)),
+            faults=tuple(sorted(stage.faults, key=lambda fault: fault.began_s)),
+            began_s=began_s,
+            healed_s=healed_s,
+            ended_s=ended_s,
+            kept=kept,
+            asked=tuple(course.asked),
+        )
+        return Run(history, wrong, cluster.defects())
+
+
+async def _last_acquires(
+    cluster: ChaosCluster, operations: Sequence[Operation], path: Path
+) -> list[Operation]:
+    """Acquire every resource that anybody has acquired, and give it back."""
+    with Recorder(path, client=_LAST) as recorder:
+        calls = LockCalls(cluster.addresses, recorder=recorder, random=Random(_LAST))
+        try:
+            for resource in sorted({each.resource for each in operations}):
+                lease = new_lease_id()
+                got = await calls.acquire(resource, lease, ttl_s=TTL_S, wait_s=2 * TTL_S)
+                if isinstance(got, Held):
+                    await calls.release(resource, lease, token=got.token)
+        finally:
+            await calls.close()
+    return settled(read_operations(path))

@@ -1,0 +1,154 @@
+"""One fault: what it does, what it needs for itself, how long it lasts; and how it is carried out, told and always healed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+from harness.chaos.cluster import ChaosCluster
+from harness.chaos.crowd import Crowd
+from harness.chaos.recorder import now_s
+from harness.chaos.records import Fault
+from harness.servers import until
+
+# A node that has forgotten comes back after a quarantine, in which a server has to be up without a break.
+_REJOIN_S = 60.0
+_HEAL_S = 90.0
+
+
+async def _nothing() -> None:
+    """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """One fault, drawn but not yet carried out.
+
+    Attributes:
+        kind: its name in the list of faults.
+        target: what it strikes; for people.
+        lasts_s: from its beginning to its healing.
+        begin: brings it about.
+        heal: takes it back; called also if `begin` failed midway.
+        takes: names of what no other fault may strike meanwhile.
+        forgets: the nodes that may forget by it.
+        moves_clocks: see `Fault`.
+        tells: whether it is recorded by what is done here; else by itself, by `Stage.note`.
+    """
+
+    kind: str
+    target: str
+    lasts_s: float
+    begin: Callable[[], Awaitable[None]]
+    heal: Callable[[], Awaitable[None]] = _nothing
+    takes: Collection[str] = ()
+    forgets: Sequence[int] = ()
+    moves_clocks: bool = False
+    tells: bool = True
+
+
+@dataclass(slots=True)
+class Stage:
+    """What faults strike, and what has become of them.
+
+    Attributes:
+        faults: those that are over, in the order of their end.
+        ending: set when no fault is to last any longer.
+        unhealed: what was not set right after a fault; such a run is invalid.
+    """
+
+    cluster: ChaosCluster
+    crowd: Crowd
+    faults: list[Fault] = field(default_factory=list)
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
+    unhealed: list[str] = field(default_factory=list)
+    _locks: dict[str, asyncio.Lock] = field(default_factory=dict)
+    _forgetful: set[int] = field(default_factory=set)
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def carry_out(self, strike: Strike) -> None:
+        """Return when the fault was healed, and nodes that have forgotten by it have rejoined.
+
+        Never do more than a minority of the nodes forget before those that have forgotten earlier have rejoined: nothing is promised beyond.
+        """
+        async with AsyncExitStack() as stack:
+            # In one order for all, so that no two wait for each other.
+            for name in sorted(strike.takes):
+                await stack.enter_async_context(self._locks.setdefault(name, asyncio.Lock()))
+            await self._may_forget(strike.forgets)
+            if not self.ending.is_set():
+                await self._play(strike)
+                for place in strike.forgets:
+                    await self._until_rejoined(place)
+            async with self._changed:
+                self._forgetful -= set(strike.forgets)
+                self._changed.notify_all()
+
+    def note(self, fault: Fault) -> None:
+        """Record a fault that is over."""
+        self.faults.append(fault)
+
+    async def _may_forget(self, places: Sequence[int]) -> None:
+        if not places:
+            return
+        async with self._changed:
+            await self._changed.wait_for(
+                lambda: (
+                    (
+                        len(self._forgetful | set(places)) <= self.cluster.minority
+                        and not self._forgetful & set(places)
+                    )
+                    or self.ending.is_set()
+                )
+            )
+            self._forgetful |= set(places)
+
+    async def _play(self, strike: Strike) -> None:
+        began_s = now_s()
+        try:
+            await strike.begin()
+            try:
+                async with asyncio.timeout(strike.lasts_s):
+                    await self.ending.wait()
+            except TimeoutError:
+                pass
+        finally:
+            async with asyncio.timeout(_HEAL_S):
+                await strike.heal()
+            if strike.tells:
+                self.note(Fault(strike.kind, strike.target, began_s, now_s(), strike.moves_clocks))
+
+    async def _until_rejoined(self, place: int) -> None:
+        try:
+            await until(lambda: self.cluster.votes(place), timeout_s=_REJOIN_S)
+        except AssertionError:
+            # Other faults may keep it out; it counts as forgetful no longer than this run can wait for it.
+            self.unhealed.append(f"node {place} had not rejoined after {_REJOIN_S:g} s")
+
+    async def end(self) -> None:
+        """Let no fault last any longer."""
+        self.ending.set()
+        async with self._changed:
+            self._changed.notify_all()
+
+
+def node_of(place: int) -> str:
+    """Return the name of a node's process, disk and settings."""
+    return f"node {place}"
+
+
+def network_of(place: int) -> str:
+    """Return the name of what lies between a node and all servers."""
+    return f"network of node {place}"
+
+
+def server_of(place: int) -> str:
+    """Return the name of a server's process."""
+    return f"server {place}"
+
+
+def client_of(place: int) -> str:
+    """Return the name of a client's process."""
+    return f"client {place}"

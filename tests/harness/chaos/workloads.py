@@ -1,0 +1,110 @@
+"""What clients do over the generated stubs: fenced appends, tokens as fast as they come, and holds that are kept alive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from harness.chaos.lock_calls import Beats, Held, LockCalls
+from harness.chaos.recorder import Recorder, now_s
+from harness.chaos.records import Outcome
+from harness.chaos.storage_calls import StorageCalls
+from harness.servers import new_lease_id
+
+TTL_S = 2.0
+# For this long a list is appended to; then clients go over to a new one, so that it stays far below what a value may be.
+_EPOCH_S = 60.0
+_APPENDED = 3
+_RACED = 3
+_KEPT = 2
+_REPEATS_MAX = 3
+# A pause after a refusal, so that who finds a lock held leaves the machine to others.
+_REFUSED_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a worker works with.
+
+    Attributes:
+        began_s: since when lists are counted, the same for all clients.
+        stopping: tells whether to begin nothing more.
+    """
+
+    locks: LockCalls
+    storage: StorageCalls
+    recorder: Recorder
+    random: Random
+    began_s: float
+    stopping: Callable[[], bool]
+
+
+def list_name(random: Random, began_s: float) -> str:
+    """Return a list that is appended to at present."""
+    return f"list/{random.randrange(_APPENDED)}/{int((now_s() - began_s) / _EPOCH_S)}"
+
+
+async def append(work: Work) -> None:
+    """Append to lists under their lock, and look at no clock before the write: what the storage is there for."""
+    while not work.stopping():
+        resource, lease = list_name(work.random, work.began_s), new_lease_id()
+        got = await work.locks.acquire(resource, lease, ttl_s=TTL_S, wait_s=TTL_S)
+        if isinstance(got, Held):
+            before = await work.storage.read(resource, lease, got.token)
+            if before is not None:
+                await asyncio.sleep(work.random.uniform(0.0, 0.04))
+                await work.storage.append(resource, lease, got.token, before)
+        elif got is Outcome.FAILED:
+            await asyncio.sleep(_REFUSED_S)
+            continue
+        await work.locks.release(resource, lease, token=got.token if isinstance(got, Held) else 0)
+
+
+async def race(work: Work) -> None:
+    """Acquire and release as fast as may be, with and without waiting; an Acquire whose outcome is unknown is mostly repeated."""
+    while not work.stopping():
+        resource, lease = f"raced/{work.random.randrange(_RACED)}", new_lease_id()
+        wait_s = work.random.choice((0.0, 0.0, 0.5, TTL_S))
+        got = await work.locks.acquire(resource, lease, ttl_s=TTL_S, wait_s=wait_s)
+        for _ in range(_REPEATS_MAX):
+            if got is not Outcome.UNKNOWN or work.random.random() < 0.3:
+                break
+            got = await work.locks.acquire(resource, lease, ttl_s=TTL_S, wait_s=0.5)
+        if got is Outcome.FAILED:
+            await asyncio.sleep(_REFUSED_S)
+        if isinstance(got, Held) and work.random.random() < 0.2:
+            # The same grant, asked for once more by somebody who has already been told.
+            await work.locks.acquire(resource, lease, ttl_s=TTL_S, wait_s=0.0)
+        if isinstance(got, Held) and work.random.random() < 0.01:
+            continue  # a holder that forgets about it: it ends by itself
+        # Also after a refusal of a repeat: the first may have been granted.
+        await work.locks.release(resource, lease, token=got.token if isinstance(got, Held) else 0)
+
+
+async def keep(work: Work) -> None:
+    """Hold a lock for up to several ttl over a keepalive stream, and count on it exactly as long as the answers allow."""
+    while not work.stopping():
+        resource, lease = f"kept/{work.random.randrange(_KEPT)}", new_lease_id()
+        got = await work.locks.acquire(resource, lease, ttl_s=TTL_S, wait_s=2 * TTL_S)
+        if isinstance(got, Held):
+            await _hold(work, got, ends_s=now_s() + work.random.uniform(0.1, 3.0) * TTL_S)
+        elif got is Outcome.FAILED:
+            await asyncio.sleep(_REFUSED_S)
+            continue
+        await work.locks.release(resource, lease, token=got.token if isinstance(got, Held) else 0)
+
+
+async def _hold(work: Work, held: Held, *, ends_s: float) -> None:
+    until_s = held.until_s
+    beats = Beats(work.locks, work.recorder, held)
+    try:
+        while now_s() < min(until_s, ends_s) and not work.stopping():
+            await asyncio.sleep(work.random.uniform(0.1, 0.3) * TTL_S)
+            renewed_s = await beats.beat()
+            if renewed_s is None:
+                return
+            until_s = max(until_s, renewed_s)
+    finally:
+        await beats.close()

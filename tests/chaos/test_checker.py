@@ -53,9 +53,8 @@ class Story:
         """Add an Acquire; granted, it is valid until what a server tells that granted it at once."""
         if until is None:
             until = span[0] + VALIDITY_S if outcome is OK else 0.0
-        told = token if outcome is OK else 0
         return self._add(
-            Kind.ACQUIRE, lease, span, outcome, token=told, until_s=until, ttl_s=ttl, resource=resource
+            Kind.ACQUIRE, lease, span, outcome, token=token, until_s=until, ttl_s=ttl, resource=resource
         )
 
     def renew(
@@ -246,6 +245,18 @@ BROKEN: Mapping[str, Cases] = {
             .acquire("a", 5, (10, 10.1))
             .acquire("b", 6, (11, 11.1))
         ),
+        "a clock was moved, but only when they overlapped already": lambda s: (
+            s.acquire("a", 5, (10, 10.1))
+            .acquire("b", 6, (11, 11.1))
+            .fault("clock", 11.2, 15, moves_clocks=True)
+        ),
+        "granted inside one that an overlap hides for which a clock was moved": lambda s: (
+            s.fault("clock", 5, 9, moves_clocks=True)
+            .acquire("b", 5, (8, 10.2), until=12)
+            .release("b", (10.3, 10.4))
+            .acquire("a", 6, (10, 10.1))
+            .acquire("c", 7, (11, 11.1))
+        ),
         "a fault, but not of clocks": lambda s: (
             s.fault("node wiped", 5, 30).acquire("a", 5, (10, 10.1)).acquire("b", 6, (11, 11.1))
         ),
@@ -303,6 +314,9 @@ BROKEN: Mapping[str, Cases] = {
         ),
         "lost, and a clock was moved before": lambda s: (
             s.fault("clock", 5, 9.9, moves_clocks=True).acquire("a", 5, (10, 10.1)).lost("a", (11, 11.1))
+        ),
+        "lost, and a clock was moved after": lambda s: (
+            s.acquire("a", 5, (10, 10.1)).lost("a", (11, 11.1)).fault("clock", 11.2, 15, moves_clocks=True)
         ),
         "lost after a minority was wiped": lambda s: (
             s.fault("node wiped", 10, 11).acquire("a", 5, (10, 10.1)).lost("a", (11, 11.1))
@@ -413,10 +427,11 @@ RIGHT: Cases = {
         .lost("a", (11, 11.1))
         .acquire("b", 6, (11, 11.2))
     ),
-    "L: a clock was moved at the end of the first": lambda s: (
-        s.acquire("a", 5, (10, 10.1))
-        .acquire("b", 6, (11, 11.1))
-        .fault("clock", 10 + VALIDITY_S, 15, moves_clocks=True)
+    "L: a clock was moved at the very instant of the second's answer": lambda s: (
+        s.acquire("a", 5, (10, 10.1)).acquire("b", 6, (11, 11.1)).fault("clock", 11.1, 15, moves_clocks=True)
+    ),
+    "L: a clock was moved until the second was called": lambda s: (
+        s.acquire("b", 6, (10, 11.1)).fault("clock", 5, 10, moves_clocks=True).acquire("a", 5, (10.2, 10.3))
     ),
     "L: a clock was moved until the first was called": lambda s: (
         s.fault("clock", 5, 10, moves_clocks=True).acquire("a", 5, (10, 10.1)).acquire("b", 6, (11, 11.1))
@@ -643,6 +658,12 @@ def test_a_violation_names_its_calls_with_client_token_and_instants() -> None:
         "lease b",
     ):
         assert words in violation.words
+
+
+def test_a_repeat_that_is_told_less_is_told_once() -> None:
+    """Though two rules could find it."""
+    verdict = verdict_of(lambda s: s.acquire("a", 6, (10, 10.1)).acquire("a", 5, (11, 11.1)))
+    assert len(verdict.violations) == 1
 
 
 def test_the_figures_are_those_of_the_run() -> None:

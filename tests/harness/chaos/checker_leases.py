@@ -69,7 +69,7 @@ def judge_leases(resource: ResourceCalls, faults: Sequence[Fault], words: Words)
         found, lost = _follow(calls)
         every += found
         for window, renewal in lost:
-            if not reached(ending, window.called_s, window.end_s):
+            if not reached(ending, window.called_s, answered_s(renewal)):
                 said = (
                     f"a lease was told lost {(window.end_s - answered_s(renewal)) * 1000:.3f} ms before its end: "
                     f"{words.call(renewal)}, after {words.call(window.last)}"
@@ -85,7 +85,7 @@ def _judge_exclusion(every: list[Window], clocks: Sequence[Fault], words: Words)
     for window in sorted(every, key=lambda each: each.start_s):
         # The windows of one lease do not overlap, so whoever overlaps the one that ends last is another lease's.
         overlaps = latest is not None and window.start_s < latest.end_s
-        if latest is not None and overlaps and not (_is_unsure(latest, clocks) or _is_unsure(window, clocks)):
+        if latest is not None and overlaps and not reached(clocks, _called_s(latest, window), window.start_s):
             both_s = min(latest.end_s, window.end_s) - window.start_s
             calls = tuple(dict.fromkeys((latest.acquire, latest.last, window.acquire, window.last)))
             said = f"two leases were valid for {both_s * 1000:.3f} ms: {' and '.join(map(words.call, calls))}"
@@ -111,7 +111,6 @@ def _follow(calls: Sequence[Operation]) -> tuple[list[Window], list[tuple[Window
                 if call.lost and call.invoked_s > inside.start_s:
                     lost.append((replace(inside), call))
                 inside.end_s, inside.last = at_s, call
-            current = None
         elif inside is not None:
             if call.until_s > inside.end_s:
                 inside.end_s, inside.last = call.until_s, call
@@ -134,9 +133,9 @@ def _events(calls: Sequence[Operation]) -> Iterator[tuple[float, int, Operation]
             yield answered_s(call), 2, call
 
 
-def _is_unsure(window: Window, clocks: Sequence[Fault]) -> bool:
-    """Tell whether a node's clock was moved while the lease may have been there: others may have been granted beside it."""
-    return reached(clocks, window.called_s, window.end_s)
+def _called_s(one: Window, other: Window) -> float:
+    """Return from when on a clock that was moved may have made two leases overlap: one of them may have been there already."""
+    return min(one.called_s, other.called_s)
 
 
 def _judge_told(calls: Sequence[Operation], words: Words) -> Iterator[Violation]:

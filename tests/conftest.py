@@ -13,6 +13,7 @@ from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
 from harness.moved_clock import NoCompilerError, compile_clock_shim
 from harness.processes import CommandProcesses
 from harness.redis_nodes import ENGINES, NodeSet, RedisNode, engine_binary
+from harness.scratch import memory_folder
 from harness.standstills import MachineMark, StandstillWatch
 from harness.tcp_proxy import TcpProxy
 from redfence_server.redis_binary import RedisBinary, RedisBinaryError, find_redis_binary
@@ -23,6 +24,12 @@ REQUIRE_CC = "REDFENCE_REQUIRE_CC"
 
 _STANDSTILLS = StandstillWatch()
 _STARTED = pytest.StashKey[MachineMark]()
+
+
+def pytest_configure() -> None:
+    """Keep what tests write away from a disk that others use."""
+    if folder := memory_folder():
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))
 
 
 def pytest_sessionstart() -> None:

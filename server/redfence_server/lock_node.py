@@ -277,6 +277,8 @@ class Durability(Enum):
 
 LOOK_MS_MAX: Final = 800
 """To look at a node anew takes some ten round trips. One that is not back after so long is lost."""
+LOOK_PAUSE_MS: Final = 10
+"""How long to wait before a node that has to be looked at anew is asked again."""
 
 
 class NodeState(Enum):

@@ -206,7 +206,8 @@ class NodeLink:
         """Take an answer to what was sent under this admission id, when the node was known to have made so many changes."""
         reply: Reply
         if isinstance(raw, Silence):
-            reply = raw
+            # An admission id that was refused once is refused for ever, so whatever was sent behind the refused command was, too.
+            reply = Silence.NOT_ADMITTED if self._looking_again else raw
             # What timed out may still be carried out; but if the connection is given up, it is not.
             self._keep(command)
         elif isinstance(raw, ReplyError):

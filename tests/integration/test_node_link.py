@@ -416,6 +416,26 @@ async def test_what_began_before_a_node_vouched_is_not_committed_after(flushed_n
         assert await ask(link, mint(B, "n2", "other")) == Granted("n2", 1_001)
 
 
+async def test_what_was_sent_behind_a_command_that_was_refused_has_changed_nothing_and_is_told_so(
+    flushed_nodes: FlushedNodes, start_proxy: StartProxy
+) -> None:
+    """Another server has given the node a new id: nobody is told that the outcome is unknown, though most answers never come."""
+    (node,) = await flushed_nodes(1)
+    await form(node)
+    proxy = await start_proxy(node)
+    async with linked(new_link(proxy.url(node.url))) as link:
+        await ask(link, mint())
+        proxy.delay(replies_ms=100)
+        await node.call("HSET", KEYS.node, "admission", "f" * 32)
+        first = asyncio.ensure_future(ask(link, mint(B, "n2", "other")))
+        # The answer to the one is read before that to the other.
+        await asyncio.sleep(0.05)
+        assert await ask(link, Renew(R, A)) is Silence.NOT_ADMITTED
+        assert await first is Silence.NOT_ADMITTED
+        await eventually(lambda: is_ready(link))
+        assert await ask(link, Renew(R, A)) == Renewed(1, TTL_MS)
+
+
 async def test_a_node_that_lost_its_greatest_number_does_not_vote(flushed_nodes: FlushedNodes) -> None:
     """Evicted or deleted, it would mint numbers again that it minted before."""
     (node,) = await flushed_nodes(1)

@@ -239,7 +239,7 @@ async def test_a_wrong_setting_is_told_in_one_line_that_names_it_and_no_password
     [
         ("nodes = [", ["config", "is not TOML"]),
         ("nodez = []", ["nodez", "Extra inputs"]),
-        ('nodes = ["redis://127.0.0.1:1"]\nnode_timeout_ms = "x"', ["node_timeout_ms"]),
+        ('nodes = ["redis://127.0.0.1:1"]\npulse_interval_ms = "x"', ["pulse_interval_ms"]),
     ],
     ids=["malformed", "unknown key", "wrong value"],
 )

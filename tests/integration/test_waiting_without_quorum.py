@@ -19,6 +19,7 @@ from redfence_proto.v1.lock_pb2 import (
 )
 
 NAME = "orders/42"
+NODE_TIMEOUT_MS = 500  # the default
 RETURN_TTL_MS = 2_000  # so long a node that forgot stays out
 
 
@@ -46,7 +47,7 @@ async def test_everybody_who_waits_is_told_when_no_quorum_is_left(
 ) -> None:
     """Long before the hold ends, and before anybody else asks: the server finds out by itself."""
     nodes = await fresh_formed_nodes(3)
-    server = await serve(nodes)
+    server = await serve(nodes, node_timeout_ms=NODE_TIMEOUT_MS)
     await until_all_ready(server)
     await server.acquire(NAME, ttl_ms=TTL_MS)
     async with SessionCaller(server) as session:

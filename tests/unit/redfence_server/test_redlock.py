@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from harness.fake_node import ADMITTED, TOKENS_END, Counter, FakeNode
 from harness.virtual_loop import LoopClock, on_virtual_time
-from redfence_server.lock_node import Command, Commit, Granted, Held, Inspect, Mint, Plain, Release, Undo
-from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, RenewVerdict
+from redfence_server.lock_node import (
+    LOOK_MS_MAX,
+    LOOK_PAUSE_MS,
+    Command,
+    Commit,
+    Granted,
+    Held,
+    Inspect,
+    Mint,
+    Plain,
+    Release,
+    Undo,
+)
+from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, RenewVerdict, TokenVerdict
 from redfence_server.redlock import Attempt, AttemptOutcome, Order, Redlock, TooLate, Verdict
 from redfence_server.redlock import AttemptGranted as Grant
 
@@ -304,6 +316,81 @@ async def test_a_lease_is_renewed_and_released_by_any_server() -> None:
     assert (await other.release(resource=R, digest=B, ttl_ms_max=300_000)).verdict is ReleaseVerdict.NOT_HELD
     assert (await other.release(resource=R, digest=A, ttl_ms_max=300_000)).verdict is ReleaseVerdict.RELEASED
     assert all(isinstance(reply, Plain | Held) for reply in await other.inspect(R))
+
+
+# --- nodes that have to be looked at anew ---------------------------------------------------------------------------
+
+
+def void_for(nodes: list[FakeNode], ms: float) -> None:
+    """Let nodes take no command for so long: they have vouched for another one, and are being looked at."""
+    for node in nodes:
+        node.state.admission = "of another server's making"
+
+        def admit(node: FakeNode = node) -> None:
+            node.state.admission = ADMITTED
+
+        asyncio.get_running_loop().call_later(ms / 1000, admit)
+
+
+async def renewed(lock: Redlock) -> bool:
+    """Renew A; tell whether it is held."""
+    return (await lock.renew(resource=R, digest=A)).verdict is RenewVerdict.ACTIVE
+
+
+async def released(lock: Redlock) -> bool:
+    """Release A; tell whether it was held."""
+    outcome = await lock.release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX)
+    return outcome.verdict is ReleaseVerdict.RELEASED
+
+
+async def handed_over(lock: Redlock) -> bool:
+    """Hand A over to B; tell whether A was held."""
+    attempt, ended = hand_over(lock)
+    verdict = (await ended).verdict
+    attempt.give_up()
+    return verdict is ReleaseVerdict.RELEASED
+
+
+async def seen(lock: Redlock) -> bool:
+    """Look; tell whether every node shows A."""
+    return all(isinstance(reply, Held) for reply in await lock.inspect(R))
+
+
+async def live(lock: Redlock) -> bool:
+    """Tell whether A's token is live."""
+    return (await lock.check_token(resource=R, token=1)).verdict.verdict is TokenVerdict.LIVE
+
+
+@pytest.mark.parametrize("ask", [renewed, released, handed_over, seen, live], ids=lambda ask: ask.__name__)
+@on_virtual_time
+async def test_nodes_that_have_to_be_looked_at_anew_are_asked_again(
+    ask: Callable[[Redlock], Awaitable[bool]],
+) -> None:
+    """They vouched for one that came back, and are there again after some round trips: nobody has to hear of that."""
+    nodes = fake_nodes()
+    lock = redlock(nodes)
+    await acquire(lock)
+    void_for(nodes[1:], 300)
+    assert await ask(lock)
+    assert LoopClock().now_ms() == pytest.approx(300, abs=LOOK_PAUSE_MS + 1)
+
+
+@on_virtual_time
+async def test_nodes_that_are_not_back_after_a_look_have_not_answered() -> None:
+    """Asking again has a bound, and what was decided meanwhile is not asked at all."""
+    nodes = fake_nodes()
+    lock = redlock(nodes)
+    await acquire(lock)
+    void_for(nodes[2:], 60_000)
+    assert await renewed(lock), "two of three are enough"
+    assert LoopClock().now_ms() < LOOK_PAUSE_MS
+    void_for(nodes[1:], 60_000)
+    verdict = (await lock.release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX)).verdict
+    assert verdict is ReleaseVerdict.NO_QUORUM
+    assert LOOK_MS_MAX <= LoopClock().now_ms() <= LOOK_MS_MAX + 2 * LOOK_PAUSE_MS
+    asked = len(nodes[1].sent)
+    await asyncio.sleep(1)
+    assert len(nodes[1].sent) == asked
 
 
 # --- hand-over ------------------------------------------------------------------------------------------------------

@@ -275,6 +275,9 @@ BROKEN: Mapping[str, Cases] = {
         "an acknowledged append lost before another one of its token": lambda s: (
             s.append("x", 5, (10, 10.1)).append("y", 5, (10.2, 10.3)).keeps("y")
         ),
+        "an acknowledged append lost after another one of its token": lambda s: (
+            s.append("x", 5, (10, 10.1)).append("y", 5, (10.2, 10.3)).keeps("x")
+        ),
         "an acknowledged append twice": lambda s: s.append("x", 5, (10, 10.1)).keeps("x", "x"),
         "an unknown append twice": lambda s: s.append("x", 5, (10, 10.1), UNKNOWN).keeps("x", "x"),
         "a failed append is there": lambda s: s.append("x", 5, (10, 10.1), FAILED).keeps("x"),
@@ -298,6 +301,9 @@ BROKEN: Mapping[str, Cases] = {
             "a", (11, 11.1), until=13.078
         ),
         "a validity of nothing": lambda s: s.acquire("a", 5, (10, 10.1), until=10),
+        "a validity of nothing, for a ttl that is not known": lambda s: s.acquire(
+            "a", 5, (10, 10.1), until=10, ttl=0
+        ),
         "a renewal without validity": lambda s: s.acquire("a", 5, (10, 10.1)).renew(
             "a", (11, 11.1), until=11
         ),
@@ -404,7 +410,7 @@ RIGHT: Cases = {
         "b", 6, (10.5, 10.6)
     ),
     "L: beside a lease whose renewal is unknown": lambda s: (
-        s.acquire("a", 5, (10, 10.1)).renew("a", (11, 11.1), UNKNOWN).acquire("b", 6, (12, 12.1))
+        s.acquire("a", 5, (10, 10.1)).renew("a", (11, 11.1), UNKNOWN, until=13).acquire("b", 6, (12, 12.1))
     ),
     "L: beside a lease whose renewal came too late": lambda s: (
         s.acquire("a", 5, (10, 10.1)).renew("a", (11, 12.1)).acquire("b", 6, (12, 12.2))
@@ -512,6 +518,9 @@ RIGHT: Cases = {
     ),
     "D: renewed while its release is in flight": lambda s: (
         s.acquire("a", 5, (10, 10.1)).release("a", (10.2, 10.6)).renew("a", (10.4, 10.5))
+    ),
+    "D: renewed after a release that may not have come": lambda s: (
+        s.acquire("a", 5, (10, 10.1)).release("a", (10.2, 10.3), UNKNOWN).renew("a", (10.4, 10.5))
     ),
     "D: renewed after a release that was overtaken by a repeat": lambda s: (
         s.acquire("a", 5, (10, 10.1))

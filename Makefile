@@ -10,7 +10,7 @@ PROTO_BIN  := $(PROTO_VENV)/bin
 PROTO_OUT  := protos/redfence_proto
 SOURCES := protos server client_sdk storage_demo tests bench
 
-.PHONY: help setup run demo test unit model check fmt fix lint type proto proto-check bench clean
+.PHONY: help setup run demo test unit model chaos check fmt fix lint type proto proto-check bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,13 @@ unit: $(READY) ## the fast tests only
 model: $(READY) ## the algorithm, searched and walked: docs/model by spin, and tests/model (3 minutes at most)
 	@REDFENCE_REQUIRE_MODEL=1 $(BIN)/python -m pytest tests/model $(ARGS)
 
+# For how long faults come; half of it to 3 nodes, half of it to 5. SEED unset: a random one, which is printed.
+MINUTES ?= 5
+SEED    ?=
+chaos: $(READY) ## processes under every fault, and a judge of what clients were told: make chaos MINUTES=60 SEED=7
+	@PYTHONPATH=tests $(BIN)/python -m harness.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+	  --report chaos-reports/chaos.html $(ARGS)
+
 check: lint type proto-check ## everything a reviewer should not have to look for
 
 lint: $(READY)
@@ -73,4 +80,4 @@ bench: $(READY) ## measure; prints, never fails on a number
 	@$(BIN)/python -m bench $(ARGS)
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(PROTO_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	rm -rf $(VENV) $(PROTO_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist chaos-reports

@@ -19,8 +19,10 @@ from harness.chaos.cluster import Plan, harness_program
 from harness.chaos.faults import CLOCK_STEPPED, DISK_FULL, FAULTS, possible
 from harness.chaos.node_disk import can_mount
 from harness.chaos.records import History, Kind, Outcome, line
+from harness.chaos.report import write_report
 from harness.chaos.run import Course, Run, run
 from harness.moved_clock import NoCompilerError, compile_clock_shim
+from redfence_server import log_setup
 from redfence_server.redis_process import AppendFsync
 
 _CLEAN, _BROKEN, _INVALID = 0, 1, 2
@@ -50,6 +52,7 @@ def main() -> int:
         arguments.seed = secrets.randbelow(1_000_000)
     # It tells of every write to a connection that a proxy has broken on purpose.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
+    log_setup.configure(log_format=log_setup.LogFormat.CONSOLE, level=log_setup.LogLevel.ERROR)
     _say(f"seed {arguments.seed}; again: {_command(arguments)}")
     worst = _CLEAN
     for count in _counts(arguments):
@@ -62,7 +65,12 @@ def _run_once(arguments: argparse.Namespace, count: int) -> int:
     with tempfile.TemporaryDirectory(prefix="redfence-chaos-") as name:
         folder = Path(name)
         plan = _plan(arguments, count, folder)
-        names = possible(clocks=plan.clock_shim is not None, small_disk=plan.small_disk, only=arguments.only)
+        names = possible(
+            clocks=plan.clock_shim is not None,
+            small_disk=plan.small_disk,
+            only=arguments.only,
+            without=arguments.without,
+        )
         if not names:
             _say("invalid: no fault that was asked for is possible on this machine")
             return _INVALID
@@ -78,8 +86,6 @@ def _run_once(arguments: argparse.Namespace, count: int) -> int:
         report = _report_path(arguments, count)
         if report is not None:
             report.parent.mkdir(parents=True, exist_ok=True)
-            from harness.chaos.report import write_report
-
             write_report(ran.history, verdict, report)
             _say(f"report: {report}")
         if verdict.violations and report is not None:
@@ -123,7 +129,9 @@ def _judge(ran: Run, verdict: Verdict, count: int) -> int:
 
 def _summary(history: History, verdict: Verdict) -> str:
     counts = verdict.counts
-    struck_s = history.healed_s - min((each.began_s for each in history.faults), default=history.began_s)
+    struck_s = max((each.ended_s for each in history.faults), default=0.0) - min(
+        (each.began_s for each in history.faults), default=0.0
+    )
     faults = len(history.faults)
     minutes = max(struck_s, 1.0) / 60
     grants = counts.operations[Kind.ACQUIRE][Outcome.OK]

@@ -139,6 +139,15 @@ class ServerProcess:
             return False
         return all(node.state == NODE_STATE_READY for node in report.nodes)
 
+    async def counts(self, place: int) -> bool:
+        """Tell whether a node votes for it at present."""
+        try:
+            async with asyncio.timeout(2.0):
+                report = await self.view.status()
+        except (grpc.aio.AioRpcError, TimeoutError):
+            return False
+        return report.nodes[place].state == NODE_STATE_READY
+
     async def close(self) -> None:
         """End the connections; the process is ended with all others."""
         await self._channel.close()

@@ -23,7 +23,7 @@ _END_S = 30.0
 _TAIL_BYTES = 8 * 1024
 _TRIES_MAX = 200
 _TRY_S = 0.01
-_DEFAULT_MIX = (
+MIX = (
     *("append", "append", "append", "append"),
     *("race", "race", "keep", "keep", "sdk", "threads"),
 )
@@ -45,14 +45,18 @@ class Crowd:
         cluster: what they call.
         seed: of what they do.
         began_s: since when they count.
-        count: how many; the mix of workloads is repeated.
+        count: how many.
+        mix: their workloads, in turn.
     """
 
-    def __init__(self, cluster: ChaosCluster, *, seed: str, began_s: float, count: int) -> None:
+    def __init__(
+        self, cluster: ChaosCluster, *, seed: str, began_s: float, count: int, mix: Sequence[str] = MIX
+    ) -> None:
         self._cluster = cluster
         self._seed = seed
         self._began_s = began_s
         self._count = count
+        self._mix = mix
         self._seats: list[_Seat] = []
         self._folder = cluster.folder / "records"
         self._files: list[Path] = []
@@ -64,7 +68,7 @@ class Crowd:
         """Start them; return when all of them work."""
         self._folder.mkdir()
         for number in range(self._count):
-            workload = _DEFAULT_MIX[number % len(_DEFAULT_MIX)]
+            workload = self._mix[number % len(self._mix)]
             name = f"{workload}{number}"
             process, records = self._start_process(workload, name)
             self._seats.append(_Seat(workload, process, records))
@@ -83,6 +87,14 @@ class Crowd:
             environment=environment(),
         )
         return process, records
+
+    def pid(self, place: int) -> int:
+        """Return the process id of a client."""
+        return self._seats[place].process.pid
+
+    def thinks(self, place: int) -> bool:
+        """Tell whether a client has read a list and not yet begun to write it, as far as it has written down."""
+        return _thinks(_last(self._seats[place].records))
 
     def name_of(self, place: int) -> str:
         """Return what a client is called at present."""

@@ -8,6 +8,8 @@ from random import Random
 from types import MappingProxyType
 from typing import TypeAlias
 
+import hiredis
+
 from harness.chaos import limit_faults, memory_faults, network_faults, process_faults
 from harness.chaos.strike import Stage, Strike
 
@@ -42,8 +44,9 @@ FAULTS: Mapping[str, Draw] = MappingProxyType(
         CLOCK_STEPPED: limit_faults.clock_stepped,
     }
 )
-# The ones not named have weight 2. A recovery keeps all others waiting; a paused holder shows what the storage is there for.
-_WEIGHTS: Mapping[str, int] = MappingProxyType({"holder paused": 5, memory_faults.MAJORITY_WIPED: 1})
+# The ones not named have weight 2. A recovery keeps all others waiting.
+_WEIGHTS: Mapping[str, int] = MappingProxyType({memory_faults.MAJORITY_WIPED: 1})
+_HOLDER_PAUSED = "holder paused"
 _LANES = 4
 _PAUSE_S_MAX = 0.6
 
@@ -67,9 +70,7 @@ def deck(names: Collection[str], random: Random) -> list[str]:
     return cards
 
 
-async def rage(
-    stage: Stage, names: Collection[str], *, seed: str, lasts_s: float, on_fault: Callable[[Strike], None]
-) -> None:
+async def rage(stage: Stage, names: Collection[str], *, seed: str, lasts_s: float) -> None:
     """Let faults come, up to a few at once, for so long; return when the last one is healed.
 
     What is drawn depends on the seed alone. When it strikes depends on the machine as well.
@@ -77,21 +78,31 @@ async def rage(
     random = Random(seed)
     cards: list[str] = []
 
-    def draw() -> Strike:
+    def mixed() -> Strike:
         if not cards:
             cards.extend(deck(names, random))
         return FAULTS[cards.pop()](stage, random)
 
-    async def lane() -> None:
-        while not stage.ending.is_set():
-            strike = draw()
-            pause_s = random.uniform(0.0, _PAUSE_S_MAX)
-            on_fault(strike)
-            await stage.carry_out(strike)
-            await asyncio.sleep(pause_s)
+    holders = Random(f"{seed}/holders")
 
+    def of_holders() -> Strike:
+        return FAULTS[_HOLDER_PAUSED](stage, holders)
+
+    # However long the others last, late writes have to come at a storage all the time.
+    draws = [of_holders if _HOLDER_PAUSED in names else mixed, *[mixed] * _LANES]
     async with asyncio.TaskGroup() as lanes:
-        for _ in range(_LANES):
-            lanes.create_task(lane())
+        for draw, chance in zip(draws, (holders, *[random] * _LANES), strict=True):
+            lanes.create_task(_lane(stage, draw, chance))
         await asyncio.sleep(lasts_s)
         await stage.end()
+
+
+async def _lane(stage: Stage, draw: Callable[[], Strike], random: Random) -> None:
+    while not stage.ending.is_set():
+        strike, pause_s = draw(), random.uniform(0.0, _PAUSE_S_MAX)
+        try:
+            await stage.carry_out(strike)
+        except (AssertionError, OSError, RuntimeError, hiredis.HiredisError) as error:
+            # The run goes on, for what it shows; but it is not what it was to be.
+            stage.unhealed.append(f"{strike.kind} of {strike.target}: {error!r}")
+        await asyncio.sleep(pause_s)

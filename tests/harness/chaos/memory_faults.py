@@ -9,9 +9,11 @@ from harness.chaos.recorder import now_s
 from harness.chaos.records import Fault
 from harness.chaos.strike import Stage, Strike, network_of, node_of, server_of
 from harness.node_data import repair_log
+from harness.servers import until
 
 MAJORITY_WIPED = "majority wiped"
 _CUT_BYTES_MAX = 4_000
+_REMEMBERED_S = 20.0
 
 
 def node_wiped(stage: Stage, random: Random) -> Strike:
@@ -49,13 +51,20 @@ def log_cut(stage: Stage, random: Random) -> Strike:
     node = stage.cluster.nodes[place]
     byte_count = random.randrange(1, _CUT_BYTES_MAX)
 
+    async def remembered() -> bool:
+        counts = [await server.counts(place) for server in stage.cluster.servers]
+        return any(counts)
+
     async def begin() -> None:
+        # That a durable node has lost its last half second is noticed only by a server that was there.
+        await until(remembered, timeout_s=_REMEMBERED_S)
         node.kill()
         node.cut_aof(byte_count)
 
     async def heal() -> None:
-        await asyncio.to_thread(repair_log, node)
-        await node.start()
+        if not node.is_running:
+            await asyncio.to_thread(repair_log, node)
+            await node.start()
 
     return Strike(
         "log cut",

@@ -10,7 +10,7 @@ from random import Random
 
 from harness.chaos import storage_calls
 from harness.chaos.cluster import ChaosCluster, Plan
-from harness.chaos.crowd import Crowd
+from harness.chaos.crowd import MIX, Crowd
 from harness.chaos.faults import rage
 from harness.chaos.lock_calls import Held, LockCalls
 from harness.chaos.recorder import Recorder, now_s, settled
@@ -21,8 +21,6 @@ from harness.servers import new_lease_id
 from redfence_server.redis_binary import find_redis_binary
 
 _CALM_S = 4.0
-# Longer than every lease of before.
-_TAIL_S = 4.0 * TTL_S
 _LAST = "last"
 
 
@@ -36,6 +34,8 @@ class Course:
         faults: their names.
         asked: those of them without which the run proves nothing.
         client_count: how many processes call.
+        mix: their workloads, in turn.
+        tail_s: for how long they go on after everything is set right; it should be longer than every lease of before.
     """
 
     seed: int
@@ -43,6 +43,8 @@ class Course:
     faults: Sequence[str]
     asked: Sequence[str] = ()
     client_count: int = 10
+    mix: Sequence[str] = MIX
+    tail_s: float = 4.0 * TTL_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +69,25 @@ async def run(plan: Plan, course: Course, *, folder: Path, say: Callable[[str], 
             f"{plan.node_count} nodes (appendfsync {plan.appendfsync}), {plan.server_count} servers and the storage are up"
         )
         began_s = now_s()
-        crowd = Crowd(cluster, seed=str(course.seed), began_s=began_s, count=course.client_count)
-        stage = Stage(cluster, crowd)
+        crowd = Crowd(
+            cluster, seed=str(course.seed), began_s=began_s, mix=course.mix, count=course.client_count
+        )
+        stage = Stage(
+            cluster,
+            crowd,
+            on_begin=lambda strike: say(f"  {now_s() - began_s:7.1f} s  {strike.kind}: {strike.target}"),
+        )
         await crowd.start()
         # Counted from here on: before, only some of them worked.
         began_s = now_s()
         say(f"{len(crowd)} clients work; faults begin in {_CALM_S:g} s")
         await asyncio.sleep(_CALM_S)
-        await rage(
-            stage,
-            course.faults,
-            seed=f"{course.seed}/faults",
-            lasts_s=course.lasts_s,
-            on_fault=lambda strike: say(f"  {now_s() - began_s:7.1f} s  {strike.kind}: {strike.target}"),
-        )
+        await rage(stage, course.faults, seed=f"{course.seed}/faults", lasts_s=course.lasts_s)
         wrong = list(stage.unhealed)
         say(f"{len(stage.faults)} faults are over; everything is set right")
         wrong += await cluster.set_right()
         healed_s = now_s()
-        await asyncio.sleep(_TAIL_S)
+        await asyncio.sleep(course.tail_s)
         wrong += crowd.ended_early()
         wrong += await crowd.end()
         say("the clients have ended; every resource is acquired once more")

@@ -56,11 +56,13 @@ class Stage:
     Attributes:
         faults: those that are over, in the order of their end.
         ending: set when no fault is to last any longer.
+        on_begin: told of each fault as it begins.
         unhealed: what was not set right after a fault; such a run is invalid.
     """
 
     cluster: ChaosCluster
     crowd: Crowd
+    on_begin: Callable[[Strike], None]
     faults: list[Fault] = field(default_factory=list)
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     unhealed: list[str] = field(default_factory=list)
@@ -78,13 +80,15 @@ class Stage:
             for name in sorted(strike.takes):
                 await stack.enter_async_context(self._locks.setdefault(name, asyncio.Lock()))
             await self._may_forget(strike.forgets)
-            if not self.ending.is_set():
-                await self._play(strike)
+            try:
+                if not self.ending.is_set():
+                    await self._play(strike)
+            finally:
                 for place in strike.forgets:
                     await self._until_rejoined(place)
-            async with self._changed:
-                self._forgetful -= set(strike.forgets)
-                self._changed.notify_all()
+                async with self._changed:
+                    self._forgetful -= set(strike.forgets)
+                    self._changed.notify_all()
 
     def note(self, fault: Fault) -> None:
         """Record a fault that is over."""
@@ -106,6 +110,7 @@ class Stage:
             self._forgetful |= set(places)
 
     async def _play(self, strike: Strike) -> None:
+        self.on_begin(strike)
         began_s = now_s()
         try:
             await strike.begin()

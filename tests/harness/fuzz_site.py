@@ -18,6 +18,7 @@ from harness.redis_nodes import NodeSet, RedisNode
 from harness.servers import form
 from redfence_proto.v1 import lock_pb2_grpc
 from redfence_server.redis_binary import RedisBinary
+from redfence_server.redis_process import AppendFsync
 
 NODE_COUNT = 3
 _START_TIMEOUT_S = 30.0
@@ -70,17 +71,20 @@ def is_complaint(line: str) -> bool:
 
 
 @contextmanager
-def fuzz_site(folder: Path, *, binary: RedisBinary) -> Iterator[FuzzSite]:
+def fuzz_site(
+    folder: Path, *, binary: RedisBinary, appendfsync: AppendFsync = "everysec"
+) -> Iterator[FuzzSite]:
     """Start everything and yield it; nothing is left afterwards.
 
     Args:
         folder: where the nodes, the storage and the logs are; empty.
         binary: the program of the nodes.
+        appendfsync: of the nodes; what is fuzzed does not crash them, so they need not fsync every write.
     """
     nodes, commands = NodeSet(folder / "nodes"), CommandProcesses(folder / "commands")
     databases: list[Database] = []
     try:
-        running = asyncio.run(_formed(nodes, binary))
+        running = asyncio.run(_formed(nodes, binary, appendfsync))
         node_flags = [flag for node in running for flag in ("--node", node.url)]
         server = commands.start_redfence("serve", *node_flags, "--listen", "127.0.0.1:0")
         storage = commands.start_redfence(
@@ -96,9 +100,8 @@ def fuzz_site(folder: Path, *, binary: RedisBinary) -> Iterator[FuzzSite]:
         nodes.close()
 
 
-async def _formed(nodes: NodeSet, binary: RedisBinary) -> list[RedisNode]:
-    # What is fuzzed does not crash its nodes, so they need not fsync every write.
-    running = await nodes.start(NODE_COUNT, binary=binary, appendfsync="everysec")
+async def _formed(nodes: NodeSet, binary: RedisBinary, appendfsync: AppendFsync) -> list[RedisNode]:
+    running = await nodes.start(NODE_COUNT, binary=binary, appendfsync=appendfsync)
     await form(running)
     return running
 

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 import redfence
-from harness.fuzz_settings import tried
+from harness.fuzz_settings import factor, tried
 from harness.fuzz_site import NODE_COUNT, FuzzSite
 from harness.servers import acquire_request, new_lease_id
 from redfence_proto.bounds import FENCING_TOKEN_MAX
@@ -475,7 +475,7 @@ class Walk(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(0)
+@pytest.mark.timeout(120 * factor())
 def test_both_clients_and_the_storage_do_what_the_model_says(site: FuzzSite) -> None:
     """Tokens strictly rise, one lease holds at a time, and every answer is the one that the model gives."""
     with world_at(site) as world:

@@ -33,7 +33,7 @@ WAIT_S = 0.1
 # On a machine that stands still, a lease of 100 ms may be over before its grant is answered.
 OVERDUE = {lock_pb2.ERROR_REASON_VALIDITY_EXHAUSTED, lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 * factor())]
 
 
 @contextmanager
@@ -314,7 +314,7 @@ def test_a_method_that_is_not_offered_is_unimplemented(site: FuzzSite, path: str
 # --- what it costs ----------------------------------------------------------------------------------------------------
 
 FLOOD_INPUTS = 2_000
-RSS_GROWTH_MAX_BYTES = 4 * 2**20
+RSS_GROWTH_MAX_BYTES = 8 * 2**20
 
 
 def looks(site: FuzzSite) -> tuple[ProcessLook, ...]:
@@ -344,4 +344,4 @@ async def test_thousands_of_inputs_leave_no_memory_and_no_file_behind(site: Fuzz
             )
             after = looks(site)
     for was, is_now in zip(before, after, strict=True):
-        assert is_now.rss_bytes - was.rss_bytes < RSS_GROWTH_MAX_BYTES * factor(), (was, is_now)
+        assert is_now.rss_bytes - was.rss_bytes < RSS_GROWTH_MAX_BYTES, (was, is_now)

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.fake_node import ADMITTED, FakeNodeState
-from harness.fuzz_settings import tried
+from harness.fuzz_settings import factor, tried
 from harness.joining_commands import (
     Claim,
     Formation,
@@ -68,7 +68,7 @@ QUARANTINES = ["0d" * 16, "0e" * 16]
 # How far above the greatest number a node comes back.
 JUMP = 2**20
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 * factor())]
 
 
 @pytest.fixture(scope="module")

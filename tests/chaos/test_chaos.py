@@ -9,6 +9,8 @@ import pytest
 from harness.chaos.checker import check
 from harness.chaos.checker_verdict import Invariant, Verdict
 from harness.chaos.cluster import Plan, harness_program
+from harness.chaos.recorder import Recorder, settled
+from harness.chaos.records import Kind, Outcome, read_operations
 from harness.chaos.run import Course, Run, run
 
 # Faults that end within seconds; `make chaos` has all of them. Two are asked for, by which the run is a valid one.
@@ -35,6 +37,29 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 async def _judged(plan: Plan, course: Course, folder: Path) -> tuple[Run, Verdict]:
     ran = await run(plan, course, folder=folder, say=print)
     return ran, check(ran.history)
+
+
+def test_a_call_that_was_never_answered_is_recorded_as_unknown_and_every_other_once(tmp_path: Path) -> None:
+    """Also if its client died in the middle of a line."""
+    path = tmp_path / "records.jsonl"
+    with Recorder(path, client="a") as recorder:
+        with recorder.call(Kind.ACQUIRE, "r", "answered", ttl_s=2.0) as call:
+            call.ok(token=7, until_s=call.operation.invoked_s + 1.9)
+        with recorder.call(Kind.RELEASE, "r", "answered", token=7) as call:
+            call.failed("NOT_HELD")
+        with pytest.raises(OSError, match="gone"), recorder.call(Kind.ACQUIRE, "r", "broken"):
+            raise OSError("gone")
+        recorder.call(Kind.ACQUIRE, "r", "open").__enter__()
+    with path.open("a") as file:
+        file.write('{"client":"a","kind":"acq')
+    answered, released, broken, unanswered = settled(read_operations(path))
+    assert (answered.outcome, answered.token, answered.ttl_s) == (Outcome.OK, 7, 2.0)
+    assert answered.completed_s is not None
+    assert answered.invoked_s <= answered.completed_s < answered.until_s
+    assert (released.outcome, released.detail, released.token) == (Outcome.FAILED, "NOT_HELD", 7)
+    assert (broken.outcome, broken.detail) == (Outcome.UNKNOWN, "OSError")
+    assert broken.completed_s is not None
+    assert (unanswered.outcome, unanswered.completed_s) == (Outcome.UNKNOWN, None)
 
 
 async def test_a_mixed_run_over_three_nodes_keeps_every_promise(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ FAULTS: Mapping[str, Draw] = MappingProxyType(
 # The ones not named have weight 2. A recovery keeps all others waiting.
 _WEIGHTS: Mapping[str, int] = MappingProxyType({memory_faults.MAJORITY_WIPED: 1})
 _HOLDER_PAUSED = "holder paused"
-_LANES = 4
+_LANES = 3
 _PAUSE_S_MAX = 0.6
 
 

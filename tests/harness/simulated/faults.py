@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 from harness.simulated.processes import Process
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from harness.simulated.world import World
     from harness.waiting_links import Chance
 
-Fault = Callable[["World"], Awaitable[None]]
+Fault = Callable[["World"], Coroutine[Any, Any, None]]
 FAULTS: Final[dict[str, Fault]] = {}
 
 
@@ -32,6 +32,16 @@ async def _pause(world: World, process: Process, *, longest_ttls: float) -> None
 async def holder_paused(world: World) -> None:
     """SIGSTOP, past its lease."""
     await _pause(world, world.chance.choice(world.holders).process, longest_ttls=3)
+
+
+@_fault
+async def holder_killed(world: World) -> None:
+    """Kill -9, with whatever it holds and whatever is under way for it; and a new run some time later."""
+    holder = world.chance.choice(world.holders)
+    if holder.process.runs:
+        holder.kill()
+        await asyncio.sleep(world.chance.uniform(0.01, 1.0))
+        holder.restart()
 
 
 @_fault

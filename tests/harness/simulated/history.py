@@ -38,7 +38,7 @@ class History:
     grants: dict[str, list[Grant]] = field(default_factory=dict)
     _leases_of_tokens: dict[tuple[str, int], str] = field(default_factory=dict)
     _greatest: dict[str, list[tuple[float, int, str]]] = field(default_factory=dict)
-    _trace: hashlib._Hash = field(default_factory=lambda: hashlib.sha256())
+    _trace: hashlib._Hash = field(default_factory=hashlib.sha256)
 
     def event(self, at_ms: float, *what: object) -> None:
         """Note something, for the hash of the run."""
@@ -93,6 +93,15 @@ class History:
                     f"L: {grant.resource}: token {grant.token} is renewed after {other.token} was granted",
                 )
         grant.until_ms = max(grant.until_ms, until_ms)
+
+    def told_lost(self, at_ms: float, grant: Grant) -> None:
+        """Note that a holder was told that its lease has ended: D, unless it has ended for the holder as well."""
+        self.event(at_ms, "lost", grant.resource, grant.token)
+        if at_ms < grant.until_ms and not self.clocks_were_set:
+            left_ms = grant.until_ms - at_ms
+            self.problem(
+                at_ms, f"D: {grant.resource}: token {grant.token} is lost {left_ms:.0f} ms before its end"
+            )
 
 
 class FencedStorage:

@@ -14,6 +14,7 @@ from harness.waiting_links import Chance, now_ms
 from redfence_server.errors import RedfenceServerError
 from redfence_server.lock_service import LockService
 from redfence_server.model import AcquireCall, Lease, LeaseId
+from redfence_server.quorum import RenewVerdict
 
 if TYPE_CHECKING:
     from redfence_server.lock_service import RenewOutcome
@@ -61,6 +62,16 @@ class Holder:
     def rest(self) -> None:
         """Begin nothing new."""
         self._resting = True
+
+    def kill(self) -> None:
+        """End the process, as kill -9 does: what it holds is held until its ttl ends."""
+        self.process.kill()
+        self.wire.break_off()
+
+    def restart(self) -> None:
+        """Begin a new run that knows of nothing."""
+        self.process = self.wire.client = Process(self.name)
+        self.start()
 
     async def _live(self) -> None:
         chance = self._around.chance
@@ -146,12 +157,17 @@ class Holder:
         told = await self._ask(
             server, lambda service: service.renew(grant.resource, lease), timeout_s=around.call_timeout_s
         )
-        if told is None or now_ms() >= grant.until_ms:
-            return told is None and now_ms() < grant.until_ms
+        if told is None:
+            return now_ms() < grant.until_ms
         renewed: RenewOutcome = told  # type: ignore[assignment]  # what renew returns
-        if renewed.validity_ms <= 0:
+        if renewed.verdict is RenewVerdict.LOST:
+            around.history.told_lost(now_ms(), grant)
             return False
-        around.history.renewed(now_ms(), grant, sent_at_ms + renewed.validity_ms)
+        until_ms = sent_at_ms + renewed.validity_ms
+        if until_ms <= now_ms():
+            return False
+        # Also where it comes after the time that the holder knew of: it may be told that it still has its lease, and believes it.
+        around.history.renewed(now_ms(), grant, until_ms)
         return True
 
     async def _release(self, resource: str, lease: LeaseId) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
 from harness import adversary_mutants, forgetful_mutants
@@ -25,10 +24,11 @@ class ExtendThatRecreates(FakeNodeState):
         if (
             isinstance(command, Renew)
             and self._hold(command.resource, now_ms) is None
-            and (hold := self._ended.get((command.resource, command.digest))) is not None
+            and (ended := self._ended.get((command.resource, command.digest))) is not None
         ):
             self.holds[command.resource] = Hold(
-                *(hold.digest, hold.nonce, False, hold.token, hold.holder, hold.ttl_ms), now_ms + hold.ttl_ms
+                *(ended.digest, ended.nonce, False, ended.token, ended.holder, ended.ttl_ms),
+                now_ms + ended.ttl_ms,
             )
         return super().apply(command, now_ms, admission=admission, channel=channel)
 
@@ -54,3 +54,5 @@ MUTANTS: Final = {
     ),
     "mint without floor": Rules(node=forgetful_mutants.MintWithoutFloor),
 }
+# What the first problem of each is about: the letter of the promise that its rule is for.
+FOUND_BY: Final = dict.fromkeys(MUTANTS, "")

@@ -7,10 +7,11 @@ import contextlib
 import contextvars
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVarTuple
 
 from harness.virtual_loop import VirtualLoop
 
+Arguments = TypeVarTuple("Arguments")
 _process: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
 
 
@@ -44,8 +45,8 @@ class ProcessLoop(VirtualLoop):
 
     def call_soon(
         self,
-        callback: Callable[..., object],
-        *args: Any,
+        callback: Callable[[*Arguments], object],
+        *args: *Arguments,
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
         """Schedule; see the class."""
@@ -62,8 +63,8 @@ class ProcessLoop(VirtualLoop):
     def call_at(
         self,
         when: float,
-        callback: Callable[..., object],
-        *args: Any,
+        callback: Callable[[*Arguments], object],
+        *args: *Arguments,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         """Schedule; see the class."""
@@ -77,7 +78,7 @@ class ProcessLoop(VirtualLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self.set_task_factory(_make_task)
+        self.set_task_factory(_make_task)  # type: ignore[arg-type]  # its stub asks for a wider coroutine
         self._over = False
         self.processes: list[Process] = []
 

@@ -81,7 +81,7 @@ class Push:
     parts: Sequence[bytes | int]
 
 
-def encode(value: object) -> bytes:
+def encode(value: object) -> bytes:  # noqa: PLR0911  (one return per type)
     """Return an answer as RESP."""
     match value:
         case ErrorReply(text):
@@ -165,7 +165,7 @@ class SimulatedRedis:
 
     # --- commands -------------------------------------------------------------------------------------------------
 
-    def carry_out(self, command: Sequence[str], client: Client) -> object:
+    def carry_out(self, command: Sequence[str], client: Client) -> object:  # noqa: PLR0911  (one return per command)
         """Return the answer to one command."""
         match command:
             case ["HELLO", "3"]:
@@ -248,7 +248,7 @@ class SimulatedRedis:
                 return Vouch(admission, int(place), int(floor), int(changes)), ""
         raise AssertionError((name, arguments))
 
-    def _answer(self, reply: Reply) -> object:
+    def _answer(self, reply: Reply) -> object:  # noqa: PLR0911  (one return per reply)
         state = self.state
         match reply:
             case Granted():

@@ -113,12 +113,15 @@ class Wire:
     """The ways between one client and the servers.
 
     Attributes:
+        client: the present run of the client.
         loss: how likely a message is lost, either way.
         duplicates: how likely a request arrives twice.
     """
 
     def __init__(self, client: Process, chance: Chance, *, latency_ms: tuple[float, float]) -> None:
-        self._client = client
+        self.client = client
+        # Under way, in the order in which they were made.
+        self._calls: dict[Call, None] = {}
         self._chance = chance
         self._latency_ms = latency_ms
         self.loss = 0.0
@@ -137,7 +140,7 @@ class Wire:
         Cancellation: the server is told, if the message arrives.
         """
         call = Call(server, asyncio.get_running_loop().create_future())
-        server.calls[call] = None
+        server.calls[call] = self._calls[call] = None
         for _ in range(1 + (self._chance.random() < self.duplicates)):
             self._send(server.process, lambda: self._arrive(call, method))
         try:
@@ -146,8 +149,17 @@ class Wire:
         except TimeoutError as error:
             raise UnknownOutcomeError("no answer in time") from error
         finally:
-            server.calls.pop(call, None)
-            self._send(server.process, lambda: call.task is not None and call.task.cancel())
+            self._end(call)
+
+    def break_off(self) -> None:
+        """End what is under way, for the client has died: the servers are told, if the messages arrive."""
+        for call in list(self._calls):
+            self._end(call)
+
+    def _end(self, call: Call) -> None:
+        self._calls.pop(call, None)
+        call.server.calls.pop(call, None)
+        self._send(call.server.process, lambda: call.task is not None and call.task.cancel())
 
     def _send(self, to: Process, arrive: Callable[[], object]) -> None:
         if self._chance.random() >= self.loss:
@@ -157,7 +169,7 @@ class Wire:
     def _arrive(self, call: Call, method: Callable[[LockService], Awaitable[object]]) -> None:
         service = call.server.service
         if service is None:
-            self._send(self._client, lambda: _fail(call.answer, NotServingError()))
+            self._send(self.client, lambda: _fail(call.answer, NotServingError()))
             return
         call.task = call.server.process.spawn(self._serve(call, method, service))
 
@@ -168,9 +180,9 @@ class Wire:
             value = await method(service)
         except Exception as error:  # noqa: BLE001  (whatever it is, it is for the caller)
             told = error
-            self._send(self._client, lambda: _fail(call.answer, told))
+            self._send(self.client, lambda: _fail(call.answer, told))
         else:
-            self._send(self._client, lambda: _tell(call.answer, value))
+            self._send(self.client, lambda: _tell(call.answer, value))
 
 
 def _fail(answer: asyncio.Future[object], error: Exception) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
+from collections.abc import MutableMapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 from unittest.mock import patch
 
 import structlog
@@ -173,7 +174,7 @@ class World:
 
     async def _until_serving(self) -> None:
         async with asyncio.timeout(START_TIMEOUT_MS / 1000):
-            while any(server.service is None for server in self.servers):
+            while any(server.service is None for server in self.servers):  # noqa: ASYNC110  (it is on virtual time)
                 await asyncio.sleep(0.01)
 
     def _heal(self) -> None:
@@ -230,15 +231,20 @@ class World:
         for holder in (*self.holders, self._probe):
             await holder.process.end()
         for server in self.servers:
-            if server.service is not None and not server.service._queues.empty:  # noqa: SLF001
+            if server.service is not None and not server.service._queues.empty:
                 self.history.problem(now_ms(), f"C: {server.name} keeps a queue")
             await server.end()
             if server.process.tasks:
                 self.history.problem(now_ms(), f"C: {server.name} leaves tasks: {list(server.process.tasks)}")
         for host in self.hosts:
-            held = [name for name in self.resources if host.redis.state._hold(name, host.redis._clock_ms())]  # noqa: SLF001
+            held = [name for name in self.resources if host.redis.state._hold(name, host.redis._clock_ms())]
             if held and not self.history.clocks_were_set:
                 self.history.problem(now_ms(), f"C: {host.process.name} still holds {held}")
+
+
+def replay_command(seed: int, mutant: str = "") -> str:
+    """Return what runs this seed again, for a failure to print."""
+    return f'make sim SEED={seed} MUTANT="{mutant}"' if mutant else f"make sim SEED={seed}"
 
 
 def simulate(seed: int, rules: Rules | None = None) -> Report:
@@ -256,7 +262,7 @@ def _simulate(seed: int, rules: Rules) -> Report:
     problems: list[str] = []
     loop.set_exception_handler(lambda _, about: problems.append(f"defect: {about.get('exception') or about}"))
 
-    def note_defect(_: Any, __: str, event: dict[str, Any]) -> dict[str, Any]:
+    def note_defect(_: Any, __: str, event: MutableMapping[str, Any]) -> NoReturn:
         if event["event"] == "defect":
             problems.append(f"defect: {event}")
         raise structlog.DropEvent
@@ -277,6 +283,8 @@ def _simulate(seed: int, rules: Rules) -> Report:
         loop.close()
         asyncio.set_event_loop(None)
         gc.enable()
+        # Of a whole world, most of it in circles.
+        gc.collect()
         structlog.reset_defaults()
     counts = Counter({"grants": sum(map(len, world.history.grants.values())), "stale": world.storage.refused})
     counts["acknowledged"] = len(world.storage.acknowledged)

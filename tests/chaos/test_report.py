@@ -255,6 +255,7 @@ def test_very_many_resources_violations_and_faults_are_told_in_part_and_counted(
     operations += [
         replace(acquire(f"c{turn}", 1, turn / 10), resource=f"r{turn}" + "x" * 200) for turn in range(count)
     ]
+    operations.append(replace(acquire("z", 0, 8e4), resource="used once, and broken"))
     history = History(
         seed=1,
         operations=tuple(sorted(operations, key=lambda each: each.invoked_s)),
@@ -269,5 +270,5 @@ def test_very_many_resources_violations_and_faults_are_told_in_part_and_counted(
     assert len(page.attributes("data-violation")) == VIOLATIONS_MAX
     assert "and 5 more." in page.text
     assert len(page.scene["rows"]) == ROWS_MAX
-    assert "orders" in [row["name"] for row in page.scene["rows"]], "what was broken is drawn first"
-    assert f"{count + 1 - ROWS_MAX:,} more resources are not drawn" in page.text
+    assert "used once, and broken" in [row["name"] for row in page.scene["rows"]]
+    assert f"{count + 2 - ROWS_MAX:,} more resources are not drawn" in page.text

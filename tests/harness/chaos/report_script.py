@@ -178,7 +178,9 @@ function drawViolation([, at, row, , , calls], number) {
   context.lineWidth = number === shown ? 3 : 1.5;
   for (const [, began, lasted] of calls) {
     if (began + lasted < view[0] || began > view[1]) continue;
-    context.strokeRect(xOf(began), top + 2, Math.max(xOf(began + lasted) - xOf(began), 2), ROW - 4);
+    const width = xOf(began + lasted) - xOf(began);
+    // Outlines of calls that are narrower than that would hide what they are about.
+    if (width >= 3 || number === shown) context.strokeRect(xOf(began), top + 2, Math.max(width, 2), ROW - 4);
   }
   if (at >= view[0] && at <= view[1]) {
     const x = xOf(at);

@@ -237,7 +237,7 @@ _joining: st.SearchStrategy[JoiningCommand] = st.one_of(
     ),
     st.builds(
         Quarantine,
-        st.builds(Known, _admissions, st.sampled_from(["run", "run-2"])),
+        st.builds(Known, st.sampled_from([*ADMISSIONS, *QUARANTINES]), st.sampled_from(["run", "run-2"])),
         st.sampled_from(QUARANTINES),
         st.just(PLACE),
         st.just("run-2"),
@@ -370,8 +370,10 @@ SHAS = ScriptSet().shas
 
 
 def _prepared(database: Database, *, quarantined: bool) -> Memory:
-    """Return what a node remembers on which a lease holds that was granted twice, and which may be in quarantine since."""
+    """Return what a node remembers that came back once, on which a lease holds, and which may be in quarantine again."""
     node = LuaNode(database).form(formation=PLACE)
+    node.join(Quarantine(Known(ADMITTED, "run"), QUARANTINES[1], PLACE, "run", floor=2))
+    node.join(Readmit(QUARANTINES[1], ADMITTED, 5, 3, "run", (5, 0, 0)))
     for token in (9, 20):
         node.apply(Mint(_X, LEASES[0], NONCES[0], "h", TTL_MS), 0.0)
         node.apply(Commit(_X, LEASES[0], NONCES[0], token), 0.0)

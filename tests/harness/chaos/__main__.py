@@ -88,8 +88,8 @@ def _run_once(arguments: argparse.Namespace, count: int) -> int:
             report.parent.mkdir(parents=True, exist_ok=True)
             write_report(ran.history, verdict, report)
             _say(f"report: {report}")
-        if verdict.violations and report is not None:
-            _keep(ran.history, report.with_suffix(".jsonl"))
+        if report is not None and (verdict.violations or ran.wrong or verdict.invalid):
+            _keep(ran, report)
     return _judge(ran, verdict, count)
 
 
@@ -154,12 +154,14 @@ def _report_path(arguments: argparse.Namespace, count: int) -> Path | None:
     return path.with_name(f"{path.stem}-{count}-nodes{path.suffix}")
 
 
-def _keep(history: History, path: Path) -> None:
-    """Write every record down, for whoever looks into a violation."""
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(map(line, history.operations))
-        file.writelines(map(line, history.faults))
-    _say(f"records: {path}")
+def _keep(ran: Run, report: Path) -> None:
+    """Write down every record and what servers warned of, for whoever looks into it."""
+    records, log = report.with_suffix(".jsonl"), report.with_suffix(".log")
+    with records.open("w", encoding="utf-8") as file:
+        file.writelines(map(line, ran.history.operations))
+        file.writelines(map(line, ran.history.faults))
+    log.write_text("".join(f"{each}\n" for each in ran.logged), "utf-8")
+    _say(f"records: {records}; warnings of the servers: {log}")
 
 
 def _command(arguments: argparse.Namespace) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -286,6 +287,16 @@ class ChaosCluster:
             if '"defect"' in line
         ]
 
+    def logged(self) -> list[str]:
+        """Return what servers have logged as warnings or worse, in the order of their writing."""
+        lines = [
+            (told.get("timestamp", ""), f"server {number}: {line}")
+            for number, server in enumerate(self.servers)
+            for line in server.logged()
+            if (told := _parsed(line)).get("level") in ("warning", "error", "critical")
+        ]
+        return [line for _, line in sorted(lines)]
+
     async def states(self) -> str:
         """Return what each server says of each node."""
         told = []
@@ -309,3 +320,12 @@ class ChaosCluster:
         status = await command.wait(timeout_s=_READY_S)
         assert status == 0, f"recover ended with {status}: {command.stdout}{command.stderr}"
         return command.stdout
+
+
+def _parsed(line: str) -> dict[str, str]:
+    """Return the fields of a line of a log; none of one that is something else."""
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}

@@ -130,7 +130,10 @@ class LockCalls:
         nothing_done: set[lock_pb2.ErrorReason.ValueType],
     ) -> None:
         rich = from_trailing_metadata(error.trailing_metadata())
-        name = error.code().name if rich is None else rich.reason_name
+        name = error.code().name
+        if rich is not None:
+            # Which nodes did not count, and why.
+            name = " ".join((rich.reason_name, *(f"{key}: {value}" for key, value in rich.metadata.items())))
         # Without a reason it is the transport's word: the request may have arrived before the connection was lost.
         if error.code() is grpc.StatusCode.INVALID_ARGUMENT or (rich and rich.reason in nothing_done):
             call.failed(name)

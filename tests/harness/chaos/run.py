@@ -22,6 +22,10 @@ from redfence_server.redis_binary import find_redis_binary
 
 _CALM_S = 4.0
 _LAST = "last"
+# Whoever is refused tries again, for as long as somebody must have been granted by then.
+_LAST_TRIES_S = 3.0 * TTL_S
+_LAST_PAUSE_S = 0.05
+_LOGGED_MAX = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +59,13 @@ class Run:
         history: for the checker.
         wrong: what is wrong with the run itself: it proves nothing.
         defects: what servers wrote in their logs as defects of their own.
+        logged: the last warnings of the servers, for whoever looks into a violation.
     """
 
     history: History
     wrong: Sequence[str]
     defects: Sequence[str]
+    logged: Sequence[str]
 
 
 async def run(plan: Plan, course: Course, *, folder: Path, say: Callable[[str], None]) -> Run:
@@ -108,7 +114,7 @@ async def run(plan: Plan, course: Course, *, folder: Path, say: Callable[[str], 
             kept=kept,
             asked=tuple(course.asked),
         )
-        return Run(history, wrong, cluster.defects())
+        return Run(history, wrong, cluster.defects(), cluster.logged()[-_LOGGED_MAX:])
 
 
 async def _last_acquires(
@@ -119,10 +125,18 @@ async def _last_acquires(
         calls = LockCalls(cluster.addresses, recorder=recorder, random=Random(_LAST))
         try:
             for resource in sorted({each.resource for each in operations}):
-                lease = new_lease_id()
-                got = await calls.acquire(resource, lease, ttl_s=TTL_S, wait_s=2 * TTL_S)
-                if isinstance(got, Held):
-                    await calls.release(resource, lease, token=got.token)
+                await _acquire_once_more(calls, resource)
         finally:
             await calls.close()
     return settled(read_operations(path))
+
+
+async def _acquire_once_more(calls: LockCalls, resource: str) -> None:
+    ends_s = now_s() + _LAST_TRIES_S
+    got = None
+    while not isinstance(got, Held) and now_s() < ends_s:
+        lease = new_lease_id()
+        got = await calls.acquire(resource, lease, ttl_s=TTL_S, wait_s=TTL_S)
+        await calls.release(resource, lease, token=got.token if isinstance(got, Held) else 0)
+        if not isinstance(got, Held):
+            await asyncio.sleep(_LAST_PAUSE_S)

@@ -18,7 +18,7 @@ from harness.chaos.checker_verdict import Verdict
 from harness.chaos.cluster import Plan, harness_program
 from harness.chaos.faults import CLOCK_STEPPED, DISK_FULL, FAULTS, possible
 from harness.chaos.node_disk import can_mount
-from harness.chaos.records import History, Kind, Outcome, line
+from harness.chaos.records import Kind, Outcome, line
 from harness.chaos.report import write_report
 from harness.chaos.run import Course, Run, run
 from harness.moved_clock import NoCompilerError, compile_clock_shim
@@ -121,13 +121,14 @@ def _judge(ran: Run, verdict: Verdict, count: int) -> int:
         _say(f"invalid: {each}")
     for each in ran.defects:
         _say(f"DEFECT {each}")
-    _say(f"{count} nodes: {_summary(ran.history, verdict)}")
+    _say(f"{count} nodes: {_summary(ran, verdict)}")
     if verdict.violations or ran.defects:
         return _BROKEN
     return _INVALID if wrong else _CLEAN
 
 
-def _summary(history: History, verdict: Verdict) -> str:
+def _summary(ran: Run, verdict: Verdict) -> str:
+    history = ran.history
     counts = verdict.counts
     struck_s = max((each.ended_s for each in history.faults), default=0.0) - min(
         (each.began_s for each in history.faults), default=0.0
@@ -139,7 +140,7 @@ def _summary(history: History, verdict: Verdict) -> str:
         f"{len(history.operations)} calls, {grants} grants, {counts.throughput_per_s:.0f} op/s before the first fault; "
         f"{faults} faults of {len(counts.faults)} kinds ({faults / minutes:.1f} a minute), "
         f"{counts.stale_writes_refused} stale writes refused ({counts.stale_writes_refused / minutes:.1f} a minute), "
-        f"longest time without a grant {counts.longest_gap_s:.1f} s; {len(verdict.violations)} violations"
+        f"longest time without a grant {counts.longest_gap_s:.1f} s, proxies late by {ran.late_s:.2f} s at most; {len(verdict.violations)} violations"
     )
 
 

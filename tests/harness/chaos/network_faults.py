@@ -75,15 +75,15 @@ def delayed(stage: Stage, random: Random) -> Strike:
 
 
 def sliced(stage: Stage, random: Random) -> Strike:
-    """Draw: what goes to and from one node arrives in pieces of a few bytes."""
-    place = random.randrange(len(stage.cluster.nodes))
-    # On a path over which many bytes go, smaller pieces take the whole processor.
-    size = random.randrange(7, 64)
+    """Draw: what goes between one server and one node arrives in pieces of some bytes."""
+    pair = (random.randrange(len(stage.cluster.servers)), random.randrange(len(stage.cluster.nodes)))
+    # Smaller ones, or on every path at once, take all of this process' time, and with it that of all other paths.
+    size = random.randrange(16, 200)
     return _network(
         stage,
         random,
         "sliced bytes",
-        _all_to(stage, [place]),
+        [pair],
         lambda proxy: proxy.slice(slice_bytes=size),
         detail=f"{size} bytes",
     )

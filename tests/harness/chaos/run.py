@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from types import TracebackType
+from typing import Self
 
 from harness.chaos import storage_calls
 from harness.chaos.cluster import ChaosCluster, Plan
@@ -25,6 +27,7 @@ _LAST = "last"
 # Whoever is refused tries again, for as long as somebody must have been granted by then.
 _LAST_TRIES_S = 3.0 * TTL_S
 _LAST_PAUSE_S = 0.05
+_BEAT_S = 0.05
 _LOGGED_MAX = 20_000
 
 
@@ -59,13 +62,42 @@ class Run:
         history: for the checker.
         wrong: what is wrong with the run itself: it proves nothing.
         defects: what servers wrote in their logs as defects of their own.
+        late_s: by how much this process, through which all goes between servers and nodes, was late at most while faults came.
         logged: the last warnings of the servers, for whoever looks into a violation.
     """
 
     history: History
     wrong: Sequence[str]
     defects: Sequence[str]
+    late_s: float
     logged: Sequence[str]
+
+
+class _Lateness:
+    """Within `async with`, how late this event loop comes round.
+
+    Attributes:
+        most_s: the latest it was.
+    """
+
+    def __init__(self) -> None:
+        self.most_s = 0.0
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._beat())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _beat(self) -> None:
+        while True:
+            before_s = now_s()
+            await asyncio.sleep(_BEAT_S)
+            self.most_s = max(self.most_s, now_s() - before_s - _BEAT_S)
 
 
 async def run(plan: Plan, course: Course, *, folder: Path, say: Callable[[str], None]) -> Run:
@@ -88,7 +120,8 @@ async def run(plan: Plan, course: Course, *, folder: Path, say: Callable[[str], 
         began_s = now_s()
         say(f"{len(crowd)} clients work; faults begin in {_CALM_S:g} s")
         await asyncio.sleep(_CALM_S)
-        await rage(stage, course.faults, seed=f"{course.seed}/faults", lasts_s=course.lasts_s)
+        async with _Lateness() as lateness:
+            await rage(stage, course.faults, seed=f"{course.seed}/faults", lasts_s=course.lasts_s)
         wrong = list(stage.unhealed)
         say(f"{len(stage.faults)} faults are over; everything is set right")
         wrong += await cluster.set_right()
@@ -97,7 +130,8 @@ async def run(plan: Plan, course: Course, *, folder: Path, say: Callable[[str], 
         wrong += crowd.ended_early()
         wrong += await crowd.end()
         say("the clients have ended; every resource is acquired once more")
-        operations = crowd.operations()
+        # Not here, where the proxies are: the servers would see all nodes stand still.
+        operations = await asyncio.to_thread(crowd.operations)
         last = await _last_acquires(cluster, operations, folder / "last.jsonl")
         ended_s = now_s()
         kept = {
@@ -114,7 +148,7 @@ async def run(plan: Plan, course: Course, *, folder: Path, say: Callable[[str], 
             kept=kept,
             asked=tuple(course.asked),
         )
-        return Run(history, wrong, cluster.defects(), cluster.logged()[-_LOGGED_MAX:])
+        return Run(history, wrong, cluster.defects(), lateness.most_s, cluster.logged()[-_LOGGED_MAX:])
 
 
 async def _last_acquires(

@@ -70,16 +70,24 @@ def test_one_file_that_stays_open_is_a_leak() -> None:
     assert judge(samples, WANTED).status is Status.PASSED
 
 
+def with_a_standstill() -> list[Sample]:
+    """Return a run in which for three seconds nothing was answered, and then all of it."""
+    samples = run_of()
+    samples[90] = replace(samples[90], pairs=samples[90].pairs - 3_000)
+    return samples
+
+
 @pytest.mark.parametrize(
     "samples",
     [
+        with_a_standstill(),
         run_of(pairs_per_second=940),
         run_of(streams=940),
         run_of(pairs_per_second=940, leaks_mib=50, leaks_fds=9),
         run_of()[:35],
         [],
     ],
-    ids=["too slow", "too few streams", "too slow and leaking", "too short", "nothing"],
+    ids=["a standstill", "too slow", "too few streams", "too slow and leaking", "too short", "nothing"],
 )
 def test_a_run_that_was_not_the_one_asked_for_proves_nothing(samples: list[Sample]) -> None:
     """Neither that there is a leak nor that there is none."""
@@ -111,4 +119,4 @@ def test_a_small_soak_runs_and_finds_no_growth(tmp_path: Path, redis_binary: Red
     assert judgement.status is not Status.GREW, judgement
     assert len(said) >= 12
     assert all("pairs/s" in line and "streams" in line for line in said)
-    assert "memory of the server" in judgement.sentences[1]
+    assert any("memory of the server" in sentence for sentence in judgement.sentences)

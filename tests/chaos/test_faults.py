@@ -69,6 +69,11 @@ def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+async def _is_stopped(pid: int) -> bool:
+    """Tell whether a process is stopped; a signal takes effect a little after it was sent."""
+    return _state(pid) == "T"
+
+
 def _cut(stage: Stage) -> list[tuple[int, int]]:
     """Return the pairs of server and node between which nothing passes one way or the other."""
     return [
@@ -102,7 +107,8 @@ async def test_a_fault_is_recorded_and_heals(stage: Stage, no_disk: str, kind: s
 
 
 @pytest.mark.xfail(
-    strict=True, reason="a script that cannot be read for want of a file descriptor ends the link for ever"
+    strict=False,  # only if its socket took the last descriptor
+    reason="a script that cannot be read for want of a file descriptor ends the link for ever",
 )
 async def test_a_server_that_was_out_of_files_goes_on_by_itself(stage: Stage) -> None:
     """As soon as it may open files again."""
@@ -186,7 +192,7 @@ async def test_a_server_is_paused_and_killed(stage: Stage) -> None:
     """The process itself, not what is seen of it."""
     async with _begun(_drawn(stage, "server paused")) as strike:
         server = stage.cluster.servers[_place(strike, "server")]
-        assert _state(server.process.pid) == "T"
+        await until(lambda: _is_stopped(server.process.pid))
     async with _begun(_drawn(stage, "server killed")) as strike:
         server = stage.cluster.servers[_place(strike, "server")]
         assert _has_ended(server.process)
@@ -197,12 +203,13 @@ async def test_a_server_is_paused_and_killed(stage: Stage) -> None:
 async def test_a_node_is_paused_and_killed_and_keeps_what_it_had(stage: Stage) -> None:
     """It syncs every write."""
     async with _begun(_drawn(stage, "node paused")) as strike:
-        assert _state(stage.cluster.nodes[_place(strike, "node")].pid) == "T"
+        paused = stage.cluster.nodes[_place(strike, "node")]
+        await until(lambda: _is_stopped(paused.pid))
     async with _begun(_drawn(stage, "node killed")) as strike:
         node = stage.cluster.nodes[_place(strike, "node")]
         assert _has_ended(node)
         assert not strike.forgets
-    assert await node.call("HGET", "redfence:node", "cluster")
+    assert await node.call("HGET", "redfence:node", "cluster_id")
     assert not await stage.cluster.set_right()
 
 

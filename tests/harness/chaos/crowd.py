@@ -23,6 +23,7 @@ _END_S = 30.0
 _TAIL_BYTES = 8 * 1024
 _TRIES_MAX = 200
 _TRY_S = 0.01
+_STOP_LOOK_S = 0.001
 MIX = (
     *("append", "append", "append", "append"),
     *("race", "race", "keep", "keep", "sdk", "threads"),
@@ -109,6 +110,7 @@ class Crowd:
         seat = self._seats[place]
         for _ in range(_TRIES_MAX):
             seat.process.send_signal(signal.SIGSTOP)
+            await _until_stopped(seat.process.pid)
             # While it is stopped, what it has written down stays as it is.
             if seat.workload not in ("append", "sdk") or _thinks(_last(seat.records)):
                 return
@@ -165,6 +167,14 @@ class Crowd:
     def random_place(self, random: Random, workloads: Sequence[str]) -> int:
         """Return the place of some client of these workloads, or of any if there is none."""
         return random.choice(self.places(workloads) or list(range(len(self._seats))))
+
+
+async def _until_stopped(pid: int) -> None:
+    """Return once a process that was sent SIGSTOP stands still, which may take a moment; give up after many looks."""
+    for _ in range(_TRIES_MAX):
+        if Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0] in ("T", "Z"):
+            return
+        await asyncio.sleep(_STOP_LOOK_S)
 
 
 def _last(path: Path) -> list[str]:

@@ -194,12 +194,15 @@ class Tally:
                 targets.append((node, reply.nonce))
         return Ask(token, tuple(targets))
 
-    def _refuse(self) -> Refusal:
+    def _refuse(self) -> Decision:
         held = tuple((node, reply) for node, reply in enumerate(self._replies) if isinstance(reply, Held))
         silent = silent_nodes(self._replies)
         node_count = len(self._replies)
         if len(silent) > node_count - self._quorum:
             return Refusal(Failure.NO_QUORUM, held, silent)
+        if node_count - self._replies.count(None) - len(silent) < self._quorum:
+            # Nobody is told that the lock is held on the word of less than a quorum: it may turn out that there is none.
+            return WAIT
         if not held:
             return Refusal(Failure.EXPIRED, held, silent)
         unknown = len(silent) + self._replies.count(None)

@@ -13,7 +13,7 @@ import pytest
 
 from harness.failures import Failure
 from harness.leftovers import open_files, running_tasks
-from harness.servers import FormedNodes, LockServer, Serve, until, until_no_locks
+from harness.servers import FormedNodes, LockServer, Serve, now_ms, until, until_no_locks
 from harness.session_caller import SessionCaller
 from harness.token_history import TokenHistory
 from harness.waiters import TTL_MS, Waiter
@@ -115,10 +115,12 @@ class Storm:
         """Have a grant and give it back, or be gone."""
         answer = await waiter.answer()
         if isinstance(answer, lock_pb2.AcquireResponse):
-            self.history.note(await waiter.lease(), began_at_ms=waiter.began_at_ms)
+            grant = self.history.note(await waiter.lease(), began_at_ms=waiter.began_at_ms)
             await asyncio.sleep(self._random.uniform(0, HOLD_S_MAX))
             released = await there.release(waiter.resource, waiter.lease_id)
-            assert released == lock_pb2.RELEASE_OUTCOME_RELEASED
+            # A machine that stands still for a second ends the shorter leases.
+            in_time = now_ms() < self.history.end_ms(grant)
+            assert released == lock_pb2.RELEASE_OUTCOME_RELEASED or not in_time
             self.ends[f"{how} granted"] += 1
             return
         if isinstance(answer, Failure):

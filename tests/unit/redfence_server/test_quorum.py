@@ -72,9 +72,17 @@ class Oracle:
         return sum(map(self.stands_at_greatest, self.alive())) >= self.quorum
 
     @property
-    def is_hopeless(self) -> bool:
-        """No answer that may still come could make a quorum."""
-        return len(self.alive()) + self.node_count - len(self.mints) < self.quorum
+    def must_refuse(self) -> bool:
+        """No answer that may still come could make a grant, and a quorum has answered, or cannot."""
+        hopeless = len(self.alive()) + self.node_count - len(self.mints) < self.quorum
+        silent = sum(self.is_silent(node) for node in self.mints)
+        is_told = len(self.mints) - silent >= self.quorum or silent > self.node_count - self.quorum
+        return hopeless and is_told
+
+    def is_silent(self, node: int) -> bool:
+        """Its last answer was none."""
+        replies = [self.mints[node], *(reply for _, reply in self.commits.get(node, []))]
+        return any(isinstance(reply, Silence) for reply in replies)
 
 
 def check(oracle: Oracle, decision: Decision, asked: set[tuple[int, int]]) -> bool:
@@ -84,11 +92,11 @@ def check(oracle: Oracle, decision: Decision, asked: set[tuple[int, int]]) -> bo
             assert oracle.must_grant
             assert token == oracle.greatest
         case Refusal():
-            assert oracle.is_hopeless
+            assert oracle.must_refuse
             assert not oracle.must_grant
         case Ask(token, targets):
             assert not oracle.must_grant, "a slow node must not delay a grant"
-            assert not oracle.is_hopeless, "a slow node must not delay a refusal"
+            assert not oracle.must_refuse, "a slow node must not delay a refusal"
             for node, nonce in targets:
                 mint = oracle.mints[node]
                 assert isinstance(mint, Granted)
@@ -223,6 +231,21 @@ def test_a_refusal_tells_why(vector: list[Reply], failure: Failure) -> None:
     decisions = [tally.minted(node, reply) for node, reply in enumerate(named(vector))]
     refusals = [decision for decision in decisions if isinstance(decision, Refusal)]
     assert refusals[-1].failure is failure
+
+
+def test_nobody_is_told_that_the_lock_is_held_by_less_than_a_quorum_of_answers() -> None:
+    """One node of three is held, one is gone: the third tells whether there is a quorum at all."""
+    for last, failure in (
+        (Silence.QUARANTINED, Failure.NO_QUORUM),
+        (X, Failure.HELD),
+        (granted(1), Failure.HELD),
+    ):
+        tally = Tally(3)
+        assert tally.minted(2, X) == quorum.WAIT
+        assert tally.minted(0, Silence.NOT_ADMITTED) == quorum.WAIT
+        refusal = tally.minted(1, last)
+        assert isinstance(refusal, Refusal)
+        assert refusal.failure is failure
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ PROTO_BIN  := $(PROTO_VENV)/bin
 PROTO_OUT  := protos/redfence_proto
 SOURCES := protos server client_sdk storage_demo tests bench
 
-.PHONY: help setup run demo test unit model chaos fuzz soak check fmt fix lint type proto proto-check bench clean
+.PHONY: help setup run demo test unit model sim chaos fuzz soak check fmt fix lint type proto proto-check bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -49,6 +49,10 @@ SEED    ?=
 chaos: $(READY) ## processes under every fault, and a judge of what clients were told: make chaos MINUTES=60 SEED=7
 	@PYTHONPATH=tests $(BIN)/python -m harness.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 	  --report chaos-reports/chaos.html $(ARGS)
+
+sim: SEED = 0-499
+sim: $(READY) ## whole servers on virtual time, broken by chance: make sim SEED=17, or SEED=0-9999
+	@PYTHONPATH=tests $(BIN)/python -m harness.simulated --seeds $(SEED) $(if $(MUTANT),--mutant "$(MUTANT)") $(ARGS)
 
 fuzz: $(READY) ## what CI fuzzes a little, with fifty times the examples and by chance
 	@REDFENCE_FUZZ_FACTOR=50 $(BIN)/python -m pytest tests/fuzz $(ARGS)

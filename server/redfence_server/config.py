@@ -25,7 +25,7 @@ from pydantic_settings import (
 
 from redfence_server.errors import ConfigError
 from redfence_server.log_setup import LogFormat, LogLevel
-from redfence_server.scripts import COUNTER_IDLE_MS_DEFAULT
+from redfence_server.scripts import COUNTER_IDLE_MS_DEFAULT, COUNTER_IDLE_MS_MAX
 
 _ENV_PREFIX = "REDFENCE_"
 
@@ -65,6 +65,7 @@ class ServeConfig(BaseSettings):
     counter_idle_ms: int = Field(
         COUNTER_IDLE_MS_DEFAULT,
         ge=1_000,
+        le=COUNTER_IDLE_MS_MAX,
         description="how long a node keeps the counter of an unused resource",
     )
     waiters_max: int = Field(

@@ -156,7 +156,9 @@ class DialledNode:
 class Dial(Protocol):
     """`dial`, or what stands for it where there is no network."""
 
-    async def __call__(self, node: NodeUrl, *, timeout_ms: int) -> DialledNode: ...
+    async def __call__(self, node: NodeUrl, *, timeout_ms: int) -> DialledNode:
+        """Return an open, authenticated connection; see `dial`."""
+        ...
 
 
 async def dial(node: NodeUrl, *, timeout_ms: int) -> DialledNode:

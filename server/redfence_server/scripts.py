@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from typing import Any, Final
 
@@ -36,10 +37,12 @@ REDIS_VERSION_MIN: Final = (6, 2)
 """Of Redis, for the commands in the scripts; every Valkey is newer."""
 ADMISSION_DIGITS: Final = 32
 COUNTER_IDLE_MS_DEFAULT = 24 * 3_600_000
+COUNTER_IDLE_MS_MAX = 365 * COUNTER_IDLE_MS_DEFAULT
 
 
+@cache
 def load(name: str) -> bytes:
-    """Return the source of one script."""
+    """Return the source of one script. It is read once: a server that has run out of files still looks at its nodes."""
     return resources.files(__package__).joinpath("lua", f"{name}.lua").read_bytes()
 
 

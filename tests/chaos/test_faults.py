@@ -106,10 +106,6 @@ async def test_a_fault_is_recorded_and_heals(stage: Stage, no_disk: str, kind: s
     assert not _cut(stage)
 
 
-@pytest.mark.xfail(
-    strict=False,  # only if its socket took the last descriptor
-    reason="a script that cannot be read for want of a file descriptor ends the link for ever",
-)
 async def test_a_server_that_was_out_of_files_goes_on_by_itself(stage: Stage) -> None:
     """As soon as it may open files again."""
     try:

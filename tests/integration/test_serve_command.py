@@ -214,6 +214,10 @@ async def test_nodes_may_come_from_the_environment(
         (("--node", "redis://"), ["node 0", "names no host"]),
         (("--node", NOWHERE, "--listen", "50051"), ["listen", "'50051' is not HOST:PORT"]),
         (("--node", NOWHERE, "--node-timeout-ms", "0"), ["node_timeout_ms", "greater than or equal to 10"]),
+        (
+            ("--node", NOWHERE, "--counter-idle-ms", str(2**63 - 1)),
+            ["counter_idle_ms", "less than or equal to"],
+        ),
         (("--node", NOWHERE, "--node-timeout-ms", "soon"), ["node_timeout_ms", "valid integer"]),
         (("--node", NOWHERE, "--key-prefix", "a{b}"), ["key_prefix"]),
         (("--node", NOWHERE, "--log-level", "loud"), ["log_level"]),

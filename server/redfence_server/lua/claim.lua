@@ -14,7 +14,9 @@
 --
 -- Atomic because of two servers that bring the node back at once, only the one with the greater floor may go on.
 local identity = redis.call('HMGET', KEYS[1], 'admission', 'state', 'floor')
-if identity[1] ~= ARGV[1] or identity[2] ~= 'quarantined' or tonumber(identity[3] or 0) >= tonumber(ARGV[2]) then
+-- Said so that what is no number is refused as well.
+local is_greater = tonumber(ARGV[2]) > tonumber(identity[3] or 0)
+if identity[1] ~= ARGV[1] or identity[2] ~= 'quarantined' or not is_greater then
   return {'changed'}
 end
 redis.call('HSET', KEYS[1], 'floor', ARGV[2], 'changes', ARGV[3])

@@ -16,7 +16,9 @@
 --
 -- Atomic because the node may have been lost a second time, or brought back by another server, meanwhile.
 local identity = redis.call('HMGET', KEYS[1], 'admission', 'state', 'floor')
-if identity[1] ~= ARGV[1] or identity[2] ~= ARGV[2] or tonumber(identity[3] or 0) > tonumber(ARGV[4]) then
+-- Said so that what is no number is refused as well.
+local is_no_less = tonumber(ARGV[4]) >= tonumber(identity[3] or 0)
+if identity[1] ~= ARGV[1] or identity[2] ~= ARGV[2] or not is_no_less then
   return {'changed'}
 end
 -- What an operator recovers may have gone on past the floor before it was taken out.

@@ -19,7 +19,8 @@ local high = tonumber(redis.call('GET', KEYS[2]) or nil)
 if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] or not high then
   return {'not_admitted'}
 end
-if high >= tonumber(ARGV[4]) then
+-- Said so that what is no number is refused as well.
+if not (high < tonumber(ARGV[4])) then
   return {'greater', high}
 end
 redis.call('SET', KEYS[2], ARGV[4])

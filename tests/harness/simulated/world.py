@@ -31,6 +31,8 @@ TROUBLE_S: Final = 8.0
 # How long everything may take to be well again: a quarantine, and the longest pause between two looks at a node.
 _RECOVERY_S: Final = 8.0
 _PROBE_TTLS: Final = 3
+# No run takes so long.
+_HANG_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,8 @@ class World:
                 server.start()
             server.process.resume()
         for holder in self.holders:
+            if not holder.process.alive:
+                holder.restart()
             holder.process.resume()
             holder.wire.loss = holder.wire.duplicates = 0.0
         for route in self.network.routes.values():
@@ -274,7 +278,11 @@ def _simulate(seed: int, rules: Rules) -> Report:
 
         async def run() -> World:
             world = World(seed, rules)
-            await world.run()
+            try:
+                async with asyncio.timeout(_HANG_S):
+                    await world.run()
+            except TimeoutError:
+                world.history.problem(now_ms(), "P: something hangs")
             return world
 
         world = loop.run_until_complete(run())

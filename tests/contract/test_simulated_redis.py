@@ -126,7 +126,7 @@ async def test_every_script_is_answered_alike(fresh_nodes: FreshNodes) -> None:
         simulated.state.restore(FakeNodeState(formation=PLACE))
         twins = [real.form(formation=PLACE), LuaNode(SimulatedDatabase(simulated))]
         for admission, command in events:
-            answers = []
+            answers: list[object] = []
             for twin in twins:
                 if isinstance(command, JoiningCommand):
                     answers.append(twin.join(command))

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from redfence_server.lock_service import RenewOutcome
 
 _TRIES_MAX = 6
+# How many of the grants are kept for a while.
+_KEEPS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ class Holder:
         if grant is None:
             await self._release(resource, lease)
             return
+        if chance.random() < _KEEPS:
+            await self._keep(grant, lease, ttl_ms)
         for number in range(chance.choice((0, 0, 1, 1, 1, 3))):
             await asyncio.sleep(chance.choice((0, 0, 0, 0.005, ttl_ms / 3_000, ttl_ms / 1_000)))
             await self._append(grant, f"{self.name}/{self._count}/{number}")
@@ -98,6 +102,13 @@ class Holder:
             # It counts on the lease no more, and says so before it tells anybody.
             grant.until_ms = min(grant.until_ms, now_ms())
             await self._release(resource, lease)
+
+    async def _keep(self, grant: Grant, lease: LeaseId, ttl_ms: int) -> None:
+        """Renew again and again, as one who has a lot to do."""
+        for _ in range(self._around.chance.randint(1, 10)):
+            await asyncio.sleep(ttl_ms / 5_000)
+            if not await self._renew(grant, lease):
+                return
 
     async def acquire(self, resource: str, lease: LeaseId, *, ttl_ms: int, wait_ms: int) -> Grant | None:
         """Acquire, at one server after another while the outcome is unknown; None if it was not granted, as far as it knows."""

@@ -390,8 +390,10 @@ class NodeLink:
                 backoff_ms = _BACKOFF_MS_FIRST
                 # Most often it has only got a new admission id: look at once, but not over and over.
                 pause_ms = 0 if self._clock.now_ms() - began_ms > _SERVED_WELL_MS else _BACKOFF_MS_FIRST
-            except (DialError, OSError) as error:
-                # Also what the machine refuses, such as one file more: it may pass, and the node is not lost for it.
+            except (
+                DialError,
+                OSError,
+            ) as error:  # the latter when the machine refuses a file, which may pass
                 self.joining.looked.set()
                 self._looking_again = False
                 self._become(NodeState.UNREACHABLE, str(error))

@@ -11,7 +11,6 @@ lately, and a node that shows less than it did before is dropped and looked at a
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,23 +22,21 @@ import structlog
 from redfence_server import scripts
 from redfence_server.clock import WallClock
 from redfence_server.cluster_memory import ClusterMemory
+from redfence_server.kept_commands import KeptCommands
 from redfence_server.lock_node import (
     Command,
     Commit,
     Durability,
     Granted,
-    Mint,
     NodeReport,
     NodeState,
     Notice,
     Plain,
     Pulse,
     Pulsed,
-    Release,
     Renewed,
     Reply,
     Silence,
-    Undo,
     Vouch,
 )
 from redfence_server.node_clock import NodeClock, Step
@@ -54,8 +51,6 @@ _BACKOFF_MS_FIRST: Final = 50
 _BACKOFF_MS_LAST: Final = 2_000
 # A connection that lasted so long is made again at once.
 _SERVED_WELL_MS: Final = 1_000
-# Undos and releases kept for a node that is away. Beyond it the oldest are dropped: their holds end by their ttl.
-_KEPT_MAX: Final = 10_000
 # Scripts flushed, turned into a replica, password or rights changed: admission finds out what it is.
 _MENDED_BY_RECONNECTING: Final = frozenset({"NOSCRIPT", "READONLY", "NOAUTH", "NOPERM"})
 
@@ -133,7 +128,7 @@ class NodeLink:
         self._latency_ms: float | None = None
         self._last_error_code = ""
         self._notice_gap = ""
-        self._kept: deque[Undo | Release] = deque(maxlen=_KEPT_MAX)
+        self._kept = KeptCommands()
         self._on_notice: Callable[[Notice], None] = _ignore
         self._on_state = on_state
         self._task: asyncio.Task[None] | None = None
@@ -156,7 +151,7 @@ class NodeLink:
             known = self._place.changes
             if connection.call(packed, partial(self._on_raw, command, under, known, on_reply)):
                 return
-        self._keep(command)
+        self._kept.keep(command)
         if on_reply is not None:
             asyncio.get_running_loop().call_soon(on_reply, self._why_not_sent())
 
@@ -209,7 +204,7 @@ class NodeLink:
             # An admission id that was refused once is refused for ever, so whatever was sent behind the refused command was, too.
             reply = Silence.NOT_ADMITTED if self._looking_again else raw
             # What timed out may still be carried out; but if the connection is given up, it is not.
-            self._keep(command)
+            self._kept.keep(command)
         elif isinstance(raw, ReplyError):
             reply = self._failed(command, str(raw))
         else:
@@ -222,7 +217,7 @@ class NodeLink:
             except scripts.NotAdmittedError:
                 reply = Silence.NOT_ADMITTED
                 # It changed nothing. What ends a hold is as good later.
-                self._keep(command)
+                self._kept.keep(command)
                 if under == self._admission:
                     self._looking_again = True
                     self._refused("not_admitted")
@@ -275,7 +270,7 @@ class NodeLink:
             self._detail = f"its last answer was an error: {problem}"
             return Silence.REFUSED
         if code == "NOSCRIPT":
-            self._keep(command)  # the next connection loads it
+            self._kept.keep(command)  # the next connection loads it
         return self._refused(problem)
 
     def _refused(self, problem: str) -> Silence:
@@ -291,22 +286,9 @@ class NodeLink:
         if connection is not None:
             connection.abort(reason)
 
-    def _keep(self, command: Command) -> None:
-        # Late is better than never only for what ends a hold; a missed one would block the lock until its ttl ends, if
-        # another node missed another. An undo goes by an attempt's nonce and so can end nothing else; a release goes by the
-        # lease id, which the contract tells callers never to use for a second acquisition.
-        #
-        # Of a hand-over, what it ends is kept; what it mints is the attempt's to undo.
-        ends = command.ends if isinstance(command, Mint) else command
-        if isinstance(ends, Undo | Release):
-            self._kept.append(ends)
-
     def _send_kept(self) -> None:
-        kept, self._kept = self._kept, deque(maxlen=_KEPT_MAX)
-        now_ms = self._clock.now_ms()
-        for command in kept:
-            if command.worthless_at_ms > now_ms:
-                self.send(command)
+        for command in self._kept.take(now_ms=self._clock.now_ms()):
+            self.send(command)
 
     # --- memory and clock -----------------------------------------------------------------------------------------
 

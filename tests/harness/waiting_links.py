@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from harness.fake_node import FakeNode, FakeNodeState, _Call, _Push
 from harness.virtual_loop import LoopClock
-from redfence_server.lock_node import Command, Mint, Release, Reply, Silence, Undo
+from redfence_server.kept_commands import KeptCommands
+from redfence_server.lock_node import Command, Mint, Reply, Silence
 
 NODE_TIMEOUT_S = 0.1
 LATENCIES_S = (0.0002, 0.0005, 0.002)
@@ -56,7 +57,7 @@ class Link(FakeNode):
         self._chance = chance
         self._on_mint = on_mint
         self._silent = False
-        self._kept: list[Undo | Release] = []
+        self._kept = KeptCommands()
         self._there_at_s = 0.0
         self._back_at_s = 0.0
 
@@ -69,7 +70,7 @@ class Link(FakeNode):
 
         def tell(reply: Reply) -> None:
             if isinstance(reply, Silence):
-                self._keep(command)
+                self._kept.keep(command)
             if on_reply is not None:
                 on_reply(reply)
 
@@ -91,12 +92,6 @@ class Link(FakeNode):
 
     def _after(self, last_s: float) -> float:
         return max(last_s + 1e-7, asyncio.get_running_loop().time() + self._chance.choice(LATENCIES_S))
-
-    def _keep(self, command: Command) -> None:
-        """Keep what has to end a hold, for the time when the node is back."""
-        ends = command.ends if isinstance(command, Mint) else command
-        if isinstance(ends, Undo | Release):
-            self._kept.append(ends)
 
     # --- the network ----------------------------------------------------------------------------------------------
 
@@ -121,7 +116,5 @@ class Link(FakeNode):
             self.deliver(len(self._requests))
         if self.unreachable:
             self.unreachable = False
-            kept, self._kept = self._kept, []
-            for command in kept:
-                if command.worthless_at_ms > now_ms():
-                    self.send(command)
+            for command in self._kept.take(now_ms=now_ms()):
+                self.send(command)

@@ -33,7 +33,6 @@ _RECOVERY_S: Final = 8.0
 _PROBE_TTLS: Final = 3
 # No run takes so long.
 _HANG_S: Final = 120.0
-_NODES_LOST_TWICE: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,16 +223,13 @@ class World:
     def _needs_operator(self, details: list[str]) -> bool:
         """Whether only nodes are missing that docs/guarantees.md leaves to an operator.
 
-        Those are empty ones that no server is left to know, and, of five, one that was lost again while it came back.
+        Those are empty ones that no server is left to know, and one that was lost again when it came back, like the server that helped it.
         """
         excused = []
         if self.struck["server killed"]:
             excused.append("this server has not seen it before")
-        if (
-            len(self.hosts) >= _NODES_LOST_TWICE
-            and self.struck["node wiped"] + self.struck["node restarted"] > 1
-        ):
-            excused.append("has voted at its place since")
+            if self.struck["node wiped"] + self.struck["node restarted"] > 1:
+                excused.append("has voted at its place since")
         return all(not detail or any(words in detail for words in excused) for detail in details)
 
     async def _acquire(self, resource: str, lease: LeaseId, wait_ms: int) -> None:

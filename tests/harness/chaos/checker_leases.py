@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from harness.chaos.checker_calls import ResourceCalls, answered_s, over_s, reached
-from harness.chaos.checker_progress import MAJORITY_WIPED
 from harness.chaos.checker_verdict import Invariant, Violation, Words, shown_at_s
-from harness.chaos.records import Fault, Kind, Operation, Outcome
+from harness.chaos.records import MAJORITY_WIPED, Fault, Kind, Operation, Outcome
 
 # What the contract takes from a validity: of the ttl, and of the time that was waited.
 _DRIFT_RATIO = 0.01

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from harness.chaos.checker_calls import ResourceCalls, answered_s
 from harness.chaos.checker_verdict import Invariant, Violation, Words, shown_at_s
-from harness.chaos.records import Fault, Kind, Operation, Outcome
+from harness.chaos.records import MAJORITY_WIPED, Fault, Kind, Operation, Outcome
 
-# The kind of the fault that lasts from the instant when the last of f + 1 nodes was empty until `redfence cluster recover` was begun.
-MAJORITY_WIPED = "majority wiped"
 # Within how many ttls somebody acquires once faults have stopped.
 _TTLS_MAX = 3
 

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import hiredis
 
 from harness.chaos import limit_faults, memory_faults, network_faults, process_faults
+from harness.chaos.records import MAJORITY_WIPED
 from harness.chaos.strike import Stage, Strike
 
 Draw: TypeAlias = Callable[[Stage, Random], Strike]
@@ -28,7 +29,7 @@ FAULTS: Mapping[str, Draw] = MappingProxyType(
         "node wiped": memory_faults.node_wiped,
         "log cut": memory_faults.log_cut,
         DISK_FULL: memory_faults.disk_full,
-        memory_faults.MAJORITY_WIPED: memory_faults.majority_wiped,
+        MAJORITY_WIPED: memory_faults.majority_wiped,
         "partition: one node": network_faults.one_cut_off,
         "partition: halves": network_faults.halves,
         "partition: ring": network_faults.ring,
@@ -45,7 +46,7 @@ FAULTS: Mapping[str, Draw] = MappingProxyType(
     }
 )
 # The ones not named have weight 2. A recovery keeps all others waiting.
-_WEIGHTS: Mapping[str, int] = MappingProxyType({memory_faults.MAJORITY_WIPED: 1})
+_WEIGHTS: Mapping[str, int] = MappingProxyType({MAJORITY_WIPED: 1})
 _HOLDER_PAUSED = "holder paused"
 _LANES = 3
 _PAUSE_S_MAX = 0.6

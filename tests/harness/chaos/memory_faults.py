@@ -6,12 +6,11 @@ import asyncio
 from random import Random
 
 from harness.chaos.recorder import now_s
-from harness.chaos.records import Fault
+from harness.chaos.records import MAJORITY_WIPED, Fault
 from harness.chaos.strike import Stage, Strike, network_of, node_of, server_of
 from harness.node_data import repair_log
 from harness.servers import until
 
-MAJORITY_WIPED = "majority wiped"
 _CUT_BYTES_MAX = 4_000
 _REMEMBERED_S = 20.0
 

@@ -11,6 +11,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
+# The kind of the fault that lasts from the instant when the last of f + 1 nodes was empty until `redfence cluster recover` was begun.
+MAJORITY_WIPED = "majority wiped"
+
 
 class Kind(StrEnum):
     """What was called."""

@@ -15,10 +15,12 @@ import grpc
 import hiredis
 import pytest
 
-from harness.chaos.faults import DISK_FULL, FAULTS, deck, possible
+from harness.chaos.cluster import ChaosCluster, Plan
+from harness.chaos.crowd import Crowd
+from harness.chaos.faults import DISK_FULL, FAULTS, LOG_CUT, deck, possible
 from harness.chaos.process_faults import node_killed
 from harness.chaos.recorder import now_s
-from harness.chaos.strike import Stage, Strike
+from harness.chaos.strike import Stage, Strike, every_server
 from harness.node_data import log_file
 from harness.processes import CommandProcess
 from harness.redis_nodes import RedisNode
@@ -26,6 +28,7 @@ from harness.servers import new_lease_id, until
 from harness.tcp_proxy import Flow, TcpProxy
 from redfence_proto.rich_error import from_trailing_metadata
 from redfence_proto.v1 import lock_pb2
+from redfence_server.redis_binary import RedisBinary
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -212,11 +215,31 @@ async def test_a_node_is_paused_and_killed_and_keeps_what_it_had(stage: Stage) -
 async def test_a_node_that_does_not_sync_counts_as_forgetful_when_it_is_killed(stage: Stage) -> None:
     """And only one of them is killed at a time."""
     always = stage.cluster.plan
-    stage.cluster.plan = replace(always, appendfsync="everysec")
+    stage.cluster.plan = replace(always, aof="everysec")
     try:
         assert all(len(node_killed(stage, Random(seed)).forgets) == 1 for seed in range(20))
     finally:
         stage.cluster.plan = always
+
+
+async def test_a_node_without_a_log_comes_back_empty_and_votes_again(
+    tmp_path: Path, redis_binary: RedisBinary
+) -> None:
+    """No server starts meanwhile: it would have seen this place never before, and would want an operator."""
+    async with ChaosCluster(Plan(aof="off"), tmp_path, redis_binary) as cluster:
+        crowd = Crowd(cluster, seed="0", began_s=now_s(), count=1)
+        stage = Stage(cluster, crowd, on_begin=lambda _: None)
+        strike = _drawn(stage, "node killed")
+        place = _place(strike, "node")
+        assert strike.forgets == [place]
+        assert every_server(stage) < set(strike.takes)
+        node = cluster.nodes[place]
+        assert await node.call("SET", "kept", "until then") == b"OK"
+        async with _begun(strike):
+            assert _has_ended(node)
+        assert await node.call("GET", "kept") is None
+        assert not await cluster.set_right()
+    assert LOG_CUT not in possible(clocks=True, small_disk=True, logs=False)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import get_args
 
 from harness.chaos.checker import check
 from harness.chaos.checker_verdict import Verdict
-from harness.chaos.cluster import Plan, harness_program
+from harness.chaos.cluster import Aof, Plan, harness_program
 from harness.chaos.faults import CLOCK_STEPPED, DISK_FULL, FAULTS, possible
 from harness.chaos.node_disk import can_mount
 from harness.chaos.records import Kind, Outcome, line
@@ -27,6 +27,7 @@ from redfence_server.redis_process import AppendFsync
 
 _CLEAN, _BROKEN, _INVALID = 0, 1, 2
 _SHOWN_MAX = 20
+_AOFS: Sequence[Aof] = (*get_args(AppendFsync), "off")
 
 
 def main() -> int:
@@ -38,7 +39,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=sorted(FAULTS), metavar="FAULT", default=[])
     parser.add_argument("--without", action="append", choices=sorted(FAULTS), metavar="FAULT", default=[])
     parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--appendfsync", choices=get_args(AppendFsync), help="drawn by the seed if not given")
+    parser.add_argument("--aof", choices=_AOFS, help="how nodes write; drawn by the seed if not given")
     parser.add_argument("--report", type=Path, metavar="FILE", help="where to write the HTML report")
     parser.add_argument(
         "--no-fencing", action="store_true", help="the control: a storage that takes any token"
@@ -68,6 +69,7 @@ def _run_once(arguments: argparse.Namespace, count: int) -> int:
         names = possible(
             clocks=plan.clock_shim is not None,
             small_disk=plan.small_disk,
+            logs=plan.aof != "off",
             only=arguments.only,
             without=arguments.without,
         )
@@ -95,10 +97,9 @@ def _run_once(arguments: argparse.Namespace, count: int) -> int:
 
 def _plan(arguments: argparse.Namespace, count: int, folder: Path) -> Plan:
     """Return what to start; tell which faults this machine cannot bring about."""
-    modes = get_args(AppendFsync)
     # Mostly as operations.md wants them; what a node that may forget does is part of the promises, too.
-    drawn = ("always", *modes)[(arguments.seed + count) % (len(modes) + 1)]
-    plan = Plan(node_count=count, appendfsync=arguments.appendfsync or drawn)
+    choices: Sequence[Aof] = ("always", *_AOFS)
+    plan = Plan(node_count=count, aof=arguments.aof or choices[(arguments.seed + count) % len(choices)])
     if arguments.no_fencing:
         plan = replace(plan, storage_program=harness_program("harness.chaos.unfenced_storage"))
     try:
@@ -177,8 +178,8 @@ def _flags(arguments: argparse.Namespace) -> Iterator[str]:
         yield f'--only "{name}"'
     for name in arguments.without:
         yield f'--without "{name}"'
-    if arguments.appendfsync:
-        yield f"--appendfsync {arguments.appendfsync}"
+    if arguments.aof:
+        yield f"--aof {arguments.aof}"
     if arguments.no_fencing:
         yield "--no-fencing"
 

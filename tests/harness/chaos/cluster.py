@@ -12,13 +12,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, TypeAlias
 
 import grpc
 import hiredis
 
 from harness.chaos.lock_calls import CHANNEL_OPTIONS
 from harness.chaos.node_disk import NodeDisk
+from harness.node_data import with_settings
 from harness.ports import HOST, free_port
 from harness.processes import CommandProcess, CommandProcesses
 from harness.redis_nodes import RedisNode
@@ -34,6 +35,8 @@ TTL_MS_MAX = 2_000
 _NODE_TIMEOUT_MS = 500
 _START_S = 30.0
 _READY_S = 60.0
+Aof: TypeAlias = AppendFsync | Literal["off"]
+"""When nodes sync their append-only file; a node with it off comes back empty."""
 _TESTS = Path(__file__).resolve().parents[2]
 _REDFENCE = (str(Path(sys.executable).with_name("redfence")),)
 
@@ -44,7 +47,7 @@ class Plan:
 
     Attributes:
         node_count: 3 or 5.
-        appendfsync: how the nodes write.
+        aof: how the nodes write.
         server_count: lock servers.
         server_program: what to run with the arguments of `redfence`, to be a lock server.
         storage_program: the same, to be the storage.
@@ -53,7 +56,7 @@ class Plan:
     """
 
     node_count: int = 3
-    appendfsync: AppendFsync = "always"
+    aof: Aof = "always"
     server_count: int = 2
     server_program: Sequence[str] = _REDFENCE
     storage_program: Sequence[str] = _REDFENCE
@@ -205,12 +208,7 @@ class ChaosCluster:
             self.disks[0] = NodeDisk.mount(self.folder / "node-0")
             self._exits.callback(self.disks[0].unmount)
         for number in range(plan.node_count):
-            node = RedisNode(
-                self.folder / f"node-{number}",
-                binary=self.binary,
-                appendfsync=plan.appendfsync,
-                clock_shim=plan.clock_shim,
-            )
+            node = self._node(number)
             self.nodes.append(node)
             self._exits.callback(node.kill)
         await asyncio.gather(*(node.start() for node in self.nodes))
@@ -226,6 +224,17 @@ class ChaosCluster:
             server.start()
         await asyncio.gather(*(server.until_serving() for server in self.servers))
         await until_all_ready(*(server.view for server in self.servers), timeout_s=_READY_S)
+
+    def _node(self, number: int) -> RedisNode:
+        folder, plan, binary = self.folder / f"node-{number}", self.plan, self.binary
+        if plan.aof == "off":
+            wrapper = folder.with_name(f"{folder.name}-without-aof")
+            return RedisNode(
+                folder,
+                binary=with_settings(binary, "--appendonly", "no", wrapper=wrapper),
+                clock_shim=plan.clock_shim,
+            )
+        return RedisNode(folder, binary=binary, appendfsync=plan.aof, clock_shim=plan.clock_shim)
 
     async def _start_storage(self) -> None:
         self.storage_address = f"{HOST}:{free_port()}"

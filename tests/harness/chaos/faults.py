@@ -18,6 +18,7 @@ Draw: TypeAlias = Callable[[Stage, Random], Strike]
 
 CLOCK_STEPPED = "clock stepped"
 DISK_FULL = "disk full"
+LOG_CUT = "log cut"
 FAULTS: Mapping[str, Draw] = MappingProxyType(
     {
         "holder paused": process_faults.holder_paused,
@@ -27,7 +28,7 @@ FAULTS: Mapping[str, Draw] = MappingProxyType(
         "node paused": process_faults.node_paused,
         "node killed": process_faults.node_killed,
         "node wiped": memory_faults.node_wiped,
-        "log cut": memory_faults.log_cut,
+        LOG_CUT: memory_faults.log_cut,
         DISK_FULL: memory_faults.disk_full,
         MAJORITY_WIPED: memory_faults.majority_wiped,
         "partition: one node": network_faults.one_cut_off,
@@ -53,14 +54,21 @@ _PAUSE_S_MAX = 0.6
 
 
 def possible(
-    *, clocks: bool, small_disk: bool, only: Collection[str] = (), without: Collection[str] = ()
+    *,
+    clocks: bool,
+    small_disk: bool,
+    logs: bool = True,
+    only: Collection[str] = (),
+    without: Collection[str] = (),
 ) -> list[str]:
-    """Return the faults that this machine can bring about, of those asked for."""
+    """Return the faults that this machine, and nodes with or without logs, can bring about, of those asked for."""
     missing = set(without)
     if not clocks:
         missing |= {CLOCK_STEPPED}
     if not small_disk:
         missing |= {DISK_FULL}
+    if not logs:
+        missing |= {DISK_FULL, LOG_CUT}
     return [name for name in FAULTS if name not in missing and (not only or name in only)]
 
 

@@ -7,7 +7,7 @@ from random import Random
 
 from harness.chaos.recorder import now_s
 from harness.chaos.records import MAJORITY_WIPED, Fault
-from harness.chaos.strike import Stage, Strike, network_of, node_of, server_of
+from harness.chaos.strike import Stage, Strike, every_server, network_of, node_of
 from harness.node_data import repair_log
 from harness.servers import until
 
@@ -39,7 +39,7 @@ def node_wiped(stage: Stage, random: Random) -> Strike:
         begin=begin,
         heal=heal,
         # A server that starts meanwhile would have seen this place never before, and would want an operator.
-        takes={node_of(place), *_all_servers(stage)},
+        takes={node_of(place), *every_server(stage)},
         forgets=[place],
     )
 
@@ -71,7 +71,7 @@ def log_cut(stage: Stage, random: Random) -> Strike:
         random.uniform(0.0, 2.0),
         begin=begin,
         heal=heal,
-        takes={node_of(place), *_all_servers(stage)},
+        takes={node_of(place), *every_server(stage)},
         forgets=[place],
     )
 
@@ -96,7 +96,7 @@ def disk_full(stage: Stage, random: Random) -> Strike:
         begin=begin,
         heal=heal,
         takes={node_of(0)},
-        forgets=() if stage.cluster.plan.appendfsync == "always" else [0],
+        forgets=() if stage.cluster.plan.aof == "always" else [0],
     )
 
 
@@ -136,12 +136,8 @@ def majority_wiped(stage: Stage, random: Random) -> Strike:
         takes={
             *map(node_of, everybody),
             *map(network_of, everybody),
-            *_all_servers(stage),
+            *every_server(stage),
         },
         forgets=(),
         tells=False,
     )
-
-
-def _all_servers(stage: Stage) -> set[str]:
-    return {server_of(place) for place in range(len(stage.cluster.servers))}

@@ -8,7 +8,7 @@ from random import Random
 
 from harness.chaos import client
 from harness.chaos.cluster import TTL_MS_MAX
-from harness.chaos.strike import Stage, Strike, client_of, node_of, server_of
+from harness.chaos.strike import Stage, Strike, client_of, every_server, node_of, server_of
 
 _TTL_S = TTL_MS_MAX / 1000
 # Mostly those whose late write the storage must refuse.
@@ -117,7 +117,8 @@ def node_paused(stage: Stage, random: Random) -> Strike:
 
 def node_killed(stage: Stage, random: Random) -> Strike:
     """Draw: one node is killed and restarted with what it has on disk; with durable nodes now and then more than a minority."""
-    durable = stage.cluster.plan.appendfsync == "always"
+    aof = stage.cluster.plan.aof
+    durable = aof == "always"
     count = stage.cluster.minority + 1 if durable and random.random() < 0.2 else 1
     places = random.sample(range(len(stage.cluster.nodes)), count)
     nodes = [stage.cluster.nodes[place] for place in places]
@@ -131,11 +132,12 @@ def node_killed(stage: Stage, random: Random) -> Strike:
 
     return Strike(
         "node killed",
-        f"{', '.join(map(node_of, places))} (appendfsync {stage.cluster.plan.appendfsync})",
+        f"{', '.join(map(node_of, places))} (aof {aof})",
         random.uniform(0.0, 1.5) * _TTL_S,
         begin=begin,
         heal=heal,
-        takes=set(map(node_of, places)),
+        # Without its file it comes back as one that was wiped does.
+        takes={*map(node_of, places), *(every_server(stage) if aof == "off" else ())},
         # One that syncs every write proves that it has forgotten nothing.
         forgets=() if durable else places,
     )

@@ -103,9 +103,7 @@ class _Lateness:
 async def run(plan: Plan, course: Course, *, folder: Path, say: Callable[[str], None]) -> Run:
     """Return what was recorded. Nothing is left running, and of files only what is in `folder`."""
     async with ChaosCluster(plan, folder, find_redis_binary()) as cluster:
-        say(
-            f"{plan.node_count} nodes (appendfsync {plan.appendfsync}), {plan.server_count} servers and the storage are up"
-        )
+        say(f"{plan.node_count} nodes (aof {plan.aof}), {plan.server_count} servers and the storage are up")
         began_s = now_s()
         crowd = Crowd(
             cluster, seed=str(course.seed), began_s=began_s, mix=course.mix, count=course.client_count

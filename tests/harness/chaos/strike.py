@@ -154,6 +154,11 @@ def server_of(place: int) -> str:
     return f"server {place}"
 
 
+def every_server(stage: Stage) -> set[str]:
+    """Return the names of all servers' processes."""
+    return {server_of(place) for place in range(len(stage.cluster.servers))}
+
+
 def client_of(place: int) -> str:
     """Return the name of a client's process."""
     return f"client {place}"

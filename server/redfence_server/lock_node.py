@@ -215,7 +215,7 @@ class Plain(Enum):
 
 
 class Silence(Enum):
-    """Why there is no reply that counts. The command may have been applied, except for UNREACHABLE and NOT_ADMITTED."""
+    """Why there is no reply that counts. The command may have been applied, except for UNREACHABLE and QUARANTINED; see NOT_ADMITTED."""
 
     TIMED_OUT = auto()
     """No reply came within the node timeout."""
@@ -228,7 +228,8 @@ class Silence(Enum):
     REFUSED = auto()
     """The node answered with an error."""
     NOT_ADMITTED = auto()
-    """It changed nothing: this server has to look at the node again before it takes commands, and is about to."""
+    """This server has to look at the node again before it takes commands, and is about to. A mint, commit, pulse or vouch has changed
+    nothing, and what a mint was to end is not kept for later."""
     CLOCK_SET = auto()
     """It answered, but its clock was set lately: its vote for a new grant does not count."""
 
@@ -278,7 +279,7 @@ class Durability(Enum):
 LOOK_MS_MAX: Final = 800
 """To look at a node anew takes some ten round trips. One that is not back after so long is lost."""
 LOOK_PAUSE_MS: Final = 10
-"""How long to wait before a node that has to be looked at anew is asked again."""
+"""How long to wait before an attempt on nodes that have to be looked at anew is made again."""
 
 
 class NodeState(Enum):
@@ -332,7 +333,9 @@ class LockNode(Protocol):
     def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> None:
         """Carry out `command` and tell `on_reply` exactly once, never before `send` has returned.
 
-        Commands of one node are applied in the order they were sent. A reply or a `Silence` comes within the node timeout.
+        Commands of one node are applied in the order they were sent; but where it has to be looked at anew, an undo, release, renewal
+        or inspection waits for that, for `LOOK_MS_MAX` at most, and then goes out. A reply or a `Silence` comes within the node
+        timeout, and that wait.
         """
         ...
 

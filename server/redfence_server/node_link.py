@@ -22,7 +22,9 @@ import structlog
 from redfence_server import scripts
 from redfence_server.clock import WallClock
 from redfence_server.cluster_memory import ClusterMemory
+from redfence_server.deferred_commands import Asked, DeferredCommands, Repeatable
 from redfence_server.kept_commands import KeptCommands
+from redfence_server.link_state import LinkState
 from redfence_server.lock_node import (
     Command,
     Commit,
@@ -115,22 +117,16 @@ class NodeLink:
         self._connection: NodeConnection | None = None
         self._identity: Identity | None = None
         self._admission = ""
-        # The admission id was void, and what is to be found at the next look is not known yet.
-        self._looking_again = False
         self._node_clock: NodeClock | None = None
         # Until when its votes do not count by a step that was seen here. The node is told so until then, but never what it answered itself.
         self._set_until_ms = 0.0
-        self._state = NodeState.JOINING
-        self._detail = "connecting for the first time"
-        self._since_ms = clock.now_ms()
-        self._logged_state: NodeState | None = None
-        self._state_changes = 0
+        self._state = LinkState(clock=clock, log=self._log, on_change=on_state)
         self._latency_ms: float | None = None
         self._last_error_code = ""
         self._notice_gap = ""
         self._kept = KeptCommands()
+        self._deferred = DeferredCommands(self._kept, clock=clock)
         self._on_notice: Callable[[Notice], None] = _ignore
-        self._on_state = on_state
         self._task: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[str] | None = None
         self.turned_away: TurnedAwayError | None = None
@@ -142,23 +138,26 @@ class NodeLink:
 
     def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> None:
         """Carry out `command` and tell `on_reply` exactly once, later; see `LockNode`."""
-        connection = self._connection
-        if connection is not None:
-            under = self._admission
-            if isinstance(command, Commit | Vouch) and command.under:
-                under = command.under
-            packed = self._settings.packer.pack(command, under)
-            known = self._place.changes
-            if connection.call(packed, partial(self._on_raw, command, under, known, on_reply)):
-                return
-        self._kept.keep(command)
-        if on_reply is not None:
-            asyncio.get_running_loop().call_soon(on_reply, self._why_not_sent())
+        self._send(Asked(command, on_reply))
 
-    def _why_not_sent(self) -> Silence:
-        if self._looking_again:
-            return Silence.NOT_ADMITTED
-        return Silence.QUARANTINED if self._state is NodeState.QUARANTINED else Silence.UNREACHABLE
+    def _send(self, asked: Asked) -> None:
+        connection, command = self._connection, asked.command
+        if connection is not None:
+            asked.under = self._admission
+            if isinstance(command, Commit | Vouch) and command.under:
+                asked.under = command.under
+            packed = self._settings.packer.pack(command, asked.under)
+            asked.changes_known = self._place.changes
+            if connection.call(packed, partial(self._on_raw, asked)):
+                return
+        if self._deferred.is_looking:
+            self._deferred.defer(asked)
+            return
+        self._kept.keep(command)
+        if asked.on_reply is not None:
+            quarantined = self._state.state is NodeState.QUARANTINED
+            why = Silence.QUARANTINED if quarantined else Silence.UNREACHABLE
+            asyncio.get_running_loop().call_soon(asked.on_reply, why)
 
     def listen(self, on_notice: Callable[[Notice], None]) -> None:
         """Pass on the notices that this server asked for; see `LockNode`."""
@@ -176,16 +175,16 @@ class NodeLink:
         )
         return NodeReport(
             address=self._url.address,
-            state=self._state,
-            detail=self._detail or clock_set or self._notice_gap,
+            state=self._state.state,
+            detail=self._state.detail or clock_set or self._notice_gap,
             run_id=self.joining.run_id,
             latency_ms=self._connection.latency_ms if self._connection else self._latency_ms,
-            since_ms=now_ms - self._since_ms,
+            since_ms=now_ms - self._state.since_ms,
             durability=self._durability(),
             high=self._place.number,
             clock_offset_ms=None if offset_ms is None else offset_ms + now_ms - self._clock.wall_ms(),
             clock_distrusted_ms=distrusted_ms,
-            state_changes=self._state_changes,
+            state_changes=self._state.changes,
         )
 
     def _durability(self) -> Durability:
@@ -195,43 +194,59 @@ class NodeLink:
             return Durability.PROVEN
         return Durability.DECLARED if self._settings.joining.assume_durable else Durability.NONE
 
-    def _on_raw(
-        self, command: Command, under: str, known: int, on_reply: Callable[[Reply], None] | None, raw: Any
-    ) -> None:
-        """Take an answer to what was sent under this admission id, when the node was known to have made so many changes."""
+    def _on_raw(self, asked: Asked, raw: Any) -> None:
+        """Take what came of a command that was sent."""
         reply: Reply
-        if isinstance(raw, Silence):
-            # An admission id that was refused once is refused for ever, so whatever was sent behind the refused command was, too.
-            reply = Silence.NOT_ADMITTED if self._looking_again else raw
-            # What timed out may still be carried out; but if the connection is given up, it is not.
-            self._kept.keep(command)
-        elif isinstance(raw, ReplyError):
-            reply = self._failed(command, str(raw))
-        else:
-            if self._last_error_code:
-                self._last_error_code = self._detail = ""
+        if isinstance(raw, ReplyError):
+            reply = self._failed(asked.command, str(raw))
+        elif not isinstance(raw, Silence):
             try:
-                reply = self._watched(scripts.read_reply(raw, under=under), raw, known)
-                if isinstance(command, Vouch) and reply is Plain.VOUCHED:
-                    self._renew_admission(command)
+                reply = self._answered(asked, raw)
             except scripts.NotAdmittedError:
-                reply = Silence.NOT_ADMITTED
-                # It changed nothing. What ends a hold is as good later.
-                self._kept.keep(command)
-                if under == self._admission:
-                    self._looking_again = True
-                    self._refused("not_admitted")
-                else:
-                    # This server itself has given the node another id meanwhile: there is no new connection to wait for.
-                    self._send_kept()
-            except scripts.NumbersExhaustedError:
-                self._log.error("node_numbers_exhausted")
-                reply = Silence.REFUSED
-            except ValueError:
-                # Somebody else has written to our keys. The answer itself is not for the log: it has a digest.
-                reply = self._refused("an answer that no script gives")
-        if on_reply is not None:
-            on_reply(reply)
+                self._not_admitted(asked)
+                return
+        elif self._deferred.is_looking:
+            # An admission id that was refused once is refused for ever, and so was whatever was sent behind the refused command.
+            # Only where the node lacks its greatest number may what can be repeated have been carried out.
+            self._deferred.defer(asked)
+            return
+        else:
+            reply = raw
+            # What timed out may still be carried out; but if the connection is given up, it is not.
+            self._kept.keep(asked.command)
+        if asked.on_reply is not None:
+            asked.on_reply(reply)
+
+    def _answered(self, asked: Asked, raw: Any) -> Reply:
+        """Return what a script answered.
+
+        Raises:
+            NotAdmittedError: it refused.
+        """
+        if self._last_error_code:
+            self._last_error_code = self._state.detail = ""
+        try:
+            reply = self._watched(scripts.read_reply(raw, under=asked.under), raw, asked.changes_known)
+        except scripts.NumbersExhaustedError:
+            self._log.error("node_numbers_exhausted")
+            return Silence.REFUSED
+        except ValueError:
+            # Somebody else has written to our keys. The answer itself is not for the log: it has a digest.
+            return self._refused("an answer that no script gives")
+        if isinstance(asked.command, Vouch) and reply is Plain.VOUCHED:
+            self._renew_admission(asked.command)
+        return reply
+
+    def _not_admitted(self, asked: Asked) -> None:
+        """Look at the node anew, if that is not under way; and send again what means the same then."""
+        # Under an id of before, there is nothing to look for: this server itself has given the node another one meanwhile.
+        if asked.under == self._admission and self._connection is not None:
+            self._deferred.begin_look()
+            self._refused("not_admitted")
+        if isinstance(asked.command, Repeatable):
+            self._send(asked)
+        elif asked.on_reply is not None:
+            asked.on_reply(Silence.NOT_ADMITTED)
 
     def _watched(self, reply: Reply, raw: list[Any], known: int) -> Reply:
         """Take from an answer what it shows of the node's memory and clock; one of a node that has forgotten does not count."""
@@ -267,7 +282,7 @@ class NodeLink:
                 self._log.warning("node_command_failed", problem=problem)
             self._last_error_code = code
             # It is there, and yet of no use: whoever looks has to see why.
-            self._detail = f"its last answer was an error: {problem}"
+            self._state.detail = f"its last answer was an error: {problem}"
             return Silence.REFUSED
         if code == "NOSCRIPT":
             self._kept.keep(command)  # the next connection loads it
@@ -286,9 +301,13 @@ class NodeLink:
         if connection is not None:
             connection.abort(reason)
 
-    def _send_kept(self) -> None:
+    def _send_waiting(self) -> None:
+        """Send what could not be sent until now."""
+        deferred = self._deferred.end_look()
         for command in self._kept.take(now_ms=self._clock.now_ms()):
             self.send(command)
+        for asked in deferred:
+            self._send(asked)
 
     # --- memory and clock -----------------------------------------------------------------------------------------
 
@@ -354,12 +373,14 @@ class NodeLink:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        self._deferred.fail_look()
 
     def _note_death(self, task: asyncio.Task[None]) -> None:
         """Tell of a defect that ended the link: the node stays lost until the server is started anew."""
         if not task.cancelled() and (defect := task.exception()) is not None:
             self._log.error("defect", where="node_link", exc_info=defect)
             self._become(NodeState.UNREACHABLE, f"a defect ended the link: {defect!r}")
+            self._deferred.fail_look()
             self.examined.set()
 
     async def _run(self) -> None:
@@ -377,12 +398,13 @@ class NodeLink:
                 OSError,
             ) as error:  # the latter when the machine refuses a file, which may pass
                 self.joining.looked.set()
-                self._looking_again = False
                 self._become(NodeState.UNREACHABLE, str(error))
+                self._deferred.fail_look()
                 backoff_ms = min(2 * backoff_ms, _BACKOFF_MS_LAST)
             except TurnedAwayError as error:
                 self.turned_away = error
                 self._become(NodeState.QUARANTINED, error.detail)
+                self._deferred.fail_look()
                 pause_ms = error.recheck_ms
             self.examined.set()
             await asyncio.sleep(pause_ms * self._randomness.uniform(0.5, 1.0) / 1000)
@@ -411,7 +433,7 @@ class NodeLink:
             self._connection = connection
             # Before anything else, so that the clock is known before the first vote comes.
             self.pulse()
-            self._send_kept()
+            self._send_waiting()
             self._last_error_code = ""
             self._become(NodeState.READY, "")
             self.examined.set()
@@ -462,23 +484,7 @@ class NodeLink:
             self._lost.set_result(reason)
 
     def _become(self, state: NodeState, detail: str) -> None:
-        self._looking_again &= state is NodeState.UNREACHABLE
-        before, self._state, self._detail = self._state, state, detail
-        if state is not before:
-            self._since_ms = self._clock.now_ms()
-            self._state_changes += 1
-            self._on_state()
-        # A node that stays away is dialled again and again; that is told once.
-        if state is NodeState.JOINING or state is self._logged_state:
-            return
-        logged, self._logged_state = self._logged_state, state
-        if state is NodeState.READY and logged is None:
-            self._log.info("node_ready", run_id=self.joining.run_id)
-        elif state is NodeState.READY:
-            # As loud as its loss: whoever was told of that waits for this.
-            self._log.warning("node_back", run_id=self.joining.run_id)
-        else:
-            self._log.warning("node_lost", state=state.name.lower(), detail=detail)
+        self._state.become(state, detail, run_id=self.joining.run_id)
 
 
 def _ignore(_: Notice) -> None:

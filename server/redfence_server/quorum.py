@@ -332,16 +332,20 @@ def silent_nodes(replies: Replies) -> tuple[tuple[int, Silence], ...]:
 
 
 def judge_all_answered(replies: Replies) -> Replies | None:
-    """Wait for every node, each within its timeout."""
+    """Wait for every node; each answers in bounded time."""
     return None if None in replies else replies
 
 
 def by_lease(holds: Sequence[Held]) -> list[list[Held]]:
-    """Group holds by lease, the lease on the most nodes first."""
+    """Group holds by lease, the lease on the most nodes first, and of such the one with the greatest number: granted last, most likely."""
     groups: dict[str, list[Held]] = {}
     for hold in holds:
         groups.setdefault(hold.digest, []).append(hold)
-    return sorted(groups.values(), key=len, reverse=True)
+    return sorted(groups.values(), key=_weight, reverse=True)
+
+
+def _weight(group: Sequence[Held]) -> tuple[int, int]:
+    return len(group), max(hold.token for hold in group)
 
 
 def present_hold(holds: Sequence[Held]) -> Held | None:

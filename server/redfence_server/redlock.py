@@ -36,8 +36,6 @@ from typing import Generic, TypeVar
 from redfence_server import quorum
 from redfence_server.clock import Clock
 from redfence_server.lock_node import (
-    LOOK_MS_MAX,
-    LOOK_PAUSE_MS,
     Command,
     Commit,
     Granted,
@@ -143,8 +141,9 @@ class Redlock:
         poll = self._poll(release, quorum.judge_release)
 
         def note(node: int, reply: Reply) -> None:
-            if reply is Silence.REFUSED:
-                # A node that cannot mint, out of memory or out of numbers, can still delete.
+            if reply in (Silence.REFUSED, Silence.NOT_ADMITTED):
+                # A node that cannot mint, out of memory or out of numbers, can still delete; and one that has to be looked at anew
+                # can do so after the look.
                 poll.ask(node)
             else:
                 poll.note(node, quorum.release_part(reply))
@@ -223,43 +222,31 @@ class Redlock:
         return poll.verdict
 
     def _poll(self, command: Command, judge: Callable[[quorum.Replies], Judged | None]) -> _Poll[Judged]:
-        return _Poll(self.nodes, command, judge, clock=self._clock)
+        return _Poll(self.nodes, command, judge)
 
 
 class _Poll(Generic[Judged]):
-    """The answers of all nodes to one question. `verdict` is the first one that the answers allow.
-
-    A node that has to be looked at anew, because it vouched for one that came back, has changed nothing. It is asked again until
-    it answers, for at most `LOOK_MS_MAX`. Only a mint must not go on like that (rejoin.py), and it does not come here.
-    """
+    """The answers of all nodes to one question. `verdict` is the first one that the answers allow."""
 
     def __init__(
         self,
         nodes: Sequence[LockNode],
         command: Command,
         judge: Callable[[quorum.Replies], Judged | None],
-        *,
-        clock: Clock,
     ) -> None:
         self._nodes = nodes
         self._command = command
         self._judge = judge
-        self._clock = clock
         self._replies: list[Reply | None] = [None] * len(nodes)
-        self._look_until_ms = clock.now_ms() + LOOK_MS_MAX
         self.verdict: asyncio.Future[Verdict[Judged]] = asyncio.get_running_loop().create_future()
 
     def ask(self, node: int) -> None:
-        """Send the question to a node, unless it is decided already."""
-        if not self.verdict.done():
-            self._nodes[node].send(self._command, partial(self.note, node))
+        """Send the question to a node, also when it is decided already: what ends a hold is to end it on every node."""
+        self._nodes[node].send(self._command, partial(self.note, node))
 
     def note(self, node: int, reply: Reply) -> None:
         """Note a node's answer."""
         if self.verdict.done():
-            return
-        if reply is Silence.NOT_ADMITTED and self._clock.now_ms() < self._look_until_ms:
-            asyncio.get_running_loop().call_later(LOOK_PAUSE_MS / 1000, self.ask, node)
             return
         self._replies[node] = reply
         if (judged := self._judge(self._replies)) is not None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from functools import cache
 from importlib import resources
 from typing import Any, Final
 
@@ -40,10 +39,16 @@ COUNTER_IDLE_MS_DEFAULT = 24 * 3_600_000
 COUNTER_IDLE_MS_MAX = 365 * COUNTER_IDLE_MS_DEFAULT
 
 
-@cache
+# Read once and for all: a server that has run out of files still looks at its nodes, and does not fail between two steps of a rejoin.
+_LUA: Final = {
+    file.name.removesuffix(".lua"): file.read_bytes()
+    for file in resources.files(__package__).joinpath("lua").iterdir()
+}
+
+
 def load(name: str) -> bytes:
-    """Return the source of one script. It is read once: a server that has run out of files still looks at its nodes."""
-    return resources.files(__package__).joinpath("lua", f"{name}.lua").read_bytes()
+    """Return the source of one script."""
+    return _LUA[name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,8 +251,9 @@ class Walk(RuleBasedStateMachine):
         refusal = redfence.AcquireTimeoutError if wait else redfence.LockHeldError
         with pytest.raises(refusal) as caught:
             caller.acquire(resource.name, wait=wait, holder=holder)
-        if caught.value.token is not None and (present := resource.holder):
-            assert caught.value.holder == present.holder
+        if caught.value.token is not None and resource.holder:
+            # A quorum of answers may have as much of what is left of another lease.
+            assert caught.value.holder in {held.holder for held in resource.on_nodes if held}
         self._seen(refusal.__name__)
 
     @rule(name=RESOURCES, data=st.data())
@@ -298,7 +299,9 @@ class Walk(RuleBasedStateMachine):
     def renew(self, name: str, data: st.DataObject) -> None:
         """ACTIVE if and only if a quorum holds the lease; a lost one does not come back, and a stranger renews nothing."""
         resource = self.resources[name]
-        held = data.draw(st.sampled_from([resource.holder, *resource.leases, None]), label="lease")
+        held = data.draw(
+            st.one_of(st.just(resource.holder), st.sampled_from([*resource.leases, None])), label="lease"
+        )
         renewal = lock_pb2.KeepAliveRequest(
             resource=resource.name, lease_id=held.secret if held else new_lease_id(), sequence=7
         )

@@ -491,6 +491,7 @@ _WRONG_TYPES = (
     [("DEL", KEYS.counter(_X)), ("HSET", KEYS.counter(_X), "a", "b")],
     [("DEL", KEYS.high), ("RPUSH", KEYS.high, "1")],
 )
+_NO_NUMBERS = ([("SET", KEYS.high, "nan")], [("SET", KEYS.counter(_X), "nan")])
 # Who holds, who does not, and a hand-over, beside what is in SIGNATURES.
 _ROUNDS = (
     *((name, arguments) for name, (_, arguments) in SIGNATURES.items()),
@@ -509,7 +510,9 @@ def test_on_spoilt_values_nothing_that_is_left_is_lowered(database: Database) ->
     @tried(250)
     @given(
         st.sampled_from([healthy, healthy, quarantined]),
-        st.one_of(st.lists(_spoilings(), min_size=1, max_size=3), st.sampled_from(_WRONG_TYPES)),
+        st.one_of(
+            st.lists(_spoilings(), min_size=1, max_size=3), st.sampled_from((*_WRONG_TYPES, *_NO_NUMBERS))
+        ),
         st.lists(st.sampled_from(_ROUNDS), min_size=1, max_size=6),
     )
     def check(

@@ -14,7 +14,7 @@
 -- Atomic because the proof that tokens are ordered needs hold and counter to be judged at one instant. The nonce is
 -- part of the condition: without it, a late commit of a first attempt could land in a second hold of the same lease.
 local high = tonumber(redis.call('GET', KEYS[2]) or nil)
-if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] or not high then
+if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] or not (high and high >= 0) then
   return {'not_admitted'}
 end
 

@@ -34,7 +34,7 @@
 -- could take the lock and a smaller number.
 local node = redis.call('HMGET', KEYS[1], 'admission', 'floor')
 local high = tonumber(redis.call('GET', KEYS[2]) or nil)
-if node[1] ~= ARGV[1] or not high then
+if node[1] ~= ARGV[1] or not (high and high >= 0) then
   return {'not_admitted'}
 end
 
@@ -99,7 +99,8 @@ end
 -- from before it forgot others may be too low; the floor is not.
 local counter = tonumber(redis.call('GET', KEYS[4]) or high)
 local token = math.max(counter, floor) + 1
-if token >= 9007199254740992 then
+-- Said so that what is no number is refused as well.
+if not (token < 9007199254740992) then
   return {'exhausted'}
 end
 -- tostring() would print a large number as a float.

@@ -14,7 +14,7 @@
 local high = tonumber(redis.call('GET', KEYS[2]) or nil)
 -- A replica answers everything that changes nothing, so that nobody would notice before the next acquire.
 local is_replica = not string.find(redis.call('INFO', 'replication'), 'role:master', 1, true)
-if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] or not high or is_replica then
+if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] or not (high and high >= 0) or is_replica then
   return {'not_admitted'}
 end
 

@@ -22,7 +22,7 @@ if identity[1] ~= ARGV[1] or identity[2] ~= ARGV[2] or not is_no_less then
   return {'changed'}
 end
 -- What an operator recovers may have gone on past the floor before it was taken out.
-if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[4]) then
+if not (tonumber(redis.call('GET', KEYS[2]) or 0) >= tonumber(ARGV[4])) then
   redis.call('SET', KEYS[2], ARGV[4])
 end
 for place = 0, #ARGV - 9 do

@@ -16,7 +16,7 @@
 --
 -- Atomic because a number minted here between the look and the note could be granted beside the same number of the other node.
 local high = tonumber(redis.call('GET', KEYS[2]) or nil)
-if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] or not high then
+if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] or not (high and high >= 0) then
   return {'not_admitted'}
 end
 -- Said so that what is no number is refused as well.

@@ -40,6 +40,7 @@ class ServerHost:
         self.process = Process(name)
         self.cluster: NodeCluster | None = None
         self.service: LockService | None = None
+        self._serving = asyncio.Event()
         # In the order in which they came.
         self.calls: dict[Call, None] = {}
         self.start()
@@ -62,7 +63,12 @@ class ServerHost:
                 await asyncio.sleep(_RESTART_S)
             else:
                 self.service = service
+                self._serving.set()
                 return
+
+    async def until_serving(self) -> None:
+        """Return when the first run answers calls."""
+        await self._serving.wait()
 
     async def _dial(self, node: NodeUrl, *, timeout_ms: int) -> DialledNode:
         del timeout_ms

@@ -421,3 +421,12 @@ def test_the_present_hold_is_the_lease_on_most_nodes() -> None:
     holds = [Held("x", 4, "x", 100), Held("y", 9, "y", 900), Held("x", 4, "x", 300), Held("x", 6, "x", 200)]
     assert quorum.present_hold(holds) == Held("x", 4, "x", 300)
     assert quorum.present_hold([]) is None
+
+
+@pytest.mark.parametrize("tokens", [(1, 2), (2, 1)])
+def test_of_two_leases_on_as_many_nodes_the_later_one_is_the_present(tokens: tuple[int, int]) -> None:
+    """A leftover of an earlier lease does not stand for the one that was granted since, whichever node answers first."""
+    holds = [Held(str(token), token, "holder", 0) for token in tokens]
+    present = quorum.present_hold(holds)
+    assert present is not None
+    assert present.token == 2

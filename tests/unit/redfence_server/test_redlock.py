@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 
 import pytest
 
 from harness.fake_node import ADMITTED, TOKENS_END, Counter, FakeNode
 from harness.virtual_loop import LoopClock, on_virtual_time
 from redfence_server.lock_node import (
-    LOOK_MS_MAX,
-    LOOK_PAUSE_MS,
     Command,
     Commit,
     Granted,
@@ -23,7 +21,7 @@ from redfence_server.lock_node import (
     Release,
     Undo,
 )
-from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, RenewVerdict, TokenVerdict
+from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, RenewVerdict
 from redfence_server.redlock import Attempt, AttemptOutcome, Order, Redlock, TooLate, Verdict
 from redfence_server.redlock import AttemptGranted as Grant
 
@@ -318,81 +316,6 @@ async def test_a_lease_is_renewed_and_released_by_any_server() -> None:
     assert all(isinstance(reply, Plain | Held) for reply in await other.inspect(R))
 
 
-# --- nodes that have to be looked at anew ---------------------------------------------------------------------------
-
-
-def void_for(nodes: list[FakeNode], ms: float) -> None:
-    """Let nodes take no command for so long: they have vouched for another one, and are being looked at."""
-    for node in nodes:
-        node.state.admission = "of another server's making"
-
-        def admit(node: FakeNode = node) -> None:
-            node.state.admission = ADMITTED
-
-        asyncio.get_running_loop().call_later(ms / 1000, admit)
-
-
-async def renewed(lock: Redlock) -> bool:
-    """Renew A; tell whether it is held."""
-    return (await lock.renew(resource=R, digest=A)).verdict is RenewVerdict.ACTIVE
-
-
-async def released(lock: Redlock) -> bool:
-    """Release A; tell whether it was held."""
-    outcome = await lock.release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX)
-    return outcome.verdict is ReleaseVerdict.RELEASED
-
-
-async def handed_over(lock: Redlock) -> bool:
-    """Hand A over to B; tell whether A was held."""
-    attempt, ended = hand_over(lock)
-    verdict = (await ended).verdict
-    attempt.give_up()
-    return verdict is ReleaseVerdict.RELEASED
-
-
-async def seen(lock: Redlock) -> bool:
-    """Look; tell whether every node shows A."""
-    return all(isinstance(reply, Held) for reply in await lock.inspect(R))
-
-
-async def live(lock: Redlock) -> bool:
-    """Tell whether A's token is live."""
-    return (await lock.check_token(resource=R, token=1)).verdict.verdict is TokenVerdict.LIVE
-
-
-@pytest.mark.parametrize("ask", [renewed, released, handed_over, seen, live], ids=lambda ask: ask.__name__)
-@on_virtual_time
-async def test_nodes_that_have_to_be_looked_at_anew_are_asked_again(
-    ask: Callable[[Redlock], Awaitable[bool]],
-) -> None:
-    """They vouched for one that came back, and are there again after some round trips: nobody has to hear of that."""
-    nodes = fake_nodes()
-    lock = redlock(nodes)
-    await acquire(lock)
-    void_for(nodes[1:], 300)
-    assert await ask(lock)
-    assert LoopClock().now_ms() == pytest.approx(300, abs=LOOK_PAUSE_MS + 1)
-
-
-@on_virtual_time
-async def test_nodes_that_are_not_back_after_a_look_have_not_answered() -> None:
-    """Asking again has a bound, and what was decided meanwhile is not asked at all."""
-    nodes = fake_nodes()
-    lock = redlock(nodes)
-    await acquire(lock)
-    void_for(nodes[2:], 60_000)
-    assert await renewed(lock), "two of three are enough"
-    assert LoopClock().now_ms() < LOOK_PAUSE_MS
-    void_for(nodes[1:], 60_000)
-    verdict = (await lock.release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX)).verdict
-    assert verdict is ReleaseVerdict.NO_QUORUM
-    assert LOOK_MS_MAX <= LoopClock().now_ms() <= LOOK_MS_MAX + 2 * LOOK_PAUSE_MS
-    asked = len(nodes[1].sent)
-    await asyncio.sleep(1)
-    assert len(nodes[1].sent) == asked
-
-
 # --- hand-over ------------------------------------------------------------------------------------------------------
 
 
@@ -408,6 +331,25 @@ async def test_a_hand_over_releases_and_grants_in_one_round_trip() -> None:
     await settle(nodes)
     assert [len(node.sent) for node in nodes] == [2, 2, 2]
     assert {node.state.holds[R].digest for node in nodes} == {B}
+
+
+@pytest.mark.parametrize("caller", ["stays", "goes"])
+@on_virtual_time
+async def test_a_hand_over_is_a_release_also_on_a_node_that_cannot_mint_and_answers_last(caller: str) -> None:
+    """The others have decided by then, or the caller has gone; the ended lease would block this node until its ttl."""
+    nodes = fake_nodes()
+    lock = redlock(nodes)
+    await acquire(lock, A)
+    nodes[2].state.counters[R] = Counter(TOKENS_END - 1, float("inf"))
+    nodes[2].hold_requests = True
+    attempt, released = hand_over(lock)
+    if caller == "stays":
+        assert (await released).verdict is ReleaseVerdict.RELEASED
+    else:
+        asyncio.ensure_future(released).cancel()
+    attempt.give_up()
+    await settle(nodes)
+    assert R not in nodes[2].state.holds
 
 
 def world_of(states: tuple[str, ...]) -> list[FakeNode]:

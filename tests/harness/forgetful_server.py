@@ -80,7 +80,7 @@ class Link(NodeLink):
         super().__init__(
             _URL, index=place, settings=settings, memory=memory, clock=StandingStill(), randomness=ids
         )
-        self._log = self.joining._log = _MUTE
+        self._log = self.joining._log = self._state._log = _MUTE
         self.joining._clock = Leaping()
         self.connection: Connection | None = None
 
@@ -99,16 +99,17 @@ class Link(NodeLink):
             self._admit(identity)
             self._connection = connection  # type: ignore[assignment]  # likewise
             self.pulse()
-            self._send_kept()
+            self._send_waiting()
             self._become(NodeState.READY, "")
             self.review()
             self._become(NodeState.UNREACHABLE, await self._lost)
         except DialError as error:
             self.joining.looked.set()
-            self._looking_again = False
             self._become(NodeState.UNREACHABLE, str(error))
+            self._deferred.fail_look()
         except TurnedAwayError as error:
             self._become(NodeState.QUARANTINED, error.detail)
+            self._deferred.fail_look()
         finally:
             self.connection = self._connection = None
             self.joining.leave()

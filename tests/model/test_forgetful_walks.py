@@ -70,7 +70,7 @@ CAUGHT: dict[str, tuple[Beginning, int]] = {
     "rejoin without new ids": (a_commit_is_late, 84),
     "rejoin without jump and new ids": (a_vote_is_late, 31),
     "mint without floor": (a_grant_is_half_forgotten, 83),
-    "others not heeded": (replaced_unnoticed, 6),
+    "others not heeded": (replaced_unnoticed, 324),
 }
 
 
@@ -157,7 +157,7 @@ LUA_MUTANTS = {
     ),
     "commit under any admission id": LuaMutant(
         "commit",
-        "redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] or not high",
+        "redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] or not (high and high >= 0)",
         "not high",
         *(a_commit_is_late, 0, 1),
     ),

@@ -21,6 +21,10 @@ TTL_S = 2.0
 VALIDITY_S = 1.978
 HEALED_S = 100.0
 ENDED_S = 110.0
+# When whatever works does so once more.
+AGAIN_S = 105.0
+# Of each lease.
+CLIENTS: dict[str, int] = {}
 # A time, from a call's invocation to its answer; None if there was none.
 Span = tuple[float, float | None]
 
@@ -28,14 +32,14 @@ Span = tuple[float, float | None]
 class Story:
     """A history to which a test adds what matters to it, on resource "r"; all else makes the run a valid one.
 
-    Without more a client of its own works on "background" before the first fault, at 1 s, and every resource is acquired once after all
-    was healed, at 100 s.
+    Without more a client of its own works on "background" before the first fault, at 1 s, and once more at 105 s; and every resource is
+    acquired once after all was healed, at 100 s.
     """
 
     def __init__(self) -> None:
         self.operations = background()
         self.faults = [Fault("server killed", "server 0", 1.0, 1.5)]
-        self.kept: dict[str, tuple[str, ...]] = {"background": tuple(f"e{turn}" for turn in range(30))}
+        self.kept: dict[str, tuple[str, ...]] = {"background": tuple(f"e{turn}" for turn in range(31))}
         self.last_acquires = True
         self.asked: tuple[str, ...] = ()
 
@@ -68,6 +72,20 @@ class Story:
     def lost(self, lease: str, span: Span) -> Self:
         """Add a renewal that is told that the lease has ended."""
         return self._add(Kind.RENEW, lease, span, FAILED, lost=True)
+
+    def not_held(self, lease: str, span: Span) -> Self:
+        """Add a release that is told that the lease does not hold."""
+        return self._add(Kind.RELEASE, lease, span, FAILED, lost=True)
+
+    def at(self, server: str) -> Self:
+        """Say which server the last call was made to."""
+        self.operations[-1] = replace(self.operations[-1], server=server)
+        return self
+
+    def by(self, client: str) -> Self:
+        """Say whose the last call was."""
+        self.operations[-1] = replace(self.operations[-1], client=client)
+        return self
 
     def release(self, lease: str, span: Span, outcome: Outcome = OK) -> Self:
         """Add a release."""
@@ -146,17 +164,23 @@ class Story:
     def _add(
         self, kind: Kind, lease: str, span: Span, outcome: Outcome, *, resource: str = "r", **fields: Any
     ) -> Self:
-        call = Operation(f"client of {lease}", kind, resource, lease, span[0], span[1], outcome)
+        client = f"client{CLIENTS.setdefault(lease, len(CLIENTS))}"
+        call = Operation(client, kind, resource, lease, span[0], span[1], outcome)
         self.operations.append(replace(call, **fields))
         return self
 
 
 def background() -> list[Operation]:
-    """Return the calls of a client that does everything, 150 of them in the first second."""
+    """Return the calls of a client that does everything, 150 of them in the first second, and some in the end."""
     story = Story.__new__(Story)
     story.operations = []
-    for turn in range(30):
-        lease, token, at = f"background {turn}", turn + 1, turn / 31
+    for turn in range(31):
+        last = turn == 30
+        lease, token, at = (
+            f"background {turn}",
+            2 * 10**6 if last else turn + 1,
+            AGAIN_S if last else turn / 31,
+        )
         story.acquire(lease, token, (at, at + 0.001)).renew(lease, (at + 0.002, at + 0.003))
         story.read(token, (at + 0.004, at + 0.005)).append(f"e{turn}", token, (at + 0.006, at + 0.007))
         story.release(lease, (at + 0.008, at + 0.009))
@@ -223,7 +247,7 @@ BROKEN: Mapping[str, Cases] = {
         ),
         "granted inside one that an overlap with a third hides": lambda s: (
             s.acquire("a", 5, (10, 10.1))
-            .renew("a", (11, 11.1))
+            .renew("a", (10.25, 11.1))
             .acquire("b", 6, (10.2, 10.3))
             .release("b", (10.4, 10.5))
             .acquire("c", 7, (12, 12.5))
@@ -333,12 +357,54 @@ BROKEN: Mapping[str, Cases] = {
         "renewed after it was told lost": lambda s: (
             s.acquire("a", 5, (10, 10.1)).lost("a", (12.1, 12.2)).renew("a", (12.3, 12.4))
         ),
+        "a first release told that it does not hold while it was counted on": lambda s: s.acquire(
+            "a", 5, (10, 10.1)
+        ).not_held("a", (10.2, 10.3)),
+        "renewed after a later lease was granted": lambda s: (
+            s.acquire("a", 5, (10, 10.1)).acquire("b", 6, (12.5, 12.6)).renew("a", (12.7, 12.8))
+        ),
+        "renewed after a later lease was granted, clocks or not": lambda s: (
+            s.fault("clock", 5, 30, moves_clocks=True)
+            .acquire("a", 5, (10, 10.1))
+            .acquire("b", 6, (10.2, 10.3))
+            .renew("a", (10.4, 10.5))
+        ),
     },
     "P": {
         "granted late after the healing": lambda s: (
             s.without_last_acquires()
             .acquire("z", 90, (100, 100.1), resource="background")
             .acquire("a", 5, (100, 106.1), until=107.9)
+        ),
+        "granted in time, but long after the healing": lambda s: (
+            s.without_last_acquires()
+            .acquire("z", 90, (100, 100.1), resource="background")
+            .acquire("a", 0, (100, 102), FAILED)
+            .acquire("b", 0, (102, 104), FAILED)
+            .acquire("c", 0, (104, 106.5), FAILED)
+            .acquire("d", 5, (106.6, 106.7))
+        ),
+        "renewals never worked again": lambda s: s.failing(
+            lambda call: call.kind is Kind.RENEW and call.invoked_s >= HEALED_S
+        ),
+        "reads never worked again": lambda s: s.failing(
+            lambda call: call.kind is Kind.READ and call.invoked_s >= HEALED_S
+        ),
+        "a server never granted anything again": lambda s: (
+            s.acquire("a", 5, (10, 10.1))
+            .at("one server")
+            .acquire("b", 0, (103, 103.1), FAILED)
+            .at("one server")
+        ),
+        "a server never released anything again": lambda s: (
+            s.acquire("a", 5, (10, 10.1))
+            .release("a", (10.2, 10.3))
+            .at("one server")
+            .release("b", (103, 103.1), UNKNOWN)
+            .at("one server")
+        ),
+        "a workload was never granted anything again": lambda s: (
+            s.acquire("a", 5, (10, 10.1)).by("sdk3.1").acquire("b", 0, (103, 103.1), UNKNOWN).by("sdk3.2")
         ),
         "granted while a majority had forgotten": lambda s: s.fault("majority wiped", 10, 12).acquire(
             "a", 5, (10.1, 10.2)
@@ -528,6 +594,36 @@ RIGHT: Cases = {
         .release("a", (10.2, 10.3))
         .renew("a", (10.5, 10.6))
     ),
+    "D: a second release told that it does not hold": lambda s: (
+        s.acquire("a", 5, (10, 10.1)).release("a", (10.2, 10.3), UNKNOWN).not_held("a", (10.4, 10.5))
+    ),
+    "D: a release told that it does not hold after the validity": lambda s: s.acquire(
+        "a", 5, (10, 10.1)
+    ).not_held("a", (11.9, 12)),
+    "D: a release told that it does not hold when clocks were moved": lambda s: (
+        s.fault("clock", 5, 30, moves_clocks=True).acquire("a", 5, (10, 10.1)).not_held("a", (10.2, 10.3))
+    ),
+    "D: renewed after an earlier lease was granted": lambda s: (
+        s.acquire("b", 5, (9, 10.3))
+        .release("b", (10.4, 10.5))
+        .acquire("a", 6, (9.5, 11))
+        .renew("a", (11.1, 11.2))
+    ),
+    "D: renewed when the later lease was granted at once": lambda s: (
+        s.acquire("a", 5, (10, 10.1)).renew("a", (11.9, 13)).acquire("b", 6, (12.2, 12.5))
+    ),
+    "D: renewed after it was granted anew": lambda s: (
+        s.acquire("a", 5, (10, 10.1))
+        .acquire("b", 6, (12.5, 12.6))
+        .acquire("a", 7, (15, 15.1))
+        .renew("a", (15.2, 15.3))
+    ),
+    "D: renewed when an Acquire of it is unknown": lambda s: (
+        s.acquire("a", 5, (10, 10.1))
+        .acquire("b", 6, (12.5, 12.6))
+        .acquire("a", 0, (15, 15.1), UNKNOWN)
+        .renew("a", (15.2, 15.3))
+    ),
     "D: released, acquired and renewed again": lambda s: (
         s.acquire("a", 5, (10, 10.1))
         .release("a", (10.2, 10.3))
@@ -544,7 +640,28 @@ RIGHT: Cases = {
         .acquire("z", 90, (100, 100.1), resource="background")
         .acquire("a", 0, (100, 101), FAILED)
         .acquire("b", 5, (101, 101.1))
-        .acquire("c", 0, (102, 102.1), FAILED)
+    ),
+    "P: granted long after the healing, for somebody held it until then": lambda s: (
+        s.without_last_acquires()
+        .acquire("z", 90, (100, 100.1), resource="background")
+        .acquire("h", 5, (99, 99.1))
+        .renew("h", (100, 100.1))
+        .acquire("a", 0, (100, 104), FAILED)
+        .acquire("b", 0, (104, 107), FAILED)
+        .acquire("c", 6, (107, 107.9))
+    ),
+    "P: granted as soon as somebody tried": lambda s: (
+        s.without_last_acquires()
+        .acquire("z", 90, (100, 100.1), resource="background")
+        .acquire("a", 5, (108, 108.1))
+    ),
+    "P: a server and a workload work again": lambda s: (
+        s.acquire("a", 5, (10, 10.1))
+        .at("one server")
+        .by("sdk3.1")
+        .acquire("b", 2 * 10**6, (104, 104.1))
+        .at("one server")
+        .by("sdk4")
     ),
     "P: called before the majority had forgotten": lambda s: s.fault("majority wiped", 10, 12).acquire(
         "a", 5, (10, 10.1)
@@ -569,7 +686,7 @@ INVALID: Cases = {
     "no read was ever OK": lambda s: s.failing(lambda call: call.kind is Kind.READ),
     "no append was ever OK": lambda s: s.failing(lambda call: call.kind is Kind.APPEND).keeps_nothing(),
     "96.0 operations per second were OK before the first fault": lambda s: s.failing(
-        lambda call: call.kind in (Kind.READ, Kind.RELEASE) and call.invoked_s > 0.1
+        lambda call: call.kind in (Kind.READ, Kind.RELEASE) and 0.1 < call.invoked_s < 1
     ),
     "0.0 operations per second": lambda s: s.fault("node paused", 0, 0.1),
     "faults that were asked for and never struck: node wiped": lambda s: s.asks(
@@ -579,6 +696,15 @@ INVALID: Cases = {
         s.without_last_acquires()
         .acquire("z", 90, (100, 100.1), resource="background")
         .acquire("a", 5, (HEALED_S - 0.001, 100.1))
+    ),
+    "nobody tried again after all was healed: acquire at one server": lambda s: s.acquire(
+        "a", 5, (10, 10.1)
+    ).at("one server"),
+    "nobody tried again after all was healed: acquire of sdk": lambda s: s.acquire("a", 5, (10, 10.1)).by(
+        "sdk3.1"
+    ),
+    "the last acquire of 'r' failed after all was healed": lambda s: s.acquire("a", 5, (102, 102.1)).acquire(
+        "b", 0, (108, 108.1), FAILED
     ),
     "1 records cannot be true": lambda s: s.acquire("a", 5, (10, 9.9)),
     "2 records cannot be true": lambda s: s.acquire("a", 5, (10, None)).release("b", (10, None), FAILED),
@@ -635,7 +761,14 @@ def test_a_last_acquire_that_fails_breaks_progress_and_makes_the_run_invalid() -
 
 def test_a_run_in_which_nothing_was_granted_is_invalid() -> None:
     """For each reason there is."""
-    verdict = verdict_of(lambda s: s.failing(lambda call: True).keeps_nothing().without_last_acquires())
+    verdict = verdict_of(
+        lambda s: (
+            s.failing(lambda call: True)
+            .only(lambda call: call.invoked_s < HEALED_S)
+            .keeps_nothing()
+            .without_last_acquires()
+        )
+    )
     assert not verdict.violations
     assert {reason.split(" was ever OK")[0] for reason in verdict.invalid[:5]} == {
         f"no {kind}" for kind in Kind
@@ -658,8 +791,8 @@ def test_a_violation_names_its_calls_with_client_token_and_instants() -> None:
     assert violation.at_s == 20.5
     assert [call.lease for call in violation.operations] == ["a", "b"]
     for words in (
-        "client of a",
-        "client of b",
+        f"client{CLIENTS['a']}",
+        f"client{CLIENTS['b']}",
         "token 6",
         "token 5",
         "+15.000000 s",
@@ -687,8 +820,8 @@ def test_the_figures_are_those_of_the_run() -> None:
             .fault("node wiped", 7, 8)
         )
     ).counts
-    assert counts.operations[Kind.APPEND] == {OK: 30, FAILED: 1, UNKNOWN: 0}
-    assert counts.operations[Kind.READ] == {OK: 30, FAILED: 1, UNKNOWN: 1}
+    assert counts.operations[Kind.APPEND] == {OK: 31, FAILED: 1, UNKNOWN: 0}
+    assert counts.operations[Kind.READ] == {OK: 31, FAILED: 1, UNKNOWN: 1}
     assert counts.faults == {"server killed": 1, "node wiped": 2}
     assert counts.stale_writes_refused == 1
     assert counts.stale_reads_refused == 0

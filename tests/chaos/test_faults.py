@@ -124,7 +124,7 @@ async def test_a_server_that_was_out_of_files_goes_on_by_itself(stage: Stage) ->
             await until(lambda: _logged(stage, place, "Too many open files"), timeout_s=10)
         await until(server.is_ready, timeout_s=10)
     finally:
-        server.process.kill()
+        server.kill()
         server.start()
         await until(server.is_ready, timeout_s=30)
 
@@ -350,7 +350,7 @@ async def test_a_server_may_open_no_file_more(stage: Stage) -> None:
         )
     assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == before
     server = stage.cluster.servers[_place(strike, "server")]
-    server.process.kill()
+    server.kill()
     server.start()
     assert not await stage.cluster.set_right()
 

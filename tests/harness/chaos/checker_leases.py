@@ -7,14 +7,17 @@ release might come late and end it.
 
 What D promises of the validity that is told: it is positive; it ends no later than a lease can that was taken when the answer came (an Acquire
 that waits is told one that contains its wait) or, of a renewal, when it was called; and it is not shorter than the ttl, less the allowance
-for drift that the contract names. A renewal does not tell that a lease is lost which its holder may count on, nor that one is kept which has
-ended for good.
+for drift that the contract names. Neither a renewal nor a first release tells that a lease is lost which its holder may count on, and no
+renewal that one is kept which has ended for good: because it was released or told lost, or because another lease was granted after it, which
+no clock can undo.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import inf
 
 from harness.chaos.checker_calls import ResourceCalls, answered_s, over_s, reached
@@ -67,16 +70,17 @@ def judge_leases(resource: ResourceCalls, faults: Sequence[Fault], words: Words)
     for calls in resource.leases.values():
         found, lost = _follow(calls)
         every += found
-        for window, renewal in lost:
-            if not reached(ending, window.called_s, answered_s(renewal)):
+        for window, call in lost:
+            if not reached(ending, window.called_s, answered_s(call)):
                 said = (
-                    f"a lease was told lost {(window.end_s - answered_s(renewal)) * 1000:.3f} ms before its end: "
-                    f"{words.call(renewal)}, after {words.call(window.last)}"
+                    f"a lease was told lost {(window.end_s - answered_s(call)) * 1000:.3f} ms before its end: "
+                    f"{words.call(call)}, after {words.call(window.last)}"
                 )
-                yield _late(renewal, said, window.last)
+                yield _late(call, said, window.last)
         yield from _judge_told(calls, words)
         yield from _judge_ended(calls, words)
     yield from _judge_exclusion(every, clocks, words)
+    yield from _judge_followed(resource, words)
 
 
 def _judge_exclusion(every: list[Window], clocks: Sequence[Fault], words: Words) -> Iterator[Violation]:
@@ -94,7 +98,7 @@ def _judge_exclusion(every: list[Window], clocks: Sequence[Fault], words: Words)
 
 
 def _follow(calls: Sequence[Operation]) -> tuple[list[Window], list[tuple[Window, Operation]]]:
-    """Return a lease's windows, and each that a renewal told lost, as it was then, with that renewal."""
+    """Return a lease's windows, and each that a renewal or a first release told lost, as it was then, with that call."""
     found: list[Window] = []
     lost: list[tuple[Window, Operation]] = []
     current: Window | None = None
@@ -102,12 +106,14 @@ def _follow(calls: Sequence[Operation]) -> tuple[list[Window], list[tuple[Window
     released_over_s = -inf
     for at_s, _, call in sorted(_events(calls), key=lambda event: event[:2]):
         inside = current if current is not None and at_s < current.end_s else None
+        first_release = released_over_s == -inf
         if call.kind is Kind.RELEASE:
             released_over_s = max(released_over_s, over_s(call))
         if call.kind is Kind.RELEASE or call.lost:
             if inside is not None:
                 # One that was sent before the grant was known may have been answered before it as well.
-                if call.lost and call.invoked_s > inside.start_s:
+                told = call.lost and call.invoked_s > inside.start_s and answered_s(call) < inside.end_s
+                if told and (call.kind is Kind.RENEW or first_release):
                     lost.append((replace(inside), call))
                 inside.end_s, inside.last = at_s, call
         elif inside is not None:
@@ -188,6 +194,44 @@ def _judge_ended(calls: Sequence[Operation], words: Words) -> Iterator[Violation
                 f"a lease that had ended was renewed: {words.call(call)} after {words.call(ending)}",
                 ending,
             )
+
+
+def _judge_followed(resource: ResourceCalls, words: Words) -> Iterator[Violation]:
+    """Yield renewals that kept a lease after a later one was granted.
+
+    The quorum of the later grant and that of the renewal share a node, and there the earlier hold had ended before.
+    """
+    grants = sorted(
+        (call for calls in resource.leases.values() for call in calls if _is_grant(call)), key=answered_s
+    )
+    instants = [answered_s(grant) for grant in grants]
+    greatest = list(accumulate(grants, _greater))
+    for calls in resource.leases.values():
+        acquires = [call for call in calls if call.kind is Kind.ACQUIRE]
+        for renewal in calls:
+            if renewal.kind is not Kind.RENEW or renewal.outcome is not Outcome.OK:
+                continue
+            before = bisect_left(instants, renewal.invoked_s)
+            # It may be the hold of an Acquire whose token nobody knows.
+            if not before or any(not _is_told(acquire, renewal) for acquire in acquires):
+                continue
+            last = greatest[before - 1]
+            if last.lease != renewal.lease:
+                said = f"a lease was renewed after a later one was granted: {words.call(renewal)} after {words.call(last)}"
+                yield _late(renewal, said, last)
+
+
+def _is_grant(call: Operation) -> bool:
+    return call.kind is Kind.ACQUIRE and call.outcome is Outcome.OK
+
+
+def _is_told(acquire: Operation, renewal: Operation) -> bool:
+    """Tell whether it is known what came of an Acquire before a renewal was called, if it was called before that at all."""
+    return acquire.outcome is Outcome.FAILED or over_s(acquire) < renewal.invoked_s
+
+
+def _greater(one: Operation, other: Operation) -> Operation:
+    return other if other.token > one.token else one
 
 
 def _late(call: Operation, said: str, *others: Operation) -> Violation:

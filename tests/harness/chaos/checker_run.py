@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
 from harness.chaos.checker_calls import ResourceCalls, answered_s, is_possible
-from harness.chaos.checker_progress import last_acquires
+from harness.chaos.checker_progress import last_acquires, untried_services
 from harness.chaos.checker_verdict import Counts, Invariant
 from harness.chaos.records import History, Kind, Outcome
 
@@ -54,13 +54,15 @@ def why_invalid(history: History, resources: Iterable[ResourceCalls], counts: Co
     missing = [kind for kind in dict.fromkeys(history.asked) if kind not in counts.faults]
     if missing:
         yield f"faults that were asked for and never struck: {', '.join(missing)}"
+    if services := untried_services(history.operations, history.healed_s):
+        yield f"nobody tried again after all was healed: {', '.join(services)}"
     untried, failed = [], []
     for resource in resources:
         if any(call.kind is Kind.ACQUIRE for calls in resource.leases.values() for call in calls):
             tried = last_acquires(resource, history.healed_s)
             if not tried:
                 untried.append(resource.name)
-            elif all(call.outcome is not Outcome.OK for call in tried):
+            elif tried[-1].outcome is not Outcome.OK:
                 failed.append(resource.name)
     if untried:
         yield f"nobody tried to acquire {_some(untried)} after all was healed"

@@ -37,6 +37,7 @@ _START_S = 30.0
 _READY_S = 60.0
 Aof: TypeAlias = AppendFsync | Literal["off"]
 """When nodes sync their append-only file; a node with it off comes back empty."""
+_SERVES = "redfence serving"
 _TESTS = Path(__file__).resolve().parents[2]
 _REDFENCE = (str(Path(sys.executable).with_name("redfence")),)
 
@@ -96,6 +97,7 @@ class ServerProcess:
         self._program = program
         self._processes = processes
         self._started: list[CommandProcess] = []
+        self._killed: set[CommandProcess] = set()
         self._channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         self.view = LockServer(self._channel, nodes=nodes, proxies=self.proxies)
 
@@ -108,6 +110,19 @@ class ServerProcess:
     def process(self) -> CommandProcess:
         """The present or last process."""
         return self._started[-1]
+
+    def kill(self) -> None:
+        """End the process by kill -9."""
+        self._killed.add(self.process)
+        self.process.kill()
+
+    def ended_early(self) -> list[str]:
+        """Return how each process ended that ended by itself, though it had served; one may give up for want of a quorum before."""
+        return [
+            f"it ended by itself, with {process.exit_status}: {process.stderr[-2000:]}"
+            for process in self._started
+            if process.exit_status is not None and process not in self._killed and _SERVES in process.stdout
+        ]
 
     def start(self) -> None:
         """Start a process; it serves once it has found a quorum of nodes."""
@@ -130,7 +145,7 @@ class ServerProcess:
             if self.process.exit_status is not None:
                 self.start()
                 await asyncio.sleep(0.2)
-            return "redfence serving" in self.process.stdout
+            return _SERVES in self.process.stdout
 
         await until(serves, timeout_s=_START_S)
 
@@ -176,6 +191,7 @@ class ChaosCluster:
     disks: dict[int, NodeDisk] = field(default_factory=dict)
     processes: CommandProcesses = field(init=False)
     storage_address: str = ""
+    _storage: CommandProcess | None = None
     _exits: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     @property
@@ -238,12 +254,12 @@ class ChaosCluster:
 
     async def _start_storage(self) -> None:
         self.storage_address = f"{HOST}:{free_port()}"
-        storage = self.processes.start(
+        self._storage = self.processes.start(
             *self.plan.storage_program,
             *("storage", "--db", str(self.folder / "storage.db"), "--listen", self.storage_address),
             environment=environment(),
         )
-        await storage.wait_for_line("ready", timeout_s=_START_S)
+        await self._storage.wait_for_line("ready", timeout_s=_START_S)
 
     async def votes(self, place: int) -> bool:
         """Tell whether a node votes by its own word: its identity was given to it in this run, and is in no quarantine."""
@@ -282,18 +298,34 @@ class ChaosCluster:
                 await until(server.is_ready, timeout_s=_READY_S)
             except AssertionError:
                 wrong.append(f"for server {number} not all nodes vote again: {await self.states()}")
-                server.process.kill()
+                server.kill()
                 server.start()
                 await until(server.is_ready, timeout_s=_READY_S)
         return wrong
 
-    def defects(self) -> list[str]:
-        """Return what servers have logged as defects of their own, with the traceback."""
-        return [
-            f"server {number}: {line}"
+    def ended_early(self) -> list[str]:
+        """Return which servers, nodes and storage have ended by themselves, and how."""
+        ended = [
+            f"server {number}: {how}"
             for number, server in enumerate(self.servers)
-            for line in server.logged()
-            if '"defect"' in line
+            for how in server.ended_early()
+        ]
+        if self._storage is not None and self._storage.exit_status is not None:
+            ended.append(
+                f"the storage ended with {self._storage.exit_status}: {self._storage.stderr[-2000:]}"
+            )
+        return ended
+
+    def defects(self) -> list[str]:
+        """Return what servers and the storage have logged as defects of their own, or written as a traceback."""
+        logs = {f"server {number}": server.logged() for number, server in enumerate(self.servers)}
+        if self._storage is not None:
+            logs["the storage"] = self._storage.stderr.splitlines()
+        return [
+            f"{name}: {line}"
+            for name, lines in logs.items()
+            for line in lines
+            if '"defect"' in line or line.startswith("Traceback ")
         ]
 
     def logged(self) -> list[str]:

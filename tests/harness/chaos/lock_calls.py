@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import TypeAlias
 
 import grpc
 
@@ -66,6 +67,7 @@ class LockCalls:
         self._stubs: list[lock_pb2_grpc.LockServiceAsyncStub] = [
             lock_pb2_grpc.LockServiceStub(channel) for channel in self._channels
         ]
+        self._addresses = addresses
         self._recorder = recorder
         self._random = random
         self._place = random.randrange(len(self._stubs))
@@ -75,11 +77,11 @@ class LockCalls:
         for channel in self._channels:
             await channel.close()
 
-    def stub(self) -> lock_pb2_grpc.LockServiceAsyncStub:
-        """Return a server to call next."""
+    def server(self) -> tuple[lock_pb2_grpc.LockServiceAsyncStub, str]:
+        """Return a server to call next, and its address."""
         if self._random.random() < 0.1:
             self.go_elsewhere()
-        return self._stubs[self._place]
+        return self._stubs[self._place], self._addresses[self._place]
 
     def go_elsewhere(self) -> None:
         """Call another server from now on."""
@@ -95,8 +97,10 @@ class LockCalls:
             holder=self._recorder.client,
         )
         with self._recorder.call(Kind.ACQUIRE, resource, lease, ttl_s=ttl_s) as call:
+            stub, server = self.server()
+            call.at(server)
             try:
-                response = await self.stub().Acquire(request, timeout=wait_s + _ANSWER_S)
+                response = await stub.Acquire(request, timeout=wait_s + _ANSWER_S)
             except grpc.aio.AioRpcError as error:
                 self._conclude(call, error, nothing_done=_NOTHING_GRANTED)
                 return call.outcome
@@ -111,8 +115,10 @@ class LockCalls:
         """Give a lease back, or whatever an acquire of it may have granted."""
         request = lock_pb2.ReleaseRequest(resource=resource, lease_id=lease)
         with self._recorder.call(Kind.RELEASE, resource, lease, token=token) as call:
+            stub, server = self.server()
+            call.at(server)
             try:
-                response = await self.stub().Release(request, timeout=_ANSWER_S)
+                response = await stub.Release(request, timeout=_ANSWER_S)
             except grpc.aio.AioRpcError as error:
                 # Fewer than a quorum may have let go: it may have ended or not.
                 self._conclude(call, error, nothing_done=set())
@@ -120,7 +126,8 @@ class LockCalls:
             if response.outcome == lock_pb2.RELEASE_OUTCOME_RELEASED:
                 call.ok()
             else:
-                call.failed(lock_pb2.ReleaseOutcome.Name(response.outcome))
+                not_held = response.outcome == lock_pb2.RELEASE_OUTCOME_NOT_HELD
+                call.failed(lock_pb2.ReleaseOutcome.Name(response.outcome), lost=not_held)
 
     def _conclude(
         self,
@@ -143,6 +150,9 @@ class LockCalls:
             self.go_elsewhere()
 
 
+_Stream: TypeAlias = "grpc.aio.StreamStreamCall[lock_pb2.KeepAliveRequest, lock_pb2.KeepAliveResponse]"
+
+
 class Beats:
     """Renews one lease over keepalive streams, one beat at a time; a stream that fails is followed by one to another server."""
 
@@ -150,8 +160,8 @@ class Beats:
         self._calls = calls
         self._recorder = recorder
         self._held = held
-        self._stream: grpc.aio.StreamStreamCall[lock_pb2.KeepAliveRequest, lock_pb2.KeepAliveResponse] | None
-        self._stream = None
+        self._stream: _Stream | None = None
+        self._server = ""
         self._sequence = 0
 
     async def beat(self) -> float | None:
@@ -160,12 +170,14 @@ class Beats:
         request = lock_pb2.KeepAliveRequest(
             resource=self._held.resource, lease_id=self._held.lease, sequence=self._sequence
         )
-        with self._recorder.call(
-            Kind.RENEW, self._held.resource, self._held.lease, token=self._held.token
-        ) as call:
+        with self._recorder.call(Kind.RENEW, self._held.resource, self._held.lease) as call:
+            if self._stream is None:
+                stub, self._server = self._calls.server()
+                self._stream = stub.KeepAlive()
+            call.at(self._server)
             try:
                 async with asyncio.timeout(_ANSWER_S):
-                    answer = await self._answer(request)
+                    answer = await self._answer(self._stream, request)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError) as error:
                 name = error.code().name if isinstance(error, grpc.aio.AioRpcError) else type(error).__name__
                 call.unknown(name)
@@ -179,13 +191,13 @@ class Beats:
                 return 0.0
             return _conclude_beat(call, answer)
 
-    async def _answer(self, request: lock_pb2.KeepAliveRequest) -> lock_pb2.KeepAliveResponse | None:
-        if self._stream is None:
-            self._stream = self._calls.stub().KeepAlive()
-        await self._stream.write(request)
+    async def _answer(
+        self, stream: _Stream, request: lock_pb2.KeepAliveRequest
+    ) -> lock_pb2.KeepAliveResponse | None:
+        await stream.write(request)
         # What comes before are answers that came too late to be waited for, which are as many as there were beats.
         for _ in range(self._sequence + 1):
-            answer = await self._stream.read()
+            answer = await stream.read()
             if not isinstance(answer, lock_pb2.KeepAliveResponse) or answer.HasField("draining"):
                 return None
             if answer.sequence == request.sequence:
@@ -205,7 +217,7 @@ def _conclude_beat(call: Call, answer: lock_pb2.KeepAliveResponse) -> float | No
         return 0.0
     if answer.state == lock_pb2.LEASE_STATE_ACTIVE:
         until_s = call.operation.invoked_s + answer.validity.ToMilliseconds() / 1000
-        call.ok(until_s=until_s)
+        call.ok(token=answer.fencing_token, until_s=until_s)
         return until_s
     if answer.state == lock_pb2.LEASE_STATE_LOST:
         call.failed("LOST", lost=True)

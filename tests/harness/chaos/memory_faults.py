@@ -7,12 +7,10 @@ from random import Random
 
 from harness.chaos.recorder import now_s
 from harness.chaos.records import MAJORITY_WIPED, Fault
-from harness.chaos.strike import Stage, Strike, every_server, network_of, node_of
+from harness.chaos.strike import Stage, Strike, every_server, network_of, node_of, until_seen
 from harness.node_data import repair_log
-from harness.servers import until
 
 _CUT_BYTES_MAX = 4_000
-_REMEMBERED_S = 20.0
 
 
 def node_wiped(stage: Stage, random: Random) -> Strike:
@@ -22,6 +20,7 @@ def node_wiped(stage: Stage, random: Random) -> Strike:
     by_command = random.random() < 0.3
 
     async def begin() -> None:
+        await until_seen(stage, place)
         if by_command:
             await node.call("FLUSHALL")
         else:
@@ -38,7 +37,7 @@ def node_wiped(stage: Stage, random: Random) -> Strike:
         random.uniform(0.0, 2.0),
         begin=begin,
         heal=heal,
-        # A server that starts meanwhile would have seen this place never before, and would want an operator.
+        # One that starts meanwhile would not have seen this place.
         takes={node_of(place), *every_server(stage)},
         forgets=[place],
     )
@@ -50,13 +49,9 @@ def log_cut(stage: Stage, random: Random) -> Strike:
     node = stage.cluster.nodes[place]
     byte_count = random.randrange(1, _CUT_BYTES_MAX)
 
-    async def remembered() -> bool:
-        counts = [await server.counts(place) for server in stage.cluster.servers]
-        return any(counts)
-
     async def begin() -> None:
         # That a durable node has lost its last half second is noticed only by a server that was there.
-        await until(remembered, timeout_s=_REMEMBERED_S)
+        await until_seen(stage, place)
         node.kill()
         node.cut_aof(byte_count)
 
@@ -125,7 +120,7 @@ def majority_wiped(stage: Stage, random: Random) -> Strike:
         if wiped_s:
             stage.note(Fault(MAJORITY_WIPED, ", ".join(map(node_of, places)), wiped_s[0], now_s()))
         await cluster.recover()
-        stage.unhealed += await cluster.set_right()
+        stage.broken += await cluster.set_right()
 
     return Strike(
         MAJORITY_WIPED,

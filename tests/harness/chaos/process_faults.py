@@ -8,7 +8,7 @@ from random import Random
 
 from harness.chaos import client
 from harness.chaos.cluster import TTL_MS_MAX
-from harness.chaos.strike import Stage, Strike, client_of, every_server, node_of, server_of
+from harness.chaos.strike import Stage, Strike, client_of, every_server, node_of, server_of, until_seen
 
 _TTL_S = TTL_MS_MAX / 1000
 # Mostly those whose late write the storage must refuse.
@@ -77,7 +77,7 @@ def server_killed(stage: Stage, random: Random) -> Strike:
     server = stage.cluster.servers[place]
 
     async def begin() -> None:
-        server.process.kill()
+        server.kill()
 
     async def heal() -> None:
         server.start()
@@ -124,11 +124,13 @@ def node_killed(stage: Stage, random: Random) -> Strike:
     nodes = [stage.cluster.nodes[place] for place in places]
 
     async def begin() -> None:
+        if aof == "off":
+            await until_seen(stage, *places)
         for node in nodes:
             node.kill()
 
     async def heal() -> None:
-        await asyncio.gather(*(node.start() for node in nodes))
+        await asyncio.gather(*(node.start() for node in nodes if not node.is_running))
 
     return Strike(
         "node killed",

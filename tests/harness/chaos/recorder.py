@@ -22,6 +22,10 @@ class Call:
 
     operation: Operation
 
+    def at(self, server: str) -> None:
+        """Note which server is called."""
+        self.operation = replace(self.operation, server=server)
+
     def ok(self, *, token: int = 0, until_s: float = 0.0) -> None:
         """Note that it has done what it was for."""
         token = token or self.operation.token
@@ -125,7 +129,7 @@ class Recording:
 
 def now_s() -> float:
     """Return the instant, on the clock that all processes of the machine share."""
-    return time.monotonic()
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def settled(lines: Iterable[Operation]) -> list[Operation]:

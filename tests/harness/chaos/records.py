@@ -1,6 +1,6 @@
 """What a chaos run leaves behind: one line of JSON for each call of a client and each fault, and nothing that a server said of itself.
 
-Instants are seconds of the machine's monotonic clock, which all processes share.
+Instants are seconds of the machine's clock since its boot, which all processes share and which counts while it sleeps, as a holder's does.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Operation:
         entry: what was appended; unique in the run.
         detail: why it failed; for people.
         stale: the storage refused it because of its token.
-        lost: of a renewal: the server told that the lease has ended.
+        lost: of a renewal or a release: the server told that the lease does not hold.
+        server: which lock server was called; empty if the caller does not know.
     """
 
     client: str
@@ -70,6 +71,7 @@ class Operation:
     detail: str = ""
     stale: bool = False
     lost: bool = False
+    server: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from harness.chaos import storage_calls
 from harness.chaos.cluster import ChaosCluster, Plan
 from harness.chaos.crowd import MIX, Crowd
 from harness.chaos.faults import rage
-from harness.chaos.lock_calls import Held, LockCalls
+from harness.chaos.lock_calls import Beats, Held, LockCalls
 from harness.chaos.recorder import Recorder, now_s, settled
 from harness.chaos.records import History, Operation, in_order, read_operations
 from harness.chaos.strike import Stage
@@ -61,7 +61,8 @@ class Run:
     Attributes:
         history: for the checker.
         wrong: what is wrong with the run itself: it proves nothing.
-        defects: what servers wrote in their logs as defects of their own.
+        defects: what is wrong with redfence beside the history: what servers wrote in their logs as defects of their own, processes that ended
+            by themselves, and what did not come right again after the faults.
         late_s: by how much this process, through which all goes between servers and nodes, was late at most while faults came.
         logged: the last warnings of the servers, for whoever looks into a violation.
     """
@@ -120,13 +121,12 @@ async def run(plan: Plan, course: Course, *, folder: Path, say: Callable[[str], 
         await asyncio.sleep(_CALM_S)
         async with _Lateness() as lateness:
             await rage(stage, course.faults, seed=f"{course.seed}/faults", lasts_s=course.lasts_s)
-        wrong = list(stage.unhealed)
         say(f"{len(stage.faults)} faults are over; everything is set right")
-        wrong += await cluster.set_right()
+        broken = [*stage.broken, *await cluster.set_right()]
         healed_s = now_s()
         await asyncio.sleep(course.tail_s)
-        wrong += crowd.ended_early()
-        wrong += await crowd.end()
+        broken += crowd.ended_early()
+        broken += await crowd.end()
         say("the clients have ended; every resource is acquired once more")
         # Not here, where the proxies are: the servers would see all nodes stand still.
         operations = await asyncio.to_thread(crowd.operations)
@@ -146,29 +146,35 @@ async def run(plan: Plan, course: Course, *, folder: Path, say: Callable[[str], 
             kept=kept,
             asked=tuple(course.asked),
         )
-        return Run(history, wrong, cluster.defects(), lateness.most_s, cluster.logged()[-_LOGGED_MAX:])
+        defects = [*broken, *cluster.ended_early(), *cluster.defects()]
+        return Run(history, stage.unhealed, defects, lateness.most_s, cluster.logged()[-_LOGGED_MAX:])
 
 
 async def _last_acquires(
     cluster: ChaosCluster, operations: Sequence[Operation], path: Path
 ) -> list[Operation]:
-    """Acquire every resource that anybody has acquired, and give it back."""
+    """Acquire every resource that anybody has acquired, renew it and give it back: through each server."""
     with Recorder(path, client=_LAST) as recorder:
-        calls = LockCalls(cluster.addresses, recorder=recorder, random=Random(_LAST))
-        try:
-            for resource in sorted({each.resource for each in operations}):
-                await _acquire_once_more(calls, resource)
-        finally:
-            await calls.close()
+        for address in cluster.addresses:
+            calls = LockCalls([address], recorder=recorder, random=Random(_LAST))
+            try:
+                for resource in sorted({each.resource for each in operations}):
+                    await _acquire_once_more(calls, recorder, resource)
+            finally:
+                await calls.close()
     return settled(read_operations(path))
 
 
-async def _acquire_once_more(calls: LockCalls, resource: str) -> None:
+async def _acquire_once_more(calls: LockCalls, recorder: Recorder, resource: str) -> None:
     ends_s = now_s() + _LAST_TRIES_S
     got = None
     while not isinstance(got, Held) and now_s() < ends_s:
         lease = new_lease_id()
         got = await calls.acquire(resource, lease, ttl_s=TTL_S, wait_s=TTL_S)
+        if isinstance(got, Held):
+            beats = Beats(calls, recorder, got)
+            await beats.beat()
+            await beats.close()
         await calls.release(resource, lease, token=got.token if isinstance(got, Held) else 0)
         if not isinstance(got, Held):
             await asyncio.sleep(_LAST_PAUSE_S)

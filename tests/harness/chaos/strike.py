@@ -16,6 +16,8 @@ from harness.servers import until
 # A node that has forgotten comes back after a quarantine, in which a server has to be up without a break.
 _REJOIN_S = 60.0
 _HEAL_S = 90.0
+# A server that has just been started looks at every node, but also through networks that are broken.
+_SEEN_S = 60.0
 
 
 async def _nothing() -> None:
@@ -57,7 +59,8 @@ class Stage:
         faults: those that are over, in the order of their end.
         ending: set when no fault is to last any longer.
         on_begin: told of each fault as it begins.
-        unhealed: what was not set right after a fault; such a run is invalid.
+        unhealed: what the harness could not set right after a fault; such a run is invalid.
+        broken: what redfence did not set right by itself, as it promises.
     """
 
     cluster: ChaosCluster
@@ -66,6 +69,7 @@ class Stage:
     faults: list[Fault] = field(default_factory=list)
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     unhealed: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
     _locks: dict[str, asyncio.Lock] = field(default_factory=dict)
     _forgetful: set[int] = field(default_factory=set)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -130,13 +134,23 @@ class Stage:
             await until(lambda: self.cluster.votes(place), timeout_s=_REJOIN_S)
         except AssertionError:
             # Other faults may keep it out; it counts as forgetful no longer than this run can wait for it.
-            self.unhealed.append(f"node {place} had not rejoined after {_REJOIN_S:g} s")
+            self.broken.append(f"node {place} had not rejoined after {_REJOIN_S:g} s")
 
     async def end(self) -> None:
         """Let no fault last any longer."""
         self.ending.set()
         async with self._changed:
             self._changed.notify_all()
+
+
+async def until_seen(stage: Stage, place: int) -> None:
+    """Return once some server has the node's vote: one that comes back empty, and that no server has seen, wants an operator."""
+
+    async def is_seen() -> bool:
+        counts = [await server.counts(place) for server in stage.cluster.servers]
+        return any(counts)
+
+    await until(is_seen, timeout_s=_SEEN_S)
 
 
 def node_of(place: int) -> str:

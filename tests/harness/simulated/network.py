@@ -27,26 +27,27 @@ class Route:
         self._chance = chance
         self.latency_ms = latency_ms
         self.blocked = False
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting: deque[tuple[Process, Callable[[], None]]] = deque()
 
     def carry(self, stream: Stream, arrive: Callable[[], None]) -> None:
         """Have something arrive, after whatever was sent before on the same stream."""
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._chance.uniform(*self.latency_ms) / 1000
         stream.last_s = max(stream.last_s + 1e-7, due_s)
-        stream.to.at(stream.last_s, self._arrive, arrive)
+        stream.to.at(stream.last_s, self._arrive, stream.to, arrive)
 
-    def _arrive(self, arrive: Callable[[], None]) -> None:
-        if self.blocked or self._waiting:
-            self._waiting.append(arrive)
+    def _arrive(self, to: Process, arrive: Callable[[], None]) -> None:
+        if self.blocked:
+            self._waiting.append((to, arrive))
         else:
             arrive()
 
     def unblock(self) -> None:
-        """Let everything arrive that is on the way."""
+        """Let everything arrive that is on the way, as soon as whom it is for runs."""
         self.blocked = False
-        while self._waiting and not self.blocked:
-            self._waiting.popleft()()
+        waiting, self._waiting = self._waiting, deque()
+        for to, arrive in waiting:
+            to.soon(self._arrive, to, arrive)
 
 
 class Stream:

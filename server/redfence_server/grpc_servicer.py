@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import wraps
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 import structlog
@@ -19,6 +19,9 @@ from redfence_server.grpc_streams import KeepAliveStream, SessionStream, Stream
 from redfence_server.lock_service import LockService
 from redfence_server.node_cluster import ClusterView
 from redfence_server.randomness import Randomness
+
+# Read from a file, which a server that has run out of them cannot do any more.
+_VERSION: Final = version("redfence")
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -165,4 +168,4 @@ class AdminServicer(lock_pb2_grpc.AdminServiceServicer):
         self, _: lock_pb2.ClusterStatusRequest, __: Context
     ) -> lock_pb2.ClusterStatusResponse:
         """See the contract."""
-        return messages.cluster_status_response(self._status(), server_version=version("redfence"))
+        return messages.cluster_status_response(self._status(), server_version=_VERSION)

@@ -703,9 +703,9 @@ INVALID: Cases = {
     "nobody tried again after all was healed: acquire of sdk": lambda s: s.acquire("a", 5, (10, 10.1)).by(
         "sdk3.1"
     ),
-    "the last acquire of 'r' failed after all was healed": lambda s: s.acquire("a", 5, (102, 102.1)).acquire(
-        "b", 0, (108, 108.1), FAILED
-    ),
+    "the last acquire of 'r' failed after all was healed": lambda s: s.acquire(
+        "a", 2 * 10**6, (102, 102.1)
+    ).acquire("b", 0, (108, 108.1), FAILED),
     "1 records cannot be true": lambda s: s.acquire("a", 5, (10, 9.9)),
     "2 records cannot be true": lambda s: s.acquire("a", 5, (10, None)).release("b", (10, None), FAILED),
 }

@@ -8,10 +8,11 @@ import pytest
 
 from harness.chaos.checker import check
 from harness.chaos.checker_verdict import Invariant, Verdict
-from harness.chaos.cluster import Plan, harness_program
+from harness.chaos.cluster import Plan
 from harness.chaos.recorder import Recorder, settled
 from harness.chaos.records import Kind, Outcome, read_operations
 from harness.chaos.run import Course, Run, run
+from harness.chaos.services import harness_program
 
 # Faults that end within seconds; `make chaos` has all of them. Two are asked for, by which the run is a valid one.
 _MIX = (

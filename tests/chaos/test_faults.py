@@ -27,9 +27,11 @@ from harness.processes import CommandProcess
 from harness.redis_nodes import RedisNode
 from harness.servers import new_lease_id, until
 from harness.tcp_proxy import Flow, TcpProxy
+from redfence import StaleTokenError
 from redfence_proto.rich_error import from_trailing_metadata
 from redfence_proto.v1 import lock_pb2
 from redfence_server.redis_binary import RedisBinary
+from redfence_storage.client import AsyncStorageClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -195,6 +197,68 @@ async def test_a_server_is_paused_and_killed(stage: Stage) -> None:
         assert _has_ended(server.process)
     assert not _has_ended(server.process)
     assert not await stage.cluster.set_right()
+
+
+async def test_a_drained_server_ends_in_good_order_and_is_started_again(stage: Stage) -> None:
+    """That it ended is no defect; a status that is not 0 would be one."""
+    async with _begun(_drawn(stage, "server drained")) as strike:
+        server = stage.cluster.servers[_place(strike, "server")]
+        assert server.process.exit_status == 0
+    assert not _has_ended(server.process)
+    assert not await stage.cluster.set_right()
+    assert not stage.broken
+    assert not stage.cluster.ended_early()
+
+
+async def test_a_server_that_does_not_end_in_good_order_when_it_is_told_to_is_a_defect(stage: Stage) -> None:
+    """Here somebody kills it meanwhile."""
+    strike = _drawn(stage, "server drained")
+    server = stage.cluster.servers[_place(strike, "server")]
+    server.pause()
+    try:
+
+        async def killed() -> None:
+            await asyncio.sleep(0.1)
+            server.process.kill()
+
+        await asyncio.gather(strike.begin(), killed())
+        assert [str(each) for each in stage.broken] == [
+            f"server {_place(strike, 'server')} was told to end and did with -9"
+        ]
+    finally:
+        stage.broken.clear()
+        await strike.heal()
+    assert not await stage.cluster.set_right()
+
+
+async def test_the_storage_is_paused_and_killed_and_keeps_what_it_had(stage: Stage) -> None:
+    """Its callers go on afterwards; its end is no defect."""
+    storage = stage.cluster.storage
+    async with AsyncStorageClient(storage.address, timeout_s=10.0) as client:
+        await client.put("kept", key="k", value=b"v", token=7)
+        async with _begun(_drawn(stage, "storage paused")):
+            await until(lambda: _is_stopped(storage.process.pid))
+        assert (await client.get("kept", key="k")).value == b"v"
+        async with _begun(_drawn(stage, "storage killed")):
+            assert _has_ended(storage.process)
+        assert not _has_ended(storage.process)
+        with pytest.raises(StaleTokenError):
+            await client.put("kept", key="k", value=b"late", token=6)
+        assert (await client.get("kept", key="k")).value == b"v"
+    assert not stage.cluster.ended_early()
+
+
+async def test_a_storage_that_ends_by_itself_is_a_defect(stage: Stage) -> None:
+    """Whatever else went well."""
+    storage = stage.cluster.storage
+    storage.process.kill()
+    assert stage.cluster.ended_early() == [
+        f"storage: it ended by itself, with -9: {storage.process.stderr[-2000:]}"
+    ]
+    storage.kill()
+    assert not stage.cluster.ended_early()
+    storage.start()
+    await storage.until_serving()
 
 
 async def test_a_node_is_paused_and_killed_and_keeps_what_it_had(stage: Stage) -> None:

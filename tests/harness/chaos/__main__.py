@@ -15,12 +15,13 @@ from typing import get_args
 
 from harness.chaos.checker import check
 from harness.chaos.checker_verdict import Verdict
-from harness.chaos.cluster import Aof, Plan, harness_program
+from harness.chaos.cluster import Aof, Plan
 from harness.chaos.faults import CLOCK_STEPPED, DISK_FULL, FAULTS, possible
 from harness.chaos.node_disk import can_mount
 from harness.chaos.records import Kind, Outcome, line
 from harness.chaos.report import write_report
 from harness.chaos.run import Course, Run, run
+from harness.chaos.services import harness_program
 from harness.moved_clock import NoCompilerError, compile_clock_shim
 from redfence_server import log_setup
 from redfence_server.redis_process import AppendFsync

@@ -12,9 +12,10 @@ from pathlib import Path
 from random import Random
 
 from harness.chaos import client
-from harness.chaos.cluster import ChaosCluster, environment, harness_program
+from harness.chaos.cluster import ChaosCluster
 from harness.chaos.recorder import settled
 from harness.chaos.records import Kind, Operation, Outcome, in_order, read_operations
+from harness.chaos.services import environment, harness_program
 from harness.processes import CommandProcess
 
 _START_S = 60.0
@@ -83,7 +84,7 @@ class Crowd:
         process = self._cluster.processes.start(
             *harness_program("harness.chaos.client"),
             *("--name", name, "--workload", workload, "--workers", str(_WORKERS[workload])),
-            *("--storage", self._cluster.storage_address, "--records", str(records)),
+            *("--storage", self._cluster.storage.address, "--records", str(records)),
             *("--seed", f"{self._seed}/{name}", "--began", repr(self._began_s), *named),
             environment=environment(),
         )

@@ -1,9 +1,8 @@
-"""Faults of processes: holders, servers and nodes that stand still or die."""
+"""Faults of processes: holders, servers, nodes and the storage that stand still or die."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 from random import Random
 
 from harness.chaos import client
@@ -11,6 +10,7 @@ from harness.chaos.cluster import TTL_MS_MAX
 from harness.chaos.strike import Stage, Strike, client_of, every_server, node_of, server_of, until_seen
 
 _TTL_S = TTL_MS_MAX / 1000
+_STORAGE = "storage"
 # Mostly those whose late write the storage must refuse.
 _PAUSED = ("append", "append", "sdk", *client.WORKLOADS)
 
@@ -56,10 +56,10 @@ def server_paused(stage: Stage, random: Random) -> Strike:
     server = stage.cluster.servers[place]
 
     async def begin() -> None:
-        server.process.send_signal(signal.SIGSTOP)
+        server.pause()
 
     async def heal() -> None:
-        server.process.send_signal(signal.SIGCONT)
+        server.resume()
 
     return Strike(
         "server paused",
@@ -89,6 +89,60 @@ def server_killed(stage: Stage, random: Random) -> Strike:
         begin=begin,
         heal=heal,
         takes={server_of(place)},
+    )
+
+
+def server_drained(stage: Stage, random: Random) -> Strike:
+    """Draw: a server is told to end in good order (SIGTERM), and started again a little later."""
+    place = random.randrange(len(stage.cluster.servers))
+    server = stage.cluster.servers[place]
+
+    async def begin() -> None:
+        status = await server.drain()
+        if status != 0:
+            stage.broken.append(f"{server_of(place)} was told to end and did with {status}")
+
+    async def heal() -> None:
+        server.start()
+
+    return Strike(
+        "server drained",
+        server_of(place),
+        random.uniform(0.0, 0.5) * _TTL_S,
+        begin=begin,
+        heal=heal,
+        takes={server_of(place)},
+    )
+
+
+def storage_paused(stage: Stage, random: Random) -> Strike:
+    """Draw: the storage stands still, for longer than its callers wait or not."""
+    storage = stage.cluster.storage
+
+    async def begin() -> None:
+        storage.pause()
+
+    async def heal() -> None:
+        storage.resume()
+
+    return Strike(
+        "storage paused", _STORAGE, random.uniform(0.2, 4.0), begin=begin, heal=heal, takes={_STORAGE}
+    )
+
+
+def storage_killed(stage: Stage, random: Random) -> Strike:
+    """Draw: the storage is killed, and started again with its database a little later."""
+    storage = stage.cluster.storage
+
+    async def begin() -> None:
+        storage.kill()
+
+    async def heal() -> None:
+        storage.start()
+        await storage.until_serving()
+
+    return Strike(
+        "storage killed", _STORAGE, random.uniform(0.0, 1.0), begin=begin, heal=heal, takes={_STORAGE}
     )
 
 

@@ -133,7 +133,7 @@ async def run(plan: Plan, course: Course, *, folder: Path, say: Callable[[str], 
         last = await _last_acquires(cluster, operations, folder / "last.jsonl")
         ended_s = now_s()
         kept = {
-            name: await storage_calls.kept(cluster.storage_address, name)
+            name: await storage_calls.kept(cluster.storage.address, name)
             for name in sorted({each.resource for each in operations if each.resource.startswith("list/")})
         }
         history = History(

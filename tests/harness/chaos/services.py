@@ -1,0 +1,183 @@
+"""The processes of redfence in a chaos run: each serves at one address for its whole life, through any number of processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from harness.chaos.lock_calls import CHANNEL_OPTIONS
+from harness.ports import HOST, free_port
+from harness.processes import CommandProcess, CommandProcesses
+from harness.redis_nodes import RedisNode
+from harness.servers import LockServer, until
+from harness.tcp_proxy import TcpProxy
+from redfence_proto.v1.lock_pb2 import NODE_STATE_READY
+
+REDFENCE: Final = (str(Path(sys.executable).with_name("redfence")),)
+"""The program that is meant by the arguments of `redfence`."""
+# The default, and not the patience of other tests: what comes of a node that is late is part of the run.
+_NODE_TIMEOUT_MS = 500
+# The default grace of a drain, and what a busy machine may add to it.
+_DRAIN_S = 20.0
+_START_S = 30.0
+_TESTS = Path(__file__).resolve().parents[2]
+
+
+def harness_program(module: str) -> tuple[str, ...]:
+    """Return how to run a module of the harness."""
+    return (sys.executable, "-m", module)
+
+
+def environment() -> Mapping[str, str]:
+    """Return what a process needs to find the harness, and the product where this process finds it."""
+    before = os.environ.get("PYTHONPATH", "")
+    return {
+        "PYTHONPATH": f"{_TESTS}{os.pathsep}{before}" if before else str(_TESTS),
+        "REDFENCE_NODE_TIMEOUT_MS": str(_NODE_TIMEOUT_MS),
+        "REDFENCE_LOG_FORMAT": "json",
+    }
+
+
+class Service:
+    """Something that serves at one address.
+
+    Args:
+        program: what to run with the arguments of `redfence`.
+        processes: ends its processes with all others.
+        serves: what it writes when it serves.
+    """
+
+    def __init__(self, program: Sequence[str], *, processes: CommandProcesses, serves: str) -> None:
+        self.port = free_port()
+        self._program = program
+        self._processes = processes
+        self._serves = serves
+        self._started: list[CommandProcess] = []
+        self._told_to_end: set[CommandProcess] = set()
+
+    @property
+    def address(self) -> str:
+        """Where it serves."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def process(self) -> CommandProcess:
+        """The present or last process."""
+        return self._started[-1]
+
+    def start(self) -> None:
+        """Start a process."""
+        self._started.append(
+            self._processes.start(*self._program, *self._arguments(), environment=environment())
+        )
+
+    def _arguments(self) -> Sequence[str]:
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """End the process by kill -9."""
+        self._told_to_end.add(self.process)
+        self.process.kill()
+
+    async def drain(self) -> int:
+        """Ask the process to end, by SIGTERM, and return its exit status; not to end in time is a failure."""
+        self._told_to_end.add(self.process)
+        return await self.process.stop(timeout_s=_DRAIN_S)
+
+    def pause(self) -> None:
+        """Let the process stand still (SIGSTOP)."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on (SIGCONT)."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def ended_early(self) -> list[str]:
+        """Return how each process ended that ended by itself, though it had served; one may give up for want of a quorum before."""
+        return [
+            f"it ended by itself, with {process.exit_status}: {process.stderr[-2000:]}"
+            for process in self._started
+            if process.exit_status is not None
+            and process not in self._told_to_end
+            and self._serves in process.stdout
+        ]
+
+    def logged(self) -> list[str]:
+        """Return every line that its processes have logged."""
+        return [line for process in self._started for line in process.stderr.splitlines()]
+
+    async def until_serving(self) -> None:
+        """Return once it serves, started again should it have given up waiting for a quorum."""
+
+        async def serves() -> bool:
+            if self.process.exit_status is not None:
+                self.start()
+                await asyncio.sleep(0.2)
+            return self._serves in self.process.stdout
+
+        await until(serves, timeout_s=_START_S)
+
+
+class StorageProcess(Service):
+    """The storage, with one database."""
+
+    def __init__(self, program: Sequence[str], database: Path, *, processes: CommandProcesses) -> None:
+        super().__init__(program, processes=processes, serves="ready")
+        self._database = database
+
+    def _arguments(self) -> Sequence[str]:
+        return ("storage", "--db", str(self._database), "--listen", self.address)
+
+
+class ServerProcess(Service):
+    """One lock server. It serves once it has found a quorum of nodes.
+
+    Attributes:
+        proxies: what stands between it and each node, by index.
+        view: calls to it.
+    """
+
+    def __init__(
+        self, program: Sequence[str], nodes: Sequence[RedisNode], *, processes: CommandProcesses
+    ) -> None:
+        super().__init__(program, processes=processes, serves="redfence serving")
+        self.proxies = [TcpProxy(node.port) for node in nodes]
+        self._nodes = nodes
+        self._channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
+        self.view = LockServer(self._channel, nodes=nodes, proxies=self.proxies)
+
+    def _arguments(self) -> Sequence[str]:
+        urls = [proxy.url(node.url) for proxy, node in zip(self.proxies, self._nodes, strict=True)]
+        return ("serve", "--listen", self.address, *(word for url in urls for word in ("--node", url)))
+
+    async def is_ready(self) -> bool:
+        """Tell whether every node votes for it."""
+        states = await self._states()
+        return bool(states) and all(state == NODE_STATE_READY for state in states)
+
+    async def counts(self, place: int) -> bool:
+        """Tell whether a node votes for it at present."""
+        states = await self._states()
+        return bool(states) and states[place] == NODE_STATE_READY
+
+    async def _states(self) -> Sequence[int]:
+        """Return the state of each node as it sees it; nothing if it does not answer."""
+        try:
+            async with asyncio.timeout(2.0):
+                report = await self.view.status()
+        except (grpc.aio.AioRpcError, TimeoutError):
+            return ()
+        return [node.state for node in report.nodes]
+
+    async def close(self) -> None:
+        """End the connections; the process is ended with all others."""
+        await self._channel.close()
+        for proxy in self.proxies:
+            await proxy.stop()

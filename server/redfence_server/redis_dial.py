@@ -138,7 +138,7 @@ class DialledNode:
         _pass_on_cancellation()
         return answers
 
-    def hand_over(self, protocol: asyncio.Protocol) -> None:
+    def hand_over(self, protocol: asyncio.BufferedProtocol) -> None:
         """Give the socket to `protocol`. No answer may be outstanding. The connection must still be closed through this object."""
         # redis-py has no public way to lend its socket; tests/contract/test_redis_dial.py watches this one.
         writer = self._connection._writer  # noqa: SLF001

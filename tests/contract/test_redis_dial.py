@@ -29,6 +29,12 @@ async def test_a_dialled_connection_is_handed_over_with_nothing_lost(
         assert connection.call(b"*2\r\n$4\r\nINCR\r\n$1\r\nx\r\n", told.append)
     await eventually(lambda: len(told) == 100)
     assert told == list(range(2, 102))
+    # More than is read at once.
+    assert connection.call(b"*4\r\n$8\r\nSETRANGE\r\n$1\r\ny\r\n$6\r\n200000\r\n$1\r\nx\r\n", told.append)
+    assert connection.call(b"*2\r\n$3\r\nGET\r\n$1\r\ny\r\n", told.append)
+    assert connection.call(b"*2\r\n$4\r\nINCR\r\n$1\r\nx\r\n", told.append)
+    await eventually(lambda: len(told) == 103)
+    assert told[100:] == [200_001, bytes(200_000) + b"x", 102]
     await dialled.close()
     await eventually(lambda: lost)
     assert not connection.call(b"*1\r\n$4\r\nPING\r\n", told.append)

@@ -9,6 +9,7 @@ from typing import Any
 
 import hiredis
 
+from harness.arriving_bytes import deliver
 from harness.simulated.processes import Process
 from harness.simulated.redis import Client, SimulatedRedis
 from harness.waiting_links import Chance
@@ -99,7 +100,7 @@ class Connection(DialledNode, asyncio.Transport):
         self._client: Client = host.redis.connect(self._send_back)
         self._reader = hiredis.Reader()
         self._answers: deque[asyncio.Future[Any]] = deque()
-        self._protocol: asyncio.Protocol | None = None
+        self._protocol: asyncio.BufferedProtocol | None = None
         self._open = True
         host.connections.append(self)
 
@@ -121,7 +122,7 @@ class Connection(DialledNode, asyncio.Transport):
         if not self._open:
             return
         if self._protocol is not None:
-            self._protocol.data_received(data)
+            deliver(self._protocol, data)
             return
         self._reader.feed(data)
         while (answer := self._reader.gets()) is not False:
@@ -172,7 +173,7 @@ class Connection(DialledNode, asyncio.Transport):
             DialRefusedError(str(each)) if isinstance(each, hiredis.ReplyError) else each for each in values
         ]
 
-    def hand_over(self, protocol: asyncio.Protocol) -> None:
+    def hand_over(self, protocol: asyncio.BufferedProtocol) -> None:
         """See `DialledNode`."""
         self._protocol = protocol
         protocol.connection_made(self)

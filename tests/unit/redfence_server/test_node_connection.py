@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.arriving_bytes import deliver
 from harness.virtual_loop import on_virtual_time
 from redfence_server import node_connection
 from redfence_server.lock_node import Silence
@@ -70,7 +71,11 @@ class Bench:
 
     def answer(self, *texts: object) -> None:
         """Let replies arrive in one piece."""
-        self.connection.data_received(b"".join(f"+{text}\r\n".encode() for text in texts))
+        self.arrive(b"".join(f"+{text}\r\n".encode() for text in texts))
+
+    def arrive(self, data: bytes) -> None:
+        """Let bytes arrive."""
+        deliver(self.connection, data)
 
 
 @on_virtual_time
@@ -94,10 +99,21 @@ async def test_replies_are_matched_in_order_whatever_pieces_they_come_in() -> No
     for name in range(3):
         bench.call(name)
     for byte in b"+zero\r\n-ERR one\r\n*2\r\n$1\r\nx\r\n:2\r\n":
-        bench.connection.data_received(bytes([byte]))
+        bench.arrive(bytes([byte]))
     assert bench.told[0] == [b"zero"]
     assert isinstance(bench.told[1][0], ReplyError)
     assert bench.told[2] == [[b"x", 2]]
+
+
+@on_virtual_time
+async def test_a_reply_longer_than_what_is_read_at_once_is_put_together() -> None:
+    """And the one behind it is not lost."""
+    bench = Bench()
+    bench.call("long")
+    bench.call("short")
+    long = b"x" * 200_000
+    bench.arrive(b"$%d\r\n%s\r\n:1\r\n" % (len(long), long))
+    assert bench.told == {"long": [long], "short": [1]}
 
 
 @on_virtual_time
@@ -214,7 +230,7 @@ async def test_the_answer_to_the_subscription_is_nobody_elses(answer: bytes, ref
     bench.call("first")
     bench.call("second")
     for byte in answer + b"+for first\r\n-ERR for second\r\n":
-        bench.connection.data_received(bytes([byte]))
+        bench.arrive(bytes([byte]))
     assert told == [refusal]
     assert bench.told["first"] == [b"for first"]
     assert str(bench.told["second"][0]) == "ERR for second"
@@ -233,7 +249,7 @@ async def test_a_notice_among_the_replies_shifts_none_and_is_told_in_its_place()
     bench.call("second")
     told = SUBSCRIBED + push("1") + b"+too late\r\n" + push("2") + b"+for first\r\n" + push("3") + push("4")
     for byte in told + b"*2\r\n$4\r\nheld\r\n:7\r\n" + push("5"):
-        bench.connection.data_received(bytes([byte]))
+        bench.arrive(bytes([byte]))
     assert bench.heard[1:] == [b"1", b"2", b"for first", b"3", b"4", [b"held", 7], b"5"]
     assert not bench.wire.aborted
 
@@ -243,7 +259,7 @@ async def test_a_push_that_is_no_message_is_passed_over() -> None:
     """As the answer to a subscription that ended."""
     bench = Bench()
     bench.subscribe()
-    bench.connection.data_received(SUBSCRIBED + SUBSCRIBED.replace(b"$9\r\n", b"$11\r\nun"))
+    bench.arrive(SUBSCRIBED + SUBSCRIBED.replace(b"$9\r\n", b"$11\r\nun"))
     bench.call("first")
     bench.answer("for first")
     assert bench.told == {"first": [b"for first"]}
@@ -255,7 +271,7 @@ async def test_a_push_that_is_no_message_is_passed_over() -> None:
 async def test_a_peer_that_talks_out_of_turn_or_no_redis_is_left(noise: bytes) -> None:
     """From then on no reply could be trusted to be anybody's."""
     bench = Bench()
-    bench.connection.data_received(noise)
+    bench.arrive(noise)
     await asyncio.sleep(0)
     assert bench.wire.aborted
     assert bench.lost

@@ -60,6 +60,7 @@ class VoteWatch:
         quarantines: of each node, by place, the ids of those that were seen.
         broken: what was seen that must not be.
         looks: how many there were.
+        unanswered: how many there would have been, had the node not been down.
     """
 
     def __init__(self, nodes: Sequence[RedisNode]) -> None:
@@ -69,6 +70,7 @@ class VoteWatch:
         self.quarantines: list[set[bytes]] = [set() for _ in nodes]
         self.broken: list[str] = []
         self.looks = 0
+        self.unanswered = 0
 
     async def __aenter__(self) -> Self:
         self._tasks = [asyncio.create_task(self._watch(place)) for place in range(len(self._nodes))]
@@ -91,7 +93,7 @@ class VoteWatch:
             try:
                 look = _read(await self._nodes[place].call("EVAL", _LOOK, len(_KEYS), *_KEYS))
             except (OSError, hiredis.ReplyError):
-                pass  # it is down, or loads its data
+                self.unanswered += 1  # it is down, or loads its data
             else:
                 self._compare(place, look)
                 self.looks += 1

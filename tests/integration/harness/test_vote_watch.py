@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from harness.fixture_types import FlushedNodes
@@ -92,6 +90,11 @@ async def test_a_node_that_is_down_is_not_looked_at(node: RedisNode) -> None:
     async with VoteWatch([node]) as watch:
         await looked(watch)
         node.kill()
-        await asyncio.sleep(0)
+        before = watch.unanswered
+
+        async def tried_in_vain() -> bool:
+            return watch.unanswered >= before + 2
+
+        await until(tried_in_vain)
         await node.start()
         await looked(watch)

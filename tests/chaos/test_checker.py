@@ -655,6 +655,13 @@ RIGHT: Cases = {
         .acquire("z", 90, (100, 100.1), resource="background")
         .acquire("a", 5, (108, 108.1))
     ),
+    "P: granted within three of the longest ttls that were asked for": lambda s: (
+        s.without_last_acquires()
+        .acquire("z", 90, (100, 100.1), resource="background")
+        .acquire("a", 0, (100, 100.1), FAILED, ttl=0.3)
+        .acquire("b", 0, (100.1, 103), FAILED)
+        .acquire("c", 6, (103, 105))
+    ),
     "P: a server and a workload work again": lambda s: (
         s.acquire("a", 5, (10, 10.1))
         .at("one server")

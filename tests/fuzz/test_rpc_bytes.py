@@ -17,8 +17,8 @@ from harness.fuzz_methods import LIBRARY_METHODS, OWN_UNARY, Ending, Method, is_
 from harness.fuzz_settings import factor, tried
 from harness.fuzz_site import FuzzSite
 from harness.fuzz_wire import inputs
+from harness.process_look import ProcessLook, look_at_process
 from harness.servers import acquire_request, new_lease_id
-from harness.soak.process_look import ProcessLook, look_at_process
 from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_proto.v1.lock_pb2 import KeepAliveRequest, SessionRequest

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.process_look import look_at_process
 from harness.soak.judge import Sample, Status, Wanted, judge
-from harness.soak.process_look import look_at_process
 from harness.soak.run import soak
 from redfence_server.redis_binary import RedisBinary
 

@@ -18,12 +18,14 @@ def judge_progress(resource: ResourceCalls, healed_s: float, words: Words) -> It
     tried = last_acquires(resource, healed_s)
     if not tried:
         return
-    due_s = _free_s(resource, max(healed_s, tried[0].invoked_s)) + _TTLS_MAX * tried[0].ttl_s
+    # Those who try may want leases of several lengths.
+    ttl_s = max(call.ttl_s for call in tried)
+    due_s = _free_s(resource, max(healed_s, tried[0].invoked_s)) + _TTLS_MAX * ttl_s
     granted_s = [answered_s(call) for call in _acquires(resource) if call.outcome is Outcome.OK]
     if any(healed_s <= at_s <= due_s for at_s in granted_s):
         return
     # Whoever came early and gave up, and whoever came too late, proves nothing against the time between.
-    still_s = due_s - tried[0].ttl_s
+    still_s = due_s - ttl_s
     if any(call.invoked_s <= due_s and over_s(call) >= still_s for call in tried) or not granted_s:
         said = (
             f"nobody acquired it within {_TTLS_MAX} ttls after all was healed at {words.instant(healed_s)} and it was free; the last try: "

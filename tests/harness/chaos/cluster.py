@@ -17,6 +17,7 @@ import hiredis
 from harness.chaos.node_disk import NodeDisk
 from harness.chaos.services import REDFENCE, ServerProcess, Service, StorageProcess, environment
 from harness.node_data import with_settings
+from harness.process_look import look_at_process
 from harness.processes import CommandProcesses
 from harness.redis_nodes import RedisNode
 from harness.servers import form, until, until_all_ready
@@ -129,6 +130,8 @@ class ChaosCluster:
             server.start()
         await asyncio.gather(*(service.until_serving() for service in self._services.values()))
         await until_all_ready(*(server.view for server in self.servers), timeout_s=_READY_S)
+        for server in self.servers:
+            server.files_when_idle = look_at_process(server.process.pid).fd_count
 
     def _node(self, number: int) -> RedisNode:
         folder, plan, binary = self.folder / f"node-{number}", self.plan, self.binary

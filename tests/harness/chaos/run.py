@@ -14,6 +14,7 @@ from harness.chaos import storage_calls
 from harness.chaos.cluster import ChaosCluster, Plan
 from harness.chaos.crowd import MIX, Crowd
 from harness.chaos.faults import rage
+from harness.chaos.left_behind import left_behind
 from harness.chaos.lock_calls import Beats, Held, LockCalls
 from harness.chaos.recorder import Recorder, now_s, settled
 from harness.chaos.records import History, Operation, in_order, read_operations
@@ -62,7 +63,7 @@ class Run:
         history: for the checker.
         wrong: what is wrong with the run itself: it proves nothing.
         defects: what is wrong with redfence beside the history: what servers wrote in their logs as defects of their own, processes that ended
-            by themselves, and what did not come right again after the faults.
+            by themselves, what did not come right again after the faults, and what was left behind.
         late_s: by how much this process, through which all goes between servers and nodes, was late at most while faults came.
         logged: the last warnings of the servers, for whoever looks into a violation.
     """
@@ -146,6 +147,7 @@ async def run(plan: Plan, course: Course, *, folder: Path, say: Callable[[str], 
             kept=kept,
             asked=tuple(course.asked),
         )
+        broken += await left_behind(cluster)
         defects = [*broken, *cluster.ended_early(), *cluster.defects()]
         return Run(history, stage.unhealed, defects, lateness.most_s, cluster.logged()[-_LOGGED_MAX:])
 

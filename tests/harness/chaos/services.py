@@ -142,6 +142,7 @@ class ServerProcess(Service):
     Attributes:
         proxies: what stands between it and each node, by index.
         view: calls to it.
+        files_when_idle: how many files it has open when it has its nodes, and nobody calls it but `view`.
     """
 
     def __init__(
@@ -152,6 +153,7 @@ class ServerProcess(Service):
         self._nodes = nodes
         self._channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         self.view = LockServer(self._channel, nodes=nodes, proxies=self.proxies)
+        self.files_when_idle = 0
 
     def _arguments(self) -> Sequence[str]:
         urls = [proxy.url(node.url) for proxy, node in zip(self.proxies, self._nodes, strict=True)]

@@ -158,7 +158,7 @@ async def callers_lose_messages(world: World) -> None:
 @_fault
 async def clock_set(world: World) -> None:
     """A node's clock is set forward or back. Exclusion is not promised then; tokens are."""
-    world.history.clocks_were_set = True
+    world.history.clocks_set_at_ms.append(world.now_ms)
     clock = world.clocks[world.chance.randrange(len(world.clocks))]
     clock.set_by(world.chance.choice((-30_000.0, -700.0, -50.0, 50.0, 700.0, 30_000.0)))
     await asyncio.sleep(0)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
+from redfence_storage.errors import StaleToken
+from redfence_storage.store import NO_TOKEN, admit
+
 
 @dataclass(slots=True)
 class Grant:
@@ -30,15 +33,23 @@ class History:
 
     Attributes:
         problems: what must not be, in words.
-        clocks_were_set: a node's clock has jumped, so exclusion is not promised.
+        clocks_set_at_ms: when a node's clock has jumped: of a lease that was there then exclusion is not promised.
     """
 
     problems: list[str] = field(default_factory=list)
-    clocks_were_set: bool = False
+    clocks_set_at_ms: list[float] = field(default_factory=list)
     grants: dict[str, list[Grant]] = field(default_factory=dict)
     _leases_of_tokens: dict[tuple[str, int], str] = field(default_factory=dict)
     _greatest: dict[str, list[tuple[float, int, str]]] = field(default_factory=dict)
     _trace: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    @property
+    def clocks_were_set(self) -> bool:
+        """Tell whether a hold may last longer than its lease."""
+        return bool(self.clocks_set_at_ms)
+
+    def _was_set_between(self, since_ms: float, until_ms: float) -> bool:
+        return any(since_ms <= at_ms <= until_ms for at_ms in self.clocks_set_at_ms)
 
     def event(self, at_ms: float, *what: object) -> None:
         """Note something, for the hash of the run."""
@@ -74,7 +85,7 @@ class History:
             if (
                 other.until_ms > grant.told_at_ms
                 and grant.until_ms > other.told_at_ms
-                and not self.clocks_were_set
+                and not self._was_set_between(min(other.called_at_ms, grant.called_at_ms), grant.told_at_ms)
             ):
                 self.problem(
                     grant.told_at_ms,
@@ -87,7 +98,7 @@ class History:
         self.event(at_ms, "renewed", grant.resource, grant.token)
         for other in self.grants[grant.resource]:
             is_later = other.lease != grant.lease and other.token > grant.token
-            if is_later and not self.clocks_were_set:
+            if is_later and not self._was_set_between(grant.called_at_ms, at_ms):
                 self.problem(
                     at_ms,
                     f"L: {grant.resource}: token {grant.token} is renewed after {other.token} was granted",
@@ -97,7 +108,7 @@ class History:
     def told_lost(self, at_ms: float, grant: Grant) -> None:
         """Note that a holder was told that its lease has ended: D, unless it has ended for the holder as well."""
         self.event(at_ms, "lost", grant.resource, grant.token)
-        if at_ms < grant.until_ms and not self.clocks_were_set:
+        if at_ms < grant.until_ms and not self._was_set_between(grant.called_at_ms, at_ms):
             left_ms = grant.until_ms - at_ms
             self.problem(
                 at_ms, f"D: {grant.resource}: token {grant.token} is lost {left_ms:.0f} ms before its end"
@@ -105,7 +116,7 @@ class History:
 
 
 class FencedStorage:
-    """Lists of entries behind the rule of fenced storage, with a judge of its own beside it: F.
+    """Lists of entries behind the storage's own rule, with a judge beside it: F.
 
     Args:
         fenced: without it tokens are ignored, which a holder that was paused makes use of.
@@ -115,7 +126,6 @@ class FencedStorage:
         self._history = history
         self._fenced = fenced
         self._highest: dict[str, int] = {}
-        self._accepted: dict[str, int] = {}
         self.entries: dict[str, tuple[str, ...]] = {}
         self.acknowledged: list[tuple[str, str]] = []
         self.refused = 0
@@ -132,10 +142,13 @@ class FencedStorage:
         return True
 
     def _admits(self, at_ms: float, resource: str, token: int) -> bool:
-        if self._fenced and token < self._highest.get(resource, 0):
-            self.refused += 1
-            return False
-        self._highest[resource] = max(token, self._highest.get(resource, 0))
+        highest = self._highest.get(resource, NO_TOKEN)
+        try:
+            self._highest[resource] = admit(token, resource=resource, highest_token=highest)
+        except StaleToken:
+            if self._fenced:
+                self.refused += 1
+                return False
         self._history.event(at_ms, "storage", resource, token)
         return True
 

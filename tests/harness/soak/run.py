@@ -11,9 +11,9 @@ from typing import Final
 
 from harness.fuzz_site import FuzzSite, fuzz_site
 from harness.lua_node import Database
+from harness.process_look import look_at_process
 from harness.processes import CommandProcess, CommandProcesses
 from harness.soak.judge import Judgement, Sample, Status, Wanted, judge
-from harness.soak.process_look import look_at_process
 from redfence_server.redis_binary import RedisBinary
 
 LOOK_INTERVAL_MAX_S: Final = 10.0

@@ -1,0 +1,44 @@
+"""What is left of a cluster that nobody uses any more is told, each in its own words; and nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from harness.chaos import left_behind as module
+from harness.chaos.cluster import TTL_MS_MAX, ChaosCluster, Plan
+from harness.chaos.left_behind import left_behind
+from harness.ports import HOST
+from redfence_server.redis_binary import RedisBinary
+
+pytestmark = pytest.mark.slow
+
+
+async def test_holds_keys_without_an_end_and_open_connections_are_told(
+    tmp_path: Path, redis_binary: RedisBinary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A counter, which ends some day, is not; nor is a hold that ends in time."""
+    monkeypatch.setattr(module, "_CLOSED_S", 0.5)
+    async with ChaosCluster(Plan(server_count=1), tmp_path, redis_binary) as cluster:
+        (server,) = cluster.servers
+        assert not await left_behind(cluster)
+
+        await server.view.acquire("held", ttl_ms=TTL_MS_MAX)
+        told = await left_behind(cluster, gone_s=0.1)
+        assert len(told) >= 2
+        assert all("holds 'redfence:lock:held'" in each for each in told)
+        assert not await left_behind(cluster, gone_s=10.0)
+
+        await cluster.nodes[1].call("PERSIST", "redfence:counter:held")
+        assert await left_behind(cluster) == ["node 1 keeps 'redfence:counter:held', which has no end"]
+        await cluster.nodes[1].call("DEL", "redfence:counter:held")
+
+        _, writer = await asyncio.open_connection(HOST, server.port)
+        (told_of_files,) = await left_behind(cluster)
+        assert told_of_files.startswith("server 0 has ")
+        writer.close()
+        await writer.wait_closed()
+        monkeypatch.setattr(module, "_CLOSED_S", 10.0)
+        assert not await left_behind(cluster)

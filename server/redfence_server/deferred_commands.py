@@ -13,7 +13,7 @@ from redfence_server.lock_node import LOOK_MS_MAX, Command, Inspect, Release, Re
 
 Repeatable: TypeAlias = Undo | Release | Renew | Inspect
 """What was minted, committed or vouched before a look must not count beside what comes after it (rejoin.py); these may be sent again."""
-# Beyond it nothing more is deferred; it is told at once that it was not carried out.
+# Beyond it nothing more is deferred; whoever asks is told so at once.
 _DEFERRED_MAX: Final = 10_000
 
 
@@ -25,18 +25,18 @@ class Asked:
         on_reply: is told the answer exactly once.
         under: the admission id under which it was sent.
         changes_known: how many changes the node was known to have made when it was sent.
-        until_ms: once it was deferred, when it is given up. It stays the same when it is deferred again.
+        until_ms: how long it may be deferred, however often.
     """
 
     command: Command
     on_reply: Callable[[Reply], None] | None
+    until_ms: float
     under: str = ""
     changes_known: int = 0
-    until_ms: float | None = None
 
 
 class DeferredCommands:
-    """Of one node. A look is waited for `LOOK_MS_MAX` at most; whoever waits is told NOT_ADMITTED then."""
+    """Of one node. A look may take `LOOK_MS_MAX`; who has waited for so long is told NOT_ADMITTED."""
 
     def __init__(self, kept: KeptCommands, *, clock: Clock) -> None:
         """Begin without a look.
@@ -59,10 +59,10 @@ class DeferredCommands:
         """Note that the node is to be looked at anew."""
         self._look_until_ms = self._clock.now_ms() + LOOK_MS_MAX
 
-    def fail_look(self) -> None:
+    def fail_look(self, why: Silence) -> None:
         """Give up whatever waits: the node does not take commands for now."""
         for asked in self.end_look():
-            self._give_up(asked)
+            self._give_up(asked, why)
 
     def end_look(self) -> list[Asked]:
         """Return what waits, in its order, and keep it no longer."""
@@ -73,20 +73,20 @@ class DeferredCommands:
         return list(timers)
 
     def defer(self, asked: Asked) -> None:
-        """Keep until the look has ended what can be sent then; of the rest, tell that it was not carried out."""
+        """Keep until the look has ended what can be sent then; of the rest, tell that it does not count."""
         loop = asyncio.get_running_loop()
         if not isinstance(asked.command, Repeatable) or len(self._timers) >= _DEFERRED_MAX:
             loop.call_soon(self._give_up, asked)
         elif asked.on_reply is None:
             self._kept.keep(asked.command)
         else:
-            asked.until_ms = self._look_until_ms if asked.until_ms is None else asked.until_ms
-            left_s = max(0.0, asked.until_ms - self._clock.now_ms()) / 1000
+            until_ms = min(asked.until_ms, self._look_until_ms)
+            left_s = max(0.0, until_ms - self._clock.now_ms()) / 1000
             self._timers[asked] = loop.call_later(left_s, self._give_up, asked)
 
-    def _give_up(self, asked: Asked) -> None:
+    def _give_up(self, asked: Asked, why: Silence = Silence.NOT_ADMITTED) -> None:
         self._timers.pop(asked, None)
         if isinstance(asked.command, Repeatable):
             self._kept.keep(asked.command)
         if asked.on_reply is not None:
-            asked.on_reply(Silence.NOT_ADMITTED)
+            asked.on_reply(why)

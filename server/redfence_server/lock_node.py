@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Delete the hold of a lease, where it holds. A node that cannot be reached gets it later, as an `Undo`.
+    """Delete the hold of a lease, where it holds. A node that cannot be reached gets it later, as it does an `Undo`.
 
     Attributes:
         yields: leave the lock to the other servers that wait for it: they get a notice, this one does not.
@@ -228,8 +228,8 @@ class Silence(Enum):
     REFUSED = auto()
     """The node answered with an error."""
     NOT_ADMITTED = auto()
-    """This server has to look at the node again before it takes commands, and is about to. A mint, commit, pulse or vouch has changed
-    nothing, and what a mint was to end is not kept for later."""
+    """This server has to look at the node again before it takes commands, and is about to. A mint, commit or vouch has changed nothing,
+    or only what an undo will find; and what a mint was to end is not kept for later."""
     CLOCK_SET = auto()
     """It answered, but its clock was set lately: its vote for a new grant does not count."""
 
@@ -278,8 +278,6 @@ class Durability(Enum):
 
 LOOK_MS_MAX: Final = 800
 """To look at a node anew takes some ten round trips. One that is not back after so long is lost."""
-LOOK_PAUSE_MS: Final = 10
-"""How long to wait before an attempt on nodes that have to be looked at anew is made again."""
 
 
 class NodeState(Enum):
@@ -330,12 +328,15 @@ class LockNode(Protocol):
 
     index: int
 
-    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> None:
+    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> bool:
         """Carry out `command` and tell `on_reply` exactly once, never before `send` has returned.
 
+        Return whether it is on its way to the node. Of what is not, an undo or a release (also the one in a hand-over) may follow later;
+        a mint, commit, pulse or vouch never does.
+
         Commands of one node are applied in the order they were sent; but where it has to be looked at anew, an undo, release, renewal
-        or inspection waits for that, for `LOOK_MS_MAX` at most, and then goes out. A reply or a `Silence` comes within the node
-        timeout, and that wait.
+        or inspection waits for that and goes out behind what others have sent. A reply or a `Silence` comes within the node timeout,
+        and `LOOK_MS_MAX` more where it waited.
         """
         ...
 

@@ -19,7 +19,7 @@ from redfence_server.errors import (
     NoQuorumError,
     ValidityExhaustedError,
 )
-from redfence_server.lock_node import LOOK_MS_MAX, LOOK_PAUSE_MS, Held, NodeState, Plain, Reply, Silence
+from redfence_server.lock_node import LOOK_MS_MAX, Held, NodeState, Plain, Reply, Silence
 from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotGranted
 from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, Renewal, RenewVerdict, TokenVerdict
 from redfence_server.randomness import Randomness
@@ -34,6 +34,9 @@ _ANSWER_MARGIN_MS_MAX: Final = 50
 _ANSWER_MARGIN_SHARE: Final = 0.25
 # How often an attempt is made anew when the nodes are split between callers and nobody was granted.
 _SPLIT_TRIES_MAX: Final = 4
+# How long to wait before an attempt on nodes that have to be looked at anew is made again: doubled from the first to the last.
+_LOOK_PAUSE_MS_FIRST: Final = 10
+_LOOK_PAUSE_MS_LAST: Final = 80
 _EMPTY_QUEUE: Final = QueueView(0, (), 0)
 
 
@@ -175,11 +178,13 @@ class LockService:
         Each time it is a new attempt: what was minted before the look must not count beside what is minted after it (rejoin.py).
         """
         give_up_at_ms = self._clock.now_ms() + LOOK_MS_MAX
+        pause_ms = _LOOK_PAUSE_MS_FIRST
         while True:
             outcome = await self._redlock.attempt(order)
             if not _is_void(outcome) or self._clock.now_ms() >= give_up_at_ms:
                 return outcome
-            await asyncio.sleep(LOOK_PAUSE_MS / 1000)
+            await asyncio.sleep(pause_ms / 1000)
+            pause_ms = min(2 * pause_ms, _LOOK_PAUSE_MS_LAST)
 
     def _in_time(self, call: AcquireCall, outcome: AttemptOutcome) -> AttemptOutcome:
         """Take back a grant whose validity was used up on the way to its waiter: the process was stopped in between."""

@@ -26,6 +26,7 @@ from redfence_server.deferred_commands import Asked, DeferredCommands, Repeatabl
 from redfence_server.kept_commands import KeptCommands
 from redfence_server.link_state import LinkState
 from redfence_server.lock_node import (
+    LOOK_MS_MAX,
     Command,
     Commit,
     Durability,
@@ -136,11 +137,11 @@ class NodeLink:
 
     # --- LockNode -------------------------------------------------------------------------------------------------
 
-    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> None:
+    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> bool:
         """Carry out `command` and tell `on_reply` exactly once, later; see `LockNode`."""
-        self._send(Asked(command, on_reply))
+        return self._send(Asked(command, on_reply, until_ms=self._clock.now_ms() + LOOK_MS_MAX))
 
-    def _send(self, asked: Asked) -> None:
+    def _send(self, asked: Asked) -> bool:
         connection, command = self._connection, asked.command
         if connection is not None:
             asked.under = self._admission
@@ -149,15 +150,16 @@ class NodeLink:
             packed = self._settings.packer.pack(command, asked.under)
             asked.changes_known = self._place.changes
             if connection.call(packed, partial(self._on_raw, asked)):
-                return
+                return True
         if self._deferred.is_looking:
             self._deferred.defer(asked)
-            return
+            return False
         self._kept.keep(command)
         if asked.on_reply is not None:
             quarantined = self._state.state is NodeState.QUARANTINED
             why = Silence.QUARANTINED if quarantined else Silence.UNREACHABLE
             asyncio.get_running_loop().call_soon(asked.on_reply, why)
+        return False
 
     def listen(self, on_notice: Callable[[Notice], None]) -> None:
         """Pass on the notices that this server asked for; see `LockNode`."""
@@ -304,10 +306,13 @@ class NodeLink:
     def _send_waiting(self) -> None:
         """Send what could not be sent until now."""
         deferred = self._deferred.end_look()
-        for command in self._kept.take(now_ms=self._clock.now_ms()):
-            self.send(command)
+        self._send_kept()
         for asked in deferred:
             self._send(asked)
+
+    def _send_kept(self) -> None:
+        for command in self._kept.take(now_ms=self._clock.now_ms()):
+            self.send(command)
 
     # --- memory and clock -----------------------------------------------------------------------------------------
 
@@ -336,6 +341,8 @@ class NodeLink:
     def _on_pulse(self, sent_ms: float, reply: Reply) -> None:
         if not isinstance(reply, Pulsed):
             return
+        # Of what it was sent before nothing is unanswered, so there is room for what found none; for the rest of it, once more is no harm.
+        self._send_kept()
         assert self._identity is not None, "who answers was admitted"
         self._memory.pulsed(self.index, reply, floor=self._identity.floor)
         if self._node_clock is not None:
@@ -373,14 +380,14 @@ class NodeLink:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._deferred.fail_look()
+        self._deferred.fail_look(Silence.DISCONNECTED)
 
     def _note_death(self, task: asyncio.Task[None]) -> None:
         """Tell of a defect that ended the link: the node stays lost until the server is started anew."""
         if not task.cancelled() and (defect := task.exception()) is not None:
             self._log.error("defect", where="node_link", exc_info=defect)
             self._become(NodeState.UNREACHABLE, f"a defect ended the link: {defect!r}")
-            self._deferred.fail_look()
+            self._deferred.fail_look(Silence.UNREACHABLE)
             self.examined.set()
 
     async def _run(self) -> None:
@@ -399,12 +406,12 @@ class NodeLink:
             ) as error:  # the latter when the machine refuses a file, which may pass
                 self.joining.looked.set()
                 self._become(NodeState.UNREACHABLE, str(error))
-                self._deferred.fail_look()
+                self._deferred.fail_look(Silence.UNREACHABLE)
                 backoff_ms = min(2 * backoff_ms, _BACKOFF_MS_LAST)
             except TurnedAwayError as error:
                 self.turned_away = error
                 self._become(NodeState.QUARANTINED, error.detail)
-                self._deferred.fail_look()
+                self._deferred.fail_look(Silence.QUARANTINED)
                 pause_ms = error.recheck_ms
             self.examined.set()
             await asyncio.sleep(pause_ms * self._randomness.uniform(0.5, 1.0) / 1000)

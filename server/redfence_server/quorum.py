@@ -142,10 +142,6 @@ class Tally:
                 self._replies[node] = reply
         return self._decide()
 
-    def may_hold(self, node: int) -> bool:
-        """Tell whether the attempt may have left a hold on the node: only one that answered `Held` surely has none."""
-        return not isinstance(self._replies[node], Held)
-
     def _decide(self) -> Decision:
         # The order matters: a grant is sound whatever else was answered.
         if token := self._token_of_a_quorum():

@@ -39,6 +39,7 @@ from redfence_server.lock_node import (
     Command,
     Commit,
     Granted,
+    Held,
     Inspect,
     LockNode,
     Mint,
@@ -138,7 +139,7 @@ class Redlock:
         """
         assert ends != order.digest, "a lease is not handed over to itself"
         release = Release(order.resource, ends, self._clock.now_ms() + ttl_ms_max)
-        poll = self._poll(release, quorum.judge_release)
+        poll = _Poll(self.nodes, release, quorum.judge_release)
 
         def note(node: int, reply: Reply) -> None:
             if reply in (Silence.REFUSED, Silence.NOT_ADMITTED):
@@ -216,13 +217,10 @@ class Redlock:
         self, command: Command, judge: Callable[[quorum.Replies], Judged | None]
     ) -> Awaitable[Verdict[Judged]]:
         """Send to every node at once; the first verdict that the replies allow is to be awaited."""
-        poll = self._poll(command, judge)
+        poll = _Poll(self.nodes, command, judge)
         for node in self.nodes:
             poll.ask(node.index)
         return poll.verdict
-
-    def _poll(self, command: Command, judge: Callable[[quorum.Replies], Judged | None]) -> _Poll[Judged]:
-        return _Poll(self.nodes, command, judge)
 
 
 class _Poll(Generic[Judged]):
@@ -274,6 +272,7 @@ class Attempt:
         self._on_reply = on_reply
         self._contended = False
         self._under = [""] * len(nodes)
+        self._may_hold = [False] * len(nodes)
         self._tally = Tally(len(nodes), nonce=mint.nonce)
         self._minted_at_ms = 0.0
         self.outcome: asyncio.Future[AttemptOutcome] = asyncio.get_running_loop().create_future()
@@ -282,7 +281,7 @@ class Attempt:
         """Send the mint to every node at once."""
         self._minted_at_ms = self._clock.now_ms()
         for node in self._nodes:
-            node.send(self._mint, partial(self._on_mint, node.index))
+            self._may_hold[node.index] = node.send(self._mint, partial(self._on_mint, node.index))
 
     def give_up(self) -> None:
         """Undo whatever was or will be minted. Later replies change nothing."""
@@ -296,6 +295,9 @@ class Attempt:
         if isinstance(reply, Granted):
             self._contended |= reply.contended
             self._under[node] = reply.under
+        elif isinstance(reply, Held):
+            # It mints at most once on a node, and that answer was it.
+            self._may_hold[node] = False
         if not self.outcome.done():
             self._act(self._tally.minted(node, reply))
         elif self._is_granted():
@@ -329,14 +331,14 @@ class Attempt:
             self._nodes[node].send(commit, partial(self._on_commit, node, ask.token))
 
     def _undo(self) -> None:
-        """Undo on every node, also the silent ones: a mint that timed out may still be applied, but before this.
+        """Undo on every node that may hold something, also the silent ones: a mint that timed out may still be applied, but before this.
 
-        Not on those that answered `Held`: an attempt mints at most once on a node, and that answer was it.
+        Not where the mint never went: such undos are kept, and would push out those that somebody waits for.
         """
         worthless_at_ms = self._clock.now_ms() + self._mint.ttl_ms
         undo = Undo(self._mint.resource, self._mint.nonce, worthless_at_ms)
         for node in self._nodes:
-            if self._tally.may_hold(node.index):
+            if self._may_hold[node.index]:
                 node.send(undo)
 
     def _is_granted(self) -> bool:

@@ -111,8 +111,9 @@ class _Wire:
         self.index = index
         self.outbox = outbox
 
-    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> None:
+    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> bool:
         self.outbox.append((self.index, command))
+        return True
 
     def listen(self, on_notice: Callable[[Notice], None]) -> None:
         raise NotImplementedError
@@ -154,7 +155,7 @@ class Player:
 
 def _copy_attempt(attempt: Attempt) -> Attempt:
     twin = copy(attempt)
-    twin._under = attempt._under.copy()
+    twin._under, twin._may_hold = attempt._under.copy(), attempt._may_hold.copy()
     tally = twin._tally = copy(attempt._tally)
     tally._replies, tally._standing, tally._asked = (
         *(tally._replies.copy(), tally._standing.copy(), tally._asked.copy()),

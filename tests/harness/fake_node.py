@@ -486,17 +486,18 @@ class FakeNode:
 
     # --- LockNode -------------------------------------------------------------------------------------------------
 
-    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> None:
+    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> bool:
         """Carry out `command`; see `LockNode`."""
         self.sent.append(command)
         call = _Call(command, on_reply)
         loop = asyncio.get_running_loop()
         if self.unreachable:
             loop.call_soon(call.tell, Silence.UNREACHABLE)
-            return
+            return False
         self._requests.append(call)
         if not self.hold_requests:
             loop.call_soon(self.deliver)
+        return True
 
     def listen(self, on_notice: Callable[[Notice], None]) -> None:
         """Pass on the notices; see `LockNode`. Several servers may share one fake; each is told."""

@@ -15,7 +15,7 @@ import structlog
 from harness.forgetful_wire import NOBODY, Connection, LabellingPacker
 from redfence_server import scripts
 from redfence_server.cluster_memory import ClusterMemory
-from redfence_server.lock_node import Command, NodeReport, NodeState, Notice, Reply
+from redfence_server.lock_node import Command, NodeReport, NodeState, Notice, Reply, Silence
 from redfence_server.node_examination import Identity
 from redfence_server.node_joining import JoiningSettings, TurnedAwayError
 from redfence_server.node_link import LinkSettings, NodeLink
@@ -106,10 +106,10 @@ class Link(NodeLink):
         except DialError as error:
             self.joining.looked.set()
             self._become(NodeState.UNREACHABLE, str(error))
-            self._deferred.fail_look()
+            self._deferred.fail_look(Silence.UNREACHABLE)
         except TurnedAwayError as error:
             self._become(NodeState.QUARANTINED, error.detail)
-            self._deferred.fail_look()
+            self._deferred.fail_look(Silence.QUARANTINED)
         finally:
             self.connection = self._connection = None
             self.joining.leave()
@@ -128,14 +128,14 @@ class AttemptLink:
         self._link = link
         self._attempt = attempt
 
-    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> None:
+    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> bool:
         connection = self._link.connection
         if connection is None:
-            self._link.send(command, on_reply)
-            return
+            return self._link.send(command, on_reply)
         connection.sender = self._attempt
-        self._link.send(command, on_reply)
+        sent = self._link.send(command, on_reply)
         connection.sender = NOBODY
+        return sent
 
     def listen(self, on_notice: Callable[[Notice], None]) -> None:
         raise NotImplementedError

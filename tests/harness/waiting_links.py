@@ -63,7 +63,7 @@ class Link(FakeNode):
 
     # --- LockNode -------------------------------------------------------------------------------------------------
 
-    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> None:
+    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> bool:
         """Carry out `command` after a latency, and tell its sender no later than the node timeout."""
         if isinstance(command, Mint):
             self._on_mint(command.digest)
@@ -74,12 +74,13 @@ class Link(FakeNode):
             if on_reply is not None:
                 on_reply(reply)
 
-        super().send(command, tell)
-        if not self.unreachable:
+        sent = super().send(command, tell)
+        if sent:
             loop = asyncio.get_running_loop()
             loop.call_later(NODE_TIMEOUT_S, self._requests[-1].tell, Silence.TIMED_OUT)
             self._there_at_s = self._after(self._there_at_s)
             loop.call_at(self._there_at_s, self._arrive)
+        return sent
 
     def _arrive(self) -> None:
         if not self._silent:

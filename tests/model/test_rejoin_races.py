@@ -61,10 +61,11 @@ class Wire:
         self._driver = driver
         self.index = index
 
-    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> None:
+    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> bool:
         """Deliver it some time."""
         assert on_reply is not None
         self._world.due.append((self._driver, lambda: on_reply(self._deliver(command))))
+        return True
 
     def _deliver(self, command: Command) -> Reply:
         if self.index in self._driver.unreachable:

@@ -17,9 +17,23 @@ from harness.simulated.redis import SimulatedRedis
 from harness.simulated.servers import ServerHost
 from harness.virtual_loop import LoopClock
 from harness.waiting_links import Chance
-from redfence_server.lock_node import LOOK_MS_MAX, Held, NodeState, Silence, Undo, Vouch
+from redfence_server import deferred_commands, kept_commands, node_connection
+from redfence_server.lock_node import (
+    LOOK_MS_MAX,
+    Command,
+    Held,
+    Inspect,
+    NodeState,
+    Renew,
+    Renewed,
+    Reply,
+    Silence,
+    Undo,
+    Vouch,
+)
+from redfence_server.model import AcquireCall, Lease, LeaseId
 from redfence_server.node_link import NodeLink
-from redfence_server.quorum import ReleaseVerdict, RenewVerdict, TokenVerdict
+from redfence_server.quorum import Refusal, ReleaseVerdict, RenewVerdict, TokenVerdict
 from redfence_server.redlock import AttemptGranted, Order, Redlock
 
 R, A, B = "resource", "a" * 64, "b" * 64
@@ -156,6 +170,22 @@ async def live(here: Site) -> bool:
     return (await here.lock.check_token(resource=R, token=1)).verdict.verdict is TokenVerdict.LIVE
 
 
+def ask(here: Site, command: Command) -> list[tuple[Reply, float]]:
+    """Send a command to both nodes; return the list in which each answer is told, and when."""
+    told: list[tuple[Reply, float]] = []
+    for link in here.links[1:]:
+        link.send(command, lambda reply: told.append((reply, LoopClock().now_ms())))
+    return told
+
+
+def call_for(resource: str, number: int, here: Site) -> AcquireCall:
+    """Make an Acquire that does not wait."""
+    lease = LeaseId(f"{number:032x}")
+    return AcquireCall(
+        resource, lease, TTL_MS, "caller", 0, here.server.clock.now_ms(), answer_within_ms=None
+    )
+
+
 @pytest.mark.parametrize("why", [Site.void, Site.vouch], ids=lambda why: why.__name__)
 @pytest.mark.parametrize("ask", [renewed, released, handed_over, seen, live], ids=lambda ask: ask.__name__)
 def test_what_is_refused_is_asked_again_after_the_look_and_its_answer_is_told(
@@ -190,7 +220,7 @@ def test_what_is_refused_again_and_again_is_answered_all_the_same() -> None:
 
 
 def test_a_look_that_takes_too_long_is_no_answer_and_what_ends_a_hold_is_carried_out_later() -> None:
-    """The wait has a bound, also for what comes meanwhile; and each is told once."""
+    """The wait has a bound, also for what comes meanwhile."""
 
     async def test() -> None:
         async with site() as here:
@@ -242,17 +272,168 @@ def test_a_thousand_releases_that_wait_for_a_look_push_out_no_undo() -> None:
     on_processes(test)
 
 
-def test_a_server_that_ends_meanwhile_tells_whoever_waits() -> None:
-    """Nobody waits for ever."""
+def test_an_answer_is_told_once_also_after_it_was_told_that_there_is_none() -> None:
+    """Of what waits for a look, and is given up, sent or lost."""
+
+    async def test() -> None:
+        for block_s in (0.0, 2.0):
+            async with site() as here:
+                here.void()
+                told = ask(here, Renew(R, A))
+                await asyncio.sleep(0.006)
+                here.block()
+                await asyncio.sleep(block_s)
+                here.unblock()
+                await asyncio.sleep(3)
+                assert len(told) == 2
+
+    on_processes(test)
+
+
+def test_what_is_refused_for_longer_than_a_look_may_take_is_told_so() -> None:
+    """However often the nodes are looked at meanwhile."""
 
     async def test() -> None:
         async with site() as here:
             here.void()
-            asking = asyncio.ensure_future(here.lock.renew(resource=R, digest=A))
+            began_ms = LoopClock().now_ms()
+            told = ask(here, Renew(R, A))
+            while len(told) < 2 and LoopClock().now_ms() < began_ms + 2 * LOOK_MS_MAX:
+                here.void()
+                await asyncio.sleep(0.002)
+            assert {reply for reply, _ in told} == {Silence.NOT_ADMITTED}
+            assert max(at_ms for _, at_ms in told) <= began_ms + LOOK_MS_MAX + 20
+
+    on_processes(test)
+
+
+def test_more_than_may_wait_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That nothing came of it; those who may wait do."""
+    monkeypatch.setattr(deferred_commands, "_DEFERRED_MAX", 3)
+
+    async def test() -> None:
+        async with site() as here:
+            here.void()
+            began_ms = LoopClock().now_ms()
+            told = [ask(here, Renew(R, A)) for _ in range(5)]
+            await asyncio.sleep(1)
+            firsts = [
+                reply
+                for each in told
+                for reply, at_ms in each
+                if reply is Silence.NOT_ADMITTED and at_ms < began_ms + 20
+            ]
+            assert len(firsts) == 2 * (5 - 3)
+            assert sum(isinstance(reply, Renewed) for each in told for reply, _ in each) == 2 * 3
+
+    on_processes(test)
+
+
+def test_a_node_that_turns_out_to_be_away_is_told_of_at_once() -> None:
+    """Nobody waits for the rest of a look that has come to nothing."""
+
+    async def test() -> None:
+        async with site() as here:
+            here.void()
+            began_ms = LoopClock().now_ms()
+            told = ask(here, Renew(R, A))
+            await asyncio.sleep(0.004)
+            for host in here.left:
+                host.kill()
+            await asyncio.sleep(1)
+            assert [reply for reply, _ in told] == [Silence.UNREACHABLE] * 2
+            assert max(at_ms for _, at_ms in told) <= began_ms + 200
+
+    on_processes(test)
+
+
+def test_a_server_that_ends_meanwhile_tells_whoever_waits_at_once() -> None:
+    """It does not let them wait for the end of the look."""
+
+    async def test() -> None:
+        async with site() as here:
+            here.void()
+            began_ms = LoopClock().now_ms()
+            told = ask(here, Renew(R, A))
             await asyncio.sleep(0.006)
             here.block()
             assert here.server.cluster is not None
             await here.server.cluster.close()
-            assert (await asking).verdict is RenewVerdict.AT_RISK
+            await asyncio.sleep(0)
+            assert [reply for reply, _ in told] == [Silence.DISCONNECTED] * 2
+            assert max(at_ms for _, at_ms in told) <= began_ms + 50
+
+    on_processes(test)
+
+
+def test_what_came_to_nothing_while_a_node_was_away_pushes_out_nothing_that_it_is_to_be_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A mint that never went to it leaves nothing there to undo."""
+    monkeypatch.setattr(kept_commands, "_KEPT_MAX", 10)
+
+    async def test() -> None:
+        async with site() as here:
+            assert await released(here)
+            assert R in here.hosts[0].redis.state.holds, "it is away, and does not know"
+            await here.acquire("held")
+            for _ in range(20):
+                refused = await here.lock.attempt(Order("held", B, TTL_MS, "another"))
+                assert isinstance(refused, Refusal)
+            here.hosts[0].start()
+            await asyncio.sleep(5)
+            assert here.links[0].report().state is NodeState.READY
+            assert R not in here.hosts[0].redis.state.holds
+
+    on_processes(test)
+
+
+def test_attempts_that_meet_a_look_push_out_no_undo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of many callers tries again and again meanwhile."""
+    monkeypatch.setattr(kept_commands, "_KEPT_MAX", 10)
+
+    async def test() -> None:
+        async with site() as here:
+            failed = await here.acquire("undone")
+            assert here.server.service is not None
+            here.void()
+            calls = [
+                asyncio.ensure_future(
+                    here.server.service.acquire(call_for(f"resource-{number}", number, here))
+                )
+                for number in range(20)
+            ]
+            await asyncio.sleep(0.01)
+            here.block()
+            for link in here.links:
+                link.send(Undo("undone", failed.nonce, here.server.clock.now_ms() + TTL_MS))
+            await asyncio.sleep(0.4)
+            here.unblock()
+            assert all(isinstance(each, Lease) for each in await asyncio.gather(*calls))
+            await asyncio.sleep(1)
+            assert here.holders("undone") == []
+
+    on_processes(test)
+
+
+def test_what_finds_no_room_on_a_connection_is_sent_when_there_is_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And not only on the next connection, which may be made next year."""
+    monkeypatch.setattr(node_connection, "_UNANSWERED_MAX", 5)
+
+    async def test() -> None:
+        async with site() as here:
+            failed = await here.acquire("undone")
+            for link in here.links[1:]:
+                for _ in range(5):
+                    link.send(Inspect(R))
+                link.send(Undo("undone", failed.nonce, here.server.clock.now_ms() + TTL_MS))
+            changes = [link.report().state_changes for link in here.links]
+            await asyncio.sleep(5)
+            assert here.holders("undone") == []
+            assert [link.report().state_changes for link in here.links] == changes, (
+                "the connections are the same"
+            )
 
     on_processes(test)

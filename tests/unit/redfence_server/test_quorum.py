@@ -263,15 +263,6 @@ def test_a_commit_that_failed_tells_expiry_from_silence(reply: Reply, failure: F
     assert refusal.failure is failure
 
 
-def test_only_a_node_that_answered_held_surely_has_no_hold_of_the_attempt() -> None:
-    """Silence may hide a mint that was applied, or will be."""
-    tally = Tally(5)
-    replies: list[Reply] = [X, granted(1), Silence.TIMED_OUT, Silence.REFUSED]
-    for node, reply in enumerate(replies):
-        tally.minted(node, reply)
-    assert [tally.may_hold(node) for node in range(5)] == [False, True, True, True, True]
-
-
 @pytest.mark.parametrize("node_count", range(1, 10))
 def test_two_quorums_share_a_node(node_count: int) -> None:
     """An even number of nodes is a programmer's error; the others have these majorities."""

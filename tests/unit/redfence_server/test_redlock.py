@@ -147,6 +147,18 @@ async def test_after_a_failure_every_node_that_may_hold_is_undone_and_no_other()
 
 
 @on_virtual_time
+async def test_no_undo_is_sent_where_the_mint_never_went() -> None:
+    """It would be kept for a node that is away, thousands of times, and push out what somebody waits for."""
+    nodes = fake_nodes()
+    nodes[0].unreachable = True
+    for node in nodes[1:]:
+        node.state.apply(Mint(R, B, "theirs", "", TTL_MS), 0.0)
+    assert isinstance(await acquire(redlock(nodes)), Refusal)
+    await settle(nodes)
+    assert [len(sent(node, Undo)) for node in nodes] == [0, 0, 0]
+
+
+@on_virtual_time
 async def test_without_a_quorum_of_answers_what_was_minted_is_undone() -> None:
     """A minority's hold would stand in the way of the next attempt for a whole ttl."""
     nodes = fake_nodes()

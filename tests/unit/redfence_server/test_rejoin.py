@@ -19,10 +19,11 @@ class Other:
         self.index = index
         self.asked: list[tuple[Command, Callable[[Reply], None]]] = []
 
-    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> None:
+    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> bool:
         """Keep the command."""
         assert on_reply is not None
         self.asked.append((command, on_reply))
+        return True
 
     def answer(self, reply: Reply) -> Command:
         """Answer the oldest command, and return it."""

@@ -67,7 +67,7 @@ async def caught(
 CAUGHT: dict[str, tuple[Beginning, int]] = {
     "vote before rejoin": (a_grant_is_forgotten_after_a_return, 22),
     "rejoin that reads f nodes": (replaced_unnoticed, 6),
-    "rejoin without new ids": (a_commit_is_late, 84),
+    "rejoin without new ids": (replaced_unnoticed, 32),
     "rejoin without jump and new ids": (a_vote_is_late, 31),
     "mint without floor": (a_grant_is_half_forgotten, 83),
     "others not heeded": (replaced_unnoticed, 324),

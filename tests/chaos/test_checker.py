@@ -121,6 +121,13 @@ class Story:
         self.last_acquires = False
         return self
 
+    def late(self, *, unknown: int, of: int, at_s: float = 106.0) -> Self:
+        """Add acquires at that instant, some of them unknown; the last one is granted."""
+        for turn in range(of - 1):
+            outcome = UNKNOWN if turn < unknown else FAILED
+            self.acquire(f"late {turn}", 0, (at_s, at_s + 1), outcome)
+        return self.acquire("the last", 3 * 10**6, (at_s + 2, at_s + 2.1))
+
     def asks(self, *kinds: str) -> Self:
         """Say which faults the run was to have."""
         self.asked = kinds
@@ -371,6 +378,7 @@ BROKEN: Mapping[str, Cases] = {
         ),
     },
     "P": {
+        "two calls of a hundred are unknown though all is well": lambda s: s.late(unknown=2, of=100),
         "granted late after the healing": lambda s: (
             s.without_last_acquires()
             .acquire("z", 90, (100, 100.1), resource="background")
@@ -655,6 +663,8 @@ RIGHT: Cases = {
         .acquire("z", 90, (100, 100.1), resource="background")
         .acquire("a", 5, (108, 108.1))
     ),
+    "P: one call of a hundred is unknown though all is well": lambda s: s.late(unknown=1, of=100),
+    "P: calls are unknown soon after all was healed": lambda s: s.late(unknown=9, of=10, at_s=105.9),
     "P: granted within three of the longest ttls that were asked for": lambda s: (
         s.without_last_acquires()
         .acquire("z", 90, (100, 100.1), resource="background")

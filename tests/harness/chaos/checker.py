@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from harness.chaos.checker_calls import ResourceCalls, by_resource, is_possible
 from harness.chaos.checker_leases import judge_leases
-from harness.chaos.checker_progress import judge_forgotten, judge_progress, judge_service
+from harness.chaos.checker_progress import judge_calm, judge_forgotten, judge_progress, judge_service
 from harness.chaos.checker_run import count, why_invalid
 from harness.chaos.checker_storage import judge_storage
 from harness.chaos.checker_tokens import judge_tokens
@@ -49,6 +49,7 @@ def _violations(history: History, resources: dict[str, ResourceCalls]) -> Iterat
         yield from judge_leases(resource, history.faults, words)
         yield from judge_progress(resource, history.healed_s, words)
     yield from judge_service(history.operations, history.healed_s, words)
+    yield from judge_calm(history.operations, history.healed_s, words)
     yield from judge_forgotten(history.operations, history.faults, words)
     for name in dict.fromkeys((*resources, *history.kept)):
         calls = resources[name].storage if name in resources else []

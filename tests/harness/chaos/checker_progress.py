@@ -11,6 +11,11 @@ from harness.chaos.records import MAJORITY_WIPED, Fault, Kind, Operation, Outcom
 
 # Within how many ttls somebody acquires once faults have stopped.
 _TTLS_MAX = 3
+# By then connections are made again as well, and a call is answered; but for so many, as the machine may stand still for a moment.
+_CALM_AFTER_S = 6.0
+_UNANSWERED_SHARE_MAX = 0.01
+# Whoever releases by the SDK is not told what came of it.
+_TOLD = (Kind.ACQUIRE, Kind.RENEW, Kind.READ, Kind.APPEND)
 
 
 def judge_progress(resource: ResourceCalls, healed_s: float, words: Words) -> Iterator[Violation]:
@@ -38,6 +43,19 @@ def judge_service(operations: Iterable[Operation], healed_s: float, words: Words
     """Yield each kind of call, each server and each workload that was OK before all was healed, and after it was tried in vain."""
     for name, call in _not_ok_again(operations, healed_s, tried=True):
         said = f"no {name} was OK after all was healed at {words.instant(healed_s)}; the last one: {words.call(call)}"
+        yield Violation(Invariant.PROGRESS, call.resource, said, shown_at_s(call), (call,))
+
+
+def judge_calm(operations: Iterable[Operation], healed_s: float, words: Words) -> Iterator[Violation]:
+    """Yield that calls came to nothing, or never to an end, long after all was healed."""
+    late = [call for call in operations if call.kind in _TOLD and call.invoked_s >= healed_s + _CALM_AFTER_S]
+    unknown = [call for call in late if call.outcome is Outcome.UNKNOWN]
+    if len(unknown) > _UNANSWERED_SHARE_MAX * len(late):
+        call = unknown[0]
+        said = (
+            f"{len(unknown)} of {len(late)} calls had no certain answer although all had been healed at {words.instant(healed_s)}; "
+            f"the first one: {words.call(call)}"
+        )
         yield Violation(Invariant.PROGRESS, call.resource, said, shown_at_s(call), (call,))
 
 

@@ -111,6 +111,8 @@ def files_limited(stage: Stage, random: Random) -> Strike:
     before: list[tuple[int, tuple[int, int]]] = []
 
     async def begin() -> None:
+        # One that has just been started would die of it.
+        await server.until_serving()
         pid = server.process.pid
         soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         before.append((pid, (soft, hard)))

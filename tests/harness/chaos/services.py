@@ -99,6 +99,11 @@ class Service:
         """Let it go on (SIGCONT)."""
         self.process.send_signal(signal.SIGCONT)
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether the present process serves."""
+        return self.process.exit_status is None and self._serves in self.process.stdout
+
     def ended_early(self) -> list[str]:
         """Return how each process ended that ended by itself, though it had served; one may give up for want of a quorum before."""
         return [

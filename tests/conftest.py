@@ -16,11 +16,13 @@ from harness.redis_nodes import ENGINES, NodeSet, RedisNode, engine_binary
 from harness.scratch import memory_folder
 from harness.standstills import MachineMark, StandstillWatch
 from harness.tcp_proxy import TcpProxy
+from harness.tls_front import Certificate, NoOpensslError, make_certificate
 from redfence_server.redis_binary import RedisBinary, RedisBinaryError, find_redis_binary
 from redfence_server.redis_process import AppendFsync
 
 REQUIRE_REDIS = "REDFENCE_REQUIRE_REDIS"
 REQUIRE_CC = "REDFENCE_REQUIRE_CC"
+REQUIRE_OPENSSL = "REDFENCE_REQUIRE_OPENSSL"
 
 _STANDSTILLS = StandstillWatch()
 _STARTED = pytest.StashKey[MachineMark]()
@@ -127,6 +129,15 @@ def clock_shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return compile_clock_shim(tmp_path_factory.mktemp("clock-shim"))
     except NoCompilerError as error:
         _missing(str(error), required_by=REQUIRE_CC)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """A certificate for this machine; made once."""
+    try:
+        return make_certificate(tmp_path_factory.mktemp("certificate"))
+    except NoOpensslError as error:
+        _missing(str(error), required_by=REQUIRE_OPENSSL)
 
 
 @pytest.fixture

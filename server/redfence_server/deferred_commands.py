@@ -25,14 +25,14 @@ class Asked:
         on_reply: is told the answer exactly once.
         under: the admission id under which it was sent.
         changes_known: how many changes the node was known to have made when it was sent.
-        until_ms: how long it may be deferred, however often.
+        until_ms: once it was deferred, when it is given up, however often it is deferred again.
     """
 
     command: Command
     on_reply: Callable[[Reply], None] | None
-    until_ms: float
     under: str = ""
     changes_known: int = 0
+    until_ms: float | None = None
 
 
 class DeferredCommands:
@@ -80,8 +80,10 @@ class DeferredCommands:
         elif asked.on_reply is None:
             self._kept.keep(asked.command)
         else:
-            until_ms = min(asked.until_ms, self._look_until_ms)
-            left_s = max(0.0, until_ms - self._clock.now_ms()) / 1000
+            now_ms = self._clock.now_ms()
+            if asked.until_ms is None:
+                asked.until_ms = now_ms + LOOK_MS_MAX
+            left_s = max(0.0, min(asked.until_ms, self._look_until_ms) - now_ms) / 1000
             self._timers[asked] = loop.call_later(left_s, self._give_up, asked)
 
     def _give_up(self, asked: Asked, why: Silence = Silence.NOT_ADMITTED) -> None:

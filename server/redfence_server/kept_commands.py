@@ -27,7 +27,11 @@ class KeptCommands:
         if isinstance(ends, Undo | Release):
             self._kept.append(ends)
 
-    def take(self, *, now_ms: float) -> list[Undo | Release]:
-        """Return, and keep no longer, what can still end something."""
-        kept, self._kept = self._kept, deque(maxlen=_KEPT_MAX)
-        return [command for command in kept if command.worthless_at_ms > now_ms]
+    def take(self, *, now_ms: float, at_most: int | None = None) -> list[Undo | Release]:
+        """Return, and keep no longer, the oldest that can still end something; all if `at_most` is None."""
+        taken: list[Undo | Release] = []
+        while self._kept and len(taken) != at_most:
+            command = self._kept.popleft()
+            if command.worthless_at_ms > now_ms:
+                taken.append(command)
+        return taken

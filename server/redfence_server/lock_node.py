@@ -331,12 +331,11 @@ class LockNode(Protocol):
     def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> bool:
         """Carry out `command` and tell `on_reply` exactly once, never before `send` has returned.
 
-        Return whether it is on its way to the node. Of what is not, an undo or a release (also the one in a hand-over) may follow later;
-        a mint, commit, pulse or vouch never does.
+        Return whether it is on its way to the node. What is not may follow later, but a mint, commit, pulse or vouch never does.
 
         Commands of one node are applied in the order they were sent; but where it has to be looked at anew, an undo, release, renewal
-        or inspection waits for that and goes out behind what others have sent. A reply or a `Silence` comes within the node timeout,
-        and `LOOK_MS_MAX` more where it waited.
+        or inspection waits for that and goes out behind what others have sent. A reply or a `Silence` comes within the node timeout;
+        where it waited, within two of them and `LOOK_MS_MAX`.
         """
         ...
 

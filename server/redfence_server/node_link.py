@@ -26,7 +26,6 @@ from redfence_server.deferred_commands import Asked, DeferredCommands, Repeatabl
 from redfence_server.kept_commands import KeptCommands
 from redfence_server.link_state import LinkState
 from redfence_server.lock_node import (
-    LOOK_MS_MAX,
     Command,
     Commit,
     Durability,
@@ -54,6 +53,8 @@ _BACKOFF_MS_FIRST: Final = 50
 _BACKOFF_MS_LAST: Final = 2_000
 # A connection that lasted so long is made again at once.
 _SERVED_WELL_MS: Final = 1_000
+# How much of what was kept for the node is sent at each answered pulse.
+_KEPT_PER_PULSE: Final = 100
 # Scripts flushed, turned into a replica, password or rights changed: admission finds out what it is.
 _MENDED_BY_RECONNECTING: Final = frozenset({"NOSCRIPT", "READONLY", "NOAUTH", "NOPERM"})
 
@@ -139,7 +140,7 @@ class NodeLink:
 
     def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> bool:
         """Carry out `command` and tell `on_reply` exactly once, later; see `LockNode`."""
-        return self._send(Asked(command, on_reply, until_ms=self._clock.now_ms() + LOOK_MS_MAX))
+        return self._send(Asked(command, on_reply))
 
     def _send(self, asked: Asked) -> bool:
         connection, command = self._connection, asked.command
@@ -214,7 +215,7 @@ class NodeLink:
             return
         else:
             reply = raw
-            # What timed out may still be carried out; but if the connection is given up, it is not.
+            # What timed out may still be carried out; but if the connection is given up, it is not. Once more is no harm.
             self._kept.keep(asked.command)
         if asked.on_reply is not None:
             asked.on_reply(reply)
@@ -310,8 +311,8 @@ class NodeLink:
         for asked in deferred:
             self._send(asked)
 
-    def _send_kept(self) -> None:
-        for command in self._kept.take(now_ms=self._clock.now_ms()):
+    def _send_kept(self, *, at_most: int | None = None) -> None:
+        for command in self._kept.take(now_ms=self._clock.now_ms(), at_most=at_most):
             self.send(command)
 
     # --- memory and clock -----------------------------------------------------------------------------------------
@@ -341,8 +342,9 @@ class NodeLink:
     def _on_pulse(self, sent_ms: float, reply: Reply) -> None:
         if not isinstance(reply, Pulsed):
             return
-        # Of what it was sent before nothing is unanswered, so there is room for what found none; for the rest of it, once more is no harm.
-        self._send_kept()
+        # Of what it was sent before nothing is unanswered, so there is room for what found none. A few at a time, for a node that is
+        # late with many commands must not be made later by their repetition.
+        self._send_kept(at_most=_KEPT_PER_PULSE)
         assert self._identity is not None, "who answers was admitted"
         self._memory.pulsed(self.index, reply, floor=self._identity.floor)
         if self._node_clock is not None:

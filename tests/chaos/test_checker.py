@@ -121,11 +121,12 @@ class Story:
         self.last_acquires = False
         return self
 
-    def late(self, *, unknown: int, of: int, at_s: float = 106.0) -> Self:
-        """Add acquires at that instant, some of them unknown; the last one is granted."""
+    def late(self, *, of: int, unknown: int = 0, turned_away: int = 0, at_s: float = 106.0) -> Self:
+        """Add acquires at that instant that are refused, some of them without an answer or a judgement; the last one is granted."""
         for turn in range(of - 1):
             outcome = UNKNOWN if turn < unknown else FAILED
             self.acquire(f"late {turn}", 0, (at_s, at_s + 1), outcome)
+            self.operations[-1] = replace(self.operations[-1], turned_away=turn < turned_away)
         return self.acquire("the last", 3 * 10**6, (at_s + 2, at_s + 2.1))
 
     def asks(self, *kinds: str) -> Self:
@@ -379,6 +380,7 @@ BROKEN: Mapping[str, Cases] = {
     },
     "P": {
         "two calls of a hundred are unknown though all is well": lambda s: s.late(unknown=2, of=100),
+        "two calls of a hundred are turned away though all is well": lambda s: s.late(turned_away=2, of=100),
         "granted late after the healing": lambda s: (
             s.without_last_acquires()
             .acquire("z", 90, (100, 100.1), resource="background")

@@ -16,6 +16,7 @@ import grpc
 import hiredis
 import pytest
 
+from harness.chaos import services
 from harness.chaos.cluster import ChaosCluster, Plan
 from harness.chaos.crowd import Crowd
 from harness.chaos.faults import DISK_FULL, FAULTS, LOG_CUT, deck, possible
@@ -231,6 +232,25 @@ async def test_a_server_that_does_not_end_in_good_order_when_it_is_told_to_is_a_
     assert not await stage.cluster.set_right()
 
 
+async def test_a_server_that_does_not_end_when_it_is_told_to_is_a_defect(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run goes on with another process, and its verdict is told."""
+    monkeypatch.setattr(services, "_DRAIN_S", 0.5)
+    strike = _drawn(stage, "server drained")
+    server = stage.cluster.servers[_place(strike, "server")]
+    server.pause()
+    try:
+        await strike.begin()
+        assert _has_ended(server.process)
+        (told,) = stage.broken
+        assert "had not ended after 0.5 s" in told
+    finally:
+        stage.broken.clear()
+        await strike.heal()
+    assert not await stage.cluster.set_right()
+
+
 async def test_the_storage_is_paused_and_killed_and_keeps_what_it_had(stage: Stage) -> None:
     """Its callers go on afterwards; its end is no defect."""
     storage = stage.cluster.storage
@@ -256,6 +276,8 @@ async def test_a_storage_that_ends_by_itself_is_a_defect(stage: Stage) -> None:
         f"storage: it ended by itself, with -9: {storage.process.stderr[-2000:]}"
     ]
     storage.kill()
+    assert stage.cluster.ended_early(), "who kills a dead one does not excuse its death"
+    storage._told_to_end.add(storage.process)
     assert not stage.cluster.ended_early()
     storage.start()
     await storage.until_serving()

@@ -9,6 +9,7 @@ import pytest
 
 from harness.eventually import eventually
 from harness.fixture_types import FlushedNodes
+from harness.tls_front import Certificate, tls_front
 from redfence_server.node_connection import NodeConnection
 from redfence_server.redis_binary import RedisBinary
 from redfence_server.redis_dial import DialDeniedError, DialError, NodeUrl, dial
@@ -19,7 +20,21 @@ async def test_a_dialled_connection_is_handed_over_with_nothing_lost(
 ) -> None:
     """redis-py lends its socket by a private name: if that changes, this fails before anything else does."""
     (node,) = await flushed_nodes(1, binary=engine)
-    dialled = await dial(NodeUrl(node.url), timeout_ms=2_000)
+    await _talk(node.url)
+
+
+async def test_a_connection_over_tls_is_handed_over_with_nothing_lost(
+    flushed_nodes: FlushedNodes, certificate: Certificate
+) -> None:
+    """What is read comes another way then."""
+    (node,) = await flushed_nodes(1)
+    async with tls_front(node.url, certificate) as url:
+        await _talk(url)
+
+
+async def _talk(url: str) -> None:
+    """Dial, hand over, and have many commands and a long answer carried."""
+    dialled = await dial(NodeUrl(url), timeout_ms=2_000)
     assert await dialled.command("SET", "x", "1") == b"OK"
     lost: list[str] = []
     told: list[Any] = []

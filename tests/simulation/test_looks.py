@@ -17,7 +17,7 @@ from harness.simulated.redis import SimulatedRedis
 from harness.simulated.servers import ServerHost
 from harness.virtual_loop import LoopClock
 from harness.waiting_links import Chance
-from redfence_server import deferred_commands, kept_commands, node_connection
+from redfence_server import deferred_commands, kept_commands, node_connection, node_link
 from redfence_server.lock_node import (
     LOOK_MS_MAX,
     Command,
@@ -170,7 +170,7 @@ async def live(here: Site) -> bool:
     return (await here.lock.check_token(resource=R, token=1)).verdict.verdict is TokenVerdict.LIVE
 
 
-def ask(here: Site, command: Command) -> list[tuple[Reply, float]]:
+def tell_both(here: Site, command: Command) -> list[tuple[Reply, float]]:
     """Send a command to both nodes; return the list in which each answer is told, and when."""
     told: list[tuple[Reply, float]] = []
     for link in here.links[1:]:
@@ -279,7 +279,7 @@ def test_an_answer_is_told_once_also_after_it_was_told_that_there_is_none() -> N
         for block_s in (0.0, 2.0):
             async with site() as here:
                 here.void()
-                told = ask(here, Renew(R, A))
+                told = tell_both(here, Renew(R, A))
                 await asyncio.sleep(0.006)
                 here.block()
                 await asyncio.sleep(block_s)
@@ -297,7 +297,7 @@ def test_what_is_refused_for_longer_than_a_look_may_take_is_told_so() -> None:
         async with site() as here:
             here.void()
             began_ms = LoopClock().now_ms()
-            told = ask(here, Renew(R, A))
+            told = tell_both(here, Renew(R, A))
             while len(told) < 2 and LoopClock().now_ms() < began_ms + 2 * LOOK_MS_MAX:
                 here.void()
                 await asyncio.sleep(0.002)
@@ -315,7 +315,7 @@ def test_more_than_may_wait_are_told_at_once(monkeypatch: pytest.MonkeyPatch) ->
         async with site() as here:
             here.void()
             began_ms = LoopClock().now_ms()
-            told = [ask(here, Renew(R, A)) for _ in range(5)]
+            told = [tell_both(here, Renew(R, A)) for _ in range(5)]
             await asyncio.sleep(1)
             firsts = [
                 reply
@@ -336,7 +336,7 @@ def test_a_node_that_turns_out_to_be_away_is_told_of_at_once() -> None:
         async with site() as here:
             here.void()
             began_ms = LoopClock().now_ms()
-            told = ask(here, Renew(R, A))
+            told = tell_both(here, Renew(R, A))
             await asyncio.sleep(0.004)
             for host in here.left:
                 host.kill()
@@ -354,7 +354,7 @@ def test_a_server_that_ends_meanwhile_tells_whoever_waits_at_once() -> None:
         async with site() as here:
             here.void()
             began_ms = LoopClock().now_ms()
-            told = ask(here, Renew(R, A))
+            told = tell_both(here, Renew(R, A))
             await asyncio.sleep(0.006)
             here.block()
             assert here.server.cluster is not None
@@ -435,5 +435,26 @@ def test_what_finds_no_room_on_a_connection_is_sent_when_there_is_some(
             assert [link.report().state_changes for link in here.links] == changes, (
                 "the connections are the same"
             )
+
+    on_processes(test)
+
+
+def test_a_node_that_is_late_with_many_commands_is_sent_few_of_them_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All at once would make it later still."""
+    monkeypatch.setattr(node_connection, "_UNANSWERED_MAX", 5)
+    monkeypatch.setattr(node_link, "_KEPT_PER_PULSE", 2)
+
+    async def test() -> None:
+        async with site() as here:
+            link = here.links[1]
+            for number in range(5 + 7):
+                link.send(Undo("undone", f"nonce-{number}", here.server.clock.now_ms() + TTL_MS))
+            counts = []
+            for _ in range(5_000):
+                await asyncio.sleep(0.001)
+                counts.append(len(link._kept._kept))
+            assert list(dict.fromkeys(counts)) == [7, 5, 3, 1, 0]
 
     on_processes(test)

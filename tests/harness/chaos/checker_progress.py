@@ -1,4 +1,4 @@
-"""P: once all is well every resource is acquired by somebody and what worked before works; nothing is granted while a majority has forgotten."""
+"""P: once all is well every resource is acquired by somebody, what worked before works, and calls are answered; nothing is granted while a majority has forgotten."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ _TTLS_MAX = 3
 # By then connections are made again as well, and a call is answered; but for so many, as the machine may stand still for a moment.
 _CALM_AFTER_S = 6.0
 _UNANSWERED_SHARE_MAX = 0.01
-# Whoever releases by the SDK is not told what came of it.
-_TOLD = (Kind.ACQUIRE, Kind.RENEW, Kind.READ, Kind.APPEND)
 
 
 def judge_progress(resource: ResourceCalls, healed_s: float, words: Words) -> Iterator[Violation]:
@@ -47,16 +45,21 @@ def judge_service(operations: Iterable[Operation], healed_s: float, words: Words
 
 
 def judge_calm(operations: Iterable[Operation], healed_s: float, words: Words) -> Iterator[Violation]:
-    """Yield that calls came to nothing, or never to an end, long after all was healed."""
-    late = [call for call in operations if call.kind in _TOLD and call.invoked_s >= healed_s + _CALM_AFTER_S]
-    unknown = [call for call in late if call.outcome is Outcome.UNKNOWN]
-    if len(unknown) > _UNANSWERED_SHARE_MAX * len(late):
-        call = unknown[0]
+    """Yield that calls were turned away, or had no certain answer, long after all was healed."""
+    late = [call for call in operations if call.invoked_s >= healed_s + _CALM_AFTER_S and _is_told(call)]
+    vain = [call for call in late if call.turned_away or call.outcome is Outcome.UNKNOWN]
+    if len(vain) > _UNANSWERED_SHARE_MAX * len(late):
+        call = vain[0]
         said = (
-            f"{len(unknown)} of {len(late)} calls had no certain answer although all had been healed at {words.instant(healed_s)}; "
+            f"{len(vain)} of {len(late)} calls came to nothing although all had been healed at {words.instant(healed_s)}; "
             f"the first one: {words.call(call)}"
         )
         yield Violation(Invariant.PROGRESS, call.resource, said, shown_at_s(call), (call,))
+
+
+def _is_told(call: Operation) -> bool:
+    """Tell whether the caller is told what came of it: whoever releases by the SDK is not."""
+    return call.kind is not Kind.RELEASE or bool(call.server)
 
 
 def untried_services(operations: Sequence[Operation], healed_s: float) -> list[str]:

@@ -4,62 +4,86 @@ from __future__ import annotations
 
 import asyncio
 
-from harness.chaos.cluster import ChaosCluster
+import hiredis
+
+from harness.chaos.cluster import TTL_MS_MAX, ChaosCluster
+from harness.chaos.services import ServerProcess
 from harness.process_look import look_at_process
 from harness.redis_nodes import RedisNode
 from harness.servers import until
 from redfence_server.scripts import Keyspace
 
-# Every ttl is over after a few seconds; but a hold that was taken while a node's clock was half a minute ahead lasts as much longer.
-GONE_S = 45.0
-_KEYS = Keyspace()
+# Whatever the ttl was, it is over by then.
+_GONE_S = TTL_MS_MAX / 1000 + 3.0
+# A hold that was taken while a node's clock was half a minute ahead lasts as much longer.
+_CLOCK_S = 30.0
 # A connection that was closed is gone from the other side a moment later.
 _CLOSED_S = 10.0
+_KEYS = Keyspace()
 
 
-async def left_behind(cluster: ChaosCluster, *, gone_s: float = GONE_S) -> list[str]:
+async def left_behind(
+    cluster: ChaosCluster, *, clocks_were_set: bool = False, gone_s: float = _GONE_S
+) -> list[str]:
     """Return holds that do not end, keys without an end that are not a node's own, and files that a server did not have when it began.
 
     Args:
         cluster: set right, and with no client.
-        gone_s: how long holds may last.
+        clocks_were_set: those of nodes.
+        gone_s: how long holds may last, if they were not.
     """
-    left = await asyncio.gather(
-        *(_keys_left(node, f"node {number}", gone_s) for number, node in enumerate(cluster.nodes))
+    gone_s += _CLOCK_S if clocks_were_set else 0.0
+    told = await asyncio.gather(
+        *(_keys_left(node, f"node {number}", gone_s) for number, node in enumerate(cluster.nodes)),
+        *(_files_left(server, f"server {number}") for number, server in enumerate(cluster.servers)),
     )
-    told = [each for keys in left for each in keys]
-    for number, server in enumerate(cluster.servers):
+    return [each for some in told for each in some]
 
-        async def closed(pid: int = server.process.pid, idle: int = server.files_when_idle) -> bool:
-            return look_at_process(pid).fd_count <= idle
 
-        try:
-            await until(closed, timeout_s=_CLOSED_S)
-        except AssertionError:
-            count = look_at_process(server.process.pid).fd_count
-            told.append(
-                f"server {number} has {count} files open, and had {server.files_when_idle} when it began"
-            )
-    return told
+async def _files_left(server: ServerProcess, name: str) -> list[str]:
+    pid, idle = server.process.pid, server.files_when_idle
+
+    async def closed() -> bool:
+        return look_at_process(pid).fd_count <= idle
+
+    try:
+        await until(closed, timeout_s=_CLOSED_S)
+    except AssertionError:
+        return [f"{name} has {look_at_process(pid).fd_count} files open, and had {idle} when it began"]
+    except FileNotFoundError as error:
+        return [f"{name}: {error}"]
+    return []
 
 
 async def _keys_left(node: RedisNode, name: str, gone_s: float) -> list[str]:
-    keys = {key: await node.call("PTTL", key) for key in await _keys(node)}
-    endless = [key for key, ttl_ms in keys.items() if ttl_ms == -1 and key not in (_KEYS.node, _KEYS.high)]
-    told = [f"{name} keeps {key!r}, which has no end" for key in endless]
+    try:
+        endless = await _endless(node)
+        holds = await _lasting_holds(node, gone_s)
+    except (OSError, hiredis.HiredisError) as error:
+        return [f"{name} cannot be asked what it has kept: {error!r}"]
+    return [
+        *(f"{name} keeps {key!r}, which has no end" for key in endless),
+        *(f"{name} holds {key!r}, though nobody has had a lease for {gone_s:g} s" for key in holds),
+    ]
 
-    async def holds_are_gone() -> bool:
+
+async def _endless(node: RedisNode) -> list[str]:
+    return [
+        key
+        for key in await _keys(node)
+        if key not in (_KEYS.node, _KEYS.high) and await node.call("PTTL", key) == -1
+    ]
+
+
+async def _lasting_holds(node: RedisNode, gone_s: float) -> list[str]:
+    async def are_gone() -> bool:
         return not await _holds(node)
 
     try:
-        await until(holds_are_gone, timeout_s=gone_s)
+        await until(are_gone, timeout_s=gone_s)
     except AssertionError:
-        told += [
-            f"{name} holds {key!r}, though nobody has had a lease for {gone_s:g} s"
-            for key in await _holds(node)
-            if key not in endless
-        ]
-    return told
+        return await _holds(node)
+    return []
 
 
 async def _holds(node: RedisNode) -> list[str]:

@@ -7,7 +7,7 @@ from random import Random
 
 from harness.chaos.recorder import now_s
 from harness.chaos.records import MAJORITY_WIPED, Fault
-from harness.chaos.strike import Stage, Strike, every_server, network_of, node_of, until_seen
+from harness.chaos.strike import STORAGE, Stage, Strike, every_server, network_of, node_of, until_seen
 from harness.node_data import repair_log
 
 _CUT_BYTES_MAX = 4_000
@@ -132,6 +132,8 @@ def majority_wiped(stage: Stage, random: Random) -> Strike:
             *map(node_of, everybody),
             *map(network_of, everybody),
             *every_server(stage),
+            # To set everything right concerns it as well.
+            STORAGE,
         },
         forgets=(),
         tells=False,

@@ -7,10 +7,18 @@ from random import Random
 
 from harness.chaos import client
 from harness.chaos.cluster import TTL_MS_MAX
-from harness.chaos.strike import Stage, Strike, client_of, every_server, node_of, server_of, until_seen
+from harness.chaos.strike import (
+    STORAGE,
+    Stage,
+    Strike,
+    client_of,
+    every_server,
+    node_of,
+    server_of,
+    until_seen,
+)
 
 _TTL_S = TTL_MS_MAX / 1000
-_STORAGE = "storage"
 # Mostly those whose late write the storage must refuse.
 _PAUSED = ("append", "append", "sdk", *client.WORKLOADS)
 
@@ -100,7 +108,12 @@ def server_drained(stage: Stage, random: Random) -> Strike:
     async def begin() -> None:
         # One that has just been started does not know yet what SIGTERM means.
         served = server.is_serving
-        status = await server.drain()
+        status: object
+        try:
+            status = await server.drain()
+        except AssertionError as error:
+            status = str(error)
+            server.kill()
         if served and status != 0:
             stage.broken.append(f"{server_of(place)} was told to end and did with {status}")
 
@@ -128,7 +141,7 @@ def storage_paused(stage: Stage, random: Random) -> Strike:
         storage.resume()
 
     return Strike(
-        "storage paused", _STORAGE, random.uniform(0.2, 4.0), begin=begin, heal=heal, takes={_STORAGE}
+        "storage paused", STORAGE, random.uniform(0.2, 4.0), begin=begin, heal=heal, takes={STORAGE}
     )
 
 
@@ -144,7 +157,7 @@ def storage_killed(stage: Stage, random: Random) -> Strike:
         await storage.until_serving()
 
     return Strike(
-        "storage killed", _STORAGE, random.uniform(0.0, 1.0), begin=begin, heal=heal, takes={_STORAGE}
+        "storage killed", STORAGE, random.uniform(0.0, 1.0), begin=begin, heal=heal, takes={STORAGE}
     )
 
 

@@ -31,10 +31,17 @@ class Call:
         token = token or self.operation.token
         self.operation = replace(self.operation, outcome=Outcome.OK, token=token, until_s=until_s)
 
-    def failed(self, detail: str, *, stale: bool = False, lost: bool = False) -> None:
+    def failed(
+        self, detail: str, *, stale: bool = False, lost: bool = False, turned_away: bool = False
+    ) -> None:
         """Note that it has had no effect and never will."""
         self.operation = replace(
-            self.operation, outcome=Outcome.FAILED, detail=detail, stale=stale, lost=lost
+            self.operation,
+            outcome=Outcome.FAILED,
+            detail=detail,
+            stale=stale,
+            lost=lost,
+            turned_away=turned_away,
         )
 
     def unknown(self, detail: str) -> None:

@@ -21,6 +21,7 @@ from harness.chaos.records import History, Operation, in_order, read_operations
 from harness.chaos.strike import Stage
 from harness.chaos.workloads import TTL_S
 from harness.servers import new_lease_id
+from redfence import RedfenceError
 from redfence_server.redis_binary import find_redis_binary
 
 _CALM_S = 4.0
@@ -133,10 +134,12 @@ async def run(plan: Plan, course: Course, *, folder: Path, say: Callable[[str], 
         operations = await asyncio.to_thread(crowd.operations)
         last = await _last_acquires(cluster, operations, folder / "last.jsonl")
         ended_s = now_s()
-        kept = {
-            name: await storage_calls.kept(cluster.storage.address, name)
-            for name in sorted({each.resource for each in operations if each.resource.startswith("list/")})
-        }
+        kept = {}
+        for name in sorted({each.resource for each in operations if each.resource.startswith("list/")}):
+            try:
+                kept[name] = await storage_calls.kept(cluster.storage.address, name)
+            except RedfenceError as error:
+                broken.append(f"the storage does not show {name}: {error}")
         history = History(
             seed=course.seed,
             operations=in_order((*operations, *last)),
@@ -147,7 +150,9 @@ async def run(plan: Plan, course: Course, *, folder: Path, say: Callable[[str], 
             kept=kept,
             asked=tuple(course.asked),
         )
-        broken += await left_behind(cluster)
+        broken += await left_behind(
+            cluster, clocks_were_set=any(fault.moves_clocks for fault in stage.faults)
+        )
         defects = [*broken, *cluster.ended_early(), *cluster.defects()]
         return Run(history, stage.unhealed, defects, lateness.most_s, cluster.logged()[-_LOGGED_MAX:])
 

@@ -117,7 +117,9 @@ def _until_s(held: Lease | AsyncLease) -> float:
 def _refused(call: Call, error: RedfenceError) -> None:
     nothing_granted = isinstance(error, NotAcquiredError | OverloadedError)
     if nothing_granted or (isinstance(error, UnavailableError) and error.error_reason):
-        call.failed(error.error_reason or type(error).__name__)
+        call.failed(
+            error.error_reason or type(error).__name__, turned_away=not isinstance(error, NotAcquiredError)
+        )
     else:
         call.unknown(
             f"granted too late, token {error.token}"

@@ -83,13 +83,18 @@ class Service:
 
     def kill(self) -> None:
         """End the process by kill -9."""
-        self._told_to_end.add(self.process)
+        self._note_told_to_end()
         self.process.kill()
 
     async def drain(self) -> int:
         """Ask the process to end, by SIGTERM, and return its exit status; not to end in time is a failure."""
-        self._told_to_end.add(self.process)
+        self._note_told_to_end()
         return await self.process.stop(timeout_s=_DRAIN_S)
+
+    def _note_told_to_end(self) -> None:
+        # One that has ended before did so by itself.
+        if self.process.exit_status is None:
+            self._told_to_end.add(self.process)
 
     def pause(self) -> None:
         """Let the process stand still (SIGSTOP)."""
@@ -119,13 +124,13 @@ class Service:
         return [line for process in self._started for line in process.stderr.splitlines()]
 
     async def until_serving(self) -> None:
-        """Return once it serves, started again should it have given up waiting for a quorum."""
+        """Return once it serves, started again should it have ended, as a server does that waits for a quorum in vain."""
 
         async def serves() -> bool:
             if self.process.exit_status is not None:
                 self.start()
                 await asyncio.sleep(0.2)
-            return self._serves in self.process.stdout
+            return self.is_serving
 
         await until(serves, timeout_s=_START_S)
 
@@ -134,7 +139,7 @@ class StorageProcess(Service):
     """The storage, with one database."""
 
     def __init__(self, program: Sequence[str], database: Path, *, processes: CommandProcesses) -> None:
-        super().__init__(program, processes=processes, serves="ready")
+        super().__init__(program, processes=processes, serves="storage ready")
         self._database = database
 
     def _arguments(self) -> Sequence[str]:

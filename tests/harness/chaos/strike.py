@@ -20,6 +20,10 @@ _HEAL_S = 90.0
 _SEEN_S = 60.0
 
 
+STORAGE = "storage"
+"""The name of the storage's process."""
+
+
 async def _nothing() -> None:
     """Do nothing."""
 

@@ -160,7 +160,9 @@ async def clock_set(world: World) -> None:
     """A node's clock is set forward or back. Exclusion is not promised then; tokens are."""
     world.history.clocks_set_at_ms.append(world.now_ms)
     clock = world.clocks[world.chance.randrange(len(world.clocks))]
-    clock.set_by(world.chance.choice((-30_000.0, -700.0, -50.0, 50.0, 700.0, 30_000.0)))
+    by_ms = world.chance.choice((-30_000.0, -700.0, -50.0, 50.0, 700.0, 30_000.0))
+    world.history.clocks_were_set_back |= by_ms < 0
+    clock.set_by(by_ms)
     await asyncio.sleep(0)
 
 
@@ -191,6 +193,12 @@ def some(chance: Chance) -> list[str]:
 def forgetful(chance: Chance) -> list[str]:
     """Return what makes nodes forget what others never knew."""
     return ["node wiped", "node restarted", "partition", "server killed", *some(chance)[:2]]
+
+
+def timely(chance: Chance) -> list[str]:
+    """Return what moves clocks, under the eyes of servers that stay up."""
+    others = sorted(FAULTS.keys() - {"clock set", "server killed"})
+    return ["clock set", "callers lose messages", *chance.sample(others, chance.randint(0, 3))]
 
 
 def impatient(chance: Chance) -> list[str]:

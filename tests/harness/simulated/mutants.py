@@ -10,7 +10,7 @@ from typing import Final
 from harness import adversary_mutants
 from harness.fake_node import FakeNodeState, Hold
 from harness.simulated.world import Rules
-from redfence_server import node_joining, quorum, redlock
+from redfence_server import node_clock, node_joining, quorum, redlock
 from redfence_server.lock_node import Command, Renew, Reply
 
 
@@ -47,6 +47,7 @@ MUTANTS: Final = {
     "counter from zero": Rules(node=adversary_mutants.CounterFromZero),
     "a minority grants": Rules(patches=((quorum, "majority", lambda count: max(1, count // 2)),)),
     "no quarantine": Rules(patches=(_NO_QUARANTINE,)),
+    "clocks not watched": Rules(patches=((node_clock.NodeClock, "trusted", lambda *_: True),)),
 }
 BREAKS: Final = {
     "fencing off": {"F"},
@@ -58,5 +59,6 @@ BREAKS: Final = {
     "counter from zero": {"T1", "T2"},
     "a minority grants": {"T1", "T2"},
     "no quarantine": {"L"},
+    "clocks not watched": {"L"},
 }
 """The promise that each rule is for: one of these letters is found without it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from collections import Counter
 from collections.abc import MutableMapping
 from contextlib import ExitStack
@@ -160,7 +161,9 @@ class World:
         await self._until_serving()
         for holder in self.holders:
             holder.start()
-        kinds = self.chance.choice((faults.some, faults.forgetful, faults.impatient))(self.chance)
+        profiles = (faults.some, faults.forgetful, faults.impatient, faults.timely)
+        kinds = self.chance.choice(profiles)(self.chance)
+        self.history.clocks_are_watched = "server killed" not in kinds
         trouble = asyncio.create_task(faults.strike(self, kinds))
         await asyncio.sleep(TROUBLE_S)
         trouble.cancel()
@@ -215,7 +218,7 @@ class World:
             taken_ms = now_ms() - began_at_ms
             granted = self.history.grants.get(resource, [])
             # A hold on a node whose clock was set back lasts as much longer.
-            if (not granted or granted[-1].lease != lease.digest) and not self.history.clocks_were_set:
+            if (not granted or granted[-1].lease != lease.digest) and not self.history.clocks_were_set_back:
                 self.history.problem(
                     now_ms(), f"P: nobody is granted {resource} after {taken_ms:.0f} ms of peace"
                 )
@@ -244,14 +247,14 @@ class World:
             if server.service is not None:
                 queues = server.service._queues
                 # A hold on a node whose clock was set back is remembered as much longer.
-                if not (queues.room.empty if self.history.clocks_were_set else queues.empty):
+                if not (queues.room.empty if self.history.clocks_were_set_back else queues.empty):
                     self.history.problem(now_ms(), f"C: {server.name} keeps a queue")
             await server.end()
             if server.process.tasks:
                 self.history.problem(now_ms(), f"C: {server.name} leaves tasks: {list(server.process.tasks)}")
         for host in self.hosts:
             held = [name for name in self.resources if host.redis.state._hold(name, host.redis._clock_ms())]
-            if held and not self.history.clocks_were_set:
+            if held and not self.history.clocks_were_set_back:
                 self.history.problem(now_ms(), f"C: {host.process.name} still holds {held}")
 
 
@@ -264,6 +267,9 @@ def simulate(seed: int, rules: Rules | None = None) -> Report:
     """Run the world of a seed."""
     rules = rules or Rules()
     with ExitStack() as stack:
+        # Settings of the product that somebody has made for this machine are not for this world.
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("REDFENCE_")}
+        stack.enter_context(patch.dict(os.environ, ours, clear=True))
         for where, what, instead in rules.patches:
             stack.enter_context(patch.object(where, what, instead))
         return _simulate(seed, rules)

@@ -22,7 +22,8 @@ _APPENDED = 3
 _RACED = 3
 _KEPT = 2
 _REPEATS_MAX = 3
-# A pause after a refusal, so that who finds a lock held leaves the machine to others.
+# A pause after what was not granted. Who finds a lock held leaves the machine to others; and who finds no server, to those that are to start:
+# a dozen clients that try without a pause keep them from it for half a minute.
 _REFUSED_S = 0.02
 
 
@@ -58,10 +59,10 @@ async def append(work: Work) -> None:
             if before is not None:
                 await asyncio.sleep(work.random.uniform(0.0, 0.04))
                 await work.storage.append(resource, lease, got.token, before)
-        elif got is Outcome.FAILED:
+        else:
             await asyncio.sleep(_REFUSED_S)
-            continue
-        await work.locks.release(resource, lease, token=got.token if isinstance(got, Held) else 0)
+        if got is not Outcome.FAILED:
+            await work.locks.release(resource, lease, token=got.token if isinstance(got, Held) else 0)
 
 
 async def race(work: Work) -> None:
@@ -74,8 +75,9 @@ async def race(work: Work) -> None:
         for _ in range(_REPEATS_MAX):
             if got is not Outcome.UNKNOWN or work.random.random() < 0.3:
                 break
+            await asyncio.sleep(_REFUSED_S)
             got = await work.locks.acquire(resource, lease, ttl_s=ttl_s, wait_s=0.5)
-        if got is Outcome.FAILED:
+        if not isinstance(got, Held):
             await asyncio.sleep(_REFUSED_S)
         if isinstance(got, Held) and work.random.random() < 0.2:
             # The same grant, asked for once more by somebody who has already been told.
@@ -93,10 +95,10 @@ async def keep(work: Work) -> None:
         got = await work.locks.acquire(resource, lease, ttl_s=TTL_S, wait_s=2 * TTL_S)
         if isinstance(got, Held):
             await _hold(work, got, ends_s=now_s() + work.random.uniform(0.1, 3.0) * TTL_S)
-        elif got is Outcome.FAILED:
+        else:
             await asyncio.sleep(_REFUSED_S)
-            continue
-        await work.locks.release(resource, lease, token=got.token if isinstance(got, Held) else 0)
+        if got is not Outcome.FAILED:
+            await work.locks.release(resource, lease, token=got.token if isinstance(got, Held) else 0)
 
 
 async def _hold(work: Work, held: Held, *, ends_s: float) -> None:

@@ -7,6 +7,7 @@ stream ends when it was told that no more commands come and every result has bee
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
@@ -33,8 +34,17 @@ class CommandStream(Generic[Item]):
         self._wake = asyncio.Event()
         self._no_more_commands = False
 
-    def start(self, begin: Callable[[], Coroutine[None, None, Item]]) -> asyncio.Task[None]:
+    def start(
+        self,
+        begin: Callable[[], Coroutine[None, None, Item]],
+        *,
+        never_begun: Callable[[], Item] | None = None,
+    ) -> asyncio.Task[None]:
         """Run the command that `begin` returns; what it returns is written.
+
+        Args:
+            begin: makes the command.
+            never_begun: makes what is written if it was cancelled before its first step, in which it could have said so itself.
 
         Raises:
             TooManyCommandsError: the bound is reached; the command was not begun.
@@ -44,7 +54,7 @@ class CommandStream(Generic[Item]):
         command = begin()
         task = asyncio.create_task(self._carry_out(command))
         self._tasks.add(task)
-        task.add_done_callback(partial(self._forget, command))
+        task.add_done_callback(partial(self._forget, command, never_begun))
         return task
 
     def put(self, item: Item) -> None:
@@ -83,8 +93,16 @@ class CommandStream(Generic[Item]):
         self._tasks.discard(task)
         self.put(item)
 
-    def _forget(self, command: Coroutine[None, None, Item], task: asyncio.Task[None]) -> None:
-        # A command cancelled before its first step never ran, and Python would warn of it.
+    def _forget(
+        self,
+        command: Coroutine[None, None, Item],
+        never_begun: Callable[[], Item] | None,
+        task: asyncio.Task[None],
+    ) -> None:
+        # Python would warn of a command that never ran.
+        never_ran = inspect.getcoroutinestate(command) == inspect.CORO_CREATED
         command.close()
         self._tasks.discard(task)
+        if never_ran and never_begun is not None:
+            self._outbox.append(never_begun())
         self._wake.set()

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -136,8 +137,14 @@ def load(
     try:
         return FromFile(**flags)
     except ValidationError as error:
-        problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        problems = (f"{'.'.join(map(str, each['loc']))}: {_words(each)}" for each in error.errors())
         raise ConfigError("; ".join(problems)) from error
+
+
+def _words(problem: ErrorDetails) -> str:
+    if problem["type"] == "missing" and problem["loc"] == ("nodes",):
+        return f"name them by --node, {_ENV_PREFIX}NODES or nodes in a file for --config"
+    return problem["msg"]
 
 
 def _check_file(path: Path) -> None:

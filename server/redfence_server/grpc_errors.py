@@ -31,7 +31,9 @@ _CODES: dict[type[RedfenceServerError], tuple[grpc.StatusCode, lock_pb2.ErrorRea
 }
 
 INTERNAL = RichError(lock_pb2.ERROR_REASON_INTERNAL, "a defect in the server; see its log")
-CANCELLED = RichError(lock_pb2.ERROR_REASON_CANCELLED, "cancelled by the caller; nothing was granted")
+CANCELLED = RichError(
+    lock_pb2.ERROR_REASON_CANCELLED, "cancelled by the caller, or with its stream; nothing was granted"
+)
 
 
 def describe(error: RedfenceServerError) -> tuple[grpc.StatusCode, RichError]:

@@ -170,7 +170,11 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
             raise InvalidFieldError(
                 "commands.id", problem, lock_pb2.ERROR_REASON_INVALID_COMMAND_ID, metadata
             )
-        task = self._commands.start(partial(self._begin_command, command, arrived_at_ms))
+        task = self._commands.start(
+            partial(self._begin_command, command, arrived_at_ms),
+            # A cancel of the same message may come first.
+            never_begun=partial(_cancelled, command_id),
+        )
         self._open_ids.add(command_id)
         if command.HasField("acquire"):
             self._acquires[command_id] = task
@@ -201,7 +205,7 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
             result.error.CopyFrom(grpc_errors.to_message(*grpc_errors.describe(error)))
         except asyncio.CancelledError:
             # By a cancel command; or the stream has ended, and nobody reads this.
-            result.error.CopyFrom(grpc_errors.to_message(grpc.StatusCode.CANCELLED, grpc_errors.CANCELLED))
+            return _cancelled(command.id)
         except Exception:
             structlog.get_logger().exception("defect", where="session")
             result.error.CopyFrom(grpc_errors.to_message(grpc.StatusCode.INTERNAL, grpc_errors.INTERNAL))
@@ -244,6 +248,11 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
                     lock_pb2.ERROR_REASON_UNKNOWN_COMMAND,
                     {"command_id": str(command.id)},
                 )
+
+
+def _cancelled(command_id: int) -> lock_pb2.SessionResult:
+    error = grpc_errors.to_message(grpc.StatusCode.CANCELLED, grpc_errors.CANCELLED)
+    return lock_pb2.SessionResult(id=command_id, error=error)
 
 
 class KeepAliveStream(Stream[lock_pb2.KeepAliveResponse]):

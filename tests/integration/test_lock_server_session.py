@@ -156,6 +156,23 @@ async def test_an_acquire_cancelled_in_the_same_message_is_answered_once_and_lea
         await until_no_locks(server.nodes)
 
 
+async def test_an_acquire_whose_cancel_comes_first_in_the_same_message_is_answered(
+    server: LockServer, session: SessionCaller
+) -> None:
+    """It has not begun by then. Its id is free again, and the stream ends when all is answered."""
+    for _ in range(3):
+        cancelled = session.cancel_command(session.last_id + 2)
+        acquiring = session.acquire(NAME, wait_ms=30_000)
+        assert (await cancelled).cancel.found is True
+        assert (await acquiring).error.reason == ERROR_REASON_CANCELLED
+    last = session.acquire(NAME)
+    session.half_close()
+    granted = (await last).acquire
+    assert granted.outcome == ACQUIRE_OUTCOME_GRANTED
+    assert await session.ended() is None
+    assert await server.release(NAME, granted.lease.lease_id) == RELEASE_OUTCOME_RELEASED
+
+
 # --- the end of the stream --------------------------------------------------------------------------------------------
 
 

@@ -199,7 +199,7 @@ async def test_nodes_may_come_from_the_environment(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((), ["nodes", "required"]),
+        ((), ["nodes", "--node", "REDFENCE_NODES"]),
         (("--node", NOWHERE, "--node", "redis://127.0.0.1:2"), ["node", "2 nodes", "1, 3, 5 or 7"]),
         (
             ("--node", NOWHERE, "--node", "redis://127.0.0.1:2", "--node", NOWHERE),

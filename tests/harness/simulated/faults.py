@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from harness.simulated.world import World
     from harness.waiting_links import Chance
 
+# Between two looks of a server at a node's clock, and what a slow network adds.
+_LOOKS_MS: Final = 2_000.0
 Fault = Callable[["World"], Coroutine[Any, Any, None]]
 FAULTS: Final[dict[str, Fault]] = {}
 
@@ -157,12 +160,17 @@ async def callers_lose_messages(world: World) -> None:
 
 @_fault
 async def clock_set(world: World) -> None:
-    """A node's clock is set forward or back. Exclusion is not promised then; tokens are."""
-    world.history.clocks_set_at_ms.append(world.now_ms)
-    clock = world.clocks[world.chance.randrange(len(world.clocks))]
+    """A node's clock is set forward or back. Exclusion is not promised where no server sees it; tokens are."""
+    history = world.history
+    place = world.chance.randrange(len(world.clocks))
     by_ms = world.chance.choice((-30_000.0, -700.0, -50.0, 50.0, 700.0, 30_000.0))
-    world.history.clocks_were_set_back |= by_ms < 0
-    clock.set_by(by_ms)
+    history.clocks_were_set_back |= by_ms < 0
+    history.clocks_set_at_ms.append(world.now_ms)
+    # One that has just started has seen nothing of before; and of two jumps between two looks nobody sees more than the sum.
+    if world.servers_die or world.now_ms - world.clock_set_at_ms.get(place, -math.inf) < _LOOKS_MS:
+        history.clocks_missed_at_ms.append(world.now_ms)
+    world.clock_set_at_ms[place] = world.now_ms
+    world.clocks[place].set_by(by_ms)
     await asyncio.sleep(0)
 
 

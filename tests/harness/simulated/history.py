@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from redfence_storage.errors import StaleToken
@@ -33,28 +34,19 @@ class History:
 
     Attributes:
         problems: what must not be, in words.
-        clocks_set_at_ms: when a node's clock has jumped.
+        clocks_set_at_ms: when a node's clock has jumped: a lease that was there then may have ended by it.
+        clocks_missed_at_ms: when no server need have seen it before it counted a vote: then another one may have been granted beside it.
         clocks_were_set_back: a hold may last longer than its lease.
-        clocks_are_watched: every server was up all along, and sees a jump before it counts a vote. Else of a lease that was there at a jump
-            exclusion is not promised.
     """
 
     problems: list[str] = field(default_factory=list)
     clocks_set_at_ms: list[float] = field(default_factory=list)
+    clocks_missed_at_ms: list[float] = field(default_factory=list)
     clocks_were_set_back: bool = False
-    clocks_are_watched: bool = False
     grants: dict[str, list[Grant]] = field(default_factory=dict)
     _leases_of_tokens: dict[tuple[str, int], str] = field(default_factory=dict)
     _greatest: dict[str, list[tuple[float, int, str]]] = field(default_factory=dict)
     _trace: hashlib._Hash = field(default_factory=hashlib.sha256)
-
-    def _may_end(self, since_ms: float, until_ms: float) -> bool:
-        """Tell whether a lease that was there in this time may have ended by a clock."""
-        return any(since_ms <= at_ms <= until_ms for at_ms in self.clocks_set_at_ms)
-
-    def _may_overlap(self, since_ms: float, until_ms: float) -> bool:
-        """Tell whether, by a clock, another one may have been granted beside it."""
-        return not self.clocks_are_watched and self._may_end(since_ms, until_ms)
 
     def event(self, at_ms: float, *what: object) -> None:
         """Note something, for the hash of the run."""
@@ -90,7 +82,9 @@ class History:
             if (
                 other.until_ms > grant.told_at_ms
                 and grant.until_ms > other.told_at_ms
-                and not self._may_overlap(min(other.called_at_ms, grant.called_at_ms), grant.told_at_ms)
+                and not _within(
+                    self.clocks_missed_at_ms, min(other.called_at_ms, grant.called_at_ms), grant.told_at_ms
+                )
             ):
                 self.problem(
                     grant.told_at_ms,
@@ -103,7 +97,7 @@ class History:
         self.event(at_ms, "renewed", grant.resource, grant.token)
         for other in self.grants[grant.resource]:
             is_later = other.lease != grant.lease and other.token > grant.token
-            if is_later and not self._may_overlap(grant.called_at_ms, at_ms):
+            if is_later and not _within(self.clocks_missed_at_ms, grant.called_at_ms, at_ms):
                 self.problem(
                     at_ms,
                     f"L: {grant.resource}: token {grant.token} is renewed after {other.token} was granted",
@@ -113,11 +107,15 @@ class History:
     def told_lost(self, at_ms: float, grant: Grant) -> None:
         """Note that a holder was told that its lease has ended: D, unless it has ended for the holder as well."""
         self.event(at_ms, "lost", grant.resource, grant.token)
-        if at_ms < grant.until_ms and not self._may_end(grant.called_at_ms, at_ms):
+        if at_ms < grant.until_ms and not _within(self.clocks_set_at_ms, grant.called_at_ms, at_ms):
             left_ms = grant.until_ms - at_ms
             self.problem(
                 at_ms, f"D: {grant.resource}: token {grant.token} is lost {left_ms:.0f} ms before its end"
             )
+
+
+def _within(instants_ms: Sequence[float], since_ms: float, until_ms: float) -> bool:
+    return any(since_ms <= at_ms <= until_ms for at_ms in instants_ms)
 
 
 class FencedStorage:

@@ -69,6 +69,8 @@ class World:
     def __init__(self, seed: int, rules: Rules) -> None:
         chance = self.chance = Chance(seed)
         self.history = History()
+        self.servers_die = False
+        self.clock_set_at_ms: dict[int, float] = {}
         self.storage = FencedStorage(self.history, fenced=rules.fenced)
         self._node_state = rules.node
         self.struck: Counter[str] = Counter()
@@ -163,7 +165,7 @@ class World:
             holder.start()
         profiles = (faults.some, faults.forgetful, faults.impatient, faults.timely)
         kinds = self.chance.choice(profiles)(self.chance)
-        self.history.clocks_are_watched = "server killed" not in kinds
+        self.servers_die = "server killed" in kinds
         trouble = asyncio.create_task(faults.strike(self, kinds))
         await asyncio.sleep(TROUBLE_S)
         trouble.cancel()

@@ -44,6 +44,33 @@ async def test_a_slow_command_holds_nobody_up_and_what_is_ready_together_leaves_
 
 
 @on_virtual_time
+async def test_a_command_cancelled_before_its_first_step_is_answered_for() -> None:
+    """Nobody else can; one that was cancelled later answers for itself."""
+
+    async def stubborn(name: str) -> str:
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            return f"{name} cancelled"
+        return name
+
+    stream: CommandStream[str] = CommandStream(open_max=10, batch_max=10)
+    peer = Peer()
+    begun = stream.start(partial(stubborn, "begun"), never_begun=lambda: "not told")
+    await asyncio.sleep(0)
+    begun.cancel()
+    stream.start(partial(stubborn, "never begun"), never_begun=lambda: "never begun").cancel()
+    stream.start(partial(after, 1, "whole"), never_begun=lambda: "not told")
+    stream.finish()
+    await stream.write_all(peer.write)
+    assert sorted(item for batch in peer.batches for item in batch) == [
+        "begun cancelled",
+        "never begun",
+        "whole",
+    ]
+
+
+@on_virtual_time
 async def test_a_batch_is_bounded() -> None:
     """A message has a greatest size."""
     stream: CommandStream[str] = CommandStream(open_max=10, batch_max=2)

@@ -220,9 +220,10 @@ class Silence(Enum):
     TIMED_OUT = auto()
     """No reply came within the node timeout."""
     UNREACHABLE = auto()
-    """The command was not sent: there is no admitted connection, or too much is unanswered on it."""
+    """The command was not sent, for there is no admitted connection or too much is unanswered on it; or it was refused, and then the node
+    was lost."""
     QUARANTINED = auto()
-    """The command was not sent: the node answers and must not vote."""
+    """The command was not sent, or was refused: the node answers and must not vote."""
     DISCONNECTED = auto()
     """The connection broke before the reply came."""
     REFUSED = auto()

@@ -35,10 +35,14 @@ async def test_holds_keys_without_an_end_and_open_connections_are_told(
         assert await left_behind(cluster) == ["node 1 keeps 'redfence:counter:held', which has no end"]
         await cluster.nodes[1].call("DEL", "redfence:counter:held")
 
-        _, writer = await asyncio.open_connection(HOST, server.port)
-        (told_of_files,) = await left_behind(cluster)
+        # Several: when the server began it may have had one that it needs no more.
+        connections = [await asyncio.open_connection(HOST, server.port) for _ in range(5)]
+        try:
+            (told_of_files,) = await left_behind(cluster)
+        finally:
+            for _, writer in connections:
+                writer.close()
+                await writer.wait_closed()
         assert told_of_files.startswith("server 0 has ")
-        writer.close()
-        await writer.wait_closed()
         monkeypatch.setattr(module, "_CLOSED_S", 10.0)
         assert not await left_behind(cluster)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -45,7 +46,7 @@ def environment() -> Mapping[str, str]:
     }
 
 
-class Service:
+class Service(ABC):
     """Something that serves at one address.
 
     Args:
@@ -78,8 +79,9 @@ class Service:
             self._processes.start(*self._program, *self._arguments(), environment=environment())
         )
 
+    @abstractmethod
     def _arguments(self) -> Sequence[str]:
-        raise NotImplementedError
+        """Return what follows the program."""
 
     def kill(self) -> None:
         """End the process by kill -9."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
@@ -78,13 +79,13 @@ class _Mark:
     """Bytes of a request at which a fault begins.
 
     Attributes:
-        passes: the request arrives, and its reply does not.
+        begin: sets the fault, before the request goes on.
         came: set as soon as it was seen.
     """
 
     text: bytes
-    passes: bool
-    came: asyncio.Event
+    begin: Callable[[], None]
+    came: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class TcpProxy:
@@ -155,15 +156,19 @@ class TcpProxy:
 
     def hold_before(self, text: bytes) -> asyncio.Event:
         """Hold requests back from the one on that has `text` in it; the event is set when it has been sent."""
-        return self._hold_at(_Mark(text, passes=False, came=asyncio.Event()))
+        return self._begin_at(text, lambda: self.hold(replies=False))
 
     def hold_after(self, text: bytes) -> asyncio.Event:
         """Let the request arrive that has `text` in it, but no reply from then on; the event is set when it has been sent."""
-        return self._hold_at(_Mark(text, passes=True, came=asyncio.Event()))
+        return self._begin_at(text, lambda: self.hold(requests=False))
 
-    def _hold_at(self, mark: _Mark) -> asyncio.Event:
-        assert 1 < len(mark.text) <= _MARK_BYTES_MAX, "it might be missed"
-        self._mark = mark
+    def delay_from(self, text: bytes, *, replies_ms: float) -> asyncio.Event:
+        """Delay replies from that to the request on that has `text` in it; the event is set when it has been sent."""
+        return self._begin_at(text, lambda: self.delay(replies_ms=replies_ms))
+
+    def _begin_at(self, text: bytes, begin: Callable[[], None]) -> asyncio.Event:
+        assert 1 < len(text) <= _MARK_BYTES_MAX, "it might be missed"
+        self._mark = mark = _Mark(text, begin)
         return mark.came
 
     def forward_to(self, target_port: int) -> None:
@@ -203,7 +208,7 @@ class TcpProxy:
         # A text that comes in pieces is found with the last of them.
         if mark is not None and mark.text in before[1 - len(mark.text) :] + chunk:
             self._mark = None
-            self.hold(requests=not mark.passes, replies=mark.passes)
+            mark.begin()
             mark.came.set()
 
     def _set_flow(self, flow: Flow, *, requests: bool, replies: bool) -> None:

@@ -322,6 +322,20 @@ async def test_replies_are_held_back_after_the_request_that_was_named(
     assert proxy.replies.passed_bytes == 8
 
 
+async def test_replies_are_late_from_the_request_on_that_was_named(proxy: TcpProxy, connect: Connect) -> None:
+    """Its own reply is the first."""
+    peer = await connect()
+    came = proxy.delay_from(b"MARK", replies_ms=600_000)
+    await peer.exchange(b"one ")
+    assert not came.is_set()
+    peer.writer.write(b"MARK")
+    await eventually(lambda: proxy.replies.taken_bytes == 8)
+    assert came.is_set()
+    # Were it not delayed, it would have arrived by now.
+    await asyncio.sleep(0.05)
+    assert proxy.replies.passed_bytes == 4
+
+
 async def test_after_a_failover_new_connections_are_to_the_other_node(
     node: Node, proxy: TcpProxy, connect: Connect
 ) -> None:

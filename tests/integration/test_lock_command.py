@@ -138,25 +138,27 @@ async def test_without_a_server_it_gives_69(commands: CommandProcesses, tmp_path
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "named"),
     [
-        ("r",),
-        ("--", "true"),
-        ("r", "--ttl", "soon", "--", "true"),
-        ("r", "--ttl", "1s", "--kill-after", "900ms", "--", "true"),
-        ("a{b", "--", "true"),
-        ("r", "--ttl", "1ms", "--", "true"),
-        ("r", "--wait", "1", "--nonblock", "--", "true"),
+        (("r",), "--"),
+        (("--", "true"), "NAME"),
+        (("r", "--ttl", "soon", "--", "true"), "argument --ttl: "),
+        (("r", "--ttl", "1s", "--kill-after", "900ms", "--", "true"), "--kill-after "),
+        (("a{b", "--", "true"), "argument NAME: "),
+        (("r", "--ttl", "1ms", "--", "true"), "argument --ttl: "),
+        (("r", "--holder", "a\tb", "--", "true"), "argument --holder: "),
+        (("r", "--wait", "1", "--nonblock", "--", "true"), "--nonblock"),
     ],
 )
-async def test_wrong_usage_gives_2_without_a_traceback(
-    commands: CommandProcesses, arguments: tuple[str, ...]
+async def test_wrong_usage_gives_2_without_a_traceback_and_names_what_was_written(
+    commands: CommandProcesses, arguments: tuple[str, ...], named: str
 ) -> None:
-    """No command, no name, no duration, a grace that is too long, a bad name or ttl, a contradiction."""
+    """No command, no name, no duration, a grace that is too long, a bad name, ttl or label, a contradiction."""
     run = commands.start_redfence("lock", *arguments)
     assert await run.wait() == 2
     assert "Traceback" not in run.stderr
     assert "redfence lock: " in run.stderr
+    assert named in run.stderr
 
 
 _HEEDING = """

@@ -47,6 +47,9 @@ _EXIT_BY_ERROR: dict[type[Exception], int] = {
     RedfenceError: EXIT_UNREACHABLE,
 }
 
+# What the user wrote, by the name in the contract.
+_WRITTEN = {"ttl": "--ttl", "wait": "--wait", "holder": "--holder", "resource": "NAME"}
+
 # The lease of a command that was stopped is nearly over: not worth waiting longer for a server that does not answer.
 _CLOSE_TIMEOUT_MS = 1000
 # Between two tries while the nodes have no quorum or too many wait, unless the server asks for more: a person can wait this
@@ -131,7 +134,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 128 + interrupted.number
     except tuple(_EXIT_BY_ERROR) as error:
         return _say(
-            str(error), next(status for kind, status in _EXIT_BY_ERROR.items() if isinstance(error, kind))
+            _explained(error),
+            next(status for kind, status in _EXIT_BY_ERROR.items() if isinstance(error, kind)),
         )
 
 
@@ -279,6 +283,12 @@ def _release(lease: Lease) -> None:
 def _default_holder() -> str:
     user = os.environ.get("USER", str(os.getuid()))
     return f"{user}@{os.uname().nodename}/{os.getpid()}"
+
+
+def _explained(error: Exception) -> str:
+    """Return the error's text, with what to write otherwise: nobody who left --ttl out knows what "ttl" is."""
+    written = _WRITTEN.get(error.field) if isinstance(error, InvalidArgumentError) else None
+    return str(error) if written is None else f"argument {written}: {error}"
 
 
 def _say(message: str, status: int) -> int:

@@ -325,14 +325,18 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_TOO_MANY_COMMANDS: _ErrorReason.ValueType  # 13
     """RESOURCE_EXHAUSTED. Too many commands are unanswered on this stream. Metadata: limit."""
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 14
-    """CANCELLED. The acquire was cancelled by a cancel command; nothing was granted."""
+    """CANCELLED. The acquire was cancelled, by a cancel command or because its stream broke the rules and ends;
+    nothing was granted.
+    """
     ERROR_REASON_STALE_TOKEN: _ErrorReason.ValueType  # 15
     """FAILED_PRECONDITION, storage only. The token is lower than the highest this storage has seen for the
     resource: the caller's lease is over and somebody else's began. Do not retry with this token. Metadata:
     resource, fencing_token, highest_token.
     """
     ERROR_REASON_INVALID_KEY: _ErrorReason.ValueType  # 16
-    """INVALID_ARGUMENT, storage only. The key is empty or too long. Metadata: field."""
+    """INVALID_ARGUMENT, storage only. The key is empty, too long, or has control characters. Metadata:
+    field.
+    """
     ERROR_REASON_INVALID_VALUE: _ErrorReason.ValueType  # 17
     """INVALID_ARGUMENT, storage only. The value is too long. Metadata: field, max."""
     ERROR_REASON_KEY_NOT_FOUND: _ErrorReason.ValueType  # 18
@@ -392,14 +396,18 @@ ERROR_REASON_TOO_MANY_WAITERS: ErrorReason.ValueType  # 12
 ERROR_REASON_TOO_MANY_COMMANDS: ErrorReason.ValueType  # 13
 """RESOURCE_EXHAUSTED. Too many commands are unanswered on this stream. Metadata: limit."""
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 14
-"""CANCELLED. The acquire was cancelled by a cancel command; nothing was granted."""
+"""CANCELLED. The acquire was cancelled, by a cancel command or because its stream broke the rules and ends;
+nothing was granted.
+"""
 ERROR_REASON_STALE_TOKEN: ErrorReason.ValueType  # 15
 """FAILED_PRECONDITION, storage only. The token is lower than the highest this storage has seen for the
 resource: the caller's lease is over and somebody else's began. Do not retry with this token. Metadata:
 resource, fencing_token, highest_token.
 """
 ERROR_REASON_INVALID_KEY: ErrorReason.ValueType  # 16
-"""INVALID_ARGUMENT, storage only. The key is empty or too long. Metadata: field."""
+"""INVALID_ARGUMENT, storage only. The key is empty, too long, or has control characters. Metadata:
+field.
+"""
 ERROR_REASON_INVALID_VALUE: ErrorReason.ValueType  # 17
 """INVALID_ARGUMENT, storage only. The value is too long. Metadata: field, max."""
 ERROR_REASON_KEY_NOT_FOUND: ErrorReason.ValueType  # 18

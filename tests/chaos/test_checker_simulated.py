@@ -68,6 +68,8 @@ class PerfectResource:
                     break
         for _ in range(chance.randrange(3)):
             self._call(Kind.RENEW, lease, token=chance.choice((0, token)))
+        self._call(Kind.CHECK, lease, token=token)
+        self._call(Kind.LOOK, f"{lease}'s neighbour", token=chance.choice((0, token)))
 
     def _append(self, lease: str, token: int) -> Operation:
         self._entries += 1
@@ -96,7 +98,7 @@ class PerfectResource:
         outcome = OK if chance.random() < 0.85 else UNKNOWN
         call = Operation("c", kind, self._name, lease, invoked_s, completed_s, outcome, **fields)
         if outcome is UNKNOWN:
-            token = call.token if kind in (Kind.READ, Kind.APPEND) else 0
+            token = call.token if kind in (Kind.READ, Kind.APPEND, Kind.CHECK) else 0
             call = replace(call, token=token, completed_s=chance.choice((None, completed_s)))
         elif kind in (Kind.ACQUIRE, Kind.RENEW):
             call = replace(call, until_s=invoked_s + waited_s + VALIDITY_S - waited_s * WAIT_DRIFT_RATIO)
@@ -241,6 +243,31 @@ def holders_overlap(history: History, chance: Random) -> tuple[str, History]:
     return "L", replace(history, operations=in_order((*history.operations, rival)))
 
 
+def dead_told_live(history: History, chance: Random) -> tuple[str, History]:
+    """Tell that a token is live when a later lease has been granted."""
+    dead, later = sorted(chance.sample(_grants(history), 2), key=lambda grant: grant.token)
+    told_s = (later.completed_s or 0.0) + 0.001
+    check_of_dead = Operation("c", Kind.CHECK, "p", dead.lease, told_s, told_s, OK, token=dead.token)
+    return "T2", replace(history, operations=in_order((*history.operations, check_of_dead)))
+
+
+def live_told_dead(history: History, chance: Random) -> tuple[str, History]:
+    """Tell that a token is not live while its holder counts on it."""
+    met_s = max(fault.ended_s for fault in history.faults)
+    grant = chance.choice(
+        [each for each in _grants(history) if each.invoked_s > met_s and _asked_once(history, each.lease)]
+    )
+    told_s = grant.completed_s or 0.0
+    not_live = Operation(
+        "c", Kind.CHECK, "p", grant.lease, told_s, told_s, FAILED, token=grant.token, lost=True
+    )
+    return "D", replace(history, operations=in_order((*history.operations, not_live)))
+
+
+def _asked_once(history: History, lease: str) -> bool:
+    return sum(call.lease == lease and call.kind is Kind.ACQUIRE for call in history.operations) == 1
+
+
 def _acknowledged(history: History) -> list[str]:
     return [
         c.entry for c in history.operations if c.kind is Kind.APPEND and c.outcome is OK and c.resource == "p"
@@ -260,6 +287,8 @@ CORRUPTIONS = (
     order_kept_swapped,
     stale_let_in,
     holders_overlap,
+    dead_told_live,
+    live_told_dead,
 )
 
 

@@ -14,6 +14,7 @@ from harness.chaos.checker_calls import ResourceCalls, by_resource, is_possible
 from harness.chaos.checker_leases import judge_leases
 from harness.chaos.checker_progress import judge_calm, judge_forgotten, judge_progress, judge_service
 from harness.chaos.checker_run import count, why_invalid
+from harness.chaos.checker_sights import judge_sights
 from harness.chaos.checker_storage import judge_storage
 from harness.chaos.checker_tokens import judge_tokens
 from harness.chaos.checker_verdict import Invariant, Verdict, Violation, Words
@@ -47,6 +48,7 @@ def _violations(history: History, resources: dict[str, ResourceCalls]) -> Iterat
     for resource in resources.values():
         yield from judge_tokens(resource, words)
         yield from judge_leases(resource, history.faults, words)
+        yield from judge_sights(resource, history.faults, words)
         yield from judge_progress(resource, history.healed_s, words)
     yield from judge_service(history.operations, history.healed_s, words)
     yield from judge_calm(history.operations, history.healed_s, words)

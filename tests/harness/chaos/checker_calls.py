@@ -9,6 +9,7 @@ from math import inf
 from harness.chaos.records import Fault, Kind, Operation, Outcome
 
 _STORAGE = (Kind.READ, Kind.APPEND)
+_SIGHTS = (Kind.CHECK, Kind.LOOK)
 
 
 @dataclass(slots=True)
@@ -18,11 +19,13 @@ class ResourceCalls:
     Attributes:
         leases: acquires, renewals and releases, by lease.
         storage: reads and appends.
+        sights: checks and looks, which change nothing.
     """
 
     name: str
     leases: dict[str, list[Operation]] = field(default_factory=dict)
     storage: list[Operation] = field(default_factory=list)
+    sights: list[Operation] = field(default_factory=list)
 
 
 def by_resource(operations: Iterable[Operation]) -> dict[str, ResourceCalls]:
@@ -38,6 +41,8 @@ def by_resource(operations: Iterable[Operation]) -> dict[str, ResourceCalls]:
             calls = resources[call.resource] = ResourceCalls(call.resource)
         if call.kind in _STORAGE:
             calls.storage.append(call)
+        elif call.kind in _SIGHTS:
+            calls.sights.append(call)
         else:
             lease = calls.leases.get(call.lease)
             if lease is None:
@@ -58,6 +63,11 @@ def answered_s(call: Operation) -> float:
     """Return when a call that was OK was answered."""
     assert call.completed_s is not None, "a call that was OK was answered"
     return call.completed_s
+
+
+def greater(one: Operation, other: Operation) -> Operation:
+    """Return the call with the greater token; the first of two with the same."""
+    return other if other.token > one.token else one
 
 
 def is_possible(call: Operation) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from harness.chaos.checker_calls import ResourceCalls, answered_s, over_s
+from harness.chaos.checker_calls import ResourceCalls, answered_s, greater, over_s
 from harness.chaos.checker_verdict import Invariant, Violation, Words, shown_at_s
 from harness.chaos.records import Kind, Operation, Outcome
 
@@ -109,7 +109,7 @@ def _judge_order(grants: list[_Grant], words: Words) -> Iterator[Violation]:
     for grant in sorted(grants, key=lambda each: each.called_s):
         while position < len(answered) and answered[position].answered_s < grant.called_s:
             earlier = answered[position].acquire
-            greatest = earlier if greatest is None else _greater(greatest, earlier)
+            greatest = earlier if greatest is None else greater(greatest, earlier)
             position += 1
         acquire = grant.acquire
         # Equal tokens are told by T1, and whoever is below its own lease's, which is the greatest, as a repeat.
@@ -127,7 +127,7 @@ def _judge_repeats(grants: list[_Grant], calls: list[Operation], words: Words) -
     """Yield grants of one lease whose token is below an earlier one's, or not above it after a release."""
     answered = sorted(grants, key=lambda grant: grant.answered_s)
     instants = [grant.answered_s for grant in answered]
-    greatest = list(accumulate((grant.acquire for grant in answered), _greater))
+    greatest = list(accumulate((grant.acquire for grant in answered), greater))
     releases = sorted(
         (call for call in calls if call.kind is Kind.RELEASE and call.outcome is Outcome.OK), key=answered_s
     )
@@ -146,7 +146,3 @@ def _judge_repeats(grants: list[_Grant], calls: list[Operation], words: Words) -
             first, why = greatest[before - 1], "a lease that was released was granted anew with its old token"
         said = f"{why}: {words.call(first)}, then {words.call(acquire)}"
         yield Violation(Invariant.ORDERED, acquire.resource, said, shown_at_s(acquire), (first, acquire))
-
-
-def _greater(one: Operation, other: Operation) -> Operation:
-    return other if other.token > one.token else one

@@ -12,7 +12,7 @@ import grpc
 
 from harness.chaos.recorder import Call, Recorder
 from harness.chaos.records import Kind, Outcome
-from harness.servers import acquire_request
+from harness.servers import acquire_request, new_lease_id
 from redfence_proto.rich_error import from_trailing_metadata
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 
@@ -35,6 +35,8 @@ _NOTHING_GRANTED = {
     lock_pb2.ERROR_REASON_TOO_MANY_WAITERS,
     lock_pb2.ERROR_REASON_CANCELLED,
 }
+# Reasons by which it says that it could not see.
+_NOT_SEEN = {lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE, lock_pb2.ERROR_REASON_DRAINING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,36 @@ class LockCalls:
             else:
                 not_held = response.outcome == lock_pb2.RELEASE_OUTCOME_NOT_HELD
                 call.failed(lock_pb2.ReleaseOutcome.Name(response.outcome), lost=not_held)
+
+    async def check(self, resource: str, lease: str, token: int) -> None:
+        """Ask whether the token of a lease is the live one."""
+        request = lock_pb2.CheckTokenRequest(resource=resource, fencing_token=token)
+        with self._recorder.call(Kind.CHECK, resource, lease, token=token) as call:
+            stub, server = self.server()
+            call.at(server)
+            try:
+                response = await stub.CheckToken(request, timeout=_ANSWER_S)
+            except grpc.aio.AioRpcError as error:
+                self._conclude(call, error, nothing_done=_NOT_SEEN)
+                return
+            if response.state == lock_pb2.TOKEN_STATE_LIVE:
+                call.ok()
+            else:
+                not_live = response.state == lock_pb2.TOKEN_STATE_NOT_LIVE
+                call.failed(lock_pb2.TokenState.Name(response.state), lost=not_live)
+
+    async def look(self, resource: str) -> None:
+        """Ask who holds a resource."""
+        request = lock_pb2.GetLockRequest(resource=resource)
+        with self._recorder.call(Kind.LOOK, resource, new_lease_id()) as call:
+            stub, server = self.server()
+            call.at(server)
+            try:
+                response = await stub.GetLock(request, timeout=_ANSWER_S)
+            except grpc.aio.AioRpcError as error:
+                self._conclude(call, error, nothing_done=_NOT_SEEN)
+                return
+            call.ok(token=response.current.fencing_token)
 
     def _conclude(
         self,

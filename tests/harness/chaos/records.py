@@ -22,6 +22,10 @@ class Kind(StrEnum):
     RENEW = "renew"
     """One beat of a keepalive stream: from its request to its answer."""
     RELEASE = "release"
+    CHECK = "check"
+    """CheckToken: OK if it was told live, and failed if not."""
+    LOOK = "look"
+    """GetLock; its token is the present holder's."""
     READ = "read"
     """A fenced read of the storage."""
     APPEND = "append"
@@ -47,13 +51,13 @@ class Operation:
         lease: one word per lease, the same for every call that is made for it.
         invoked_s: before the request was sent.
         completed_s: after the answer was read; None if the client died before.
-        token: that was granted, or was shown to the storage; 0 if there was none.
+        token: that was granted, was shown to the storage, or was asked about or seen; 0 if there was none.
         until_s: of a grant or a renewal: until when the holder counts on the lease, which is `invoked_s` and the answered validity.
         ttl_s: that was asked for, of an acquire.
         entry: what was appended; unique in the run.
         detail: why it failed; for people.
         stale: the storage refused it because of its token.
-        lost: of a renewal or a release: the server told that the lease does not hold.
+        lost: of a renewal, a release or a check: the server told that the lease does not hold.
         turned_away: it failed without having been judged: no quorum, no room, or a server that is about to end.
         server: which lock server was called; empty if the caller does not know.
     """

@@ -22,6 +22,8 @@ _APPENDED = 3
 _RACED = 3
 _KEPT = 2
 _REPEATS_MAX = 3
+# How many of the tries are looked at by the calls that only look.
+_SEEN_SHARE = 0.05
 # A pause after what was not granted. Who finds a lock held leaves the machine to others; and who finds no server, to those that are to start:
 # a dozen clients that try without a pause keep them from it for half a minute.
 _REFUSED_S = 0.02
@@ -66,7 +68,7 @@ async def append(work: Work) -> None:
 
 
 async def race(work: Work) -> None:
-    """Acquire and release as fast as may be, with and without waiting; an Acquire whose outcome is unknown is mostly repeated."""
+    """Acquire and release as fast as may be, with and without waiting, and look now and then; an Acquire whose outcome is unknown is mostly repeated."""
     while not work.stopping():
         resource, lease = f"raced/{work.random.randrange(_RACED)}", new_lease_id()
         ttl_s = work.random.choice(_RACED_TTLS_S)
@@ -82,10 +84,16 @@ async def race(work: Work) -> None:
         if isinstance(got, Held) and work.random.random() < 0.2:
             # The same grant, asked for once more by somebody who has already been told.
             await work.locks.acquire(resource, lease, ttl_s=ttl_s, wait_s=0.0)
+        if isinstance(got, Held) and work.random.random() < _SEEN_SHARE:
+            await work.locks.check(resource, lease, got.token)
         if isinstance(got, Held) and work.random.random() < 0.01:
             continue  # a holder that forgets about it: it ends by itself
         # Also after a refusal of a repeat: the first may have been granted.
         await work.locks.release(resource, lease, token=got.token if isinstance(got, Held) else 0)
+        if isinstance(got, Held) and work.random.random() < _SEEN_SHARE:
+            await work.locks.check(resource, lease, got.token)
+        if work.random.random() < _SEEN_SHARE:
+            await work.locks.look(resource)
 
 
 async def keep(work: Work) -> None:

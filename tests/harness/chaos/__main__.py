@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import re
 import secrets
 import sys
 import tempfile
@@ -34,12 +35,13 @@ _AOFS: Sequence[Aof] = (*get_args(AppendFsync), "off")
 
 
 def main() -> int:
-    """Run and judge, once for each number of nodes."""
+    """Run and judge, once for each number of nodes; with --each, also once for each fault."""
     parser = argparse.ArgumentParser(prog="python -m harness.chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=5.0, help="for how long faults come, in all")
     parser.add_argument("--seed", type=int, help="of clients and faults; a random one if not given")
     parser.add_argument("--nodes", choices=("3", "5", "both"), default="both")
     parser.add_argument("--only", action="append", choices=sorted(FAULTS), metavar="FAULT", default=[])
+    parser.add_argument("--each", action="store_true", help="each fault alone, one after another")
     parser.add_argument("--without", action="append", choices=sorted(FAULTS), metavar="FAULT", default=[])
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--aof", choices=_AOFS, help="how nodes write; drawn by the seed if not given")
@@ -57,10 +59,36 @@ def main() -> int:
     # It tells of every write to a connection that a proxy has broken on purpose.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     log_setup.configure(log_format=log_setup.LogFormat.CONSOLE, level=log_setup.LogLevel.ERROR)
-    _say(f"seed {arguments.seed}; again: {_command(arguments)}")
-    statuses = [_run_once(arguments, count) for count in _counts(arguments)]
+    statuses = []
+    for series in _series(arguments):
+        _say(f"seed {series.seed}; again: {_command(series)}")
+        statuses += [_run_once(series, count) for count in _counts(series)]
     # That one run proves nothing takes nothing from what another one has shown.
     return next((status for status in (_BROKEN, _INVALID) if status in statuses), _CLEAN)
+
+
+def _series(arguments: argparse.Namespace) -> Sequence[argparse.Namespace]:
+    """Return what to run, one after another: all faults mixed, or each of them alone in its share of the time."""
+    if not arguments.each:
+        return [arguments]
+    names = [name for name in arguments.only or FAULTS if name not in arguments.without]
+    return [
+        argparse.Namespace(
+            **{
+                **vars(arguments),
+                "only": [name],
+                "minutes": arguments.minutes / len(names),
+                # Some faults are of a node's log, and so of nodes that have one.
+                "aof": arguments.aof or "always",
+                "report": arguments.report and _named(arguments.report, re.sub(r"\W+", "-", name)),
+            }
+        )
+        for name in names
+    ]
+
+
+def _named(path: Path, what: str) -> Path:
+    return path.with_name(f"{path.stem}-{what}{path.suffix}")
 
 
 def _run_once(arguments: argparse.Namespace, count: int) -> int:
@@ -155,7 +183,7 @@ def _report_path(arguments: argparse.Namespace, count: int) -> Path | None:
     path: Path | None = arguments.report
     if path is None or arguments.nodes != "both":
         return path
-    return path.with_name(f"{path.stem}-{count}-nodes{path.suffix}")
+    return _named(path, f"{count}-nodes")
 
 
 def _keep(ran: Run, report: Path) -> None:

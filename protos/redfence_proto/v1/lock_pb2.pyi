@@ -93,7 +93,9 @@ class _ReleaseOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Releas
     RELEASE_OUTCOME_UNSPECIFIED: _ReleaseOutcome.ValueType  # 0
     """Never sent."""
     RELEASE_OUTCOME_RELEASED: _ReleaseOutcome.ValueType  # 1
-    """The lease was held and this call ended it."""
+    """The lease was held and this call ended it. Also told of what was left, on fewer nodes than a quorum, of a lost
+    one.
+    """
     RELEASE_OUTCOME_NOT_HELD: _ReleaseOutcome.ValueType  # 2
     """This lease id does not hold the resource: it expired, was released before, or was never granted."""
 
@@ -103,7 +105,9 @@ class ReleaseOutcome(_ReleaseOutcome, metaclass=_ReleaseOutcomeEnumTypeWrapper):
 RELEASE_OUTCOME_UNSPECIFIED: ReleaseOutcome.ValueType  # 0
 """Never sent."""
 RELEASE_OUTCOME_RELEASED: ReleaseOutcome.ValueType  # 1
-"""The lease was held and this call ended it."""
+"""The lease was held and this call ended it. Also told of what was left, on fewer nodes than a quorum, of a lost
+one.
+"""
 RELEASE_OUTCOME_NOT_HELD: ReleaseOutcome.ValueType  # 2
 """This lease id does not hold the resource: it expired, was released before, or was never granted."""
 Global___ReleaseOutcome: _TypeAlias = ReleaseOutcome  # noqa: Y015

@@ -45,7 +45,8 @@ def replace(
     """Start the command; an empty `url` is left out."""
     urls = [node if isinstance(node, str) else node.url for node in nodes]
     named = [flag for each in urls for flag in ("--node", each)]
-    patience = ("--dial-timeout-ms", "500")
+    # No node of these tests is silent: those that are away refuse.
+    patience = ("--dial-timeout-ms", "5000")
     given = (url,) if url else ()
     return commands.start_redfence("cluster", "replace", str(place), *given, *named, *patience, *flags)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import shutil
 import signal
@@ -30,12 +31,12 @@ def descendants(pid: int) -> set[int]:
     found: set[int] = set()
     fresh = {pid}
     while fresh:
-        children = {
-            int(child)
-            for each in fresh
-            for path in Path(f"/proc/{each}/task").glob("*/children")
-            for child in path.read_text().split()
-        }
+        children = set()
+        for each in fresh:
+            for path in Path(f"/proc/{each}/task").glob("*/children"):
+                # A thread, or a process that was only asked for its version, may have ended just now.
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    children |= set(map(int, path.read_text().split()))
         fresh = children - found
         found |= children
     return found

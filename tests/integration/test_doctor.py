@@ -17,7 +17,7 @@ from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
 from harness.ports import HOST, free_port
 from harness.processes import CommandProcess, CommandProcesses
 from harness.redis_nodes import RedisNode
-from harness.servers import FormedNodes, call_counts, form, until
+from harness.servers import FormedNodes, form, until
 from redfence_server.clock import SystemClock
 from redfence_server.doctor import diagnose
 from redfence_server.finding import Diagnosis, Kind, Severity
@@ -128,8 +128,8 @@ async def test_of_nodes_that_are_well_it_says_so_and_ends_with_0(
         assert node["can_vote"]
         assert node["engine"] == engine.engine
         assert node["latency_ms"]["median"] > 0
-        # One machine, so one clock.
-        assert abs(node["clock_offset_ms"]["offset"]) <= node["clock_offset_ms"]["unsure"] + 0.01
+        # One machine, so one clock; but Valkey looks at it once in a ms.
+        assert abs(node["clock_offset_ms"]["offset"]) <= node["clock_offset_ms"]["unsure"] + 1
 
 
 async def test_of_nodes_that_are_not_well_it_says_what_to_do_and_ends_with_1(
@@ -140,7 +140,8 @@ async def test_of_nodes_that_are_not_well_it_says_what_to_do_and_ends_with_1(
     nodes[0].pause()
     await set_all(nodes[1], maxmemory="1gb", maxmemory_policy="allkeys-lru")
     wrong = f"redis://:hunter2@127.0.0.1:{nodes[2].port}"
-    flags = ("--dial-timeout-ms", "500")
+    # Long enough for the two that do answer, on a machine that stands still now and then.
+    flags = ("--dial-timeout-ms", "2000")
     table = start_doctor(commands, [*nodes[:2], wrong], *flags)
     as_json = start_doctor(commands, [*nodes[:2], wrong], *flags, "--output", "json")
     for process in (table, as_json):
@@ -212,17 +213,10 @@ async def test_a_node_that_is_down_or_stops_or_breaks_off_does_not_hold_the_othe
     nodes[0].kill()
     proxy = await start_proxy(nodes[1])
     through = proxy.url(nodes[1].url)
-
-    async def break_off() -> None:
-        async def watched() -> bool:
-            return (await call_counts([nodes[2]], "time"))[0] > 0
-
-        await until(watched)
-        proxy.drop()
-
-    diagnosis, _ = await asyncio.gather(
-        examined([nodes[0], through, nodes[2]], dial_timeout_ms=500), break_off()
-    )
+    # It comes after all that is asked, and begins the watch of the latency.
+    breaks_off = proxy.hold_before(b"\r\nPING\r\n")
+    diagnosis = await examined([nodes[0], through, nodes[2]])
+    assert breaks_off.is_set()
     unreachable = {(index, SERIOUS, Kind.UNREACHABLE) for index in (0, 1)}
     assert found(diagnosis) == unreachable | {(None, SERIOUS, Kind.NO_QUORUM)}
     assert diagnosis.voters == {2}
@@ -258,12 +252,13 @@ async def test_a_node_that_answers_ever_so_slowly_is_given_up(
     """Each answer comes in time, but not all of them."""
     nodes = await formed_nodes(3)
     proxy = await start_proxy(nodes[1])
-    # From the last command of the first pass on: ten are left for the second, which has the time of five and a bit.
-    slow = proxy.delay_from(b"appendonly", replies_ms=450)
-    diagnosis = await examined([nodes[0], proxy.url(nodes[1].url), nodes[2]], dial_timeout_ms=600)
+    # From the last command of the first pass on: ten are left for the second, which has the time of five and a bit. A machine that
+    # stands still for half a second makes no single answer late.
+    slow = proxy.delay_from(b"appendonly", replies_ms=900)
+    diagnosis = await examined([nodes[0], proxy.url(nodes[1].url), nodes[2]], dial_timeout_ms=1_500)
     assert slow.is_set()
     assert found(diagnosis) == {(1, SERIOUS, Kind.UNREACHABLE)}
-    assert "not all within 3.2 s" in text_of(diagnosis, Kind.UNREACHABLE)
+    assert "not all within 7.7 s" in text_of(diagnosis, Kind.UNREACHABLE)
 
 
 async def test_a_slow_way_to_a_node_is_told(formed_nodes: FormedNodes, start_proxy: StartProxy) -> None:
@@ -607,7 +602,7 @@ async def test_nodes_under_load_have_not_forgotten_anything(
 
 
 async def test_clocks_that_are_apart_are_noted_and_one_that_is_set_meanwhile_is_serious(
-    nodes_with_clocks: FreshNodes,
+    nodes_with_clocks: FreshNodes, start_proxy: StartProxy
 ) -> None:
     """The difference does no harm; the step does."""
     nodes = await nodes_with_clocks(3)
@@ -615,18 +610,25 @@ async def test_clocks_that_are_apart_are_noted_and_one_that_is_set_meanwhile_is_
     await nodes[1].step_clock(30_000)
     apart = await examined(nodes)
     assert found(apart) == {(None, NOTE, Kind.CLOCK_SPREAD), (1, NOTE, Kind.CLOCK_OFFSET)}
-    assert "30.000 s ahead of this machine's" in text_of(apart, Kind.CLOCK_OFFSET)
+    told = re.search(
+        r"is (\d+\.\d{3}) s ahead of this machine's \(± (\d+\.\d{3}) s\)", text_of(apart, Kind.CLOCK_OFFSET)
+    )
+    assert told
+    # The less is sure the slower a node answers; both are rounded, and Valkey looks at its clock once in a ms.
+    assert abs(float(told[1]) - 30) <= float(told[2]) + 0.002
+
+    proxy = await start_proxy(nodes[2])
+    # Its clock has been read once when the first of these is sent.
+    watched = proxy.hold_before(b"\r\nPING\r\n")
 
     async def step() -> None:
-        [before] = await call_counts([nodes[2]], "time")
-
-        async def watched() -> bool:
-            return (await call_counts([nodes[2]], "time"))[0] > before
-
-        await until(watched)
+        async with asyncio.timeout(20):
+            await watched.wait()
         await nodes[2].step_clock(-500)
+        await proxy.heal()
 
-    facts, _ = await asyncio.gather(facts_of(nodes, watch_ms=1_000), step())
+    through = proxy.url(nodes[2].url)
+    facts, _ = await asyncio.gather(facts_of([*nodes[:2], through], watch_ms=1_000), step())
     for each in facts:
         # A clock that only runs wrong needs the time to show it.
         assert each.clock[-1].received_ms - each.clock[0].sent_ms >= 1_000

@@ -262,8 +262,18 @@ async def test_a_request_that_breaks_a_bound_is_refused_by_name_and_changes_noth
 
 async def test_the_bounds_themselves_are_within_the_bounds(small_server: LockServer) -> None:
     """The longest name and label, and the shortest and the longest ttl, are granted."""
+
+    async def acquired(name: str, ttl_ms: int) -> lock_pb2.AcquireResponse:
+        while True:
+            try:
+                return await small_server.acquire(name, ttl_ms=ttl_ms, holder="h" * 256)
+            except grpc.aio.AioRpcError as error:
+                # The shortest is over before a machine that stands still has granted it, which is no refusal of the request.
+                if Failure.of_call(error).reason != lock_pb2.ERROR_REASON_VALIDITY_EXHAUSTED:
+                    raise
+
     for number, ttl_ms in enumerate((bounds.TTL_MS_MIN, bounds.TTL_MS_MAX_DEFAULT)):
-        response = await small_server.acquire(f"{number}" * 256, ttl_ms=ttl_ms, holder="h" * 256)
+        response = await acquired(f"{number}" * 256, ttl_ms)
         assert response.outcome == lock_pb2.ACQUIRE_OUTCOME_GRANTED
         assert response.lease.ttl.ToMilliseconds() == ttl_ms
     assert (await small_server.check(NAME, 2**53 - 1)).state == lock_pb2.TOKEN_STATE_NOT_LIVE

@@ -220,7 +220,10 @@ async def test_acquires_of_streams_cancelled_at_any_moment_are_granted_on_a_quor
     told = set()
     for turn in range(40):
         session = SessionCaller(server)
-        acquiring = {f"{turn}/{number}": session.acquire(f"{turn}/{number}") for number in range(20)}
+        # Long leases: what was told in the first turn is looked for after the last.
+        acquiring = {
+            f"{turn}/{number}": session.acquire(f"{turn}/{number}", ttl_ms=60_000) for number in range(20)
+        }
         for _ in range(turn):
             await asyncio.sleep(0)
         await session.cancel()

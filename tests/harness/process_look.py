@@ -26,10 +26,14 @@ def look_at_process(pid: int) -> ProcessLook:
         FileNotFoundError: there is no such process.
     """
     process = Path("/proc") / str(pid)
-    for line in (process / "status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            rss_bytes = int(line.split()[1]) * 1024
-            break
-    else:
-        raise FileNotFoundError(f"process {pid} has ended")
-    return ProcessLook(rss_bytes, len(list((process / "fd").iterdir())))
+    try:
+        for line in (process / "status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                rss_bytes = int(line.split()[1]) * 1024
+                break
+        else:
+            raise FileNotFoundError(f"process {pid} has ended")
+        return ProcessLook(rss_bytes, len(list((process / "fd").iterdir())))
+    except ProcessLookupError as error:
+        # It ended between the opening of a file and its reading.
+        raise FileNotFoundError(f"process {pid} has ended") from error

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
 from harness.moved_clock import NoCompilerError, compile_clock_shim
@@ -29,9 +30,12 @@ _STARTED = pytest.StashKey[MachineMark]()
 
 
 def pytest_configure() -> None:
-    """Keep what tests write away from a disk that others use."""
+    """Keep what tests write away from a disk that others use, and let examples take their time."""
     if folder := memory_folder():
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))
+    # An example has 200 ms unless told otherwise, and a machine that stands still for so long would fail it.
+    settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("patient")
 
 
 def pytest_sessionstart() -> None:

@@ -11,6 +11,8 @@ from harness.chaos import left_behind as module
 from harness.chaos.cluster import TTL_MS_MAX, ChaosCluster, Plan
 from harness.chaos.left_behind import left_behind
 from harness.ports import HOST
+from harness.process_look import look_at_process
+from harness.servers import until
 from redfence_server.redis_binary import RedisBinary
 
 pytestmark = pytest.mark.slow
@@ -37,7 +39,13 @@ async def test_holds_keys_without_an_end_and_open_connections_are_told(
 
         # Several: when the server began it may have had one that it needs no more.
         connections = [await asyncio.open_connection(HOST, server.port) for _ in range(5)]
+
+        async def taken() -> bool:
+            return look_at_process(server.process.pid).fd_count > server.files_when_idle
+
         try:
+            # A connection is open here before the server has taken it.
+            await until(taken)
             (told_of_files,) = await left_behind(cluster)
         finally:
             for _, writer in connections:

@@ -179,20 +179,23 @@ async def test_a_connection_made_during_a_partition_is_taken_and_never_answered(
     assert (node.received, proxy.connection_count) == (b"!", 1)
 
 
+@pytest.mark.slow
 async def test_a_delay_is_kept_in_each_direction_and_requests_overlap_on_their_way(
     node: Node, proxy: TcpProxy, connect: Connect
 ) -> None:
     """A slow network is late, not narrow: ten requests in flight take one delay, not ten."""
     loop = asyncio.get_running_loop()
     peer = await connect()
-    proxy.delay(requests_ms=20, replies_ms=20)
+    # So long that one of each and a standstill of a second are less than ten of either.
+    proxy.delay(requests_ms=200, replies_ms=200)
     started_at = loop.time()
-    for _ in range(10):
+    for count in range(1, 11):
         peer.writer.write(b"x")
-        await asyncio.sleep(0.001)
+        # Each on its own: bytes that are taken together take one delay in any case.
+        await eventually(lambda: proxy.requests.taken_bytes == count)  # noqa: B023  (awaited here)
     async with asyncio.timeout(_DEADLINE_S):
         assert await peer.reader.readexactly(10) == b"x" * 10
-    assert 0.040 <= loop.time() - started_at < 0.2
+    assert 0.4 <= loop.time() - started_at < 2.0
 
 
 async def test_slices_arrive_whole_in_the_end(node: Node, proxy: TcpProxy, connect: Connect) -> None:

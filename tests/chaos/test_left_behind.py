@@ -27,7 +27,7 @@ async def test_holds_keys_without_an_end_and_open_connections_are_told(
         (server,) = cluster.servers
         assert not await left_behind(cluster)
 
-        await server.view.acquire("held", ttl_ms=TTL_MS_MAX)
+        await until(lambda: server.grants("held", ttl_ms=TTL_MS_MAX))
         told = await left_behind(cluster, gone_s=0.1)
         assert len(told) >= 2
         assert all("holds 'redfence:lock:held'" in each for each in told)

@@ -17,9 +17,9 @@ from harness.chaos.lock_calls import CHANNEL_OPTIONS
 from harness.ports import HOST, free_port
 from harness.processes import CommandProcess, CommandProcesses
 from harness.redis_nodes import RedisNode
-from harness.servers import LockServer, until
+from harness.servers import LockServer, new_lease_id, until
 from harness.tcp_proxy import TcpProxy
-from redfence_proto.v1.lock_pb2 import NODE_STATE_READY
+from redfence_proto.v1.lock_pb2 import ACQUIRE_OUTCOME_GRANTED, NODE_STATE_READY
 
 REDFENCE: Final = (str(Path(sys.executable).with_name("redfence")),)
 """The program that is meant by the arguments of `redfence`."""
@@ -28,6 +28,7 @@ _NODE_TIMEOUT_MS = 500
 # The default grace of a drain, and what a busy machine may add to it.
 _DRAIN_S = 20.0
 _START_S = 30.0
+_ANSWER_S = 5.0
 _TESTS = Path(__file__).resolve().parents[2]
 
 
@@ -180,6 +181,16 @@ class ServerProcess(Service):
         """Tell whether a node votes for it at present."""
         states = await self._states()
         return bool(states) and states[place] == NODE_STATE_READY
+
+    async def grants(self, resource: str, *, ttl_ms: int) -> bool:
+        """Try to acquire a resource, and tell whether it was granted; it is not while too many nodes are late."""
+        try:
+            answer = await self.view.acquire(
+                resource, ttl_ms=ttl_ms, lease_id=new_lease_id(), timeout_s=_ANSWER_S
+            )
+        except grpc.aio.AioRpcError:
+            return False
+        return answer.outcome == ACQUIRE_OUTCOME_GRANTED
 
     async def _states(self) -> Sequence[int]:
         """Return the state of each node as it sees it; nothing if it does not answer."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from grpc import aio
 
+from harness.ports import HOST, free_port
 from redfence._clock import SystemClock
 from redfence._fake_server import FakeServer
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
@@ -77,7 +78,8 @@ class GrpcFake:
 
     def __init__(self, server: FakeServer | None = None) -> None:
         self.server = server or FakeServer(SystemClock())
-        self.address = "127.0.0.1:0"
+        # While it is down nobody else gets the port, and no connection to it meets itself.
+        self.address = f"{HOST}:{free_port()}"
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="grpc-fake", daemon=True)
         self._thread.start()
@@ -105,7 +107,7 @@ class GrpcFake:
         servicer: Any = FakeServicer(self.server, self._before_call)
         lock_pb2_grpc.add_LockServiceServicer_to_server(servicer, server)
         lock_pb2_grpc.add_AdminServiceServicer_to_server(servicer, server)
-        self.address = f"127.0.0.1:{server.add_insecure_port(self.address)}"
+        server.add_insecure_port(self.address)
         await server.start()
         self._serving = server, asyncio.create_task(self._tick())
 

@@ -1,0 +1,65 @@
+"""How late this event loop was: what a test with a bound on time must not blame the product for."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Final, Self
+
+from harness.servers import now_ms
+
+_BEAT_MS: Final = 10.0
+# A beat this late was held up by more than the work of others in the loop.
+_LATE_MS: Final = 50.0
+# Where a server in this loop notices a standstill: it then does nothing for those who wait for this long, and looks at what they wait for.
+_NOTICED_MS: Final = 200.0
+_QUIET_MS: Final = 250.0
+
+
+class LateLoop:
+    """Beats within `async with`, and notes how late the beats came."""
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[float, float]] = []  # when it ended, and how late it was
+        self._beaten_at_ms = now_ms()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._beaten_at_ms = now_ms()
+        self._task = asyncio.create_task(self._beat())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def late_ms(self, *, since_ms: float) -> float:
+        """Return for how long the loop stood still since then, in all."""
+        return sum(late_ms for _, late_ms in self._since(since_ms))
+
+    def cost_ms(self, *, since_ms: float) -> float:
+        """Return how much later a waiter may have been served for it: a server that stood still is quiet for a while."""
+        return sum(ms + (_QUIET_MS if ms > _NOTICED_MS else 0) for _, ms in self._since(since_ms))
+
+    def stood_still(self, *, since_ms: float) -> bool:
+        """Tell whether servers in this loop may have noticed a standstill since then."""
+        return any(late_ms > _NOTICED_MS for _, late_ms in self._since(since_ms))
+
+    def _since(self, since_ms: float) -> list[tuple[float, float]]:
+        self._note()
+        return [each for each in self._noted if each[0] > since_ms]
+
+    def _note(self) -> None:
+        now = now_ms()
+        late_ms = now - self._beaten_at_ms - _BEAT_MS
+        if late_ms > _LATE_MS:
+            self._noted.append((now, late_ms))
+        self._beaten_at_ms = now
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(_BEAT_MS / 1000)
+            self._note()

@@ -81,9 +81,11 @@ async def test_an_unreachable_first_address_costs_no_error(pair: tuple[GrpcFake,
             assert await (await client.acquire("r", ttl=10)).release()
 
 
+@pytest.mark.slow
 async def test_with_no_server_at_all_calls_fail_in_time_and_not_before() -> None:
     """Never a hang: UnavailableError after the rpc timeout, naming what was tried."""
-    options = redfence.ClientOptions(rpc_timeout_ms=300)
+    # Time enough to try on a machine that stands still for a while.
+    options = redfence.ClientOptions(rpc_timeout_ms=1_000)
     async with redfence.AsyncClient(f"127.0.0.1:{free_port()}", options=options) as client:
         for call in (
             client.acquire("r", ttl=10),
@@ -117,11 +119,13 @@ async def test_a_client_finds_its_server_again_after_a_restart(pair: tuple[GrpcF
         assert await (await asyncio.wait_for(acquiring, 5)).release()
 
 
+@pytest.mark.slow
 async def test_a_frozen_server_is_left_after_the_rpc_timeout_and_the_outcome_is_unknown(
     pair: tuple[GrpcFake, GrpcFake],
 ) -> None:
     """The acquire may be granted when the server wakes up, so its Release is waiting there, and goes to the next server too."""
-    options = redfence.ClientOptions(rpc_timeout_ms=300)
+    # Time enough to connect and to send on a machine that stands still for a while.
+    options = redfence.ClientOptions(rpc_timeout_ms=1_500)
     async with redfence.AsyncClient(pair[0].address, options=options) as client:
         await client.cluster_status()
         pair[0].server.frozen = True

@@ -12,7 +12,7 @@ import pytest
 
 from harness.eventually import eventually
 from harness.processes import CommandProcess, CommandProcesses
-from harness.servers import FormedNodes, LockServer, Serve, locks_left, until, until_no_locks
+from harness.servers import FormedNodes, LockServer, Serve, locks_left, until, until_idle, until_no_locks
 from harness.session_caller import SessionCaller
 from harness.tcp_proxy import TcpProxy
 from harness.waiters import TTL_MS, Waiter, line_up
@@ -22,6 +22,8 @@ from redfence_proto.v1.lock_pb2 import NODE_STATE_READY, RELEASE_OUTCOME_RELEASE
 NAME = "orders/42"
 # What is seen on the wire is the doing of the test's own calls alone.
 NO_PULSE_MS = 60_000
+# Before that comes, everything else of a test has to have happened.
+DEADLINE_S = 3.0
 # Waits for the lock for ever.
 _CLIENT = """
 import sys, redfence
@@ -59,7 +61,7 @@ async def first_in_line(server: LockServer, way: str, commands: CommandProcesses
         if way in {"cancel command", "stream cancelled", "connection cut under a stream"}:
             session = await stack.enter_async_context(SessionCaller(there))
         waiter = Waiter(
-            there, NAME, session=session, timeout_s=1.0 if way == "deadline" else None, holder="gone"
+            there, NAME, session=session, timeout_s=DEADLINE_S if way == "deadline" else None, holder="gone"
         )
         await server.until_waiting(NAME)
         cancelling: list[asyncio.Task[None]] = []
@@ -134,6 +136,8 @@ async def test_a_hand_over_to_a_waiter_that_is_gone_before_it_is_known_is_undone
     held = (await server.acquire(NAME, ttl_ms=TTL_MS)).lease
     async with first_in_line(server, way, commands) as leave:
         [following] = await line_up(server, NAME, 1, holder="next")
+        # The look that follows an arrival would be held back as well, and taken for what is waited for below.
+        await until_idle(server.nodes)
         for proxy in server.proxies:
             proxy.hold(requests=False)
         releasing = asyncio.create_task(server.release(NAME, held.lease_id))
@@ -160,11 +164,13 @@ async def test_a_mint_for_a_waiter_that_is_gone_before_it_arrives_is_undone_when
     """Woken by a notice it tried, the network holds the mint back; the undo arrives right behind it, and the next mint behind that."""
     nodes = await formed_nodes(3)
     server = await serve(nodes, proxied=True, node_timeout_ms=10_000, pulse_interval_ms=NO_PULSE_MS)
-    elsewhere = await serve(nodes)
+    elsewhere = await serve(nodes, pulse_interval_ms=NO_PULSE_MS)
     await all_ready(server)
     held = (await elsewhere.acquire(NAME, ttl_ms=TTL_MS)).lease
     async with first_in_line(server, way, commands) as leave:
         [following] = await line_up(server, NAME, 1, holder="next")
+        # The look that follows an arrival would be held back as well, and taken for what is waited for below.
+        await until_idle(server.nodes)
         for proxy in server.proxies:
             proxy.hold(replies=False)
         assert await elsewhere.release(NAME, held.lease_id) == RELEASE_OUTCOME_RELEASED

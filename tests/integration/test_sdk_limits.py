@@ -17,7 +17,8 @@ from harness.processes import CommandProcesses
 from harness.servers import FormedNodes, Serve, until
 
 _WAITS = 80
-_WAIT_S = 2.0
+# Longer than the ttl of what is held meanwhile, which is itself longer than a busy machine stands still.
+_WAIT_S = 3.0
 
 Acquire = Callable[..., Awaitable[Any]]
 
@@ -48,7 +49,7 @@ async def test_more_waits_than_a_server_allows_end_in_time_and_hold_nothing_else
 ) -> None:
     """Eighty wait where forty-five fit: each runs out, a free lock is granted at once, and a held lease is renewed throughout."""
     async with redfence.AsyncClient(narrow_server) as other:
-        held = await acquire("held", ttl=1)
+        held = await acquire("held", ttl=2)
         contended = await other.acquire("contended", ttl=60)
         started = time.monotonic()
         waits = [asyncio.ensure_future(acquire("contended", ttl=10, wait=_WAIT_S)) for _ in range(_WAITS)]
@@ -57,13 +58,18 @@ async def test_more_waits_than_a_server_allows_end_in_time_and_hold_nothing_else
             return (await other.get_lock("contended")).waiters >= 36
 
         await until(full)
-        assert (await asyncio.wait_for(acquire("free", ttl=10, wait=0), 1)).remaining() > 5
+        assert (await asyncio.wait_for(acquire("free", ttl=10, wait=0), _WAIT_S / 2)).remaining() > 5
         outcomes = await asyncio.gather(*waits, return_exceptions=True)
         assert {type(outcome) for outcome in outcomes} == {redfence.AcquireTimeoutError}
         assert _WAIT_S <= time.monotonic() - started < _WAIT_S + 2
         held.raise_if_lost()
         assert (await other.check_token("held", held.token)).live
-        assert (await other.get_lock("contended")).waiters == 0
+
+        async def empty() -> bool:
+            # The cancel of a wait that a client has given up may still be on its way.
+            return (await other.get_lock("contended")).waiters == 0
+
+        await until(empty)
         assert await contended.release()
 
 

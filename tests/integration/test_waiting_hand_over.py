@@ -51,7 +51,8 @@ async def test_from_release_to_grant_each_node_carries_out_one_script_and_the_to
     """Twenty times in a row: the release is the mint; whoever releases is told RELEASED, and its token is live no more."""
     await all_ready(server)
     holder = (await server.acquire(NAME, ttl_ms=TTL_MS)).lease
-    waiters = await line_up(server, NAME, 20)
+    # The last of them waits for nineteen rounds.
+    waiters = await line_up(server, NAME, 20, wait_ms=50_000)
     await until_idle(server.nodes)
     async with LateLoop() as loop:
         for waiter in waiters:

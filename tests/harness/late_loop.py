@@ -44,10 +44,6 @@ class LateLoop:
         """Return how much later a waiter may have been served for it: a server that stood still is quiet for a while."""
         return sum(ms + (_QUIET_MS if ms > _NOTICED_MS else 0) for _, ms in self._since(since_ms))
 
-    def stood_still(self, *, since_ms: float) -> bool:
-        """Tell whether servers in this loop may have noticed a standstill since then."""
-        return any(late_ms > _NOTICED_MS for _, late_ms in self._since(since_ms))
-
     def _since(self, since_ms: float) -> list[tuple[float, float]]:
         self._note()
         return [each for each in self._noted if each[0] > since_ms]

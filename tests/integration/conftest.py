@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -13,6 +14,7 @@ from harness.redis_nodes import RedisNode
 from harness.servers import FormedNodes, LockServer, Serve, form, serving
 from harness.session_caller import SessionCaller
 from harness.tcp_proxy import TcpProxy
+from redfence_server import stall_watch
 
 
 @pytest.fixture
@@ -63,6 +65,15 @@ async def server(request: pytest.FixtureRequest, formed_nodes: FormedNodes, serv
     No pulse comes between, for tests count what nodes are asked.
     """
     return await serve(await formed_nodes(request.param), pulse_interval_ms=60_000)
+
+
+@pytest.fixture
+def unnoticed_standstills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of this process take no notice when the machine stands still.
+
+    They would look at every holder anew, and hand over to nobody for a while: what tests of single commands must not meet.
+    """
+    monkeypatch.setattr(stall_watch, "_STALLED_MS", math.inf)
 
 
 @pytest.fixture

@@ -125,6 +125,7 @@ async def test_a_waiter_that_is_gone_is_gone_from_the_queue_and_the_next_in_line
     assert (await following.lease()).fencing_token == held.fencing_token + 1
 
 
+@pytest.mark.usefixtures("unnoticed_standstills")
 async def test_a_hand_over_to_a_waiter_that_is_gone_before_it_is_known_is_undone_and_the_next_in_line_is_served(
     way: str, commands: CommandProcesses, formed_nodes: FormedNodes, serve: Serve
 ) -> None:
@@ -158,6 +159,7 @@ async def test_a_hand_over_to_a_waiter_that_is_gone_before_it_is_known_is_undone
     await until_no_locks(server.nodes)
 
 
+@pytest.mark.usefixtures("unnoticed_standstills")
 async def test_a_mint_for_a_waiter_that_is_gone_before_it_arrives_is_undone_when_it_does(
     way: str, commands: CommandProcesses, formed_nodes: FormedNodes, serve: Serve
 ) -> None:

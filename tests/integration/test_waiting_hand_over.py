@@ -8,7 +8,6 @@ from itertools import groupby
 import pytest
 
 from harness.eventually import eventually
-from harness.late_loop import LateLoop
 from harness.servers import (
     FormedNodes,
     LockServer,
@@ -16,7 +15,6 @@ from harness.servers import (
     call_counts,
     locks_left,
     new_lease_id,
-    now_ms,
     until,
     until_idle,
     until_no_locks,
@@ -45,6 +43,7 @@ async def all_ready(server: LockServer) -> None:
     await server.until_states(*[NODE_STATE_READY] * len(server.nodes))
 
 
+@pytest.mark.usefixtures("unnoticed_standstills")
 async def test_from_release_to_grant_each_node_carries_out_one_script_and_the_token_rises_by_one(
     server: LockServer,
 ) -> None:
@@ -54,23 +53,18 @@ async def test_from_release_to_grant_each_node_carries_out_one_script_and_the_to
     # The last of them waits for nineteen rounds.
     waiters = await line_up(server, NAME, 20, wait_ms=50_000)
     await until_idle(server.nodes)
-    async with LateLoop() as loop:
-        for waiter in waiters:
-            since_ms, before = now_ms(), await call_counts(server.nodes, "evalsha")
-            assert await server.release(NAME, holder.lease_id) == RELEASE_OUTCOME_RELEASED
-            lease = await waiter.lease()
-            assert lease.fencing_token == holder.fencing_token + 1
+    for waiter in waiters:
+        before = await call_counts(server.nodes, "evalsha")
+        assert await server.release(NAME, holder.lease_id) == RELEASE_OUTCOME_RELEASED
+        lease = await waiter.lease()
+        assert lease.fencing_token == holder.fencing_token + 1
 
-            async def one_each(since_ms: float = since_ms, before: list[int] = before) -> bool:
-                # A node that is late carries its script out after the grant.
-                counts = await call_counts(server.nodes, "evalsha")
-                scripts = [new - old for new, old in zip(counts, before, strict=True)]
-                # A server that stood still looks at the holder anew.
-                return set(scripts) == {1} or (min(scripts) >= 1 and loop.stood_still(since_ms=since_ms))
+        async def one_each(before: list[int] = before) -> bool:
+            # A node that is late carries its script out after the grant.
+            return await call_counts(server.nodes, "evalsha") == [count + 1 for count in before]
 
-            await until(one_each)
-            holder = lease
-    await until_idle(server.nodes)
+        await until(one_each)
+        holder = lease
     assert (await server.check(NAME, holder.fencing_token)).state == TOKEN_STATE_LIVE
     assert (await server.check(NAME, holder.fencing_token - 1)).state == TOKEN_STATE_NOT_LIVE
     await server.release(NAME, holder.lease_id)
@@ -181,6 +175,7 @@ async def test_a_waiter_that_gives_up_as_the_lock_is_handed_to_it_either_has_it_
     await until_no_locks(server.nodes)
 
 
+@pytest.mark.usefixtures("unnoticed_standstills")
 async def test_a_release_repeated_while_it_hands_over_is_told_not_held_and_ends_nothing(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:
@@ -218,6 +213,7 @@ async def test_a_release_repeated_while_it_hands_over_is_told_not_held_and_ends_
     assert (await second.lease()).fencing_token == lease.fencing_token + 1
 
 
+@pytest.mark.usefixtures("unnoticed_standstills")
 async def test_a_release_by_a_lease_that_does_not_hold_the_lock_disturbs_nobody(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:

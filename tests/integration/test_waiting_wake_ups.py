@@ -68,6 +68,7 @@ def traffic(server: LockServer) -> list[int]:
 # --- notices ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("unnoticed_standstills")
 @pytest.mark.parametrize("count", [1, 3, 5])
 async def test_a_release_wakes_a_waiter_at_another_server_by_one_notice_and_one_mint_on_each_node(
     count: int, formed_nodes: FormedNodes, serve: Serve
@@ -79,20 +80,18 @@ async def test_a_release_wakes_a_waiter_at_another_server_by_one_notice_and_one_
     [waiter] = await line_up(elsewhere, NAME, 1)
     await until_idle(nodes)
     evalsha, publish = await call_counts(nodes, "evalsha"), await call_counts(nodes, "publish")
-    async with LateLoop() as loop:
-        since_ms = now_ms()
-        assert await here.release(NAME, held.lease_id) == RELEASE_OUTCOME_RELEASED
-        assert (await waiter.lease()).fencing_token == held.fencing_token + 1
+    assert await here.release(NAME, held.lease_id) == RELEASE_OUTCOME_RELEASED
+    assert (await waiter.lease()).fencing_token == held.fencing_token + 1
 
-        async def all_done() -> bool:
-            # A slow node may carry out the mint after the grant, and a server that stood still looks at the holder anew.
-            scripts = difference(await call_counts(nodes, "evalsha"), evalsha)
-            return set(scripts) == {2} or (min(scripts) >= 2 and loop.stood_still(since_ms=since_ms))
+    async def all_done() -> bool:
+        # A slow node may carry out the mint after the grant.
+        return difference(await call_counts(nodes, "evalsha"), evalsha) == [2] * count
 
-        await until(all_done)
+    await until(all_done)
     assert difference(await call_counts(nodes, "publish"), publish) == [1] * count
 
 
+@pytest.mark.usefixtures("unnoticed_standstills")
 async def test_only_the_head_of_fifty_waiters_is_woken(formed_nodes: FormedNodes, serve: Serve) -> None:
     """One release through another server: one mint for the head and one at most to find out about the next end."""
     nodes = await formed_nodes(3)
@@ -151,6 +150,7 @@ async def test_waiters_at_three_servers_are_served_in_turn_however_the_lock_is_r
 # --- what waiting costs -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("unnoticed_standstills")
 async def test_waiters_of_held_locks_cost_the_nodes_nothing(formed_nodes: FormedNodes, serve: Serve) -> None:
     """While nothing happens, not a byte passes between their server and the nodes."""
     nodes = await formed_nodes(3)
@@ -160,19 +160,14 @@ async def test_waiters_of_held_locks_cost_the_nodes_nothing(formed_nodes: Formed
     async with SessionCaller(elsewhere) as session:
         for number in range(20):
             await line_up(elsewhere, f"orders/{number}", 3, session=session)
-        async with LateLoop() as loop:
-            while True:
-                await until_idle(nodes)
-                since_ms, before, commands = now_ms(), traffic(elsewhere), await call_counts(nodes, "evalsha")
-                await asyncio.sleep(2 * QUIET_S)
-                after, commands_after = traffic(elsewhere), await call_counts(nodes, "evalsha")
-                # A server that stood still looks at every holder anew: that was no time in which nothing happened.
-                if not loop.stood_still(since_ms=since_ms):
-                    break
-        assert after == before
-        assert commands_after == commands
+        await until_idle(nodes)
+        before, commands = traffic(elsewhere), await call_counts(nodes, "evalsha")
+        await asyncio.sleep(2 * QUIET_S)
+        assert traffic(elsewhere) == before
+        assert await call_counts(nodes, "evalsha") == commands
 
 
+@pytest.mark.usefixtures("unnoticed_standstills")
 async def test_a_server_hears_of_no_release_of_what_nobody_waits_for_there(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:
@@ -201,6 +196,7 @@ async def test_a_server_hears_of_no_release_of_what_nobody_waits_for_there(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unnoticed_standstills")
 async def test_a_waiter_behind_a_lease_that_is_kept_alive_asks_once_for_each_time_that_was_left(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:

@@ -245,7 +245,8 @@ async def test_without_notices_a_waiter_elsewhere_has_a_released_lock_by_the_end
     nodes = await fresh_formed_nodes(3)
     here, elsewhere = await two_servers(nodes, serve)
     await silence_notices(nodes)
-    ttl_ms, late_ms = 2_000, []
+    ttl_ms = 2_000
+    late_ms: list[float] = []
     published = await call_counts(nodes, "publish")
 
     async def hold_and_release(name: str) -> None:

@@ -39,7 +39,9 @@ class GrpcAsyncConnector:
         else:
             channel = aio.secure_channel(address, self._credentials, options=CHANNEL_OPTIONS)
         try:
-            await asyncio.wait_for(_until_ready(channel, address), timeout_ms / 1000)
+            # Not `wait_for`: that of Python 3.11 loses a cancellation which comes just as the connection is taken or refused.
+            async with asyncio.timeout(timeout_ms / 1000):
+                await _until_ready(channel, address)
         except BaseException as exc:
             await channel.close()
             if isinstance(exc, TimeoutError):

@@ -10,11 +10,13 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from grpc import aio
 
 import redfence
 from harness.eventually import eventually
 from harness.grpc_fake import GrpcFake, serving
 from harness.servers import LockServer
+from redfence import _grpc_async_link
 
 # The close gives up long before the calls would by themselves.
 _OPTIONS = redfence.ClientOptions(rpc_timeout_ms=60_000, close_timeout_ms=100)
@@ -204,3 +206,29 @@ async def test_a_single_call_whose_caller_gives_up_is_cancelled(
         looking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await looking
+
+
+@pytest.mark.parametrize("refused", [True, False], ids=["refused", "taken"])
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_client_that_is_closed_just_as_its_connection_is_taken_or_refused_ends(
+    fake: GrpcFake, monkeypatch: pytest.MonkeyPatch, turns: int, *, refused: bool
+) -> None:
+    """Whichever comes first, by a turn of the loop or several."""
+    connecting, go_on = asyncio.Event(), asyncio.Event()
+
+    async def until_ready(channel: aio.Channel, address: str) -> None:
+        connecting.set()
+        await go_on.wait()
+        if refused:
+            raise redfence.UnavailableError(f"{address} refused the connection")
+
+    monkeypatch.setattr(_grpc_async_link, "_until_ready", until_ready)
+    client = redfence.AsyncClient(fake.address, options=_OPTIONS)
+    acquiring = asyncio.create_task(client.acquire("r", ttl=60))
+    await connecting.wait()
+    acquiring.cancel()
+    await asyncio.wait([acquiring])
+    asyncio.get_running_loop().call_soon(go_on.set)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await asyncio.wait_for(client.close(), 10)

@@ -179,6 +179,14 @@ def test_only_the_outermost_layer_catches_everything(path: Path) -> None:
             assert caught not in {"Exception", "everything"}, f"line {node.lineno}"
 
 
+@every_module
+def test_no_cancellation_is_lost(path: Path) -> None:
+    """`asyncio.wait_for` of Python 3.11 loses one that comes as what it waits for ends; `asyncio.timeout` does not."""
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.Attribute):
+            assert node.attr != "wait_for" or ast.unparse(node.value) != "asyncio", f"line {node.lineno}"
+
+
 # --- names and words --------------------------------------------------------------------------------------------------
 
 

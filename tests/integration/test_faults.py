@@ -469,7 +469,8 @@ async def test_an_acquire_given_up_while_its_mint_is_under_way_leaves_no_key_onc
         call.cancel()
     elif how == "deadline":
         failure = await failure_of(server.acquire(NAME, ttl_ms=60_000, timeout_s=0.4))
-        assert failure.is_retryable
+        # By the server, or by the transport if the server stood still just before the deadline.
+        assert failure.is_retryable or failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
     else:
         acquiring = session.acquire(NAME, ttl_ms=60_000)
         await until_holding(nodes, 3)

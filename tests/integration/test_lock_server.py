@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from harness.eventually import eventually
 from harness.failures import Failure
+from harness.late_loop import LateLoop
 from harness.servers import (
     FormedNodes,
     LockServer,
@@ -210,11 +211,18 @@ async def test_a_call_with_a_deadline_shorter_than_its_wait_is_answered_before_t
 ) -> None:
     """The caller learns WAIT_TIMEOUT from the server and not DEADLINE_EXCEEDED from its own library."""
     await server.acquire(NAME, holder="billing-7")
-    sent_at_ms = now_ms()
-    response = await server.acquire(NAME, wait_ms=60_000, timeout_s=0.6)
+    async with LateLoop() as loop:
+        while True:
+            sent_at_ms = now_ms()
+            try:
+                response = await server.acquire(NAME, wait_ms=60_000, timeout_s=0.6)
+                break
+            except grpc.aio.AioRpcError:
+                # The server leaves a tenth of a second for the answer; where it stands still for longer, there is none in time.
+                if not loop.late_ms(since_ms=sent_at_ms):
+                    raise
     assert response.outcome == ACQUIRE_OUTCOME_WAIT_TIMEOUT
     assert response.current.holder == "billing-7"
-    assert now_ms() - sent_at_ms < 600
 
 
 async def test_every_one_of_many_waiters_is_served_in_the_end_and_their_holds_never_overlap(

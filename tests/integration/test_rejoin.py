@@ -46,18 +46,21 @@ async def test_a_release_that_met_nodes_just_as_they_vouched_reaches_them_all_th
 ) -> None:
     """The server that gave them their new admission ids has no new connection to send it on, and does not wait for one."""
     nodes = await fresh_nodes(3)
-    await form(nodes, ttl_ms_max=TTL_MS)
+    # Time enough for what comes before the others vouch, however slow the machine is.
+    ttl_ms = 3 * TTL_MS
+    await form(nodes, ttl_ms_max=ttl_ms)
     # Its pulses are out of the way: no answer but to what is sent here.
     server = await serve(nodes, proxied=True, node_timeout_ms=5_000, pulse_interval_ms=60_000)
     others = server.proxies[1:]
     await until_all_ready(server)
+    vouching = [proxy.hold_after(VOUCH) for proxy in others]
     await nodes[0].call("FLUSHALL")
-    lease = (await server.acquire(NAME, ttl_ms=TTL_MS)).lease
+    lease = (await server.acquire(NAME, ttl_ms=ttl_ms)).lease
     await server.until_states(NODE_STATE_QUARANTINED, NODE_STATE_READY, NODE_STATE_READY)
     for node in nodes[1:]:
         # It will not end by itself.
         assert await node.call("PERSIST", f"redfence:lock:{NAME}") == 1
-    await all_set(*(proxy.hold_after(VOUCH) for proxy in others))
+    await all_set(*vouching)
     await eventually(lambda: all(proxy.replies.kept_bytes for proxy in others))
     vouched = [proxy.replies.taken_bytes for proxy in others]
     releasing = asyncio.create_task(server.release(NAME, lease.lease_id))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import grpc
 
@@ -15,6 +15,8 @@ from harness.chaos.records import Kind, Outcome
 from harness.servers import acquire_request, new_lease_id
 from redfence_proto.rich_error import from_trailing_metadata
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
+
+AnswerT = TypeVar("AnswerT")
 
 CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
     # A server that was killed is found again soon after its restart.
@@ -99,12 +101,12 @@ class LockCalls:
             holder=self._recorder.client,
         )
         with self._recorder.call(Kind.ACQUIRE, resource, lease, ttl_s=ttl_s) as call:
-            stub, server = self.server()
-            call.at(server)
-            try:
-                response = await stub.Acquire(request, timeout=wait_s + _ANSWER_S)
-            except grpc.aio.AioRpcError as error:
-                self._conclude(call, error, nothing_done=_NOTHING_GRANTED)
+            response = await self._ask(
+                call,
+                lambda stub: stub.Acquire(request, timeout=wait_s + _ANSWER_S),
+                nothing_done=_NOTHING_GRANTED,
+            )
+            if response is None:
                 return call.outcome
             if response.outcome != lock_pb2.ACQUIRE_OUTCOME_GRANTED:
                 call.failed(lock_pb2.AcquireOutcome.Name(response.outcome))
@@ -117,13 +119,11 @@ class LockCalls:
         """Give a lease back, or whatever an acquire of it may have granted."""
         request = lock_pb2.ReleaseRequest(resource=resource, lease_id=lease)
         with self._recorder.call(Kind.RELEASE, resource, lease, token=token) as call:
-            stub, server = self.server()
-            call.at(server)
-            try:
-                response = await stub.Release(request, timeout=_ANSWER_S)
-            except grpc.aio.AioRpcError as error:
-                # Fewer than a quorum may have let go: it may have ended or not.
-                self._conclude(call, error, nothing_done=set())
+            # Where it fails fewer than a quorum may have let go: it may have ended or not.
+            response = await self._ask(
+                call, lambda stub: stub.Release(request, timeout=_ANSWER_S), nothing_done=set()
+            )
+            if response is None:
                 return
             if response.outcome == lock_pb2.RELEASE_OUTCOME_RELEASED:
                 call.ok()
@@ -135,12 +135,10 @@ class LockCalls:
         """Ask whether the token of a lease is the live one."""
         request = lock_pb2.CheckTokenRequest(resource=resource, fencing_token=token)
         with self._recorder.call(Kind.CHECK, resource, lease, token=token) as call:
-            stub, server = self.server()
-            call.at(server)
-            try:
-                response = await stub.CheckToken(request, timeout=_ANSWER_S)
-            except grpc.aio.AioRpcError as error:
-                self._conclude(call, error, nothing_done=_NOT_SEEN)
+            response = await self._ask(
+                call, lambda stub: stub.CheckToken(request, timeout=_ANSWER_S), nothing_done=_NOT_SEEN
+            )
+            if response is None:
                 return
             if response.state == lock_pb2.TOKEN_STATE_LIVE:
                 call.ok()
@@ -152,14 +150,27 @@ class LockCalls:
         """Ask who holds a resource."""
         request = lock_pb2.GetLockRequest(resource=resource)
         with self._recorder.call(Kind.LOOK, resource, new_lease_id()) as call:
-            stub, server = self.server()
-            call.at(server)
-            try:
-                response = await stub.GetLock(request, timeout=_ANSWER_S)
-            except grpc.aio.AioRpcError as error:
-                self._conclude(call, error, nothing_done=_NOT_SEEN)
-                return
-            call.ok(token=response.current.fencing_token)
+            response = await self._ask(
+                call, lambda stub: stub.GetLock(request, timeout=_ANSWER_S), nothing_done=_NOT_SEEN
+            )
+            if response is not None:
+                call.ok(token=response.current.fencing_token)
+
+    async def _ask(
+        self,
+        call: Call,
+        ask: Callable[[lock_pb2_grpc.LockServiceAsyncStub], Awaitable[AnswerT]],
+        *,
+        nothing_done: set[lock_pb2.ErrorReason.ValueType],
+    ) -> AnswerT | None:
+        """Call a server, and return its answer; or None where there was none, with what can be concluded noted."""
+        stub, server = self.server()
+        call.at(server)
+        try:
+            return await ask(stub)
+        except grpc.aio.AioRpcError as error:
+            self._conclude(call, error, nothing_done=nothing_done)
+            return None
 
     def _conclude(
         self,

@@ -138,7 +138,8 @@ def numbers(database: Database) -> Numbers:
 
 def number_of(value: bytes) -> float | None:
     """Return the number as Lua reads it, or None if it is none: less than nothing and nothing is less."""
-    text = value.strip().lower()
+    # Lua reads as far as C does.
+    text = value.partition(b"\0")[0].strip().lower()
     try:
         number = float(int(text, 16)) if b"0x" in text else float(text)
     except ValueError:
@@ -171,9 +172,17 @@ def check_grant(before: Numbers, after: Numbers, resource: str, answer: Sequence
     """
     nonce, token = answer[1], answer[2]
     assert isinstance(token, int)
+    if nonce is None:
+        return  # a retry, which found a hold whose nonce somebody has taken away
+    lock = KEYS.lock(resource).encode()
+    # A hand-over to the same nonce makes a hold of another lease.
+    found = [before.holds[hold] for hold in after.holds.keys() & before.holds if hold[::2] == (lock, nonce)]
+    if found:
+        # A retry, which is told the number of the hold that it found, whatever somebody has made of it.
+        kept = number_of(found[0])
+        assert kept is None or token == kept or not 0 < kept <= FENCING_TOKEN_MAX
+        return
     assert 0 < token <= FENCING_TOKEN_MAX
-    if any(hold[0] == KEYS.lock(resource).encode() and hold[2] == nonce for hold in before.holds):
-        return  # a retry, which is told the number of the hold that it found
     counter = before.kept.get(KEYS.counter(resource), before.kept.get(KEYS.high, b""))
     for what, bound in (("the counter", counter), ("the floor", before.kept.get("floor", b"0"))):
         if (least := number_of(bound)) is not None:

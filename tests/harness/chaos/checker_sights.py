@@ -1,9 +1,14 @@
 """T2 and D of what is seen of leases: CheckToken and GetLock tell nobody live who is known to be over, nor over who is known to be live.
 
 A sight changes nothing, and may be as old as its call. So it is held only against what was certain before it was called: a lease is over
-once another one was granted a greater token, or once it was released, whatever clocks do and nodes forget. That a token is not live is
-untrue if its holder could count on the lease throughout the call. Where nodes fail, fewer of them than a quorum may be left to show a lease,
-so that is asked only of leases which no fault has met.
+once another one was granted a greater token, whatever clocks do and nodes forget.
+
+It is over as well once it was released, but that is asked only where nothing overtakes: of one server, and of leases that no fault has met.
+A mint that is held back by the network may come to a node after the release through another server has, and stay there until its ttl is
+over; beside a node that the release has not come to yet that is a quorum, for a moment.
+
+That a token is not live is untrue if its holder could count on the lease throughout the call. Where nodes fail, fewer of them than a quorum
+may be left to show a lease, so that as well is asked only of leases which no fault has met.
 
 A lease that was asked for again may have a second, greater token; which of the two is live is not known here, and not judged.
 """
@@ -51,7 +56,8 @@ def judge_sights(resource: ResourceCalls, faults: Sequence[Fault], words: Words)
             grant = grants.by_token.get(sight.token)
             # Of a token that nobody was told, nobody knows whose it is.
             if grant is not None:
-                yield from _judge_live(sight, grant, grants, resource.leases[grant.lease], words)
+                yield from _judge_followed(sight, grant, grants, words)
+                yield from _judge_released(sight, grant, resource.leases[grant.lease], faults, words)
         elif sight.lost:
             yield from _judge_not_live(sight, resource.leases.get(sight.lease, []), faults, words)
 
@@ -73,19 +79,27 @@ def _grants(resource: ResourceCalls) -> _Grants:
     )
 
 
-def _judge_live(
-    sight: Operation, grant: Operation, grants: _Grants, calls: Sequence[Operation], words: Words
-) -> Iterator[Violation]:
-    """Yield that a token was told live whose lease was over."""
+def _judge_followed(sight: Operation, grant: Operation, grants: _Grants, words: Words) -> Iterator[Violation]:
+    """Yield that a token was told live whose lease another one had followed."""
     later = grants.before(sight.invoked_s)
     if later is not None and later.token > grant.token and later.lease != grant.lease:
         said = f"a token was told live after a greater one was granted: {words.call(sight)}, called after {words.call(later)}"
         yield _seen(Invariant.ORDERED, sight, said, later)
+
+
+def _judge_released(
+    sight: Operation, grant: Operation, calls: Sequence[Operation], faults: Sequence[Fault], words: Words
+) -> Iterator[Violation]:
+    """Yield that a token was told live whose lease had been released, if nothing could have overtaken the release."""
+    acquires = [call for call in calls if call.kind is Kind.ACQUIRE]
+    if reached(faults, acquires[0].invoked_s, answered_s(sight)):
         return
     for call in calls:
         if (
             call.kind is Kind.RELEASE
             and call.outcome is Outcome.OK
+            and call.server
+            and all(acquire.server == call.server for acquire in acquires)
             # What was told after that may be another grant of the same lease.
             and answered_s(grant) < call.invoked_s
             and answered_s(call) < sight.invoked_s

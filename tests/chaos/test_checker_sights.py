@@ -95,6 +95,9 @@ RIGHT: Cases = {
     "live after a release, and a fault met the lease": lambda s: released(
         s.fault("delay", 10.05, 10.06)
     ).live(5, (10.4, 10.5)),
+    "live after a release, and a fault met its first try": lambda s: released(
+        s.acquire("a", 0, (9.5, 9.6), UNKNOWN).at("x").fault("delay", 9.7, 9.8)
+    ).live(5, (10.4, 10.5)),
     "live, for it was granted again after the release": lambda s: (
         released(s).acquire("a", 6, (10.4, 10.5)).at("x").live(6, (10.6, 10.7))
     ),

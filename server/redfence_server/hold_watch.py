@@ -52,8 +52,9 @@ class HoldWatch:
         holds = [hold for _, hold in refusal.held]
         self._seen = {node: hold.token for node, hold in refusal.held}
         self._silent = len(refusal.silent)
-        self._note(quorum.present_hold(holds))
-        missing = quorum.majority(self._node_count) - (self._node_count - self._silent - len(holds))
+        majority = quorum.majority(self._node_count)
+        self._note(quorum.present_hold(holds, quorum=majority))
+        missing = majority - (self._node_count - self._silent - len(holds))
         remaining = sorted(hold.remaining_ms for hold in holds)
         # Nothing is in the way of a quorum if the holds ended between mint and commit.
         wait_ms = remaining[min(missing, len(remaining)) - 1] if missing > 0 and remaining else 0

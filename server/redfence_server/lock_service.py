@@ -212,7 +212,8 @@ class LockService:
                     await asyncio.sleep(next(split_pauses) / 1000)
                 case Refusal():
                     holds = [hold for _, hold in outcome.held]
-                    return NotGranted(_describe(quorum.present_hold(holds)), waited=call.wait_ms > 0)
+                    present = quorum.present_hold(holds, quorum=self._redlock.quorum)
+                    return NotGranted(_describe(present), waited=call.wait_ms > 0)
         raise AssertionError("the last try returns")
 
     def _too_late(self, call: AcquireCall, outcome: TooLate | Refusal) -> ValidityExhaustedError:
@@ -292,7 +293,7 @@ class LockService:
         held = bool(groups) and len(groups[0]) >= self._redlock.quorum
         queue = self._queues.find(resource)
         return LockView(
-            current=_describe(quorum.present_hold(holds)) if held else None,
+            current=_describe(quorum.present_hold(holds, quorum=self._redlock.quorum)) if held else None,
             queue=_EMPTY_QUEUE if queue is None else queue.view(digest),
             nodes=tuple(_answer(reply) for reply in replies),
         )

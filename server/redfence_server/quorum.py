@@ -309,7 +309,7 @@ def judge_token(replies: Replies, token: int) -> TokenJudgement | None:
         return None
     else:
         verdict = TokenVerdict.NO_QUORUM
-    return TokenJudgement(verdict, present_hold(holds))
+    return TokenJudgement(verdict, present_hold(holds, quorum=quorum))
 
 
 def _shows(tokens: Sequence[int], token: int, quorum: int) -> bool:
@@ -344,12 +344,15 @@ def _weight(group: Sequence[Held]) -> tuple[int, int]:
     return len(group), max(hold.token for hold in group)
 
 
-def present_hold(holds: Sequence[Held]) -> Held | None:
-    """Sum up what the nodes say of the lease that is on most of them, for a human; None if there is no hold."""
+def present_hold(holds: Sequence[Held], *, quorum: int) -> Held | None:
+    """Sum up what the nodes say of the lease that is on most of them, for a human; None if there is no hold.
+
+    Of a lease that is on a quorum the number is no earlier lease's, for the reason in `_shows`.
+    """
     groups = by_lease(holds)
     if not groups:
         return None
     group = groups[0]
     tokens = [hold.token for hold in group]
-    token = max(tokens, key=lambda each: (tokens.count(each), each))
+    token = next((each for each in tokens if tokens.count(each) >= quorum), max(tokens))
     return Held(group[0].digest, token, group[0].holder, max(hold.remaining_ms for hold in group))

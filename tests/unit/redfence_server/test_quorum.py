@@ -408,16 +408,29 @@ def test_a_stale_token_that_a_lagging_node_minted_again_is_not_live() -> None:
 
 
 def test_the_present_hold_is_the_lease_on_most_nodes() -> None:
-    """For humans: its most common token, and the longest time that is left."""
+    """For humans: the token that a quorum shows, or else its greatest, and the longest time that is left."""
     holds = [Held("x", 4, "x", 100), Held("y", 9, "y", 900), Held("x", 4, "x", 300), Held("x", 6, "x", 200)]
-    assert quorum.present_hold(holds) == Held("x", 4, "x", 300)
-    assert quorum.present_hold([]) is None
+    assert quorum.present_hold(holds, quorum=2) == Held("x", 4, "x", 300)
+    assert quorum.present_hold(holds, quorum=3) == Held("x", 6, "x", 300)
+    assert quorum.present_hold([], quorum=3) is None
+
+
+def test_of_a_lease_that_is_on_a_quorum_no_earlier_leases_token_is_shown() -> None:
+    """Before the commit two lagging nodes may have minted for it what was granted to another lease before."""
+    x5, x7, y = Held("x", 5, "", 1), Held("x", 7, "", 1), Held("y", 6, "", 1)
+    for replies in set(itertools.permutations([x7, x5, x5, y, y])):
+        for token, verdict in ((7, TokenVerdict.LIVE), (5, TokenVerdict.NOT_LIVE)):
+            told = quorum.judge_token(replies, token)
+            assert told is not None
+            assert told.verdict is verdict
+            assert told.current is not None
+            assert told.current.token == 7
 
 
 @pytest.mark.parametrize("tokens", [(1, 2), (2, 1)])
 def test_of_two_leases_on_as_many_nodes_the_later_one_is_the_present(tokens: tuple[int, int]) -> None:
     """A leftover of an earlier lease does not stand for the one that was granted since, whichever node answers first."""
     holds = [Held(str(token), token, "holder", 0) for token in tokens]
-    present = quorum.present_hold(holds)
+    present = quorum.present_hold(holds, quorum=2)
     assert present is not None
     assert present.token == 2

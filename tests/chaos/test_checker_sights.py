@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from harness.chaos.checker_sights import _ELSEWHERE
+from harness.chaos.faults import FAULTS
 from harness.chaos.story import FAILED, UNKNOWN, Cases, Story, letters, verdict_of
 
 
@@ -40,6 +42,15 @@ LATE: Cases = {
         .acquire("c", 4, (9.9, 22.2), until=24)
         .live(5, (22.3, 22.4))
     ),
+    "a check after a greater token was granted to another, and then one to itself": lambda s: (
+        s.acquire("a", 5, (10, 10.1))
+        .acquire("b", 6, (20, 20.1))
+        .acquire("a", 7, (30, 30.1))
+        .live(5, (30.2, 30.3))
+    ),
+    "a check after its release, while clients and the storage are paused": lambda s: released(
+        s.fault("holder paused", 5, 30).fault("storage killed", 5, 30)
+    ).live(5, (10.4, 10.5)),
     "a check after its release": lambda s: released(s).live(5, (10.4, 10.5)),
     "a look after its release": lambda s: released(s).look(5, (10.4, 10.5)),
     "a check after its release, and a fault before it was called": lambda s: released(
@@ -51,11 +62,14 @@ UNTRUE: Cases = {
     "while its holder counts on it by a renewal": lambda s: (
         s.acquire("a", 5, (10, 10.1)).renew("a", (11, 11.1)).not_live("a", 5, (12.5, 12.6))
     ),
-    "when a fault was over before it was called": lambda s: (
-        s.fault("node killed", 5, 9.9).acquire("a", 5, (10, 10.1)).not_live("a", 5, (10.2, 10.3))
+    "though a minority fails": lambda s: (
+        s.fault("node killed", 10.15, 11).acquire("a", 5, (10, 10.1)).not_live("a", 5, (10.2, 10.3))
     ),
-    "before a fault began": lambda s: (
-        s.acquire("a", 5, (10, 10.1)).not_live("a", 5, (10.2, 10.3)).fault("node killed", 10.4, 11)
+    "when a clock was set right before it was called": lambda s: (
+        s.fault("clock", 5, 9.9, moves_clocks=True).acquire("a", 5, (10, 10.1)).not_live("a", 5, (10.2, 10.3))
+    ),
+    "before a majority was wiped": lambda s: (
+        s.acquire("a", 5, (10, 10.1)).not_live("a", 5, (10.2, 10.3)).fault("majority wiped", 10.4, 11)
     ),
 }
 RIGHT: Cases = {
@@ -108,6 +122,9 @@ RIGHT: Cases = {
         s.acquire("a", 6, (10, 10.1)).acquire("b", 0, (9, 10.2), UNKNOWN).look(4, (10.4, 10.5))
     ),
     "nobody": lambda s: s.acquire("a", 5, (10, 10.1)).look(0, (10.2, 10.3)),
+    "nobody while a majority had forgotten": lambda s: s.fault("majority wiped", 10, 12).look(
+        0, (10.2, 10.3)
+    ),
     "not live after its release": lambda s: (
         s.acquire("a", 5, (10, 10.1)).release("a", (10.2, 10.3)).not_live("a", 5, (10.4, 10.5))
     ),
@@ -117,8 +134,13 @@ RIGHT: Cases = {
     "not live, asked before it was granted": lambda s: s.acquire("a", 5, (10, 10.2)).not_live(
         "a", 5, (10.1, 10.3)
     ),
-    "not live, but a fault met the lease": lambda s: (
-        s.acquire("a", 5, (10, 10.1)).fault("node killed", 10.15, 11).not_live("a", 5, (10.2, 10.3))
+    "not live, but a clock was set": lambda s: (
+        s.acquire("a", 5, (10, 10.1))
+        .fault("clock", 10.15, 11, moves_clocks=True)
+        .not_live("a", 5, (10.2, 10.3))
+    ),
+    "not live, but a majority was wiped": lambda s: (
+        s.acquire("a", 5, (10, 10.1)).fault("majority wiped", 10.15, 11).not_live("a", 5, (10.2, 10.3))
     ),
     "not live, for it was granted again with a greater one": lambda s: (
         s.acquire("a", 5, (10, 10.1)).acquire("a", 6, (10.2, 10.3)).not_live("a", 5, (10.4, 10.5))
@@ -146,12 +168,20 @@ def test_a_token_that_is_told_not_to_be_live_though_it_is_is_found(tell: Callabl
     assert letters(verdict) == {"D"}, verdict.violations
 
 
-def test_a_token_that_is_told_live_while_a_majority_had_forgotten_is_found() -> None:
+@pytest.mark.parametrize(
+    "see", [lambda s: s.live(5, (10.3, 10.4)), lambda s: s.look(5, (10.3, 10.4))], ids=["check", "look"]
+)
+def test_a_token_that_is_seen_live_while_a_majority_had_forgotten_is_found(
+    see: Callable[[Story], object],
+) -> None:
     """There was nobody left to tell."""
-    verdict = verdict_of(
-        lambda s: s.acquire("a", 5, (10, 10.1)).fault("majority wiped", 10.2, 12).live(5, (10.3, 10.4))
-    )
+    verdict = verdict_of(lambda s: see(s.acquire("a", 5, (10, 10.1)).fault("majority wiped", 10.2, 12)))
     assert letters(verdict) == {"P"}, verdict.violations
+
+
+def test_what_makes_no_message_late_is_a_fault() -> None:
+    """By the names of those who bring it about."""
+    assert set(_ELSEWHERE) <= set(FAULTS)
 
 
 @pytest.mark.parametrize("tell", RIGHT.values(), ids=RIGHT)

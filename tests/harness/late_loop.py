@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import TracebackType
 from typing import Final, Self
 
@@ -23,6 +24,7 @@ class LateLoop:
         self._noted: list[tuple[float, float]] = []  # when it ended, and how late it was
         self._beaten_at_ms = now_ms()
         self._task: asyncio.Task[None] | None = None
+        self._lock = threading.Lock()  # whoever asks may be in another thread
 
     async def __aenter__(self) -> Self:
         self._beaten_at_ms = now_ms()
@@ -38,22 +40,24 @@ class LateLoop:
 
     def late_ms(self, *, since_ms: float) -> float:
         """Return for how long the loop stood still since then, in all."""
-        return sum(late_ms for _, late_ms in self._since(since_ms))
+        return sum(self._since(since_ms))
 
     def cost_ms(self, *, since_ms: float) -> float:
         """Return how much later a waiter may have been served for it: a server that stood still is quiet for a while."""
-        return sum(ms + (_QUIET_MS if ms > _NOTICED_MS else 0) for _, ms in self._since(since_ms))
+        return sum(ms + (_QUIET_MS if ms > _NOTICED_MS else 0) for ms in self._since(since_ms))
 
-    def _since(self, since_ms: float) -> list[tuple[float, float]]:
+    def _since(self, since_ms: float) -> list[float]:
         self._note()
-        return [each for each in self._noted if each[0] > since_ms]
+        # Of a standstill that had begun before, only what came after counts.
+        return [min(ms, ended_at_ms - since_ms) for ended_at_ms, ms in self._noted if ended_at_ms > since_ms]
 
     def _note(self) -> None:
-        now = now_ms()
-        late_ms = now - self._beaten_at_ms - _BEAT_MS
-        if late_ms > _LATE_MS:
-            self._noted.append((now, late_ms))
-        self._beaten_at_ms = now
+        with self._lock:
+            now = now_ms()
+            late_ms = now - self._beaten_at_ms - _BEAT_MS
+            if late_ms > _LATE_MS:
+                self._noted.append((now, late_ms))
+            self._beaten_at_ms = now
 
     async def _beat(self) -> None:
         while True:

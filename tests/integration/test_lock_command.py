@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -396,9 +397,15 @@ async def test_starting_costs_little(fake: GrpcFake, lock: Lock) -> None:
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         return ended.ru_utime + ended.ru_stime
 
+    lasted_s = []
     before_s = used_s()
-    assert await lock("true").wait(timeout_s=5) == 0
-    assert 0 < used_s() - before_s < 2
+    for _ in range(3):
+        started_at_s = time.monotonic()
+        assert await lock("true").wait() == 0
+        lasted_s.append(time.monotonic() - started_at_s)
+    assert 0 < used_s() - before_s < 3 * 2
+    # It waits for nothing of its own either.
+    assert min(lasted_s) < 2
 
 
 async def test_it_waits_for_a_quorum_as_for_a_held_lock_and_not_longer(fake: GrpcFake, lock: Lock) -> None:

@@ -185,6 +185,8 @@ def test_no_cancellation_is_lost(path: Path) -> None:
     for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Attribute):
             assert node.attr != "wait_for" or ast.unparse(node.value) != "asyncio", f"line {node.lineno}"
+        if isinstance(node, ast.ImportFrom) and node.module == "asyncio":
+            assert "wait_for" not in {name.name for name in node.names}, f"line {node.lineno}"
 
 
 # --- names and words --------------------------------------------------------------------------------------------------

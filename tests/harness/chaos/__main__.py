@@ -72,6 +72,9 @@ def _series(arguments: argparse.Namespace) -> Sequence[argparse.Namespace]:
     if not arguments.each:
         return [arguments]
     names = [name for name in arguments.only or FAULTS if name not in arguments.without]
+    if not names:
+        _say("invalid: no fault is left to be played")
+        sys.exit(_INVALID)
     return [
         argparse.Namespace(
             **{

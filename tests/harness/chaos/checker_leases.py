@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf
 
-from harness.chaos.checker_calls import ResourceCalls, answered_s, over_s, reached
+from harness.chaos.checker_calls import ResourceCalls, answered_s, greater, over_s, reached
 from harness.chaos.checker_verdict import Invariant, Violation, Words, shown_at_s
 from harness.chaos.records import MAJORITY_WIPED, Fault, Kind, Operation, Outcome
 
@@ -62,10 +62,15 @@ def windows(calls: Sequence[Operation]) -> list[Window]:
     return _follow(calls)[0]
 
 
+def may_end_leases(faults: Sequence[Fault]) -> list[Fault]:
+    """Return the faults by which a lease may be over before its validity is."""
+    return [fault for fault in faults if fault.moves_clocks or fault.kind == MAJORITY_WIPED]
+
+
 def judge_leases(resource: ResourceCalls, faults: Sequence[Fault], words: Words) -> Iterator[Violation]:
     """Yield what breaks L or D in the calls for one resource."""
     clocks = [fault for fault in faults if fault.moves_clocks]
-    ending = [fault for fault in faults if fault.moves_clocks or fault.kind == MAJORITY_WIPED]
+    ending = may_end_leases(faults)
     every: list[Window] = []
     for calls in resource.leases.values():
         found, lost = _follow(calls)
@@ -205,7 +210,7 @@ def _judge_followed(resource: ResourceCalls, words: Words) -> Iterator[Violation
         (call for calls in resource.leases.values() for call in calls if _is_grant(call)), key=answered_s
     )
     instants = [answered_s(grant) for grant in grants]
-    greatest = list(accumulate(grants, _greater))
+    greatest = list(accumulate(grants, greater))
     for calls in resource.leases.values():
         acquires = [call for call in calls if call.kind is Kind.ACQUIRE]
         for renewal in calls:
@@ -228,10 +233,6 @@ def _is_grant(call: Operation) -> bool:
 def _is_told(acquire: Operation, renewal: Operation) -> bool:
     """Tell whether it is known what came of an Acquire before a renewal was called, if it was called before that at all."""
     return acquire.outcome is Outcome.FAILED or over_s(acquire) < renewal.invoked_s
-
-
-def _greater(one: Operation, other: Operation) -> Operation:
-    return other if other.token > one.token else one
 
 
 def _late(call: Operation, said: str, *others: Operation) -> Violation:

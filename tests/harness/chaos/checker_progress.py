@@ -9,7 +9,12 @@ from harness.chaos.checker_leases import windows
 from harness.chaos.checker_verdict import Invariant, Violation, Words, shown_at_s
 from harness.chaos.records import MAJORITY_WIPED, Fault, Kind, Operation, Outcome
 
-_DONE = {Kind.ACQUIRE: "granted", Kind.RENEW: "renewed", Kind.CHECK: "told live"}
+_DONE = {
+    Kind.ACQUIRE: "granted",
+    Kind.RENEW: "renewed",
+    Kind.CHECK: "told live",
+    Kind.LOOK: "seen held",
+}
 # Within how many ttls somebody acquires once faults have stopped.
 _TTLS_MAX = 3
 # By then connections are made again as well, and a call is answered; but for so many, as the machine may stand still for a moment.
@@ -112,16 +117,17 @@ def _free_s(resource: ResourceCalls, at_s: float) -> float:
 def judge_forgotten(
     operations: Iterable[Operation], faults: Sequence[Fault], words: Words
 ) -> Iterator[Violation]:
-    """Yield what was granted, renewed or told live while a majority had forgotten."""
+    """Yield what was granted, renewed or seen live while a majority had forgotten."""
     wiped = [fault for fault in faults if fault.kind == MAJORITY_WIPED]
     if not wiped:
         return
     for call in operations:
-        if call.outcome is not Outcome.OK or call.kind not in _DONE:
+        if call.outcome is not Outcome.OK or call.kind not in _DONE or not (call.token or call.until_s):
             continue
         for fault in wiped:
             if fault.began_s < call.invoked_s and answered_s(call) < fault.ended_s:
-                said = f"it was {_DONE[call.kind]} although a majority of the nodes had been wiped, from {words.instant(fault.began_s)} to {words.instant(fault.ended_s)}: {words.call(call)}"
+                span = f"from {words.instant(fault.began_s)} to {words.instant(fault.ended_s)}"
+                said = f"it was {_DONE[call.kind]} although a majority had been wiped, {span}: {words.call(call)}"
                 yield Violation(Invariant.PROGRESS, call.resource, said, shown_at_s(call), (call,))
 
 

@@ -1,4 +1,4 @@
-"""T2 and D of what is seen of leases: CheckToken and GetLock tell nobody live who is known to be over, nor over who is known to be live.
+"""T2 and D of what is seen of leases: CheckToken and GetLock tell no token live that is known to be over, and CheckToken none over that is live.
 
 A sight changes nothing, and may be as old as its call. So it is held only against what was certain before it was called: a lease is over
 once another one was granted a greater token, whatever clocks do and nodes forget.
@@ -7,8 +7,8 @@ It is over as well once it was released, but that is asked only where nothing ov
 A mint that is held back by the network may come to a node after the release through another server has, and stay there until its ttl is
 over; beside a node that the release has not come to yet that is a quorum, for a moment.
 
-That a token is not live is untrue if its holder could count on the lease throughout the call. Where nodes fail, fewer of them than a quorum
-may be left to show a lease, so that as well is asked only of leases which no fault has met.
+That a token is not live is untrue if its holder could count on the lease throughout the call, for the same leases of which it is untrue that
+they are lost: a node that does not answer might show the lease, and counts so.
 
 A lease that was asked for again may have a second, greater token; which of the two is live is not known here, and not judged.
 """
@@ -18,12 +18,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from harness.chaos.checker_calls import ResourceCalls, answered_s, greater, reached
-from harness.chaos.checker_leases import windows
+from harness.chaos.checker_leases import may_end_leases, windows
 from harness.chaos.checker_verdict import Invariant, Violation, Words, shown_at_s
 from harness.chaos.records import Fault, Kind, Operation, Outcome
+
+# What happens to clients and storages makes no message between servers and nodes late.
+_ELSEWHERE = ("holder paused", "holder killed", "storage paused", "storage killed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +34,21 @@ class _Grants:
 
     Attributes:
         told_s: when each was answered, in order.
-        greatest: the one with the greatest token of those up to each.
+        greatest: the one with the greatest token of those up to each; and the same without that one's lease.
         by_token: each by its token.
     """
 
     told_s: list[float]
-    greatest: list[Operation]
+    greatest: list[tuple[Operation, Operation | None]]
     by_token: dict[int, Operation]
 
-    def before(self, at_s: float) -> Operation | None:
-        """Return the grant with the greatest token of those that were told before an instant."""
+    def before(self, at_s: float, *, without: str) -> Operation | None:
+        """Return the grant with the greatest token of those that other leases were told before an instant."""
         place = bisect_left(self.told_s, at_s)
-        return self.greatest[place - 1] if place else None
+        if not place:
+            return None
+        first, second = self.greatest[place - 1]
+        return second if first.lease == without else first
 
 
 def judge_sights(resource: ResourceCalls, faults: Sequence[Fault], words: Words) -> Iterator[Violation]:
@@ -51,15 +56,17 @@ def judge_sights(resource: ResourceCalls, faults: Sequence[Fault], words: Words)
     if not resource.sights:
         return
     grants = _grants(resource)
+    ending = may_end_leases(faults)
+    late = [fault for fault in faults if fault.kind not in _ELSEWHERE]
     for sight in resource.sights:
         if sight.outcome is Outcome.OK:
             grant = grants.by_token.get(sight.token)
             # Of a token that nobody was told, nobody knows whose it is.
             if grant is not None:
                 yield from _judge_followed(sight, grant, grants, words)
-                yield from _judge_released(sight, grant, resource.leases[grant.lease], faults, words)
+                yield from _judge_released(sight, grant, resource.leases[grant.lease], late, words)
         elif sight.lost:
-            yield from _judge_not_live(sight, resource.leases.get(sight.lease, []), faults, words)
+            yield from _judge_not_live(sight, resource.leases.get(sight.lease, []), ending, words)
 
 
 def _grants(resource: ResourceCalls) -> _Grants:
@@ -74,15 +81,28 @@ def _grants(resource: ResourceCalls) -> _Grants:
     )
     return _Grants(
         told_s=[answered_s(grant) for grant in told],
-        greatest=list(accumulate(told, greater)),
+        greatest=list(_greatest(told)),
         by_token={grant.token: grant for grant in told},
     )
 
 
+def _greatest(told: Sequence[Operation]) -> Iterator[tuple[Operation, Operation | None]]:
+    first: Operation | None = None
+    second: Operation | None = None
+    for grant in told:
+        if first is None or first.lease == grant.lease:
+            first = grant if first is None else greater(first, grant)
+        elif grant.token > first.token:
+            first, second = grant, first
+        else:
+            second = grant if second is None else greater(second, grant)
+        yield first, second
+
+
 def _judge_followed(sight: Operation, grant: Operation, grants: _Grants, words: Words) -> Iterator[Violation]:
     """Yield that a token was told live whose lease another one had followed."""
-    later = grants.before(sight.invoked_s)
-    if later is not None and later.token > grant.token and later.lease != grant.lease:
+    later = grants.before(sight.invoked_s, without=grant.lease)
+    if later is not None and later.token > grant.token:
         said = f"a token was told live after a greater one was granted: {words.call(sight)}, called after {words.call(later)}"
         yield _seen(Invariant.ORDERED, sight, said, later)
 

@@ -26,3 +26,7 @@ async def test_a_loop_that_stood_still_is_told_from_one_that_waited() -> None:
         assert loop.late_ms(since_ms=before_ms) >= already_ms + 280
         after_ms = now_ms()
         assert loop.late_ms(since_ms=after_ms) < 50
+        time.sleep(0.3)  # noqa: ASYNC251  (the same)
+        # Nobody has asked yet for what is over.
+        after_ms = now_ms()
+        assert loop.late_ms(since_ms=after_ms) < 50

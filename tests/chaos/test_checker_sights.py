@@ -48,12 +48,12 @@ LATE: Cases = {
         .acquire("a", 7, (30, 30.1))
         .live(5, (30.2, 30.3))
     ),
-    "a check after a greater token was granted before a smaller one, and then one to itself": lambda s: (
+    "a check after a greater token was granted before a smaller one, and both after one to itself": lambda s: (
         s.acquire("a", 5, (10, 10.1))
-        .acquire("b", 9, (20, 20.1))
+        .acquire("a", 20, (12.2, 12.3))
+        .acquire("b", 9, (9.8, 20.1), until=21.9)
         .acquire("c", 4, (9.9, 22.2), until=24)
-        .acquire("a", 20, (30, 30.1))
-        .live(5, (30.2, 30.3))
+        .live(5, (22.3, 22.4))
     ),
     "a check after its release, while clients and the storage are paused": lambda s: released(
         s.fault("holder paused", 5, 30).fault("storage killed", 5, 30)

@@ -50,6 +50,25 @@
 #define REPLACEMENT 0  /* 1: place 0 is to be taken by a new node. The old one lives on, and servers may be connected to either */
 #endif
 
+#ifndef COPY
+#define COPY 0         /* 1: the new node at place 0 is a copy of the old one, and shows proof that it lost nothing */
+#endif
+#ifndef RESTARTS
+#define RESTARTS 0     /* how often a node restarts with proof that it lost nothing */
+#endif
+
+#ifndef POWER_LOSS
+#define POWER_LOSS 0   /* 1: all nodes restart at once, with proof. With COPY, node 0 is spared and its copy starts */
+#endif
+
+#ifndef UNPROVEN
+#define UNPROVEN 0     /* how often a node restarts without proof, although it lost nothing */
+#endif
+
+#ifndef RELAXED
+#define RELAXED 0      /* 1: one trusted peer suffices for a node with proof, if the other peer was examined and has no vote */
+#endif
+
 #define FINDS (RETRIES || RELICS)    /* an attempt may find a hold of its own lease */
 #define PROCESSES (3 + REPLACEMENT)
 #define place(p)  ((p) % 3)          /* node 3 is the new one at place 0 */
@@ -72,6 +91,12 @@ typedef Node {
   byte read_0;    /* `floor:0` when the present admission id was given: whoever is admitted here has read no less */
 #endif
   bool ready;     /* else it is in quarantine: no script of the algorithm runs there */
+#if COPY || RESTARTS || POWER_LOSS
+  bool proven;    /* and there because it restarted, with proof that it lost nothing */
+#endif
+#if RELAXED && WIPES
+  byte loss;      /* the node was wiped and has no vote since: NAMELESS until a server gives it an identity, then NAMED */
+#endif
 };
 Node node[PROCESSES];
 
@@ -97,7 +122,10 @@ typedef Driver {
   byte goal;      /* the node it brings back, counted from 1; 0: not begun; OUT: done, or to be started over as another driver */
   bool current;   /* the node is still in the quarantine in which the driver found it */
   byte read;      /* the nodes whose admission id is still the one that they were read under */
-  byte vouched;
+  byte raised;
+#if RELAXED
+  byte out;       /* the peer that was examined and has no vote */
+#endif
   byte high;      /* the greatest that was read */
 #if REPLACEMENT
   byte floor_0;
@@ -109,11 +137,32 @@ Driver driver[DRIVERS];
 
 byte wipes_left = WIPES, reverts_left = REVERTS;
 #ifdef GOAL
-byte rejoins;
+byte returns;
+bool with_the_out;  /* a fence stood on a peer without a vote */
 #endif
 
 hidden byte i, j, k;                               /* for loops within a step */
 hidden byte unique = 1, ordered = 1, kept = 1;     /* told by name when one fails */
+
+#if COPY || RESTARTS || POWER_LOSS
+#define proven(x) node[x].proven
+#else
+#define proven(x) false
+#endif
+#if COPY
+bool copied;
+#endif
+#if POWER_LOSS
+bool lost_power;
+#endif
+#if RELAXED && WIPES
+#define NAMELESS 1
+#define NAMED    2
+#define is_nameless(p) (node[p].loss == NAMELESS)
+#else
+#define is_nameless(p) false
+#endif
+byte restarts_left = RESTARTS, unproven_left = UNPROVEN;
 
 #define A attempt[a]
 #define N node[p]
@@ -182,9 +231,12 @@ inline tidy()
 #if DRIVERS
 inline leave(x)
 {
-  driver[x].goal = OUT; driver[x].current = false; driver[x].read = 0; driver[x].vouched = 0; driver[x].high = 0;
+  driver[x].goal = OUT; driver[x].current = false; driver[x].read = 0; driver[x].raised = 0; driver[x].high = 0;
 #if REPLACEMENT
   driver[x].floor_0 = 0;
+#endif
+#if RELAXED
+  driver[x].out = 0;
 #endif
   skip
 }
@@ -196,9 +248,9 @@ inline renew_admission(p)
   for (i : 0 .. ATTEMPTS - 1) { attempt[i].admitted = attempt[i].admitted & ~bit(p) };
 #if DRIVERS
   for (i : 0 .. DRIVERS - 1) {
-#ifndef VOUCH_UNDER_ANY_ADMISSION
+#ifndef FENCE_UNDER_ANY_ADMISSION
     if
-    :: (driver[i].read & bit(p)) && !(driver[i].vouched & bit(p)) -> leave(i)  /* it cannot vouch there, and has to start over */
+    :: (driver[i].read & bit(p)) && !(driver[i].raised & bit(p)) -> leave(i)  /* it cannot raise the floor there, and starts over */
     :: else -> driver[i].read = driver[i].read & ~bit(p)
     fi
 #else
@@ -372,7 +424,9 @@ inline commit_late(p)
 #define AFTER_ANOTHER (A.above > 0)
 #define SAME_TOKEN_AGAIN (a > 0 && attempt[0].lease == A.lease && attempt[0].token == k)
 #define ON_A_NODE_THAT_CAME_BACK (N.floor && A.stands[p] > N.floor)
-#define AFTER_A_SECOND_RETURN (ON_A_NODE_THAT_CAME_BACK && rejoins == 2)
+#define AFTER_A_SECOND_RETURN (ON_A_NODE_THAT_CAME_BACK && returns == 2)
+#define AFTER_A_FENCE_ON_THE_OUT (ON_A_NODE_THAT_CAME_BACK && returns == 1 && with_the_out)
+#define ON_TWO_NODES_THAT_CAME_BACK (node[0].floor && node[1].floor && A.stands[0] && A.stands[1])
 #define ON_THE_OLD_NODE (p == 0 && node[3].ready)
 #define ON_THE_NEW_NODE (p == 3)
 
@@ -509,9 +563,18 @@ inline forget(p)
 #if REPLACEMENT
   N.floor_0 = 0;
 #endif
-#ifndef VOTE_BEFORE_REJOIN
+#ifndef VOTE_BEFORE_FENCE
   N.ready = false;
 #endif
+#if COPY || RESTARTS || POWER_LOSS
+  N.proven = false;
+#endif
+  end_quarantine(p)
+}
+
+/* Whatever quarantine a driver has found, the node is not in it any more. */
+inline end_quarantine(p)
+{
   renew_admission(p);
 #if DRIVERS
   for (i : 0 .. DRIVERS - 1) { if :: driver[i].goal == p + 1 -> driver[i].current = false :: else fi };
@@ -520,25 +583,112 @@ inline forget(p)
 }
 
 /* Nodes that are alike are numbered in the order in which they forget. With a replacement those at place 0 are not like the others. */
-#define forgotten (WIPES + REVERTS - wipes_left - reverts_left)
+#define forgotten (WIPES + REVERTS + RESTARTS + UNPROVEN - wipes_left - reverts_left - restarts_left - unproven_left)
 #if REPLACEMENT
 #define may_forget(p) ((p) != 2 || forgotten)
 #else
 #define may_forget(p) ((p) <= forgotten)
 #endif
 
+#if COPY
+#define may_restart(p) ((p) == 1)  /* a new run at place 0 is what the copy is */
+#else
+#define may_restart(p) may_forget(p)
+#endif
+inline begin_run(p)
+{
+  if :: N.ready -> N.ready = false; N.proven = true :: else fi;
+  end_quarantine(p);
+  printf("node %d restarts\n", p)
+}
+inline restart(p)
+{
+  d_step {
+    restarts_left && may_restart(p) ->
+    restarts_left--;
+    begin_run(p)
+  }
+}
+#if COPY
+#define may_restart_unproven(p) ((p) == 2)
+#else
+#define may_restart_unproven(p) may_forget(p)
+#endif
+/* Nobody knows that it kept everything. */
+inline restart_unproven(p)
+{
+  d_step {
+    unproven_left && may_restart_unproven(p) ->
+    unproven_left--;
+    begin_run(p);
+#if COPY || RESTARTS || POWER_LOSS
+    N.proven = false;
+#endif
+    printf("and node %d has no proof\n", p)
+  }
+}
+#if POWER_LOSS
+inline lose_power()
+{
+  d_step {
+    !lost_power ->
+    lost_power = true;
+#if COPY
+    make_copy();
+#else
+    begin_run(0);
+#endif
+    begin_run(1);
+    begin_run(2)
+  }
+}
+#endif
+
+#if COPY
+/* Its holds are left out: nobody can commit into them, and their numbers are no greater than its floor will be. */
+inline make_copy()
+{
+  copied = true;
+  node[3].counter = node[0].counter; node[3].high = node[0].high; node[3].floor = node[0].floor;
+#ifdef NO_FENCE_FOR_A_DURABLE_RESTART
+  node[3].ready = true;
+#else
+  node[3].proven = true;
+#endif
+  printf("a copy of node 0 starts as node 3\n")
+}
+/*
+ * What goes beyond: a copy counts until it has passed its fence and votes, and a wiped node until it votes. The old process at place 0
+ * lives on.
+ */
+#if !RELAXED || !WIPES || defined(TWO_FAULTS_AT_A_TIME)
+#define is_only_fault true
+#else
+#define is_only_fault ((!copied || node[3].ready) && !node[1].loss)
+#endif
+inline copy() { d_step { !copied && node[0].ready && is_only_fault -> make_copy() } }
+#endif
+
+#if COPY && RELAXED
+#define may_wipe(p) ((p) == 1 && is_only_fault)
+#else
+#define may_wipe(p) may_forget(p)
+#endif
 inline wipe(p)
 {
   d_step {
-    wipes_left && may_forget(p) ->
+    wipes_left && may_wipe(p) ->
     wipes_left--;
+#if RELAXED
+    N.loss = NAMELESS;
+#endif
     free(p); N.counter = 0;
     printf("node %d is wiped\n", p);
     forget(p)
   }
 }
 
-/* `high` and `floor` of that state do no harm: the rejoin sets both anew. So it is counter and hold that matter. */
+/* `high` and `floor` of that state do no harm: the fence sets both anew. So it is counter and hold that matter. */
 inline revert(p, number)
 {
   d_step {
@@ -590,6 +740,17 @@ end:
        ON_EACH_NODE(revert_to_hold_of_2)
 #endif
 #endif
+#if RESTARTS
+       ON_EACH_NODE(restart)
+#endif
+#if UNPROVEN
+       ON_EACH_NODE(restart_unproven)
+#endif
+#if POWER_LOSS
+       :: lose_power()
+#elif COPY
+       :: copy()
+#endif
        fi;
        tidy()
      }
@@ -599,13 +760,31 @@ end:
 /* --- a server brings a node back ------------------------------------------------------------------------------------------------------ */
 
 #if DRIVERS
+#if COPY
+#define is_there(p) (p != 3 || copied)
+#else
+#define is_there(p) true
+#endif
+#if COPY && UNPROVEN
+/* Driver 0 is for the node without proof, 1 for the copy, 2 for the node that was wiped. */
+#define may_drive(p) (p == (d == 0 -> 2 : (d == 1 -> 3 : 1)))
+#elif COPY && RESTARTS
+/* One for each node: several for one node are the matter of other sizes. */
+#define may_drive(p) (p == (d -> 3 : 1))
+#else
+#define may_drive(p) (d == 0 || driver[predecessor(d)].goal)
+#endif
 /* A driver that starts over is another driver. They are alike, so let them begin in their order. */
 inline start(p)
 {
   d_step {
-    D.goal == 0 && (d == 0 || driver[predecessor(d)].goal) && !N.ready ->
+    D.goal == 0 && may_drive(p) && !N.ready && is_there(p) ->
     D.goal = p + 1;
     D.current = true;
+    D.high = N.high;
+#if RELAXED && WIPES
+    if :: is_nameless(p) -> N.loss = NAMED :: else fi;
+#endif
     printf("driver %d finds node %d in quarantine\n", d, p)
   }
 }
@@ -613,7 +792,7 @@ inline start(p)
 #define is_other(p) (D.goal && D.goal != OUT && place(p) != place(D.goal - 1))
 #define places(nodes) (((nodes) | (nodes) >> 3) & 7)
 #define is_two(nodes) (places(nodes) == 3 || places(nodes) == 5 || places(nodes) == 6)
-#ifdef REJOIN_READS_F
+#ifdef FENCE_READS_F
 #define is_enough(nodes) (nodes)
 #else
 #define is_enough(nodes) is_two(nodes)
@@ -626,10 +805,22 @@ inline start(p)
 #define is_known_with(p) true
 #endif
 
-inline recall(p)
+#ifdef FORGETFUL_READS_RESTARTED
+#define is_trusted(p) (N.ready || N.proven)
+#else
+#define is_trusted(p) (N.ready || (proven(p) && proven(D.goal - 1)))
+#endif
+#if RELAXED
+#define has_raised (D.raised & ~D.out)
+#define is_out(p) (D.out & bit(p))
+#else
+#define has_raised D.raised
+#define is_out(p) false
+#endif
+inline read_high(p)
 {
   d_step {
-    is_other(p) && N.ready && is_known_with(p) && !D.vouched && !(D.read & bit(p)) && !is_enough(D.read) ->
+    is_other(p) && is_trusted(p) && is_known_with(p) && !has_raised && !is_out(p) && !(D.read & bit(p)) && !is_enough(D.read) ->
     D.read = D.read | bit(p);
     D.high = larger(D.high, N.high);
 #if REPLACEMENT
@@ -639,56 +830,105 @@ inline recall(p)
   }
 }
 
+#if RELAXED
+#ifdef RELAXED_WITH_AN_UNSEEN_PEER
+#define may_be_out(p) true
+#define is_exempt(p) true
+#else
+#define may_be_out(p) (!N.ready && !N.proven)
+#ifdef RELAXED_SPARES_THE_OUT
+#define is_exempt(p) true
+#else
+#define is_exempt(p) is_nameless(p)
+#endif
+#endif
+/* The goal and the other peer are f + 1 that remember. This one takes the floor as well, in its quarantine. */
+inline read_out(p)
+{
+  d_step {
+    is_other(p) && proven(D.goal - 1) && may_be_out(p) && is_known_with(p) && !D.out && !D.raised && !(D.read & bit(p)) && !is_enough(D.read) ->
+    D.out = bit(p);
+    if
+    :: is_exempt(p) -> D.raised = bit(p)
+    :: else ->
+       D.read = D.read | bit(p);
+       D.high = larger(D.high, N.high);
+#if REPLACEMENT
+       D.floor_0 = larger(D.floor_0, N.floor_0)
+#endif
+    fi;
+    printf("driver %d finds that node %d has no vote, and reads %d\n", d, p, N.high)
+  }
+}
+#endif
+
 #define new_floor (D.high + JUMP)
-#ifdef VOUCH_BLINDLY
+#ifdef FENCE_BLINDLY
 #define is_above(p) true
 #else
 #define is_above(p) (N.high < new_floor)
 #endif
-inline vouch(p)
+inline raise_floor(p)
 {
   d_step {
-    (D.read & bit(p)) && N.ready && !(D.vouched & bit(p)) && is_enough(D.read | D.vouched) && is_above(p) ->
-    D.vouched = D.vouched | bit(p);
-#ifndef VOUCH_WITHOUT_WRITE_BACK
+    (D.read & bit(p)) && (is_trusted(p) || is_out(p)) && !(D.raised & bit(p)) && is_enough(D.read | D.raised) && is_above(p) ->
+    D.raised = D.raised | bit(p);
+#ifndef FENCE_KEEPS_HIGH
     N.high = larger(N.high, new_floor);
 #endif
 #if REPLACEMENT
     if :: place(D.goal - 1) == 0 -> N.floor_0 = new_floor :: else fi;
 #endif
-#ifndef VOUCH_WITHOUT_VOIDING
-    renew_admission(p);
+#ifndef FENCE_KEEPS_ADMISSIONS
+    if :: N.ready -> renew_admission(p) :: else fi;
 #endif
-    printf("driver %d: node %d vouches for %d\n", d, p, new_floor)
+    printf("driver %d raises the floor on node %d to %d\n", d, p, new_floor)
   }
 }
 
-#ifdef READMIT_IN_ANY_QUARANTINE
+#ifdef RESTORE_IN_ANY_QUARANTINE
 #define is_in_quarantine !N.ready
 #else
 #define is_in_quarantine (!N.ready && D.current)
 #endif
-inline readmit(p)
+inline restore_vote(p)
 {
   d_step {
-    D.goal == p + 1 && is_enough(D.vouched) && is_in_quarantine ->
-    N.high = new_floor;
+    D.goal == p + 1 && is_enough(D.raised) && is_in_quarantine ->
+    N.high = larger(N.high, new_floor);
 #ifndef MINT_WITHOUT_FLOOR
     N.floor = new_floor;
 #endif
-#if REPLACEMENT && !defined(READMIT_WITHOUT_KNOWN_FLOORS)
-    N.floor_0 = (place(p) -> D.floor_0 : 0);
+#if REPLACEMENT && !defined(RESTORE_WITHOUT_KNOWN_FLOORS)
+    N.floor_0 = (place(p) -> larger(N.floor_0, D.floor_0) : 0);
 #endif
     N.ready = true;
+#if COPY || RESTARTS || POWER_LOSS
+    N.proven = false;
+#endif
+#if RELAXED && WIPES
+    N.loss = 0;
+#endif
     printf("driver %d: node %d votes again, from %d\n", d, p, new_floor);
 #ifdef GOAL
-    rejoins++;
+    returns++;
+#if RELAXED
+    with_the_out = with_the_out || D.out;
 #endif
-    renew_admission(p);
-    for (i : 0 .. DRIVERS - 1) { if :: driver[i].goal == p + 1 -> driver[i].current = false :: else fi };
+#endif
+    end_quarantine(p);
+#ifdef RESTORER_DOES_NOT_LOOK
+    N.read_0 = D.floor_0;
+#endif
     leave(d)
   }
 }
+
+#if RELAXED
+#define READ_ANY_NODE ON_EACH_NODE(read_high) ON_EACH_NODE(read_out)
+#else
+#define READ_ANY_NODE ON_EACH_NODE(read_high)
+#endif
 
 proctype Driving(byte d)
 {
@@ -698,10 +938,10 @@ end:
        if
        :: if ON_EACH_NODE(start) fi;
 end_in_vain:
-          if ON_EACH_NODE(recall) fi
-       ON_EACH_NODE(recall)
-       ON_EACH_NODE(vouch)
-       ON_EACH_NODE(readmit)
+          if READ_ANY_NODE fi
+       READ_ANY_NODE
+       ON_EACH_NODE(raise_floor)
+       ON_EACH_NODE(restore_vote)
        fi;
        tidy()
      }

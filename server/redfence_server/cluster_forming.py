@@ -67,7 +67,7 @@ def plan(looks: Sequence[Look], *, new_cluster_id: str, ttl_ms_max: int, leaves_
         raise ConfigError(
             f"max_ttl: the cluster was formed with {first.max_ttl_ms} ms and not with {ttl_ms_max} ms"
         )
-    # A node that was quarantined since, or retired, was formed; an empty one as well, unless forming has only begun.
+    # A node that was quarantined since was formed; an empty one as well, unless forming has only begun.
     unformed = [begun if each.identity is None else each.identity.phase in _UNFORMED for each in found]
     return Plan(
         first.cluster_id, first.max_ttl_ms, tuple(index for index, each in enumerate(unformed) if each)
@@ -172,14 +172,6 @@ async def _form(
         )
 
 
-# What is to be known of a node that was formed and does not vote now.
-_CONSEQUENCES = {
-    Phase.QUARANTINED: "it comes back by itself when the others vote",
-    Phase.RECOVERING: "it votes when `redfence cluster recover` was carried out to the end",
-    Phase.RETIRED: "it votes no more: name the node that has replaced it",
-}
-
-
 def _warn(look: Look, decided: Plan, *, node_count: int) -> None:
     """Say now what would otherwise be learnt at a node's first restart, when it is too late; and who is out."""
     assert look.found is not None, "a node that could not be looked at is not planned for"
@@ -192,6 +184,5 @@ def _warn(look: Look, decided: Plan, *, node_count: int) -> None:
         )
         log.warning("node_not_durable", gap=look.found.durability_gap, consequence=consequence)
     identity = look.found.identity
-    if identity is not None and identity.phase in _CONSEQUENCES:
-        consequence = _CONSEQUENCES[identity.phase]
-        log.warning("node_not_ready", state=identity.phase.value, consequence=consequence)
+    if identity is not None and identity.phase is Phase.QUARANTINED:
+        log.warning("node_not_ready", consequence="it comes back by itself when the others vote")

@@ -12,24 +12,16 @@ from typing import Protocol
 from redfence_proto import bounds
 from redfence_server import node_admission, quorum
 from redfence_server.cluster_memory import ClusterMemory
-from redfence_server.node_admission import Admitted, Expectation, Judgement
+from redfence_server.fence import fence_size
+from redfence_server.node_admission import Admitted, Expectation, Judgement, Restarted
 from redfence_server.node_examination import Findings, Identity
 
 
 class Shown(Protocol):
-    """What was seen of the node at one place.
-
-    Attributes:
-        index: the place.
-        known: its identity as it was before any node was judged. What it tells of the other nodes counts: what it learns later may be
-            newer than what those show.
-        found: what it is judged by; None if it could not be looked at, or not to the end.
-    """
+    """What was seen of the node at one index; `found` is None if it could not be examined to the end."""
 
     @property
     def index(self) -> int: ...  # noqa: D102  (told above)
-    @property
-    def known(self) -> Identity | None: ...  # noqa: D102
     @property
     def found(self) -> Findings | None: ...  # noqa: D102
 
@@ -46,8 +38,7 @@ class ClusterJudgement:
         nodes: one for each place, by index.
         assume_durable: whether the servers have the operator's word that a node which restarted has forgotten nothing.
         familiar: whether the nodes are known to be those that voted last at these places, so that one which is older or empty has
-            forgotten; and are told apart by their processes. Otherwise each is judged as by a server that has just been started and
-            looks at it first.
+            forgotten. Otherwise each is judged as by a server that has just been started.
     """
 
     def __init__(self, nodes: Sequence[Shown], *, assume_durable: bool, familiar: bool) -> None:
@@ -65,14 +56,13 @@ class ClusterJudgement:
         ttls = [identity.max_ttl_ms for identity in self.members.values()]
         self.ttl_ms_max = max(ttls, default=bounds.TTL_MS_MAX_DEFAULT)
         self._memory = ClusterMemory(len(nodes))
-        for node in nodes:
-            if node.known is not None and node.index in self.members:
-                self._memory.learn(node.known)
+        for identity in self.members.values():
+            self._memory.learn(identity)
 
     def judge(self, node: Shown) -> Judgement | None:
         """Return what comes of a node at its place; None if it could not be looked at.
 
-        Of two looks at one process the later one is found to be the same, if the nodes are familiar.
+        If two places show one process, the later place is rejected.
         """
         if node.found is None:
             return None
@@ -83,9 +73,8 @@ class ClusterJudgement:
             cluster_id=self.cluster_id or None,
             assume_durable=self._assume_durable,
             floor=place.floor,
-            changes=place.changes,
             familiar=self._familiar,
-            runs=self._runs_before(node) if self._familiar else {},
+            runs=self._runs_before(node),
         )
         return node_admission.judge(expected, node.found)
 
@@ -98,9 +87,23 @@ class ClusterJudgement:
                 runs.setdefault(other.found.run_id, other.index)
         return runs
 
-    def voting(self) -> tuple[int, ...]:
-        """Return which nodes a server would let vote."""
-        return tuple(node.index for node in self._nodes if isinstance(self.judge(node), Admitted))
+    def voting(self, *, returning: int = 0) -> tuple[int, ...]:
+        """Return which nodes vote, or will by themselves: those that restarted with proof need peers for the fence.
+
+        Args:
+            returning: how many nodes that could not be examined come back and have forgotten nothing.
+        """
+        judged = {node.index: self.judge(node) for node in self._nodes}
+        votes = [index for index, each in judged.items() if isinstance(each, Admitted)]
+        restarted = [index for index, each in judged.items() if isinstance(each, Restarted)]
+        if len(votes) + len(restarted) + returning - 1 >= fence_size(len(self._nodes)):
+            votes += restarted
+        return tuple(sorted(votes))
+
+    @property
+    def node_count(self) -> int:
+        """How many nodes are configured."""
+        return len(self._nodes)
 
     @property
     def quorum(self) -> int:
@@ -109,7 +112,5 @@ class ClusterJudgement:
 
 
 def _identity(node: Shown) -> Identity | None:
-    if node.found is None:
-        return node.known
     # A replica shows its primary's.
-    return None if node.found.is_replica else node.found.identity
+    return None if node.found is None or node.found.is_replica else node.found.identity

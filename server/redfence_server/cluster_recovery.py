@@ -1,15 +1,17 @@
 """Carry out a recovery (recovery_plan.py): an operator's last resort, on the nodes themselves.
 
-Two passes. First every node that can be reached is taken out (`recovering`, under a random id): no script runs there from then on, and a
-quorum needs one of them, so nothing is granted or renewed anywhere. After the greatest ttl whatever was granted before has ended.
-Then each gets its vote back, with the floor, if it is still out under that very id.
+It takes the steps of fence.py, without peers to read. Every node that can be reached is taken out, under a random id: no
+script runs there from then on, and a quorum needs one of them, so that is the fence. The floor is reserved on each. After
+the greatest ttl whatever was granted before has ended, and each node gets its vote back, if it is still out under that
+very id.
 
-Every node is told the floor of *every* place. So a server that is let in at one of them knows that a node which could not be reached, and
-stands as it was, is a thing of the past: it must not count beside these, whatever it has minted.
+Every node is told the floor of *every* index. So a server that is let in at one of them drops a node that could not be
+reached and stands as it was.
 
-A recovery that breaks off leaves the nodes out, and the next one begins anew. Of two at once, the later first pass voids the ids of
-the earlier: that one finds it out and stops. Should they cross midway, each node has one floor or the other, and both are above all that was
-granted before; the servers count only those with the greater one.
+A recovery that breaks off leaves the nodes in quarantine, and the next one begins anew. If two run at once, the later one
+voids the ids of the earlier, which finds too few of its nodes and stops. Should they cross midway, each node has one floor or
+the other; both are above all that was granted before, and the servers count only nodes with the greater one. Once a quorum
+votes, lock servers bring back the nodes that were left out.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from enum import Enum, auto
 from redfence_server import recovery_plan
 from redfence_server.clock import WallClock
 from redfence_server.errors import NodeRejectedError
+from redfence_server.fence import wait_ms
 from redfence_server.node_examination import Phase
-from redfence_server.node_joining import quarantine_ms
 from redfence_server.node_visit import Look, Seat, Visit, Visiting, visits
+from redfence_server.quorum import majority
 from redfence_server.randomness import Randomness
-from redfence_server.recovery_plan import Leftover, Recovery, Request
+from redfence_server.recovery_plan import Recovery, Request
 from redfence_server.redis_dial import NodeUrl
 
 
@@ -37,7 +40,7 @@ class Outcome(Enum):
     RECOVERED = auto()
     """A quorum can vote, and every node that was taken out got its vote back."""
     NODES_LEFT_OUT = auto()
-    """A quorum can vote, but some node that was taken out did not get its vote back; repeating it brings it back."""
+    """A quorum can vote, but some node that was taken out did not get its vote back; lock servers bring it back."""
 
 
 class ClusterRecovery:
@@ -59,7 +62,7 @@ class ClusterRecovery:
         clock: WallClock,
         randomness: Randomness,
         on_look: Callable[[Sequence[Look]], None],
-        on_plan: Callable[[Sequence[Look], Recovery | Leftover], None],
+        on_plan: Callable[[Sequence[Look], Recovery], None],
         on_wait: Callable[[float], None],
     ) -> None:
         self._nodes = nodes
@@ -97,29 +100,25 @@ class ClusterRecovery:
             self._on_plan(looks, planned)
             if not confirmed:
                 return Outcome.UNCONFIRMED
-            if isinstance(planned, Leftover):
-                await self._take_out(visited, planned, Phase.QUARANTINED)
-                return Outcome.RECOVERED
             self.touched = True
-            ids = await self._take_out(visited, planned, Phase.RECOVERING)
-        wait_ms = quarantine_ms(planned.ttl_ms_max)
-        self._on_wait(wait_ms)
-        await asyncio.sleep(wait_ms / 1000)
+            ids = await self._take_out(visited, planned)
+            await self._reserve([visited[index] for index in planned.nodes], ids, planned)
+        pause_ms = wait_ms(planned.ttl_ms_max)
+        self._on_wait(pause_ms)
+        await asyncio.sleep(pause_ms / 1000)
         # Over new connections: nobody keeps an idle one for minutes.
         async with visits(self._nodes, self._visiting) as visited:
-            await self._give_back([visited[index] for index in planned.nodes], planned, ids)
+            await self._give_back([visited[index] for index in planned.nodes], ids)
         return Outcome.NODES_LEFT_OUT if self.left_out else Outcome.RECOVERED
 
-    async def _take_out(
-        self, visited: Sequence[Visit], planned: Recovery | Leftover, phase: Phase
-    ) -> Mapping[int, str]:
+    async def _take_out(self, visited: Sequence[Visit], planned: Recovery) -> Mapping[int, str]:
         """Take the nodes' votes away, and return under which id each is out."""
         ids = {index: self._randomness.hex_id() for index in planned.nodes}
         outcomes = await asyncio.gather(
             *(
                 visited[index].take_vote(
                     Seat(planned.cluster_id, index, len(self._nodes), planned.ttl_ms_max),
-                    phase=phase,
+                    phase=Phase.QUARANTINED,
                     quarantine=ids[index],
                     floor=recovery_plan.known_floor(index, [visit.look for visit in visited]),
                 )
@@ -130,66 +129,70 @@ class ClusterRecovery:
         _raise_first(outcomes)
         return ids
 
-    async def _give_back(self, visited: Sequence[Visit], planned: Recovery, ids: Mapping[int, str]) -> None:
-        """Give the nodes their votes back, unless somebody else is at it, or they would be no quorum."""
-        for visit in visited:
-            _refuse_overtaken(visit.look, ids[visit.look.index])
-        lost = {visit.look.name: _loss(visit.look, ids[visit.look.index]) for visit in visited}
-        still_out = [visit for visit in visited if not lost[visit.look.name]]
-        self.left_out = {name: reason for name, reason in lost.items() if reason}
-        if len(still_out) < len(self._nodes) // 2 + 1:
+    async def _reserve(self, visited: Sequence[Visit], ids: Mapping[int, str], planned: Recovery) -> None:
+        """Reserve the floor on every node that was taken out."""
+        await asyncio.gather(*(visit.look_again() for visit in visited))
+        # Nothing changes on them any more; but until they were taken out servers went on.
+        greatest = recovery_plan.greatest_number([visit.look for visit in visited])
+        self.floor = max(planned.floor, greatest + 1)
+        outcomes = await asyncio.gather(
+            *(visit.reserve_floor(self.floor) for visit in self._still_out(visited, ids)),
+            return_exceptions=True,
+        )
+        _raise_first([each for each in outcomes if isinstance(each, BaseException)])
+
+    async def _give_back(self, visited: Sequence[Visit], ids: Mapping[int, str]) -> None:
+        """Give the nodes their votes back, if they are a quorum."""
+        still_out = self._still_out(visited, ids, reserved=self.floor)
+        outcomes = await asyncio.gather(
+            *(
+                visit.restore_vote(
+                    quarantine=ids[visit.look.index],
+                    admission=self._randomness.hex_id(),
+                    floor=self.floor,
+                    floors=[self.floor] * len(self._nodes),
+                )
+                for visit in still_out
+            ),
+            return_exceptions=True,
+        )
+        _raise_first([each for each in outcomes if isinstance(each, BaseException)])
+        overtaken = [visit.look.name for visit, done in zip(still_out, outcomes, strict=True) if not done]
+        self.left_out = {**self.left_out, **dict.fromkeys(overtaken, _CHANGED)}
+
+    def _still_out(
+        self, visited: Sequence[Visit], ids: Mapping[int, str], *, reserved: int = 0
+    ) -> Sequence[Visit]:
+        """Return the nodes that are out under this recovery's ids, and note the others in `left_out`.
+
+        Raises:
+            NodeRejectedError: they are fewer than a quorum.
+        """
+        lost = {visit: _loss(visit.look, ids[visit.look.index], reserved=reserved) for visit in visited}
+        self.left_out = {visit.look.name: reason for visit, reason in lost.items() if reason}
+        still_out = [visit for visit in visited if not lost[visit]]
+        if len(still_out) < majority(len(self._nodes)):
             raise NodeRejectedError(
                 f"fewer than a quorum of nodes is left: {'; '.join(map(': '.join, self.left_out.items()))}"
             )
-        # Nothing has changed on them since they were taken out; but until then servers went on.
-        self.floor = max(planned.floor, recovery_plan.greatest_number([visit.look for visit in still_out]))
-        outcomes = await asyncio.gather(
-            *(self._readmit(visit, planned, ids[visit.look.index]) for visit in still_out),
-            return_exceptions=True,
-        )
-        _raise_first(outcomes)
-
-    async def _readmit(self, visit: Visit, planned: Recovery, quarantine: str) -> None:
-        found = visit.look.found
-        assert found is not None, "it was looked at"
-        answer = await visit.step(
-            "readmit",
-            *(quarantine, Phase.RECOVERING.value, self._randomness.hex_id()),
-            *(
-                self.floor,
-                planned.changes,
-                found.run_id,
-                "0" if found.durability_gap else "1",
-                found.evicted,
-            ),
-            *(self.floor for _ in self._nodes),
-        )
-        if answer != "readmitted":
-            raise NodeRejectedError(_overtaken(visit.look))
+        return still_out
 
 
-def _loss(look: Look, quarantine: str) -> str:
+_CHANGED = "a server or another operator changed it after it was taken out"
+
+
+def _loss(look: Look, quarantine: str, *, reserved: int) -> str:
     """Return why a node that was taken out cannot get its vote back; empty if it can."""
     if look.found is None:
         return look.problem
     identity = look.found.identity
-    if identity is None or identity.admission != quarantine:
-        return "it was lost once more meanwhile"
+    if identity is None:
+        return "it lost its data after it was taken out"
+    if identity.admission != quarantine:
+        return _CHANGED
+    if identity.reserved != reserved:
+        return f"it could not be reached when the floor {reserved} was reserved"
     return ""
-
-
-def _refuse_overtaken(look: Look, quarantine: str) -> None:
-    identity = look.found.identity if look.found else None
-    if (
-        identity is not None
-        and identity.phase in {Phase.RECOVERING, Phase.READY}
-        and identity.admission != quarantine
-    ):
-        raise NodeRejectedError(_overtaken(look))
-
-
-def _overtaken(look: Look) -> str:
-    return f"{look.name}: another operator recovers the cluster at the same time; leave it to one"
 
 
 def _raise_first(outcomes: Sequence[BaseException | None]) -> None:

@@ -17,9 +17,12 @@ from redfence_server.config import ServeConfig
 from redfence_server.errors import ConfigError
 from redfence_server.grpc_servicer import AdminServicer, LockServicer, StreamSettings
 from redfence_server.lock_service import LockService
+from redfence_server.node_clock import ClockWitnesses
 from redfence_server.node_cluster import NodeCluster, check_urls
+from redfence_server.node_heartbeat import HeartbeatSettings
 from redfence_server.node_joining import JoiningSettings
 from redfence_server.node_link import LinkSettings
+from redfence_server.node_visit import Visiting
 from redfence_server.randomness import Randomness, SystemRandomness
 from redfence_server.redis_dial import Dial, dial
 from redfence_server.redlock import Redlock
@@ -60,19 +63,21 @@ def assemble(
     """
     keys = keyspace(config)
     channel = keys.channel(randomness.hex_id())
+    urls = check_urls(config.nodes)
     cluster = NodeCluster(
-        check_urls(config.nodes),
         settings=LinkSettings(
             packer=Packer(keys, channel=channel),
             channel=channel,
             node_timeout_ms=config.node_timeout_ms,
-            dial_timeout_ms=config.dial_timeout_ms,
             joining=JoiningSettings(
-                keys=keys, assume_durable=config.assume_durable, adopts_empty=adopts_empty_nodes
+                urls=urls,
+                visiting=Visiting(keys, config.dial_timeout_ms, clock, dial),
+                assume_durable=config.assume_durable,
+                adopts_empty=adopts_empty_nodes,
+                fencing=asyncio.Lock(),
             ),
-            dial=dial,
+            heartbeat=HeartbeatSettings(config.heartbeat_interval_ms, keys, ClockWitnesses(len(urls))),
         ),
-        pulse_interval_ms=config.pulse_interval_ms,
         clock=clock,
         randomness=randomness,
     )

@@ -57,11 +57,8 @@ class ServeConfig(BaseSettings):
     start_timeout_ms: int = Field(
         10_000, ge=0, le=600_000, description="how long to wait at the start for a quorum of nodes"
     )
-    pulse_interval_ms: int = Field(
-        500,
-        ge=100,
-        le=60_000,
-        description="how often to exchange with each node what is known of the cluster, and to read its clock",
+    heartbeat_interval_ms: int = Field(
+        500, ge=100, le=60_000, description="how often to examine each node: its identity, settings and clock"
     )
     counter_idle_ms: int = Field(
         COUNTER_IDLE_MS_DEFAULT,

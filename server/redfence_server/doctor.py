@@ -1,242 +1,305 @@
-"""What is the matter with the nodes of a cluster, and what to do about it: facts in, findings out. Pure.
+"""Find what is wrong with the nodes of a cluster, and say what to do: checkups in, findings out. Pure.
 
-Whether a node may vote is asked of cluster_judgement.py, on behalf of a server that has just been started: it has seen no node before,
-and knows of each what the others tell. The rules here and in node_ailments.py name the cause, and find what does no harm yet.
+node_admission.py decides whether a node may vote, through cluster_judgement.py, as for a server
+that has just been started. The doctor adds advice to each verdict, and finds what does no harm yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
 from typing import Final
 
+from redfence_proto import bounds
 from redfence_server.cluster_judgement import ClusterJudgement
-from redfence_server.finding import Diagnosis, Finding, Kind, note, serious, warning
-from redfence_server.node_admission import Admitted, Forgot, Quarantined, Reason, Rejected
-from redfence_server.node_ailments import Limits, ailments
-from redfence_server.node_examination import DURABLE_SETTINGS
-from redfence_server.node_facts import NodeFacts
+from redfence_server.fence import fence_size
+from redfence_server.finding import Diagnosis, Finding, Kind, Severity
+from redfence_server.node_admission import (
+    Admitted,
+    Forgot,
+    Judgement,
+    Quarantined,
+    Reason,
+    Rejected,
+    Restarted,
+)
+from redfence_server.node_checkup import Checkup
+from redfence_server.node_clock import NodeClock
+from redfence_server.node_examination import Findings
+from redfence_server.redis_dial import DialAnswerError, DialDeniedError, DialLoadingError, DialRefusedError
 
+MEMORY_RATIO_WARNING: Final = 0.80
+"""The share of the memory limit. At the limit a node refuses to mint, so warn while there is time."""
+MEMORY_RATIO_SERIOUS: Final = 0.95
+LATENCY_MS_WARNING: Final = bounds.TTL_MS_MIN / 10
+"""For the median round trip. A grant takes one or two, and its lease is valid for that much less."""
 OFFSET_MS_NOTE: Final = 128.0
-"""Beyond it the common time daemon (ntpd) no longer slews a clock but sets it; and to be set is what does harm."""
+"""Beyond it the time daemon ntpd no longer slews a clock but sets it, and that does harm."""
 
 
-def diagnose(nodes: Sequence[NodeFacts], limits: Limits) -> Diagnosis:
-    """Return everything that is the matter, the worst first.
+_serious = partial(Finding, Severity.SERIOUS, keeps_out=True)
+_warning = partial(Finding, Severity.WARNING)
+_note = partial(Finding, Severity.NOTE)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Settings of the servers by which nodes are measured.
+
+    Attributes:
+        node_timeout_ms: how long a node may take to answer before it does not count.
+        assume_durable: the operator's word that a node which restarted has forgotten nothing.
+        key_prefix: what every key on the nodes starts with.
+    """
+
+    node_timeout_ms: int
+    assume_durable: bool = False
+    key_prefix: str = "redfence:"
+
+
+def diagnose(nodes: Sequence[Checkup], limits: Limits) -> Diagnosis:
+    """Return everything that is wrong, the worst first.
 
     Args:
         nodes: all that are configured, by index.
         limits: what they are measured by.
     """
     judged = ClusterJudgement(nodes, assume_durable=limits.assume_durable, familiar=False)
-    found = []
-    for node in nodes:
-        found += [*ailments(node, limits), *_same_process(node, nodes)]
-        found += [*_durability(node, judged, limits), *_evicted(node, judged)]
-        found += [*_place_and_memory(node, judged)]
+    found = [replace(each, node=node.index) for node in nodes for each in _node(node, judged, limits)]
     found += [*_ttls(judged, limits), *_wall_clocks(nodes)]
     voters = frozenset(judged.voting()) - {finding.node for finding in found if finding.keeps_out}
     found += _quorum(nodes, judged, limits, voters)
     # Stable: of equal weight, the cluster comes first and the nodes as they are configured.
-    found.sort(key=lambda finding: (finding.rank, -1 if finding.node is None else finding.node))
+    found.sort(key=lambda each: (list(Severity).index(each.severity), -1 if each.node is None else each.node))
     return Diagnosis(tuple(found), judged.cluster_id, judged.quorum, voters)
 
 
-def _quarantine(judged: ClusterJudgement) -> str:
-    """For how long a node that forgot stays out."""
-    return f"quarantine ({judged.ttl_ms_max / 1000:g} s, the greatest ttl)"
-
-
-def _same_process(node: NodeFacts, nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    if node.process is None:
-        return
-    for other in nodes[: node.index]:
-        if other.process is not None and other.process.run_id == node.process.run_id:
-            yield serious(
-                node.index,
-                Kind.SAME_PROCESS,
-                f"it is the same process as node {other.index} ({other.address}): one crash would take both",
-                "give every node a server of its own, on a machine of its own",
-            )
-            return
-
-
-def _durability(node: NodeFacts, judged: ClusterJudgement, limits: Limits) -> Iterator[Finding]:
-    if node.found is None or node.found.is_replica:
-        return
-    gap, identity = node.found.durability_gap, judged.members.get(node.index)
-    as_admitted = identity is not None and identity.run_id == node.found.run_id
-    durable = identity is not None and identity.durable
-    if not gap:
-        if as_admitted and not durable:
-            yield note(
-                node.index,
-                Kind.NOT_YET_DURABLE,
-                "its settings lose nothing at a crash, but it did not begin this run with them",
-                f"nothing: it goes through {_quarantine(judged)} once more, after its next restart",
-            )
-        return
-    if node.settings is None:
-        kind = Kind.SETTINGS_HIDDEN
-        what = "this user may not read its settings, so it cannot prove that a crash loses nothing"
-        mend = "grant this user +config|get"
-    else:
-        kind = Kind.NOT_DURABLE
-        what = f"a crash may lose what it has answered: {gap}"
-        wrong = [
-            f"{name} {wanted}"
-            for name, wanted in DURABLE_SETTINGS.items()
-            if node.settings.get(name) != wanted
-        ]
-        mend = f"set {', '.join(wrong)}, in its configuration file as well (CONFIG REWRITE)"
-    if limits.assume_durable:
-        yield note(
-            node.index,
-            kind,
-            f"{what}; servers take your word for it (assume_durable)",
-            f"{mend}, and take it back",
-        )
-    elif durable and (as_admitted or node.found.settings_hidden):
-        yield serious(
-            node.index,
-            kind,
-            f"{what}; it was admitted as one that loses nothing, and must not vote like this",
-            mend,
-        )
-    elif judged.quorum == 1:
-        yield serious(
-            node.index,
-            kind,
-            f"{what}; and no other node remembers: after a restart nothing is granted before `redfence cluster recover`",
-            f"{mend}, before the cluster is formed; or have three nodes",
-            keeps_out=False,
-        )
-    else:
-        yield warning(
-            node.index,
-            kind,
-            f"{what}; so after each restart it must go through {_quarantine(judged)} before it votes again",
-            f"{mend}, and before the cluster is formed if it is not yet. Until then restart one node at a time: should more than a "
-            "minority restart at once (a power cut), nothing is granted before `redfence cluster recover`",
-        )
-
-
-def _evicted(node: NodeFacts, judged: ClusterJudgement) -> Iterator[Finding]:
+def _node(node: Checkup, judged: ClusterJudgement, limits: Limits) -> Iterator[Finding]:
+    """Find what is wrong with one node."""
+    if node.error is not None:
+        yield _unreached(node, limits)
     judgement = judged.judge(node)
-    # A node that forgot for this reason says so: _place_and_memory.
-    if node.found is None or not node.found.evicted or isinstance(judgement, Forgot):
-        return
-    what = f"it has dropped {node.found.evicted} keys in this run, because its memory was full"
-    if isinstance(judgement, Rejected) and judged.cluster_id:
-        advice = f"mend the rest; if it may have dropped what it promised, a server then puts it into {_quarantine(judged)}"
-        yield warning(node.index, Kind.EVICTED, what, advice)
-    else:
-        yield note(
-            node.index, Kind.EVICTED, what, "nothing: when it came to the cluster that was made up for"
-        )
+    if node.found is not None and judgement is not None:
+        yield from _verdict(node.index, node.found, judged, judgement)
+        yield from _durability(node.found, judgement, judged, limits)
+    if node.info:
+        yield from _process(node)
+        yield from _disk(node)
+        yield from _memory(node)
+    yield from _clock(node)
+    if node.trips_ms:
+        yield from _latency(node.trips_ms, limits)
+
+
+def _unreached(node: Checkup, limits: Limits) -> Finding:
+    # Some time-outs of the system have no text.
+    reason = str(node.error) or "no answer in time"
+    match node.error:
+        case DialDeniedError():
+            advice = "compare the user and the password in its URL with its ACL LIST; a database in the URL needs +select"
+            return _serious(Kind.DENIED, f"it does not let this user in: {reason}", advice)
+        case DialLoadingError():
+            advice = "wait and look again: it votes after that, if it has forgotten nothing"
+            return _warning(Kind.LOADING, "it is loading its data from disk", advice, keeps_out=True)
+        case DialRefusedError():
+            rights = f"+info +eval +get +hgetall +dbsize +time ~{limits.key_prefix}*"
+            advice = f"if a right is missing, grant this user {rights}; docs/operations.md has the whole list"
+            return _serious(
+                Kind.REFUSED, f"no server can admit it, for it refuses a command: {reason}", advice
+            )
+        case DialAnswerError():
+            advice = "check that its URL names a Redis or Valkey server, and that no other program writes redfence's keys"
+            return _serious(Kind.UNINTELLIGIBLE, f"it answers what no node does: {reason}", advice)
+    advice = "start it, or repair the network or the address; a stopped process accepts connections and never answers"
+    return _serious(Kind.UNREACHABLE, f"it does not answer: {reason}", advice)
 
 
 # --- whether it votes -------------------------------------------------------------------------------------------------
 
-# What the other rules tell better.
-_TOLD_ELSEWHERE: Final = frozenset(
-    {
-        *(Reason.REPLICA, Reason.TOO_OLD, Reason.EVICTS, Reason.SAME_PROCESS),
-        *(Reason.NOT_DURABLE, Reason.SETTINGS_HIDDEN),
-    }
-)
+_REPLACE: Final = "`redfence cluster replace {index} URL`"
+_SET: Final = "use CONFIG SET, then CONFIG REWRITE so that its configuration file says the same"
+_GRANT_CONFIG: Final = "grant this user +config|get"
+# What to do about a node that servers reject. The reason is also the kind of the finding, and admission
+# words what is wrong.
+ADVICE: Final[Mapping[Reason, str]] = {
+    Reason.REPLICA: "it follows {primary}; name an independent primary. To make it one: REPLICAOF NO ONE, then FLUSHALL "
+    f"(it holds another node's memory), then {_REPLACE}",
+    Reason.TOO_OLD: "install Redis 6.2 or later, or Valkey",
+    Reason.EVICTS: _SET,
+    Reason.NO_RUN_ID: "use Redis 6.2 or later, or Valkey, and do not filter INFO",
+    Reason.SAME_PROCESS: "start a server for it on a machine of its own: one crash would take both",
+    Reason.FORMING: "name the same nodes as before",
+    Reason.OTHER_CLUSTER: f"name the right node. To take this one: FLUSHALL, then {_REPLACE}",
+    Reason.WRONG_PLACE: "name all nodes of the cluster in the order in which it was formed; empty one that was a replica",
+    Reason.REPLACED: f"if this one is to take the place again: {_REPLACE}",
+    Reason.NOT_DURABLE: _SET,
+    Reason.SETTINGS_HIDDEN: _GRANT_CONFIG,
+}
 
 
-def _place_and_memory(node: NodeFacts, judged: ClusterJudgement) -> Iterator[Finding]:
-    judgement = judged.judge(node)
+def _verdict(
+    index: int, found: Findings, judged: ClusterJudgement, judgement: Judgement
+) -> Iterator[Finding]:
     match judgement:
+        case Rejected(Reason.NOT_FORMED, detail) if found.key_count:
+            advice = "check first which program wrote them, and the URL and the key prefix"
+            yield _serious(Kind.NOT_EMPTY, detail, advice)
+        case Rejected(Reason.NOT_FORMED):
+            if judged.cluster_id:  # if there is none, _quorum says so once for all nodes
+                what = "it is empty, and other nodes belong to a cluster: it was wiped, or is new"
+                advice = f"a running server that knew it brings it back by itself; else {_REPLACE}"
+                yield _serious(Kind.EMPTY, what, advice.format(index=index))
+        case Rejected(reason, detail):
+            primary = f"{found.info.get('master_host')}:{found.info.get('master_port')}"
+            yield _serious(Kind[reason.name], detail, ADVICE[reason].format(index=index, primary=primary))
         case Forgot(detail):
-            yield warning(
-                node.index,
-                Kind.FORGOT,
-                f"it may have forgotten what it promised: {detail}",
-                f"nothing, if that was expected: a server puts it into {_quarantine(judged)} and then brings it back, if a quorum of "
-                "others votes",
-                keeps_out=True,
-            )
+            what = f"it may have forgotten locks and tokens: {detail}"
+            advice = f"nothing, if that was expected: a server takes it through {_quarantine(judged)} if enough others vote"
+            yield _warning(Kind.FORGOT, what, advice, keeps_out=True)
         case Quarantined():
-            yield warning(
-                node.index,
-                Kind.QUARANTINED,
-                "it is in quarantine, for it may have forgotten what it promised",
-                f"wait: a server brings it back after {judged.ttl_ms_max / 1000:g} s, if a quorum of others votes; "
-                "`redfence cluster status` tells what it waits for",
-                keeps_out=True,
-            )
-        case Rejected(reason, detail) if reason not in _TOLD_ELSEWHERE:
-            yield from _rejected(node, judged, reason, detail)
-        case Admitted() if node.found is not None and node.found.promoted:
-            yield note(
-                node.index,
-                Kind.PROMOTED,
-                "it was a replica earlier in this run, and has come to the cluster since",
-                "let nothing fail over to a replica by itself: it always costs a quarantine",
-            )
+            what = "it is in quarantine: it may have forgotten locks and tokens"
+            advice = f"wait {judged.ttl_ms_max / 1000:g} s; `redfence cluster status` says what it waits for"
+            yield _warning(Kind.QUARANTINED, what, advice, keeps_out=True)
+        case Restarted() if index not in judged.voting():
+            needed = fence_size(judged.node_count)
+            what = f"it restarted and forgot nothing, but needs {needed} of the other nodes to vote again"
+            advice = "bring the other nodes back first; if they are lost, `redfence cluster recover`"
+            yield _serious(Kind.RESTARTED, what, advice)
+    if isinstance(judgement, Admitted) and found.promoted:
+        what = "it was a replica earlier in this run, and has been admitted since"
+        advice = "disable automatic failover to a replica: it always costs a quarantine"
+        yield _note(Kind.PROMOTED, what, advice)
+    if isinstance(judgement, Admitted) and found.evicted:
+        what = f"it has dropped {found.evicted} keys in this run, because its memory was full"
+        yield _note(Kind.EVICTED, what, "nothing: that was before it got its vote")
 
 
-def _rejected(node: NodeFacts, judged: ClusterJudgement, reason: Reason, detail: str) -> Iterator[Finding]:
-    assert node.found is not None, "nobody rejects what was not looked at"
-    replace = f"`redfence cluster replace {node.index} URL`"
-    match reason:
-        case Reason.NOT_FORMED if node.found.key_count:
-            yield serious(
-                node.index,
-                Kind.NOT_EMPTY,
-                f"it belongs to no cluster, and yet holds {node.found.key_count} keys",
-                "see whose they are, and whether the URL and the key prefix are right; if nobody needs them: FLUSHALL",
-            )
-        case Reason.NOT_FORMED if judged.cluster_id:
-            yield serious(
-                node.index,
-                Kind.EMPTY,
-                "it is empty, and others belong to a cluster: it was wiped, or is new",
-                f"a running server that knew it brings it back by itself; if none does, {replace}",
-            )
-        case Reason.NOT_FORMED:
-            return  # told once for all: _quorum
-        case Reason.FORMING:
-            yield serious(
-                node.index,
-                Kind.FORMING,
-                "its cluster was not formed to the end",
-                "run `redfence cluster init` again, with the same nodes",
-            )
-        case Reason.RECOVERING:
-            yield serious(
-                node.index,
-                Kind.RECOVERING,
-                "its cluster is being recovered, or was not recovered to the end",
-                "if nobody is at it, run `redfence cluster recover` again",
-            )
-        case Reason.OTHER_CLUSTER:
-            yield serious(
-                node.index,
-                Kind.OTHER_CLUSTER,
-                detail,
-                f"name the right one; to have this one: FLUSHALL, then {replace}",
-            )
-        case Reason.WRONG_PLACE:
-            yield serious(
-                node.index,
-                Kind.WRONG_PLACE,
-                detail,
-                "empty it (FLUSHALL)"
-                if node.found is not None and node.found.promoted
-                else "name all nodes of the cluster, in the order in which it was formed",
-            )
-        case Reason.REPLACED:
-            yield serious(
-                node.index,
-                Kind.REPLACED,
-                "another node, or a later state of this one, has taken its place",
-                f"name that one; only if this one is to take the place again: {replace}",
-            )
-        case _:
-            raise AssertionError(reason)
+def _durability(
+    found: Findings, judgement: Judgement, judged: ClusterJudgement, limits: Limits
+) -> Iterator[Finding]:
+    """Tell what a crash would cost; `_verdict` tells of a node that must not vote for it."""
+    match judgement:
+        case Rejected(Reason.REPLICA | Reason.NOT_DURABLE | Reason.SETTINGS_HIDDEN):
+            return
+    if not found.durability_gap:
+        if isinstance(judgement, Admitted) and not judgement.identity.durable:
+            what = "its settings lose nothing at a crash, but it did not begin this run with them"
+            advice = f"nothing: it goes through {_quarantine(judged)} once more, after its next restart"
+            yield _note(Kind.NOT_YET_DURABLE, what, advice)
+        return
+    kind, mend = Kind.NOT_DURABLE, _SET
+    what = f"a crash may lose what it has answered: {found.durability_gap}"
+    if found.settings_hidden:
+        kind, mend = Kind.SETTINGS_HIDDEN, _GRANT_CONFIG
+        what = "this user may not read its settings, so it cannot prove that a crash loses nothing"
+    if limits.assume_durable:
+        what = f"{what}; servers take your word for it (assume_durable)"
+        yield _note(kind, what, f"{mend}, and remove assume_durable")
+    elif judged.quorum == 1:
+        what = f"{what}; after a restart a single node grants nothing before `redfence cluster recover`"
+        advice = f"{mend}, before the cluster is formed; or use three nodes"
+        yield _serious(kind, what, advice, keeps_out=False)
+    else:
+        what = f"{what}; after each restart it goes through {_quarantine(judged)} before it votes again"
+        advice = f"{mend}, if possible before the cluster is formed. Until then restart one node at a time: if a majority "
+        advice += "restarts at once (a power cut), nothing is granted before `redfence cluster recover`"
+        yield _warning(kind, what, advice)
+
+
+def _quarantine(judged: ClusterJudgement) -> str:
+    return f"quarantine ({judged.ttl_ms_max / 1000:g} s, the greatest ttl)"
+
+
+# --- process, disk, memory --------------------------------------------------------------------------------------------
+
+
+def _process(node: Checkup) -> Iterator[Finding]:
+    if node.info.get("cluster_enabled") == "1":
+        what = "it runs in cluster mode, which spreads the keys of one script over several servers"
+        advice = "set cluster-enabled no: every node is a server of its own"
+        yield _serious(Kind.CLUSTER_MODE, what, advice)
+    if replicas := node.number("connected_slaves"):
+        what = f"replicas follow it ({replicas}): a failover would forget what was not copied yet"
+        advice = (
+            "disable automatic failover (sentinel), or remove the replicas: the other nodes are the copies"
+        )
+        yield _warning(Kind.HAS_REPLICAS, what, advice)
+
+
+def _disk(node: Checkup) -> Iterator[Finding]:
+    info = node.info
+    mend = "free space on its disk, and read its own log"
+    refused = "; it refuses all writes until one succeeds"
+    if info.get("aof_last_write_status", "ok") != "ok":
+        what = f"its last write to the append-only file failed{refused}"
+        yield _serious(Kind.LOG_WRITE_FAILED, what, mend)
+    if info.get("aof_last_bgrewrite_status", "ok") != "ok":
+        what = "its last rewrite of the append-only file failed; the file grows until the disk is full"
+        yield _warning(Kind.LOG_REWRITE_FAILED, what, mend)
+    if info.get("rdb_last_bgsave_status", "ok") != "ok":
+        what = f"its last snapshot failed{refused if node.refuses_writes else ''}"
+        advice = f'{mend}; with an append-only file it needs no snapshots (save "")'
+        tell = _serious if node.refuses_writes else _warning
+        yield tell(Kind.SNAPSHOT_FAILED, what, advice, keeps_out=node.refuses_writes)
+    # Counted with `appendfsync everysec` alone.
+    if delays := node.number("aof_delayed_fsync"):
+        what = f"writes waited for its disk for 2 s or more ({delays} times in this run)"
+        yield _warning(Kind.SLOW_DISK, what, "give it a disk of its own that syncs in milliseconds")
+
+
+def _memory(node: Checkup) -> Iterator[Finding]:
+    used, limit = node.memory_bytes
+    policy = node.info.get("maxmemory_policy", "noeviction")
+    if not limit:
+        what = "it has no memory limit: when its machine has no memory left, the kernel kills it"
+        yield _note(Kind.NO_MEMORY_LIMIT, what, "set maxmemory to what its machine can spare")
+        if policy != "noeviction":
+            what = f"its maxmemory-policy is {policy}: once it gets a memory limit, servers refuse it"
+            yield _warning(Kind.EVICTION_POLICY, what, "set maxmemory-policy noeviction")
+    elif used >= MEMORY_RATIO_WARNING * limit:
+        what = f"{used / limit:.0%} of its {limit / 2**20:.1f} MiB are used; when they are full it grants nothing"
+        advice = "raise maxmemory, keep unused counters for a shorter time (counter_idle_ms), or see what else stores there"
+        tell = _serious if used >= MEMORY_RATIO_SERIOUS * limit else _warning
+        yield tell(Kind.MEMORY_SHORT, what, advice, keeps_out=used >= limit)
+
+
+# --- clock and latency ------------------------------------------------------------------------------------------------
+
+
+def _clock(node: Checkup) -> Iterator[Finding]:
+    clock = NodeClock(distrust_ms=1)  # asked for its steps alone
+    told = [
+        clock.note(sent_ms=each.sent_ms, received_ms=each.received_ms, node_ms=each.node_ms)
+        for each in node.readings
+    ]
+    by_ms = max((step.by_ms for step in told if step is not None), key=abs, default=0.0)
+    if by_ms:
+        watched_s = (node.readings[-1].received_ms - node.readings[0].sent_ms) / 1000
+        way = "forward" if by_ms > 0 else "back"
+        what = (
+            f"within {watched_s:.1f} s its clock went {abs(by_ms):.0f} ms {way} beyond what a clock may drift"
+        )
+        advice = "slew the clock of its machine and never set it while the node runs (chrony without makestep, ntpd -x); "
+        advice += "its votes do not count until the greatest ttl is over"
+        yield _serious(Kind.CLOCK_STEPS, what, advice)
+
+
+def _latency(trips_ms: Sequence[float], limits: Limits) -> Iterator[Finding]:
+    median_ms, worst_ms = median(trips_ms), max(trips_ms)
+    measured = f"{len(trips_ms)} round trips took {median_ms:.1f} ms (median), the worst {worst_ms:.1f} ms"
+    timeout = f"node_timeout_ms ({limits.node_timeout_ms})"
+    nearer = "bring it and the servers closer together, and see what else keeps it busy (SLOWLOG GET)"
+    if median_ms >= limits.node_timeout_ms:
+        what = f"{measured}: it seldom answers within {timeout}, and then does not count"
+        yield _serious(Kind.SLOW, what, f"{nearer}; or raise node_timeout_ms")
+    elif median_ms > LATENCY_MS_WARNING:
+        what = f"{measured}: a grant takes one or two, which come off the validity of each lease"
+        yield _warning(Kind.SLOW, what, f"{nearer}; or ask for no ttl below {20 * median_ms:.0f} ms")
+    if median_ms < limits.node_timeout_ms <= worst_ms:
+        what = f"{measured}: whenever it takes longer than {timeout}, it does not count"
+        yield _warning(Kind.UNSTEADY, what, f"{nearer}; or raise node_timeout_ms")
 
 
 # --- the cluster ------------------------------------------------------------------------------------------------------
@@ -246,88 +309,55 @@ def _ttls(judged: ClusterJudgement, limits: Limits) -> Iterator[Finding]:
     """Tell of nodes that do not agree on how long one that forgot must stay out."""
     for index, identity in judged.members.items():
         if identity.max_ttl_ms != judged.ttl_ms_max:
-            yield serious(
-                index,
-                Kind.TTL_DIFFERS,
-                f"it allows a ttl of {identity.max_ttl_ms} ms, and another node {judged.ttl_ms_max} ms: after a loss, a node could vote "
-                "again before the last lease has ended",
-                f"somebody has changed its identity by hand. Stop the servers, HSET {limits.key_prefix}node max_ttl_ms "
-                f"{judged.ttl_ms_max} on it, and start them again",
-                keeps_out=False,
-            )
+            what = f"it allows a ttl of {identity.max_ttl_ms} ms, and another node {judged.ttl_ms_max} ms: after a loss, a node "
+            what += "could vote again before the last lease has ended"
+            advice = f"stop the servers, HSET {limits.key_prefix}node max_ttl_ms {judged.ttl_ms_max} on it, and start them again"
+            yield replace(_serious(Kind.TTL_DIFFERS, what, advice, keeps_out=False), node=index)
 
 
-def _wall_clocks(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Tell of clocks that are apart. That harms nobody, but whoever puts them right in one step does."""
+def _wall_clocks(nodes: Sequence[Checkup]) -> Iterator[Finding]:
+    """Tell of clocks that are apart. That does no harm, but to set them right in one step does."""
+    offsets = {node.index: offset for node in nodes if (offset := node.clock_offset_ms) is not None}
+    if not offsets:
+        return
     advice = "nothing, as long as it is slewed and not set while the node runs"
-    samples = {node.index: sample for node in nodes if (sample := node.clock_sample) is not None}
-    if not samples:
-        return
-    off = {
-        index: sample
-        for index, sample in samples.items()
-        if abs(sample.offset_ms) - sample.unsure_ms > OFFSET_MS_NOTE
-    }
-    first = min(samples, key=lambda index: samples[index].offset_ms)
-    last = max(samples, key=lambda index: samples[index].offset_ms)
-    spread_ms = samples[last].offset_ms - samples[first].offset_ms
-    unsure_ms = samples[last].unsure_ms + samples[first].unsure_ms
+    off = {index for index, (ms, unsure_ms) in offsets.items() if abs(ms) - unsure_ms > OFFSET_MS_NOTE}
+    first, last = min(offsets, key=offsets.__getitem__), max(offsets, key=offsets.__getitem__)
+    spread_ms = offsets[last][0] - offsets[first][0]
+    unsure_ms = offsets[last][1] + offsets[first][1]
     if spread_ms - unsure_ms > OFFSET_MS_NOTE:
-        yield note(
-            None,
-            Kind.CLOCK_SPREAD,
-            f"the clock of node {last} is {_seconds(spread_ms)} ahead of that of node {first} (± {_seconds(unsure_ms)})",
-            advice,
-        )
-    elif len(off) == len(samples) > 1:
-        yield note(
-            None,
-            Kind.CLOCK_OFFSET,
-            f"all nodes agree, and this machine's clock is {_apart(-samples[first].offset_ms)} theirs",
-            "nothing: redfence does not go by it",
-        )
+        what = f"the clock of node {last} is {_seconds(spread_ms)} ahead of that of node {first} (± {_seconds(unsure_ms)})"
+        yield _note(Kind.CLOCK_SPREAD, what, advice)
+    elif len(off) == len(offsets) > 1:
+        what = f"all nodes agree, and this machine's clock is {_apart(-offsets[first][0])} theirs"
+        yield _note(Kind.CLOCK_OFFSET, what, "nothing: redfence does not go by it")
         return
-    for index, sample in off.items():
-        yield note(
-            index,
-            Kind.CLOCK_OFFSET,
-            f"its clock is {_apart(sample.offset_ms)} this machine's (± {_seconds(sample.unsure_ms)})",
-            advice,
-        )
+    for index in off:
+        ms, unsure_ms = offsets[index]
+        what = f"its clock is {_apart(ms)} this machine's (± {_seconds(unsure_ms)})"
+        yield replace(_note(Kind.CLOCK_OFFSET, what, advice), node=index)
 
 
 def _quorum(
-    nodes: Sequence[NodeFacts], judged: ClusterJudgement, limits: Limits, voters: frozenset[int]
+    nodes: Sequence[Checkup], judged: ClusterJudgement, limits: Limits, voters: frozenset[int]
 ) -> Iterator[Finding]:
     count, needed = len(nodes), judged.quorum
     judgements = [judgement for node in nodes if (judgement := judged.judge(node)) is not None]
     if not judged.cluster_id and judgements:
-        yield serious(
-            None,
-            Kind.NOT_FORMED,
-            f"no node that answers belongs to a cluster, with the key prefix {limits.key_prefix}",
-            "mend what else is found here, then form one: `redfence cluster init`. If there was one: these are not its nodes, or they were "
-            "all wiped (`redfence cluster recover`)",
-            keeps_out=False,
+        what = f"no node that answers belongs to a cluster, with the key prefix {limits.key_prefix}"
+        advice = "repair what else is found, then run `redfence cluster init`. If there was a cluster, these are not its nodes, "
+        advice += "or all were wiped: `redfence cluster recover`"
+        yield _serious(Kind.NOT_FORMED, what, advice, keeps_out=False)
+    elif len(voters) < needed:
+        advice = "repair what is serious, the node that is easiest to repair first"
+        forgot = sum(
+            isinstance(each, Forgot | Quarantined) or getattr(each, "reason", None) is Reason.NOT_FORMED
+            for each in judgements
         )
-        return
-    if len(voters) >= needed:
-        return
-    forgot = sum(
-        isinstance(judgement, Forgot | Quarantined)
-        or (isinstance(judgement, Rejected) and judgement.reason is Reason.NOT_FORMED)
-        for judgement in judgements
-    )
-    advice = "mend what is serious, the node that is easiest to mend first"
-    if forgot > count - needed:
-        advice += f". {forgot} nodes may have forgotten, so too few are left to bring them back: `redfence cluster recover`"
-    yield serious(
-        None,
-        Kind.NO_QUORUM,
-        f"{len(voters)} of {count} nodes can vote and {needed} are needed: nothing is granted",
-        advice,
-        keeps_out=False,
-    )
+        if forgot > count - needed:
+            advice += f". {forgot} nodes may have forgotten, so too few are left to bring them back: `redfence cluster recover`"
+        what = f"{len(voters)} of {count} nodes can vote and {needed} are needed: nothing is granted"
+        yield _serious(Kind.NO_QUORUM, what, advice, keeps_out=False)
 
 
 def _apart(offset_ms: float) -> str:

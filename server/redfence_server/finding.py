@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
 
 
 class Severity(Enum):
     """How much a finding matters, the worst first."""
 
     SERIOUS = "serious"
-    """Somebody has to act: a node is lost to the cluster, or a promise of the cluster is in danger."""
+    """An operator has to act: a node is lost to the cluster, or a promise is in danger."""
     WARNING = "warning"
-    """It mends itself, or will do harm on an occasion to come."""
+    """It mends itself, or it will do harm later."""
     NOTE = "note"
     """It does no harm by itself."""
-
-
-_RANK: Final[Mapping[Severity, int]] = {severity: rank for rank, severity in enumerate(Severity)}
 
 
 class Kind(Enum):
@@ -52,12 +47,13 @@ class Kind(Enum):
     NOT_EMPTY = "not_empty"
     EMPTY = "empty"
     FORMING = "forming"
-    RECOVERING = "recovering"
     OTHER_CLUSTER = "other_cluster"
     WRONG_PLACE = "wrong_place"
     REPLACED = "replaced"
     FORGOT = "forgot"
     QUARANTINED = "quarantined"
+    RESTARTED = "restarted"
+    NO_RUN_ID = "no_run_id"
     TTL_DIFFERS = "ttl_differs"
     CLOCK_STEPS = "clock_steps"
     CLOCK_OFFSET = "clock_offset"
@@ -69,26 +65,21 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is the matter.
+    """One thing that is wrong.
 
     Attributes:
-        node: the node's index; None if it concerns the cluster.
         what: a sentence that does not name the node.
         advice: what to do.
         keeps_out: the node does not vote as long as it lasts.
+        node: the node's index; None if it concerns the cluster.
     """
 
-    node: int | None
     severity: Severity
     kind: Kind
     what: str
     advice: str
     keeps_out: bool = False
-
-    @property
-    def rank(self) -> int:
-        """0 for the worst severity."""
-        return _RANK[self.severity]
+    node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +101,7 @@ class Diagnosis:
     @property
     def serious(self) -> bool:
         """Tell whether anything is."""
-        return any(finding.severity is Severity.SERIOUS for finding in self.findings)
+        return self.count(Severity.SERIOUS) > 0
 
     def count(self, severity: Severity) -> int:
         """Return how many findings are of this severity."""
@@ -119,19 +110,4 @@ class Diagnosis:
     def worst_of(self, node: int) -> Severity:
         """Return the worst severity of a node's findings; a note if it has none."""
         own = [finding.severity for finding in self.findings if finding.node == node]
-        return min(own, key=_RANK.__getitem__, default=Severity.NOTE)
-
-
-def serious(node: int | None, kind: Kind, what: str, advice: str, *, keeps_out: bool = True) -> Finding:
-    """Return a finding on which somebody has to act; as a rule the node is lost until then."""
-    return Finding(node, Severity.SERIOUS, kind, what, advice, keeps_out)
-
-
-def warning(node: int | None, kind: Kind, what: str, advice: str, *, keeps_out: bool = False) -> Finding:
-    """Return a finding that mends itself, or will do harm on an occasion to come."""
-    return Finding(node, Severity.WARNING, kind, what, advice, keeps_out)
-
-
-def note(node: int | None, kind: Kind, what: str, advice: str) -> Finding:
-    """Return a finding that does no harm by itself."""
-    return Finding(node, Severity.NOTE, kind, what, advice)
+        return min(own, key=list(Severity).index, default=Severity.NOTE)

@@ -276,7 +276,7 @@ class KeepAliveStream(Stream[lock_pb2.KeepAliveResponse]):
         self._latest: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def _rules_broken(self) -> None:
-        """A renewal ends within the node timeout, or two of them and `LOOK_MS_MAX` where nodes are looked at anew."""
+        """A renewal ends within the node timeout, or two of them and `REVALIDATION_MS_MAX` where nodes are examined again."""
 
     def _ended(self) -> None:
         """There is nothing to clean up: closing a KeepAlive releases nothing."""

@@ -1,8 +1,10 @@
-"""What ends a hold, kept for a node that is away: late is better than never, for a missed one would block the lock until its ttl ends."""
+"""Releases and undos kept for a node that is away, and replayed when it votes again.
+
+A missed one would block the lock until its ttl ends.
+"""
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Final
 
 from redfence_server.lock_node import Command, Mint, Release, Undo
@@ -12,26 +14,30 @@ _KEPT_MAX: Final = 10_000
 
 
 class KeptCommands:
-    """Undos and releases, in the order in which they were to be sent.
+    """Undos and releases, each once, in the order in which they were first to be sent.
 
     An undo goes by an attempt's nonce and so can end nothing else; a release goes by the lease id, which the contract tells
-    callers never to use for a second acquisition. Of a hand-over, what it ends is kept; what it mints is the attempt's to undo.
+    callers never to use for a second acquisition. For a hand-over, only the release is kept; the attempt undoes its own mint.
     """
 
     def __init__(self) -> None:
-        self._kept: deque[Undo | Release] = deque(maxlen=_KEPT_MAX)
+        self._kept: dict[tuple[str, str], Undo | Release] = {}
 
     def keep(self, command: Command) -> None:
         """Keep a command that did not reach the node, if it is worth anything later."""
         ends = command.ends if isinstance(command, Mint) else command
-        if isinstance(ends, Undo | Release):
-            self._kept.append(ends)
+        if not isinstance(ends, Undo | Release):
+            return
+        key = ends.nonce if isinstance(ends, Undo) else ends.digest
+        self._kept[ends.resource, key] = ends
+        if len(self._kept) > _KEPT_MAX:
+            del self._kept[next(iter(self._kept))]
 
     def take(self, *, now_ms: float, at_most: int | None = None) -> list[Undo | Release]:
         """Return, and keep no longer, the oldest that can still end something; all if `at_most` is None."""
         taken: list[Undo | Release] = []
         while self._kept and len(taken) != at_most:
-            command = self._kept.popleft()
+            command = self._kept.pop(next(iter(self._kept)))
             if command.worthless_at_ms > now_ms:
                 taken.append(command)
         return taken

@@ -16,16 +16,11 @@ from typing import Final, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Delete the hold of a lease, where it holds. A node that cannot be reached gets it later, as it does an `Undo`.
-
-    Attributes:
-        yields: leave the lock to the other servers that wait for it: they get a notice, this one does not.
-    """
+    """Delete the hold of a lease, where it holds. A node that cannot be reached gets it later, as it does an `Undo`."""
 
     resource: str
     digest: str
     worthless_at_ms: float
-    yields: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +49,8 @@ class Commit:
     """Raise the hold that answered `nonce` to the token of the grant.
 
     Attributes:
-        under: the admission id under which the mint was answered. If the node has taken another one since, it vouched for a node that comes back,
-            and what began before must not be granted after.
+        under: the admission id under which the mint was answered. If the node has taken another one since, a fence was
+            raised on it, and an attempt that began before the fence must not be granted after it.
     """
 
     resource: str
@@ -93,39 +88,7 @@ class Inspect:
     resource: str
 
 
-@dataclass(frozen=True, slots=True)
-class Pulse:
-    """Note what is known of the other nodes, and tell what the node knows.
-
-    Attributes:
-        changes: for each place, the number of changes that its node is known to have made; 0 for none.
-        distrusted_ms: for how much longer the node's votes for new grants do not count, as this server knows.
-    """
-
-    changes: tuple[int, ...]
-    distrusted_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Vouch:
-    """Note what a node that forgot must have learnt before it votes again; see rejoin.py.
-
-    Attributes:
-        admission: id to take from now on, which voids the present one.
-        place: of the node that is to come back.
-        floor: it will mint above this; greater than every number here.
-        changes: it will begin with this.
-        under: the admission id under which the node was asked what it knows.
-    """
-
-    admission: str
-    place: int
-    floor: int
-    changes: int
-    under: str = field(default="", repr=False)
-
-
-Command = Mint | Commit | Undo | Renew | Release | Inspect | Pulse | Vouch
+Command = Mint | Commit | Undo | Renew | Release | Inspect
 
 
 # --- replies ----------------------------------------------------------------------------------------------------
@@ -168,29 +131,6 @@ class Renewed:
     ttl_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Pulsed:
-    """What a node knows.
-
-    Attributes:
-        clock_ms: its wall clock.
-        changes: how many changes it has made.
-        high: the greatest number it ever minted or learnt.
-        known_changes: for each place, how many changes the node there is known to have made; 0 for none.
-        known_floors: for each place, the least floor that a node must have to vote there; 0 for none.
-        distrusted_ms: for how much longer its votes for new grants do not count, as any server knows.
-        under: the admission id under which it was asked.
-    """
-
-    clock_ms: float
-    changes: int
-    high: int
-    known_changes: tuple[int, ...]
-    known_floors: tuple[int, ...]
-    distrusted_ms: int = 0
-    under: str = field(default="", repr=False, compare=False)
-
-
 class Plain(Enum):
     """Replies that carry nothing but themselves."""
 
@@ -207,11 +147,7 @@ class Plain(Enum):
     RELEASED = auto()
     """The lease held the lock on this node and does not any more."""
     FREE = auto()
-    """Nobody holds the lock on this node."""
-    VOUCHED = auto()
-    """The node knows the floor, and the admission id is void."""
-    TOO_LOW = auto()
-    """The node has a number that is not below the floor; nothing was changed."""
+    """The lock is free on this node."""
 
 
 class Silence(Enum):
@@ -229,39 +165,28 @@ class Silence(Enum):
     REFUSED = auto()
     """The node answered with an error."""
     NOT_ADMITTED = auto()
-    """This server has to look at the node again before it takes commands, and is about to. A mint, commit or vouch has changed nothing,
-    or only what an undo will find; and what a mint was to end is not kept for later."""
+    """This server has to examine the node again before the node takes commands, and is about to. A mint or commit has
+    changed nothing, or only what an undo will find. Make a command to several nodes again whole: replies from before and
+    after an examination must not be combined."""
     CLOCK_SET = auto()
     """It answered, but its clock was set lately: its vote for a new grant does not count."""
 
 
-Reply = Granted | Held | Renewed | Pulsed | Plain | Silence
-
-
-class News(Enum):
-    """What a notice tells of a hold."""
-
-    ENDED = auto()
-    """It has ended before its time."""
-    YIELDED = auto()
-    """It has ended, and the server that released it waits for the lock as well and lets others go first."""
-    SOONER = auto()
-    """The lock is held for less long than the refusal told: it was handed over, or acquired again, for a shorter ttl."""
+Reply = Granted | Held | Renewed | Plain | Silence
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """News of a hold on a node. A hint: it may be lost, and somebody may hold the lock again by now.
+    """A hold has ended on a node before its time. A hint: it may be lost, and another lease may hold the lock by now.
 
     Attributes:
         node: by index.
-        token: what the hold had there.
+        token: the token that the hold had on that node.
     """
 
     node: int
     resource: str
     token: int
-    news: News = News.ENDED
 
 
 class Durability(Enum):
@@ -277,8 +202,8 @@ class Durability(Enum):
     """A restart means quarantine."""
 
 
-LOOK_MS_MAX: Final = 800
-"""To look at a node anew takes some ten round trips. One that is not back after so long is lost."""
+REVALIDATION_MS_MAX: Final = 800
+"""To examine a node again takes some ten round trips. A node that is not back after so long counts as lost."""
 
 
 class NodeState(Enum):
@@ -332,11 +257,9 @@ class LockNode(Protocol):
     def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> bool:
         """Carry out `command` and tell `on_reply` exactly once, never before `send` has returned.
 
-        Return whether it is on its way to the node. What is not may follow later, but a mint, commit, pulse or vouch never does.
+        Return whether it is on its way to the node. If not, an undo or a release follows when the node votes again.
 
-        Commands of one node are applied in the order they were sent; but where it has to be looked at anew, an undo, release, renewal
-        or inspection waits for that and goes out behind what others have sent. A reply or a `Silence` comes within the node timeout;
-        where it waited, within two of them and `LOOK_MS_MAX`.
+        Commands of one node are applied in the order they were sent. A reply or a `Silence` comes within the node timeout.
         """
         ...
 

@@ -12,20 +12,21 @@ from functools import partial
 from typing import Final
 
 from redfence_server import quorum
-from redfence_server.backoff import pauses
+from redfence_server.backoff import pauses, revalidation_pauses
 from redfence_server.clock import Clock
 from redfence_server.errors import (
     DrainingError,
     NoQuorumError,
     ValidityExhaustedError,
 )
-from redfence_server.lock_node import LOOK_MS_MAX, Held, NodeState, Plain, Reply, Silence
+from redfence_server.lock_node import REVALIDATION_MS_MAX, Held, NodeState, Plain, Reply, Silence
 from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotGranted
 from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, Renewal, RenewVerdict, TokenVerdict
 from redfence_server.randomness import Randomness
 from redfence_server.redlock import Attempt, AttemptGranted, AttemptOutcome, Order, Redlock, TooLate, Verdict
-from redfence_server.wait_queue import QueueView, Turn, Waiter, WaitQueue
+from redfence_server.wait_queue import WaitQueue
 from redfence_server.wait_queues import WaitQueues
+from redfence_server.waiting_line import QueueView, Turn, Waiter
 from redfence_server.waiting_room import WaiterLimits
 
 # The server answers this much before the caller's deadline, for half a network round trip and a busy event loop; but it
@@ -34,9 +35,6 @@ _ANSWER_MARGIN_MS_MAX: Final = 50
 _ANSWER_MARGIN_SHARE: Final = 0.25
 # How often an attempt is made anew when the nodes are split between callers and nobody was granted.
 _SPLIT_TRIES_MAX: Final = 4
-# How long to wait before an attempt on nodes that have to be looked at anew is made again: doubled from the first to the last.
-_LOOK_PAUSE_MS_FIRST: Final = 10
-_LOOK_PAUSE_MS_LAST: Final = 80
 _EMPTY_QUEUE: Final = QueueView(0, (), 0)
 
 
@@ -150,7 +148,7 @@ class LockService:
         while (turn := await queue.turn(waiter, give_up_at_ms)) is not Turn.GIVE_UP:
             if isinstance(turn, Attempt):
                 outcome = await self._redlock.finish(turn)
-            if not isinstance(turn, Attempt) or _is_void(outcome):
+            if not isinstance(turn, Attempt) or _needs_revalidation(outcome):
                 outcome = await self._attempt(_order(call, behind=queue.wants_notice(waiter)))
             outcome = self._in_time(call, outcome)
             too_late = None
@@ -164,27 +162,26 @@ class LockService:
                     queue.failed(waiter)
                 case Refusal(Failure.NO_QUORUM):
                     # For the others as well: nobody can be granted, and each would find out after the one before.
-                    queue.fail(partial(_no_quorum, outcome.silent))
+                    queue.line.fail(partial(_no_quorum, outcome.silent))
                     raise _no_quorum(outcome.silent)
                 case Refusal():
                     queue.refused(waiter, outcome)
         if too_late is not None:
             raise too_late
-        return NotGranted(queue.current(), waited=True, position=queue.position(waiter))
+        return NotGranted(queue.current(), waited=True, position=queue.line.position(waiter))
 
     async def _attempt(self, order: Order) -> AttemptOutcome:
-        """Try once; and again for as long as nodes have only to be looked at anew, because they vouched for one that comes back.
+        """Try once; and again for as long as nodes only have to be examined again, because a fence was raised on them.
 
-        Each time it is a new attempt: what was minted before the look must not count beside what is minted after it (rejoin.py).
+        Each time it is a new attempt: what was minted before a fence must not count beside what is minted after it (fence.py).
         """
-        give_up_at_ms = self._clock.now_ms() + LOOK_MS_MAX
-        pause_ms = _LOOK_PAUSE_MS_FIRST
-        while True:
+        give_up_at_ms = self._clock.now_ms() + REVALIDATION_MS_MAX
+        for pause_ms in revalidation_pauses():
             outcome = await self._redlock.attempt(order)
-            if not _is_void(outcome) or self._clock.now_ms() >= give_up_at_ms:
+            if not _needs_revalidation(outcome) or self._clock.now_ms() >= give_up_at_ms:
                 return outcome
             await asyncio.sleep(pause_ms / 1000)
-            pause_ms = min(2 * pause_ms, _LOOK_PAUSE_MS_LAST)
+        raise AssertionError("the pauses do not end")
 
     def _in_time(self, call: AcquireCall, outcome: AttemptOutcome) -> AttemptOutcome:
         """Take back a grant whose validity was used up on the way to its waiter: the process was stopped in between."""
@@ -252,12 +249,9 @@ class LockService:
         """
         digest = lease_id.digest
         queue = self._queues.find(resource)
-        successor = None if queue is None else queue.successor(digest)
+        successor = None if queue is None else queue.released(digest)
         if queue is None or successor is None:
-            yields = queue is not None and queue.yields(digest)
-            return self._redlock.release(
-                resource=resource, digest=digest, ttl_ms_max=self.ttl_ms_max, yields=yields
-            )
+            return self._redlock.release(resource=resource, digest=digest, ttl_ms_max=self.ttl_ms_max)
         order = _order(successor.call, behind=queue.wants_notice(successor))
         attempt, released = self._redlock.hand_over(order, ends=digest, ttl_ms_max=self.ttl_ms_max)
         queue.hand_over(successor, attempt)
@@ -294,7 +288,7 @@ class LockService:
         queue = self._queues.find(resource)
         return LockView(
             current=_describe(quorum.present_hold(holds, quorum=self._redlock.quorum)) if held else None,
-            queue=_EMPTY_QUEUE if queue is None else queue.view(digest),
+            queue=_EMPTY_QUEUE if queue is None else queue.line.view(digest, self._clock.now_ms()),
             nodes=tuple(_answer(reply) for reply in replies),
         )
 
@@ -328,8 +322,8 @@ def _lease(call: AcquireCall, grant: AttemptGranted) -> Lease:
     return Lease(grant.token, int(waited_ms + validity_ms), grant.nonce)
 
 
-def _is_void(outcome: AttemptOutcome) -> bool:
-    """Tell whether an attempt failed for nodes that have to be looked at anew."""
+def _needs_revalidation(outcome: AttemptOutcome) -> bool:
+    """Tell whether an attempt failed because nodes have to be examined again."""
     match outcome:
         case Refusal(Failure.NO_QUORUM, silent=silent):
             return any(reply is Silence.NOT_ADMITTED for _, reply in silent)

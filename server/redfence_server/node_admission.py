@@ -1,13 +1,11 @@
-"""Whether a node may vote: judged on every new connection, before any command. Pure; node_examination.py gathers what it needs.
+"""Decide whether a node may vote: judged on every new connection, before any command, and at every heartbeat. Pure.
 
-A token is worth as much as the memory of the nodes behind it. A restart breaks every connection, so whoever looks at each new
-connection cannot miss one. What speaks for a node is its own identity (which cluster and place, under which run of its process it was
-admitted), the settings by which it writes to disk, and what *others* remember of it: how many changes it has made, and the floor it
-was given when it last came back. A node that shows less than anybody remembers has forgotten, whatever its settings say: an old
-snapshot, a cut file, a disk that lied, another machine under the same name.
+A token is worth as much as the memory of the nodes behind it. A restart breaks every connection, so a server that looks
+at each new connection cannot miss one. Every new run of a process passes the fence (fence.py) before it votes. Proof that
+it forgot nothing, from the settings of the run that ended and of this one, only spares it the wait after the fence.
 
-A node that forgot is quarantined, for all servers, and comes back by a rejoin (rejoin.py). One that only an operator can mend is rejected,
-by each server for itself.
+A node without proof is quarantined, for all servers, and comes back by fence, wait and vote. A node that only an
+operator can mend is rejected, by each server for itself.
 """
 
 from __future__ import annotations
@@ -27,14 +25,14 @@ class Reason(Enum):
     """It has no identity, and it is not known to be the node that was here before."""
     FORMING = auto()
     """Its cluster was not formed to the end."""
-    RECOVERING = auto()
-    """An operator's recovery was not carried out to the end."""
     OTHER_CLUSTER = auto()
     """It belongs to another cluster."""
     WRONG_PLACE = auto()
     """It has another index, or its cluster another size, than configured; or it is configured twice."""
     SAME_PROCESS = auto()
     """It is the same process as another node: they would fail together."""
+    NO_RUN_ID = auto()
+    """Its INFO shows no run_id, so a restart could not be told."""
     REPLACED = auto()
     """Another node, or a later state of it, has voted at its place since."""
     REPLICA = auto()
@@ -57,22 +55,22 @@ class Reason(Enum):
 _MISCONFIGURED = frozenset(
     {
         *(Reason.OTHER_CLUSTER, Reason.WRONG_PLACE, Reason.SAME_PROCESS),
-        *(Reason.REPLICA, Reason.TOO_OLD, Reason.EVICTS),
+        *(Reason.REPLICA, Reason.TOO_OLD, Reason.EVICTS, Reason.NO_RUN_ID),
     }
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What is known of a place before its node is looked at.
+    """What is known of a node index before the node there is examined.
 
     Attributes:
         cluster_id: None until a first node was admitted.
         assume_durable: the operator's word that a node which restarted has forgotten nothing.
-        floor: the least floor the node must have.
-        changes: how many changes it has made, at least, if it has that floor.
-        familiar: what voted last at this place is what is looked at here, so if it is gone or older it has forgotten.
-        runs: of the other nodes' processes, each with its index.
+        floor: the least floor that a process there needs to vote.
+        token: the greatest token that this server has seen from the node with that floor.
+        familiar: this server admitted a process there with that floor, so an empty or older one has forgotten.
+        runs: the runs of the other nodes' processes, each with its index.
     """
 
     index: int
@@ -80,35 +78,40 @@ class Expectation:
     cluster_id: str | None
     assume_durable: bool
     floor: int = 0
-    changes: int = 0
+    token: int = 0
     familiar: bool = False
     runs: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The node may vote under this identity.
+    """The node votes, under this identity."""
+
+    identity: Identity
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """A new run that proved that it forgot nothing: it votes as soon as it has passed the fence.
 
     Attributes:
-        restarted: whether this is a new run of its process, which note_run.lua has to note first.
-        durable: whether that run loses nothing at a crash.
+        noted: the node's identity says so; if not, a server has to take the node out first.
     """
 
     identity: Identity
-    restarted: bool
-    durable: bool
+    noted: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Forgot:
-    """The node may have forgotten what it promised: it must be quarantined."""
+    """The node may have forgotten what it promised: a server has to quarantine it."""
 
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """The node is in the quarantine that its identity names; it can come back by a rejoin."""
+    """The node is in the quarantine that its identity names: it votes after fence and wait."""
 
     identity: Identity
 
@@ -121,18 +124,21 @@ class Rejected:
     detail: str
 
 
-Judgement = Admitted | Forgot | Quarantined | Rejected
+Judgement = Admitted | Restarted | Forgot | Quarantined | Rejected
 
 
 def judge(expected: Expectation, found: Findings) -> Judgement:
     """Decide whether a node may vote."""
     identity = found.identity
+    if unfit := judge_process(found, expected.runs):
+        return unfit
+    if identity is None:
+        return _judge_nameless(expected, found)
     return (
-        judge_process(found, expected.runs)
-        or (_judge_nameless(expected, found) if identity is None else None)
-        or (_judge_seat(expected, identity, found) if identity is not None else None)
-        or (_judge_life(expected, identity) if identity is not None else None)
-        or _judge_memory(expected, found)
+        _judge_seat(expected, identity, found)
+        or _judge_life(expected, identity, found)
+        or _judge_memory(expected, identity, found)
+        or _judge_run(expected, identity, found)
     )
 
 
@@ -146,6 +152,11 @@ def judge_process(found: Findings, runs: Mapping[str, int]) -> Rejected | None:
         return Rejected(
             Reason.EVICTS,
             f"it would drop keys when its memory is full ({found.eviction}); set maxmemory-policy noeviction",
+        )
+    if not found.run_id:
+        return Rejected(
+            Reason.NO_RUN_ID,
+            "its INFO shows no run_id, so a restart could not be noticed; use a server that shows it in INFO server",
         )
     twin = runs.get(found.run_id)
     if twin is not None:
@@ -199,22 +210,14 @@ def _judge_seat(expected: Expectation, identity: Identity, found: Findings) -> R
     return None
 
 
-def _judge_life(expected: Expectation, identity: Identity) -> Forgot | Quarantined | Rejected | None:
-    """Decide in which phase of its life it is, and whether it is what voted here last."""
-    match identity.phase:
-        case Phase.FORMING | Phase.ASSEMBLED:
-            return Rejected(
-                Reason.FORMING, "its cluster was not formed to the end: run `redfence cluster init` again"
-            )
-        case Phase.RECOVERING:
-            return Rejected(
-                Reason.RECOVERING,
-                "it is being recovered; if nobody is at it, run `redfence cluster recover` again",
-            )
-        case Phase.RETIRED:
-            return Rejected(
-                Reason.REPLACED, "it was replaced by another node: name that one, and wipe this one"
-            )
+def _judge_life(
+    expected: Expectation, identity: Identity, found: Findings
+) -> Forgot | Quarantined | Rejected | None:
+    """Decide in which phase of its life the node is, and whether it is what voted here last."""
+    if identity.phase in {Phase.FORMING, Phase.ASSEMBLED}:
+        return Rejected(
+            Reason.FORMING, "its cluster was not formed to the end: run `redfence cluster init` again"
+        )
     if identity.floor < expected.floor:
         if expected.familiar:
             return Forgot(
@@ -222,22 +225,24 @@ def _judge_life(expected: Expectation, identity: Identity) -> Forgot | Quarantin
             )
         return Rejected(
             Reason.REPLACED,
-            "another node, or a later state of this one, has voted at its place since: name that one; or, if this one is to "
-            f"take the place again, run `redfence cluster replace {expected.index} URL`",
+            "another process was given its index since: name that one; or, if this one is to take the place again, run "
+            f"`redfence cluster replace {expected.index} URL`",
         )
-    return Quarantined(identity) if identity.phase is Phase.QUARANTINED else None
+    if identity.phase is Phase.QUARANTINED:
+        # A new run may be an older copy of the data, in an older quarantine: its fence would not count.
+        same_run = _is_same_run(identity, found)
+        return Quarantined(identity) if same_run else Forgot("it restarted in quarantine")
+    return None
 
 
-def _judge_memory(expected: Expectation, found: Findings) -> Admitted | Forgot | Rejected:  # noqa: PLR0911  (one return per rule reads best)
-    """Decide whether the node that was formed may have forgotten anything, or be about to."""
-    identity = found.identity
-    assert identity is not None, "a node without an identity is judged before"
+def _judge_memory(expected: Expectation, identity: Identity, found: Findings) -> Forgot | Rejected | None:
+    """Decide whether the node has forgotten anything, or cannot show that it has not."""
     if found.high is None:
-        return Forgot("it has lost `high`, its greatest number")
-    if identity.floor == expected.floor and identity.changes < expected.changes:
+        return Forgot("it has lost `high`, its greatest token")
+    if identity.floor == expected.floor and found.high < expected.token:
         return Forgot(
-            f"its data is older than what it has answered: it shows {identity.changes} changes of at least {expected.changes} "
-            "(an old snapshot, a cut file, or a disk that lost what it had confirmed)"
+            f"its data is older than what it has answered: its greatest token is {found.high}, and it has answered "
+            f"{expected.token} (an old snapshot, a cut file, or a disk that lost what it had confirmed)"
         )
     same_run = _is_same_run(identity, found)
     evicted = found.evicted - (identity.evicted if same_run else 0)
@@ -248,19 +253,30 @@ def _judge_memory(expected: Expectation, found: Findings) -> Admitted | Forgot |
             "it was a replica in this run, or began with the data of a node that had one: what was answered last may be missing"
         )
     if found.settings_hidden and identity.durable and not expected.assume_durable:
-        # No evidence against the node: a user with more rights can see that it lost nothing. So it is not for this one to
-        # quarantine it, which would bind everybody.
+        # No evidence against the node: a user with more rights can see that it lost nothing. So this server does not
+        # quarantine it, which would bind every server.
         return Rejected(
             Reason.SETTINGS_HIDDEN,
-            "it was durable, and this user may not read its settings, which tell whether it still is: grant the user +config|get, or "
-            "set assume_durable",
+            "it was durable, and this user may not read its settings, which tell whether it still is: grant the user "
+            "+config|get, or set assume_durable",
         )
-    if same_run:
-        return _judge_same_run(expected, found, identity)
-    # What counts for the past is how the run wrote that ended; how this one writes counts for the next restart.
+    return None
+
+
+def _judge_run(
+    expected: Expectation, identity: Identity, found: Findings
+) -> Admitted | Restarted | Forgot | Rejected:
     gap = found.durability_gap
+    if _is_same_run(identity, found):
+        # A process that runs has forgotten nothing. But a durable one that is not durable any more must not vote: at its
+        # next start it could have forgotten this very change together with the tokens, and would seem durable again
+        # (test_a_node_that_stops_being_durable_does_not_vote_again).
+        if identity.durable and gap and not expected.assume_durable:
+            return Rejected(Reason.NOT_DURABLE, f"it was durable and is not any more: {gap}")
+        return Restarted(identity, noted=True) if identity.phase is Phase.RESTARTED else Admitted(identity)
+    # How the run that ended wrote counts for the past; how this one writes counts for the next restart.
     if expected.assume_durable or (identity.durable and not gap):
-        return Admitted(identity, restarted=True, durable=not gap)
+        return Restarted(identity, noted=False)
     problem = gap or "the run that ended did not write every answered command to disk"
     return Forgot(f"it restarted and cannot prove that it forgot nothing: {problem}")
 
@@ -270,12 +286,3 @@ def _is_same_run(identity: Identity, found: Findings) -> bool:
         return identity.run_id == found.run_id
     # An hour after its last replica has gone, a process that was promoted no longer shows that it was.
     return identity.run_id.partition("/")[0] == found.run_id
-
-
-def _judge_same_run(expected: Expectation, found: Findings, identity: Identity) -> Admitted | Rejected:
-    # A process that runs has forgotten nothing. But one that was durable and is not any more must not vote from now on: at
-    # its next start it could have forgotten this very change together with the tokens, and would seem durable again
-    # (test_a_node_that_stops_being_durable_does_not_vote_again).
-    if identity.durable and found.durability_gap and not expected.assume_durable:
-        return Rejected(Reason.NOT_DURABLE, f"it was durable and is not any more: {found.durability_gap}")
-    return Admitted(identity, restarted=False, durable=identity.durable)

@@ -1,22 +1,20 @@
-"""Look at every node from outside, without a server: gather the facts that doctor.py judges. Reads only, and changes nothing.
-
-A node may be away, hang, die midway or refuse a command; what was learnt until then is kept, and the rest told as missing.
-"""
+"""Check up nodes without a server: examine each, then watch its clock and latency. Reads only."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Final
 
 from redfence_server import scripts
 from redfence_server.clock import WallClock
-from redfence_server.node_examination import DURABLE_SETTINGS, examine, read_info
-from redfence_server.node_facts import ClockSample, NodeFacts, Trouble, read_process
+from redfence_server.node_examination import ClockReading, ExaminationRefusedError, Findings
+from redfence_server.node_visit import Visiting, visit
 from redfence_server.redis_dial import (
+    Dial,
     DialAnswerError,
-    DialDeniedError,
     DialError,
     DialledNode,
     DialRefusedError,
@@ -24,166 +22,131 @@ from redfence_server.redis_dial import (
     dial,
 )
 
-_T = TypeVar("_T")
-
-_SETTINGS: Final = (*DURABLE_SETTINGS, "save", "stop-writes-on-bgsave-error")
+WATCH_MS: Final = 1_000
+"""A clock that runs wrong by a few % shows within a second."""
 _PAUSE_MS: Final = 50
-"""Between two round trips: spread over the time of watching, they show also what comes and goes."""
-_PATIENCE: Final = 5
+_STEPS_MAX: Final = 5
 """How many times the time-out of one step a node may take for all steps together."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckupSettings:
-    """How to look.
+@dataclass(slots=True)
+class Checkup:
+    """What one node has shown. If it broke off, what it showed until then.
 
     Attributes:
-        keys: the names of the keys on the nodes.
-        dial_timeout_ms: how long each step of connecting, and each command, may take.
-        watch_ms: for how long clock and latency are watched. A clock that runs wrong by a few % shows within a second.
+        address: never with a password.
+        found: the examination; None if it failed.
+        error: why the examination or the watch failed; None if both came to their end.
+        refuses_writes: the node refuses them because of its disk.
+        readings: of its clock. The first came with the examination.
+        wall_ms: how far this machine's wall clock is ahead of its steady clock.
     """
 
-    keys: scripts.Keyspace
-    dial_timeout_ms: int
-    watch_ms: int = 1_000
+    index: int
+    address: str
+    found: Findings | None = None
+    error: DialError | None = None
+    refuses_writes: bool = False
+    readings: list[ClockReading] = field(default_factory=list)
+    wall_ms: float = 0.0
 
     @property
-    def deadline_ms(self) -> int:
-        """After how long a node is given up, in each of the two passes, that does answer, but ever so slowly."""
-        return _PATIENCE * self.dial_timeout_ms + 2 * self.watch_ms
+    def info(self) -> Mapping[str, str]:
+        """All fields of INFO; empty if the node did not answer it."""
+        if self.found is not None:
+            return self.found.info
+        return self.error.info if isinstance(self.error, ExaminationRefusedError) else {}
+
+    def number(self, name: str) -> int:
+        """Return a field of INFO; 0 if the node did not tell it."""
+        text = self.info.get(name, "")
+        return int(text) if text.isdecimal() else 0
+
+    @property
+    def software(self) -> tuple[str, str]:
+        """The engine and its version. Valkey also tells which Redis it is like."""
+        valkey = self.info.get("valkey_version")
+        return ("valkey", valkey) if valkey else ("redis", self.info.get("redis_version", "0"))
+
+    @property
+    def memory_bytes(self) -> tuple[int, int]:
+        """How much memory counts against the limit, and the limit; 0 for none."""
+        return self.number("used_memory") - self.number("mem_not_counted_for_evict"), self.number("maxmemory")
+
+    @property
+    def trips_ms(self) -> list[float]:
+        """How long the round trips of the watch took."""
+        return [reading.trip_ms for reading in self.readings[1:]]
+
+    @property
+    def clock_offset_ms(self) -> tuple[float, float] | None:
+        """How far the node's clock is ahead of this machine's, and how far off that may be."""
+        if not self.readings:
+            return None
+        best = min(self.readings, key=lambda reading: reading.trip_ms)
+        unsure_ms = best.trip_ms / 2
+        return best.node_ms - self.wall_ms - best.sent_ms - unsure_ms, unsure_ms
 
 
 async def check_up(
-    nodes: Sequence[NodeUrl], settings: CheckupSettings, *, clock: WallClock
-) -> list[NodeFacts]:
-    """Return the facts about each node, by index, after two passes of `deadline_ms` each at most.
+    urls: Sequence[NodeUrl],
+    keys: scripts.Keyspace,
+    *,
+    dial_timeout_ms: int,
+    clock: WallClock,
+    watch_ms: int = WATCH_MS,
+    dial: Dial = dial,
+) -> list[Checkup]:
+    """Return what each node has shown, by index.
 
-    The first asks each node what it knows, of itself and of the others; the second, only when all have told, what it is now. So no node
-    is measured by what another one has learnt of it since (test_nodes_under_load_have_not_forgotten_anything).
+    Args:
+        urls: of the nodes.
+        keys: the names of the keys on the nodes.
+        dial_timeout_ms: how long each step of connecting, and each command, may take.
+        clock: this machine's.
+        watch_ms: for how long clock and latency are watched.
+        dial: how to connect.
 
     Cancellation: nothing stays open.
     """
-    checkups = [_Checkup(index, url, settings, clock) for index, url in enumerate(nodes)]
-    try:
-        await asyncio.gather(*(checkup.meet() for checkup in checkups))
-        await asyncio.gather(*(checkup.examine() for checkup in checkups))
-    finally:
-        await asyncio.gather(*(checkup.close() for checkup in checkups))
-    return [checkup.facts for checkup in checkups]
+    visiting = Visiting(keys, dial_timeout_ms, clock, dial)
+    wall_ms = clock.wall_ms() - clock.now_ms()
+    deadline_ms = _STEPS_MAX * dial_timeout_ms + 2 * watch_ms
+    checkups = [Checkup(index, url.address, wall_ms=wall_ms) for index, url in enumerate(urls)]
 
-
-class _Checkup:
-    """One look at one node."""
-
-    def __init__(self, index: int, url: NodeUrl, settings: CheckupSettings, clock: WallClock) -> None:
-        self._url = url
-        self._settings = settings
-        self._clock = clock
-        self._node: DialledNode | None = None
-        self.facts = NodeFacts(index=index, address=url.address)
-
-    async def meet(self) -> None:
-        """Connect, and ask who the node is and what it knows."""
-        await self._guarded(self._meet())
-
-    async def examine(self) -> None:
-        """Look at it closely, and watch it for a while."""
-        if self.facts.trouble is None:
-            await self._guarded(self._examine())
-
-    async def close(self) -> None:
-        """Leave the node. May be repeated."""
-        if self._node is not None:
-            await self._node.close()
-
-    async def _guarded(self, steps: Coroutine[None, None, None]) -> None:
-        """Carry out steps within the deadline, and note why they came to no end."""
+    async def look(checkup: Checkup) -> None:
         try:
-            async with asyncio.timeout(self._settings.deadline_ms / 1000):
-                await steps
+            async with asyncio.timeout(deadline_ms / 1000):
+                visited = await visit(checkup.index, urls[checkup.index], stack, visiting)
+                if visited.node is None or visited.look.found is None:
+                    checkup.error = visited.look.error or DialError(visited.look.problem)
+                    return
+                checkup.found = visited.look.found
+                checkup.readings.append(checkup.found.clock)
+                await _watch(checkup, visited.node, clock, watch_ms)
         except TimeoutError:
-            self._note_trouble(Trouble.UNREACHABLE, f"not all within {self._settings.deadline_ms / 1000:g} s")
-        except DialDeniedError as error:
-            self._note_trouble(Trouble.DENIED, str(error))
-        except DialAnswerError as error:
-            self._note_trouble(Trouble.UNINTELLIGIBLE, str(error))
+            checkup.error = DialError(f"its answers did not all come within {deadline_ms / 1000:g} s")
         except DialError as error:
-            # Some time-outs of the system have no text.
-            self._note_trouble(Trouble.UNREACHABLE, str(error) or "no answer in time")
+            checkup.error = error
 
-    def _note_trouble(self, trouble: Trouble, reason: str) -> None:
-        self.facts = replace(self.facts, trouble=trouble, reason=reason)
+    async with AsyncExitStack() as stack:
+        await asyncio.gather(*map(look, checkups))
+    return checkups
 
-    async def _meet(self) -> None:
-        self._node = node = await dial(self._url, timeout_ms=self._settings.dial_timeout_ms)
-        info = await self._allowed(read_info(node, "default"))
-        if info is not None:
-            self.facts = replace(self.facts, process=read_process(info))
-        if self._is_loading:
-            return  # it answers nothing else
-        found = await self._allowed(examine(node, self._settings.keys))
-        if found is not None:
-            # A replica shows its primary's.
-            self.facts = replace(self.facts, known=None if found.is_replica else found.identity)
 
-    async def _examine(self) -> None:
-        node = self._node
-        assert node is not None, "whoever has no trouble is connected"
-        if self._is_loading:
-            return
-        self.facts = replace(self.facts, settings=await self._allowed(_read_settings(node)))
-        self.facts = replace(self.facts, found=await self._allowed(examine(node, self._settings.keys)))
-        await self._watch(node)
-
-    @property
-    def _is_loading(self) -> bool:
-        return self.facts.process is not None and self.facts.process.loading
-
-    async def _allowed(self, answer: Awaitable[_T]) -> _T | None:
-        """Return the answer, or None if the node refuses, and note that."""
+async def _watch(checkup: Checkup, node: DialledNode, clock: WallClock, watch_ms: int) -> None:
+    # Redis refuses PING while it refuses writes because of its disk.
+    (pong,) = await node.commands(("PING",))
+    checkup.refuses_writes = isinstance(pong, DialRefusedError) and "MISCONF" in str(pong)
+    until_ms = clock.now_ms() + watch_ms
+    while clock.now_ms() < until_ms:
+        await asyncio.sleep(_PAUSE_MS / 1000)
+        sent_ms = clock.now_ms()
+        answer = await node.command("TIME")
+        received_ms = clock.now_ms()
         try:
-            return await answer
-        except DialRefusedError as error:
-            command = str(error).partition(":")[0]
-            self.facts = replace(self.facts, refused={**self.facts.refused, command: str(error)})
-            return None
-
-    async def _watch(self, node: DialledNode) -> None:
-        until_ms = self._clock.now_ms() + self._settings.watch_ms
-        await self._allowed(self._read_clock(node))
-        while True:
-            await asyncio.sleep(_PAUSE_MS / 1000)
-            if "PING" not in self.facts.refused:
-                await self._allowed(self._ping(node))
-            if "TIME" not in self.facts.refused:
-                await self._allowed(self._read_clock(node))
-            if self._clock.now_ms() >= until_ms:
-                return
-
-    async def _ping(self, node: DialledNode) -> None:
-        sent_ms = self._clock.now_ms()
-        await node.command("PING")
-        taken_ms = self._clock.now_ms() - sent_ms
-        self.facts = replace(self.facts, pings_ms=(*self.facts.pings_ms, taken_ms))
-
-    async def _read_clock(self, node: DialledNode) -> None:
-        # In this order, so that also the wall clock is read within the round trip.
-        sent_ms, wall_ms = self._clock.now_ms(), self._clock.wall_ms()
-        seconds, microseconds = await node.command("TIME")
-        received_ms = self._clock.now_ms()
-        sample = ClockSample(
-            sent_ms=sent_ms,
-            received_ms=received_ms,
-            node_ms=int(seconds) * 1000 + int(microseconds) / 1000,
-            wall_ms=wall_ms,
-        )
-        self.facts = replace(self.facts, clock=(*self.facts.clock, sample))
-
-
-async def _read_settings(node: DialledNode) -> dict[str, str]:
-    settings = {}
-    for name in _SETTINGS:
-        # One at a time: before Redis 7, CONFIG GET takes one name.
-        if answer := await node.command("CONFIG", "GET", name):
-            settings[name] = answer[1].decode(errors="replace")
-    return settings
+            seconds, microseconds = map(int, answer)
+        except (TypeError, ValueError) as error:
+            raise DialAnswerError(f"it answers TIME as no node does: {error}") from error
+        node_ms = seconds * 1000 + microseconds / 1000
+        checkup.readings.append(ClockReading(sent_ms, received_ms, node_ms))

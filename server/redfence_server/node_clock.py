@@ -1,41 +1,37 @@
-"""Whether the wall clock of a node steps. Pure: told by samples, without a clock of its own.
+"""Decide whether the wall clock of a node stepped, from samples. Pure.
 
-Nodes end holds by their wall clock. One that steps forward ends them early, and the node gives the lock to the next while the holder
-still counts on its lease. Tokens stay ordered all the same; what is lost is exclusion. So whoever counts votes has to know of a step
-before it counts the vote that the step made possible, and for as long as a lease that was granted before the step can live.
+Nodes end holds by their wall clock. A clock that steps forward ends them early, and the node gives the lock to the next lease
+while the holder still counts on its own. Tokens stay ordered; exclusion is lost. So a server has to know of a step before
+it counts the vote that the step made possible, and for as long as a lease from before the step can live.
 
-**What a sample tells.** The node read its clock at an instant t of ours, between sending and receipt: `sent <= t <= received`. So the
-offset of its clock from ours, o(t), lies between `node - received` and `node - sent`. A slow answer makes the bounds wide, never wrong.
+**What a sample tells.** The node read its clock between sending and receipt. So the offset of its clock from the server's,
+o(t), lies between `node - received` and `node - sent`. A slow answer makes the bounds wide, never wrong.
 
-**What a clock may do.** Between any two instants it may gain or lose DRIFT_RATIO of the time between and DRIFT_FIXED_MS, which is what leases
-allow for (quorum.py), and no more. Put differently: `o(t) - ratio * t` never rises by more than the fixed part, and `o(t) + ratio * t` never
-falls by more. So two numbers remember all of the past: the least upper bound of the first that any sample gave, and the greatest lower bound of the
-second. A sample whose *lower* bound is above the first has proved a step forward, one whose *upper* bound is below the second a step backward.
+**What a clock may do.** It may gain or lose DRIFT_RATIO of the time and DRIFT_FIXED_MS, as leases allow for (quorum.py). So
+`o(t) - ratio * t` never rises, and `o(t) + ratio * t` never falls, by more than the fixed part. Two numbers remember all of
+the past: the least upper bound of the first and the greatest lower bound of the second. A sample whose *lower* bound is above
+the first proves a step forward, and one whose *upper* bound is below the second a step backward. Comparing with the last sample
+alone would let many small steps pass; comparing with the first one would soon allow anything.
 
-Three simpler ways fail. Comparing a sample with the one before lets many steps pass that are each within the allowance of one interval. Comparing
-with the first one allows for all the time since, and soon for anything. Comparing the middles of the bounds takes a slow answer for a
-step. Here a slow answer proves nothing and replaces nothing, and the allowance is that of the time since the sample which is hardest to explain.
+**After a step** the bound that it broke is forgotten; the other one stays true. A command's reply shows only its receipt: it can
+prove a step forward, but gives no new bound. So what the next full sample finds is taken for a second step
+(test_a_step_hidden_behind_another_is_distrusted_as_well).
 
-**After a step** the bound that it broke is forgotten, for the clock goes on from where it is; the other one stays true. Of a command's reply only
-the receipt is known. It can prove a step forward but gives no new bound, so until the next full sample a second step would not be seen. What that sample finds is
-therefore taken for a second step: the distrust counts from it (test_a_step_hidden_behind_another_is_distrusted_as_well).
-
-**Sleep.** Our clock must be one that goes on while this machine sleeps, or every sleep looks like a step of all nodes. If a hypervisor stops it
-together with the machine, it does look so; that errs in the safe direction.
-
-**What is not seen:** a step smaller than what the two round trips leave unsure and drift may explain; a step that is taken back before the next
-sample; and a step before the first sample, so take one before the node's first vote is counted.
+**Not seen** are a step smaller than drift and round trips may explain, one that is taken back before the next sample, and one
+before the first sample. The server's clock must go on while its machine sleeps, or each sleep looks like a step of all nodes.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Final
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from redfence_server.quorum import DRIFT_FIXED_MS, DRIFT_RATIO
 
-# Nodes tell the time in whole µs (Valkey looks at it once in a ms and counts on in between, which is for the fixed part to bear), and our sums of instants since 1970 are good to a fraction of that.
+# Nodes tell the time in whole µs, and sums of instants since 1970 are good to a fraction of that.
 _ROUNDING_MS: Final = 0.01
 _ALLOWED_MS: Final = DRIFT_FIXED_MS + _ROUNDING_MS
 
@@ -65,6 +61,7 @@ class NodeClock:
         "_hidden",
         "_lower_ms",
         "_upper_ms",
+        "offset_bounds_ms",
         "offset_ms",
         "steps",
     )
@@ -86,6 +83,8 @@ class NodeClock:
         """By how much the node's clock is ahead of this server's steady clock, as near as is known; None without a sample."""
         self.steps = 0
         """How many steps were seen."""
+        self.offset_bounds_ms = (-math.inf, math.inf)
+        """Between which bounds the offset was at the last full sample."""
 
     def note(self, *, sent_ms: float, received_ms: float, node_ms: float) -> Step | None:
         """Judge a full sample, and judge later ones by it.
@@ -97,6 +96,7 @@ class NodeClock:
         """
         assert sent_ms <= received_ms, (sent_ms, received_ms)
         step = self._forward(received_ms, node_ms) or self._backward(sent_ms, node_ms)
+        self.offset_bounds_ms = (node_ms - received_ms, node_ms - sent_ms)
         if step is not None:
             self._stepped(step, received_ms)
         elif self._hidden:
@@ -149,3 +149,106 @@ class NodeClock:
         upper_ms = min(node_ms - sent_ms, self._upper_ms + DRIFT_RATIO * received_ms + _ALLOWED_MS)
         lower_ms = max(node_ms - received_ms, self._lower_ms - DRIFT_RATIO * received_ms - _ALLOWED_MS)
         return (upper_ms + lower_ms) / 2
+
+
+# A server's clock that runs a little wrong makes each node seem to step, one after the other. Steps within this time may
+# have that one cause.
+_TOGETHER_MS: Final = 10_000
+
+
+class _Sample(NamedTuple):
+    """When a full sample was requested and answered, and the bounds of the offset."""
+
+    sent_ms: float
+    received_ms: float
+    lower_ms: float
+    upper_ms: float
+
+
+@dataclass(slots=True)
+class _Suspicion:
+    """A step that may be the node's own.
+
+    Attributes:
+        since_ms: it happened after this instant.
+        seen_at_ms: it had happened at this instant.
+        asked: the nodes that were asked to contradict it.
+        contradicted_by: those that do.
+    """
+
+    step: Step
+    since_ms: float
+    seen_at_ms: float
+    asked: set[int] = field(default_factory=set)
+    contradicted_by: set[int] = field(default_factory=set)
+
+
+# As many full samples of each node are kept: a step is seen at the next one.
+_SAMPLES_MAX: Final = 100
+
+
+class ClockWitnesses:
+    """Whether a step that one server sees is the node's own, or the work of the server's clock.
+
+    A server compares each node's clock with its own. If the server's own clock stands still or runs wrong, all nodes seem to
+    step, one after the other as they are sampled. So every step costs the node its votes at this server, but other servers
+    are told only of a step that other nodes' clocks contradict: as many as may fail, f, and at least one.
+
+    A clock contradicts a step by its first full sample that was requested after the step was seen. Compared with its last
+    sample from before the stepping node's last one, it has to show that it moved less far, whatever drift may hide.
+    """
+
+    def __init__(self, node_count: int) -> None:
+        self._needed = max(1, (node_count - 1) // 2)
+        self._samples = tuple(deque[_Sample](maxlen=_SAMPLES_MAX) for _ in range(node_count))
+        self._suspicions: dict[int, _Suspicion] = {}
+        self.on_step: Callable[[], None] = lambda: None
+        """Called when a node seems to have stepped: the other clocks are worth a look now."""
+        self.on_confirmed: Callable[[int], None] = lambda _: None
+        """Called with the index of a node whose step can be confirmed now."""
+
+    def note_step(self, index: int, step: Step, *, seen_at_ms: float) -> None:
+        """Note a step of one node's clock, before the sample that showed it; an earlier step is replaced."""
+        samples = self._samples[index]
+        since_ms = samples[-1].sent_ms if samples else -math.inf
+        self._suspicions[index] = _Suspicion(step, since_ms, seen_at_ms)
+        self.on_step()
+
+    def note_sample(self, index: int, clock: NodeClock, *, sent_ms: float, received_ms: float) -> None:
+        """Note a full sample of one node's clock, after `NodeClock.note`.
+
+        A sample sent at the very instant of the step counts as earlier: the server's clock may stand still.
+        """
+        self._samples[index].append(_Sample(sent_ms, received_ms, *clock.offset_bounds_ms))
+        for other, suspicion in self._suspicions.items():
+            if other == index or sent_ms <= suspicion.seen_at_ms or index in suspicion.asked:
+                continue
+            suspicion.asked.add(index)
+            if self._moved_ms_max(index, suspicion) < abs(suspicion.step.by_ms):
+                suspicion.contradicted_by.add(index)
+                if len(suspicion.contradicted_by) == self._needed:
+                    self.on_confirmed(other)
+
+    def _moved_ms_max(self, index: int, suspicion: _Suspicion) -> float:
+        """Return how far a clock moved, at the most, in the direction of a step and since it could have happened."""
+        # From before that instant, and not from it: while the server's clock stands still, everything is at one instant.
+        earlier = (each for each in reversed(self._samples[index]) if each.received_ms < suspicion.since_ms)
+        before, now = next(earlier, None), self._samples[index][-1]
+        if before is None:
+            return math.inf
+        moved_ms = (
+            now.upper_ms - before.lower_ms if suspicion.step.by_ms > 0 else before.upper_ms - now.lower_ms
+        )
+        return moved_ms + DRIFT_RATIO * (now.received_ms - before.received_ms) + DRIFT_FIXED_MS
+
+    def confirm(self, index: int) -> bool:
+        """Tell whether enough other clocks contradict the last step of a node; it is then told of once."""
+        suspicion = self._suspicions.get(index)
+        if suspicion is None or len(suspicion.contradicted_by) < self._needed:
+            return False
+        del self._suspicions[index]
+        return True
+
+    def stepped_together(self, *, now_ms: float) -> int:
+        """Return how many nodes seem to have stepped lately, so that this server's clock may be the cause."""
+        return sum(now_ms - each.seen_at_ms < _TOGETHER_MS for each in self._suspicions.values())

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import structlog
+
 from redfence_server import quorum
 from redfence_server.clock import WallClock
 from redfence_server.cluster_memory import ClusterMemory
 from redfence_server.errors import ConfigError, NodeRejectedError
-from redfence_server.lock_node import LOOK_MS_MAX, NodeReport, NodeState
+from redfence_server.lock_node import REVALIDATION_MS_MAX, NodeReport, NodeState
 from redfence_server.node_link import LinkSettings, NodeLink
 from redfence_server.randomness import Randomness
 from redfence_server.redis_dial import NodeUrl
@@ -59,50 +61,45 @@ class NodeCluster:
     """Starts and ends the links; a server without a quorum at its start does not start.
 
     Attributes:
-        on_quorum_lost: told when no quorum votes, and none will in a moment: nodes that have vouched for another one, or whose
-            connection broke, are back after some round trips.
+        on_quorum_lost: told when no quorum votes, and none will in a moment: nodes that have to be
+            examined again are back after some round trips.
     """
 
     def __init__(
         self,
-        nodes: Sequence[NodeUrl],
         *,
         settings: LinkSettings,
-        pulse_interval_ms: int,
         clock: WallClock,
         randomness: Randomness,
     ) -> None:
         """Make the links; none is started.
 
         Args:
-            nodes: in order of their index.
             settings: what the links share.
-            pulse_interval_ms: how often to exchange with each node what is known of the cluster, and to read its clock. What was answered
-                since is what a crash of all servers makes them forget; and a clock that is set while nobody acquires is noticed after so long.
             clock: this machine's.
             randomness: for jitter and ids.
         """
-        self._pulse_interval_s = pulse_interval_ms / 1000
-        self._memory = ClusterMemory(len(nodes))
-        self._randomness = randomness
-        self._pulses: asyncio.Task[None] | None = None
+        node_count = len(settings.joining.urls)
+        self._memory = ClusterMemory(node_count)
+        self._witnesses = settings.heartbeat.witnesses
+        self._clock = clock
+        self._is_clock_wrong = False
         self._blink: asyncio.TimerHandle | None = None
         self.on_quorum_lost: Callable[[], None] = lambda: None
         self.links = [
             NodeLink(
-                url,
-                index=index,
+                index,
                 settings=settings,
                 memory=self._memory,
                 clock=clock,
                 randomness=randomness,
                 on_state=self._on_state,
             )
-            for index, url in enumerate(nodes)
+            for index in range(node_count)
         ]
-        self._memory.on_floor = lambda index: self.links[index].review()
-        for link in self.links:
-            link.know([other for other in self.links if other is not link])
+        self._memory.on_floor = lambda index: self.links[index].drop_if_superseded()
+        self._witnesses.on_step = self._on_step
+        self._witnesses.on_confirmed = lambda index: self.links[index].heartbeat.bring_forward()
 
     def ttl_ms_max(self) -> int:
         """Return the greatest ttl the cluster allows."""
@@ -126,7 +123,6 @@ class NodeCluster:
         """
         for link in self.links:
             link.start()
-        self._pulses = asyncio.create_task(self._pulse(), name="node-pulses")
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await asyncio.gather(*(link.examined.wait() for link in self.links))
@@ -141,25 +137,39 @@ class NodeCluster:
 
     async def close(self) -> None:
         """End all links."""
-        if self._pulses is not None:
-            self._pulses.cancel()
-            await asyncio.gather(self._pulses, return_exceptions=True)
         await asyncio.gather(*(link.close() for link in self.links))
         self._end_blink()
 
-    async def _pulse(self) -> None:
-        while True:
-            await asyncio.sleep(self._pulse_interval_s * self._randomness.uniform(0.9, 1.1))
-            for link in self.links:
-                link.pulse()
+    def _sample_clocks(self) -> None:
+        for link in self.links:
+            link.heartbeat.bring_forward()
+
+    def _on_step(self) -> None:
+        """Look at every clock at once: whose clock moved decides whether other servers have to know."""
+        self._sample_clocks()
+        together = self._witnesses.stepped_together(now_ms=self._clock.now_ms())
+        was_wrong, self._is_clock_wrong = (
+            self._is_clock_wrong,
+            together >= quorum.majority(len(self.links)) > 1,
+        )
+        if self._is_clock_wrong and not was_wrong:
+            structlog.get_logger().error(
+                "server_clock_wrong",
+                consequence="a quorum of node clocks moved together against this server's clock: it stood still or runs "
+                "wrong; this server grants nothing until the greatest ttl is over; other servers are not told",
+            )
 
     def _on_state(self) -> None:
+        # A clock is a witness for the time since its first sample. So all are sampled again as soon as one is new.
+        self._sample_clocks()
         if self._has_quorum():
             self._end_blink()
         elif not self._has_quorum(NodeState.UNREACHABLE):
             self.on_quorum_lost()
         elif self._blink is None:
-            self._blink = asyncio.get_running_loop().call_later(LOOK_MS_MAX / 1000, self._on_long_blink)
+            self._blink = asyncio.get_running_loop().call_later(
+                REVALIDATION_MS_MAX / 1000, self._on_long_blink
+            )
 
     def _on_long_blink(self) -> None:
         self._blink = None

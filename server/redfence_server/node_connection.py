@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import hiredis
 
 from redfence_server.lock_node import Silence
+from redfence_server.redis_dial import DialError, DialRefusedError
 
 # Above this many unanswered commands the node is as good as unreachable; each takes about half a kilobyte.
 _UNANSWERED_MAX: Final = 20_000
@@ -81,6 +83,28 @@ class NodeConnection(asyncio.BufferedProtocol):
         if self._timer is None or self._timer.when() > now + self._timeout_s:
             self._arm(now + self._timeout_s)
         return True
+
+    async def commands(self, *batch: Sequence[str | bytes | int]) -> list[Any]:
+        """Return the answers to raw commands, in order; a `DialRefusedError` stands for one that is an error.
+
+        Cancellation: the answers are dropped.
+
+        Raises:
+            DialError: the connection ended, takes no more, or an answer came too late.
+        """
+        answers: list[asyncio.Future[Any]] = [self._loop.create_future() for _ in batch]
+        for parts, answer in zip(batch, answers, strict=True):
+            packed: bytes = hiredis.pack_command(tuple(parts))  # type: ignore[arg-type]  # its stub says: a tuple of one
+            if not self.call(packed, partial(_settle, answer)):
+                raise DialError(f"{parts[0]!s}: the connection takes no command")
+        values = [await answer for answer in answers]
+        for parts, value in zip(batch, values, strict=True):
+            if isinstance(value, Silence):
+                raise DialError(f"{parts[0]!s}: {value.name.lower().replace('_', ' ')}")
+        return [
+            DialRefusedError(f"{parts[0]!s}: {value}") if isinstance(value, ReplyError) else value
+            for parts, value in zip(batch, values, strict=True)
+        ]
 
     def subscribe(self, channel: str, on_subscribed: Callable[[str], None]) -> None:
         """Begin to take the notices of a channel: the first thing to send, and once at most.
@@ -178,3 +202,8 @@ class NodeConnection(asyncio.BufferedProtocol):
             on_raw, _ = self._unanswered.popleft()
             on_raw(Silence.DISCONNECTED)
         self._on_lost(self._end_reason or (str(exc) if exc else "it closed the connection"))
+
+
+def _settle(answer: asyncio.Future[Any], value: Any) -> None:
+    if not answer.done():
+        answer.set_result(value)

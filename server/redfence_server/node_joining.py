@@ -1,23 +1,24 @@
-"""Bring one node to where it may vote, on a fresh connection: examine, judge, quarantine, rejoin.
+"""Bring one node to where it may vote, on a fresh connection: examine, judge, take out, fence, wait, restore the vote.
 
-Every step leaves the node either as it was, or in quarantine, or voting; so a server may end between any two of them, and several may be at
-it at once. The waiting is each server's own: a quarantine that this server has not watched from its beginning lasts longer, never less.
+Every step leaves the node as it was, or without a vote, or voting. So a server may end between any two steps, and
+several servers may drive at once. Each server waits by its own clock: a fence that it did not raise itself counts from
+the moment at which it saw the fence complete, so the wait is longer, never shorter.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
-from redfence_server import quorum, rejoin, scripts
+from redfence_server import fence
 from redfence_server.clock import Clock
 from redfence_server.cluster_memory import ClusterMemory
-from redfence_server.lock_node import LockNode
+from redfence_server.errors import NodeRejectedError
+from redfence_server.fence import FenceError, TooFewPeersError
 from redfence_server.node_admission import (
     Admitted,
     Expectation,
@@ -26,19 +27,21 @@ from redfence_server.node_admission import (
     Quarantined,
     Reason,
     Rejected,
+    Restarted,
     judge,
 )
-from redfence_server.node_examination import Findings, Identity, Phase, examine
+from redfence_server.node_examination import Findings, Identity, Phase
+from redfence_server.node_visit import Look, Seat, Visit, Visiting, visits
 from redfence_server.randomness import Randomness
-from redfence_server.redis_dial import DialError, DialledNode
-from redfence_server.rejoin import Claim, Rejoin, Vouched
+from redfence_server.redis_dial import DialError, DialledNode, NodeUrl
 
-# A node that is up but must not vote is looked at again this often, with jitter.
+# A node that is up but must not vote is examined again this often, with jitter.
 _RECHECK_MS: Final = 2_000
-# How long a node that restarted waits for the first look at every other one.
-_ASK_AROUND_TIMEOUT_MS: Final = 2_000
-# A rejoin that another one overtook is tried again soon.
-_OVERTAKEN_RECHECK_MS: Final = 100
+# A fence that another driver overtook, or that lacks peers, is tried again after a pause that doubles each time.
+_FENCE_PAUSE_MS_FIRST: Final = 100.0
+
+
+_WITHOUT_VOTE: Final = frozenset({Phase.QUARANTINED, Phase.RESTARTED})
 
 
 @dataclass(eq=False)
@@ -47,7 +50,7 @@ class TurnedAwayError(Exception):
 
     Attributes:
         detail: why, for humans.
-        recheck_ms: when to look again.
+        recheck_ms: when to examine it again.
         reason: what an operator has to mend; None if the node comes back by itself.
     """
 
@@ -56,44 +59,52 @@ class TurnedAwayError(Exception):
     reason: Reason | None = None
 
 
-class _ChangedError(DialError):
-    """Somebody else has changed the node's identity: it has to be looked at again."""
+@dataclass(frozen=True, slots=True)
+class JoiningSettings:
+    """What the joinings of all nodes of one server share.
+
+    Attributes:
+        urls: of all nodes, by index.
+        visiting: how to reach them.
+        assume_durable: the operator's word that a restarted node forgets nothing.
+        adopts_empty: an empty node at a node index is taken for the one that was there, also if this server has never
+            seen that one: only for a server that runs the nodes itself.
+        fencing: held while this server raises a fence, so that its own fences do not overtake each other.
+    """
+
+    urls: Sequence[NodeUrl]
+    visiting: Visiting
+    assume_durable: bool
+    adopts_empty: bool
+    fencing: asyncio.Lock
+
+
+class Known(NamedTuple):
+    """What a server knows of a node before it examines it: the least floor, and the greatest token seen with that floor."""
+
+    floor: int
+    token: int
 
 
 @dataclass(frozen=True, slots=True)
-class JoiningSettings:
-    """What the joining of every node has in common.
+class _Fenced:
+    """A fence that this server saw complete."""
 
-    Attributes:
-        assume_durable: the operator's word that a restarted node forgets nothing.
-        adopts_empty: an empty node at a place of the cluster is taken for the one that was there, also if this server
-            has never seen it: only for a server that runs the nodes itself.
-    """
-
-    keys: scripts.Keyspace
-    assume_durable: bool
-    adopts_empty: bool = False
-
-
-def quarantine_ms(ttl_ms_max: int) -> float:
-    """Return how long a node that forgot stays out: every lease that it may have forgotten has ended by then."""
-    return ttl_ms_max + ttl_ms_max * quorum.DRIFT_RATIO + quorum.DRIFT_FIXED_MS
+    quarantine: str
+    floor: int
+    at_ms: float
 
 
 class NodeJoining:
-    """Brings the node at one place to where it may vote.
+    """Brings the node at one index to where it may vote.
 
     Attributes:
-        run_id: of the process that was looked at last.
-        others: every other node of the cluster; to be set before the first `join`, as `fellows`.
-        fellows: who brings those.
-        looked: set once the first look has come to an end, good or bad.
-        seen: the identity that was found last.
+        run_id: of the process that was examined last.
     """
 
     def __init__(
         self,
-        place: int,
+        index: int,
         *,
         settings: JoiningSettings,
         memory: ClusterMemory,
@@ -101,201 +112,212 @@ class NodeJoining:
         randomness: Randomness,
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:
-        self._place = place
+        self._index = index
         self._settings = settings
         self._memory = memory
+        self._place = memory.places[index]
         self._clock = clock
         self._randomness = randomness
         self._log = log
-        # Its id, and in which run of the process: one that comes again out of an older copy of the data has to last anew.
-        self._quarantine = ("", "")
-        self._quarantine_seen_ms = 0.0
+        self._fenced = _Fenced("", 0, 0.0)
+        self._fence_pause_ms = _FENCE_PAUSE_MS_FIRST
+        # The last quarantine that this server began, and why.
+        self._began = ("", "")
         # The floor under which this server was last admitted here; None before the first time.
         self._floor: int | None = None
         self.run_id = ""
-        self.others: Sequence[LockNode] = ()
-        self.fellows: Sequence[NodeJoining] = ()
-        self.looked = asyncio.Event()
-        self.seen: Identity | None = None
 
-    async def join(self, node: DialledNode) -> Identity:
-        """Return the identity under which the node votes.
+    async def join(self, node: DialledNode) -> Findings:
+        """Return what was found of the node, which votes.
 
-        Cancellation: the node is as it was, in quarantine, or votes.
+        Cancellation: the node is as it was, or without a vote, or votes.
 
         Raises:
             TurnedAwayError: it must not vote now.
-            DialError: the connection broke, or somebody else changed the node meanwhile.
+            DialError: the connection broke, or another server or an operator changed the node meanwhile.
         """
-        judgement, found = await self._look(node)
-        if isinstance(judgement, Forgot) or (isinstance(judgement, Admitted) and judgement.restarted):
-            await self._ask_around()
-            judgement, found = await self._look(node)
-        if isinstance(judgement, Quarantined):
-            await self._bring_back(node, judgement.identity, found)
-            judgement, found = await self._look(node)
+        visit = Visit(
+            Look(self._index, self._settings.urls[self._index].address, None), node, self._settings.visiting
+        )
+        try:
+            floor = self._place.floor
+            judgement = await self._examine(visit)
+            if isinstance(judgement, Forgot) or (isinstance(judgement, Restarted) and not judgement.noted):
+                await self._take_out(visit, judgement, floor=floor)
+                judgement = await self._examine(visit)
+            if isinstance(judgement, Quarantined | Restarted):
+                await self._bring_back(visit, proven=isinstance(judgement, Restarted))
+                judgement = await self._examine(visit)
+        except NodeRejectedError as error:
+            raise DialError(str(error)) from error
         match judgement:
-            case Admitted():
+            case Admitted(identity):
+                assert visit.look.found is not None, "what was judged was found"
                 # In the same turn of the loop as the judgement: the next node is judged by what this one has told.
-                self._memory.admit(judgement.identity, found.run_id)
-                await self._note_run(node, judgement, found)
-                self._floor = judgement.identity.floor
-                self._quarantine = ("", "")
-                return judgement.identity
-            case Forgot(detail):
-                await self._put_in_quarantine(node, found, detail)
-                raise TurnedAwayError(
-                    f"quarantined: {detail}", min(self._quarantine_left_ms(found) + 1, _RECHECK_MS)
-                )
+                self._memory.admit(identity, visit.look.found.run_id)
+                self._floor = identity.floor
+                return visit.look.found
             case Rejected(reason, detail):
                 if reason is Reason.REPLACED:
                     # Should it be empty next, it is not the one that voted here last.
                     self._floor = None
                 raise TurnedAwayError(detail, reason=reason)
-            case Quarantined():
-                raise TurnedAwayError("quarantined a second time, while it came back")
+        raise TurnedAwayError("quarantined a second time, while it came back", _FENCE_PAUSE_MS_FIRST)
 
     def leave(self) -> None:
         """Note that the connection under which the node was admitted has ended."""
-        self._memory.places[self._place].run_id = ""
+        self._place.run_id = ""
 
-    async def _look(self, node: DialledNode) -> tuple[Judgement, Findings]:
-        # Of what grows with the node, what was known before the look: what is learnt during it may be newer than what is seen.
-        place = self._memory.places[self._place]
-        floor, changes = place.floor, place.changes
-        found = await examine(node, self._settings.keys)
-        self.run_id, self.seen = found.run_id, found.identity
-        self.looked.set()
+    def known(self) -> Known:
+        """Return what is known of the node now; `judge` needs it from before an examination."""
+        return Known(self._place.floor, self._place.token)
+
+    def judge(self, found: Findings, known: Known) -> Judgement:
+        """Decide what an examination found, by what was `known` before it: what is learnt during it may be newer."""
         expected = Expectation(
-            index=self._place,
+            index=self._index,
             node_count=len(self._memory.places),
             cluster_id=self._memory.cluster_id,
             assume_durable=self._settings.assume_durable,
-            floor=floor,
-            changes=changes,
-            familiar=self._settings.adopts_empty or (self._floor is not None and self._floor >= floor),
-            runs=self._memory.runs_of_others(self._place),
+            floor=known.floor,
+            token=known.token,
+            familiar=self._settings.adopts_empty or (self._floor is not None and self._floor >= known.floor),
+            runs=self._memory.runs_of_others(self._index),
         )
-        return judge(expected, found), found
+        judgement = judge(expected, found)
+        if isinstance(judgement, Admitted) and found.high is not None:
+            self._memory.see_token(self._index, floor=judgement.identity.floor, token=found.high)
+        return judgement
 
-    async def _ask_around(self) -> None:
-        """Take over what the other nodes have noted of this one: a server that has just started remembers nothing itself.
+    async def _examine(self, visit: Visit) -> Judgement:
+        known = self.known()
+        await visit.look_again()
+        found = visit.look.found
+        if found is None:
+            raise DialError(visit.look.problem)
+        self.run_id = found.run_id
+        return self.judge(found, known)
 
-        Not only from those that vote: when all were restarted at once, each has to be judged before the first of them does.
+    async def _take_out(self, visit: Visit, judgement: Forgot | Restarted, *, floor: int) -> None:
+        """Take the vote of a node away; `floor` is the least one known before it was examined.
+
+        With a greater floor, learnt since, a process that was superseded would pass for the one that has superseded it.
         """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_ASK_AROUND_TIMEOUT_MS / 1000):
-                for fellow in self.fellows:
-                    await fellow.looked.wait()
-        for seen in (fellow.seen for fellow in self.fellows):
-            if seen is not None and self.seen is not None and seen.cluster_id == self.seen.cluster_id:
-                floor, changes = seen.known_floors.get(self._place, 0), seen.known_changes.get(self._place, 0)
-                self._memory.told(self._place, floor=floor, changes=changes)
-
-    async def _note_run(self, node: DialledNode, judgement: Admitted, found: Findings) -> None:
-        if not judgement.restarted:
-            return
-        identity = judgement.identity
-        before, noted = (
-            (identity.admission, identity.run_id),
-            (found.run_id, "1" if judgement.durable else "0"),
-        )
-        await self._step(node, "note_run", (self._settings.keys.node,), *before, *noted)
-        self._log.info(
-            "node_run_noted", run_id_before=before[1], run_id=found.run_id, durable=judgement.durable
-        )
-
-    # --- quarantine -----------------------------------------------------------------------------------------------
-
-    async def _put_in_quarantine(self, node: DialledNode, found: Findings, detail: str) -> None:
-        identity = found.identity
-        before = (identity.admission, identity.run_id) if identity else ("", "")
-        place = (
-            (identity.cluster_id, identity.index, identity.node_count, identity.max_ttl_ms)
+        found = visit.look.found
+        assert found is not None, "what was judged was found"
+        identity, memory = found.identity, self._memory
+        seat = (
+            Seat(identity.cluster_id, identity.index, identity.node_count, identity.max_ttl_ms)
             if identity
-            else (self._memory.cluster_id, self._place, len(self._memory.places), self._memory.ttl_ms_max)
+            else Seat(memory.cluster_id or "", self._index, len(memory.places), memory.ttl_ms_max or 0)
         )
+        restarted = isinstance(judgement, Restarted)
         quarantine = self._randomness.hex_id()
-        keys = (self._settings.keys.node, self._settings.keys.high)
-        state = Phase.QUARANTINED.value
-        floor = str(self._memory.places[self._place].floor)
-        await self._step(
-            node, "quarantine", keys, *before, quarantine, state, *map(str, place), found.run_id, floor
+        await visit.take_vote(
+            seat,
+            phase=Phase.RESTARTED if restarted else Phase.QUARANTINED,
+            quarantine=quarantine,
+            floor=floor,
         )
-        self._see_quarantine(quarantine, found)
-        self._log.warning("node_quarantined", detail=detail, run_id=found.run_id)
+        if isinstance(judgement, Forgot):
+            self._began = (quarantine, judgement.detail)
+            self._log.warning("node_quarantined", detail=judgement.detail, run_id=found.run_id)
+        else:
+            self._log.info("node_restarted", run_id=found.run_id)
 
-    def _see_quarantine(self, quarantine: str, found: Findings) -> None:
-        if (quarantine, found.run_id) != self._quarantine:
-            self._quarantine, self._quarantine_seen_ms = (quarantine, found.run_id), self._clock.now_ms()
-
-    def _quarantine_left_ms(self, found: Findings) -> float:
-        ttl_ms_max = found.identity.max_ttl_ms if found.identity else self._memory.ttl_ms_max or 0
-        return max(0.0, self._quarantine_seen_ms + quarantine_ms(ttl_ms_max) - self._clock.now_ms())
-
-    async def _bring_back(self, node: DialledNode, identity: Identity, found: Findings) -> None:
-        """Rejoin a node whose quarantine has lasted long enough."""
-        self._see_quarantine(identity.admission, found)
-        left_ms = self._quarantine_left_ms(found)
-        if left_ms > 0:
-            raise TurnedAwayError(
-                f"quarantined: it may have forgotten locks and tokens; it can vote again in {left_ms / 1000:.0f} s at the earliest",
-                min(left_ms + 1, _RECHECK_MS),
-            )
-        place = self._memory.places[self._place]
-        attempt = Rejoin(
-            self._place,
-            self.others,
-            number=max(place.number, place.floor, identity.floor, found.high or 0),
-            changes=max(place.changes, identity.changes),
-            randomness=self._randomness,
-        )
-        attempt.start()
-        claim = await attempt.recalled
-        if claim is rejoin.Failure.EXHAUSTED:
-            raise TurnedAwayError("quarantined: the numbers below 2^53 are used up")
-        if not isinstance(claim, Claim):
-            raise TurnedAwayError(
-                "quarantined: it can vote again once a quorum of the other nodes does; if those have forgotten as well, "
-                "run `redfence cluster recover`"
-            )
-        numbers = (str(claim.floor), str(claim.changes))
-        try:
-            await self._step(node, "claim", (self._settings.keys.node,), identity.admission, *numbers)
-        except _ChangedError:
-            raise _overtaken() from None
-        # Whatever comes of it, the floor that the others may know from now on is for the node that is looked at here.
-        self._floor = max(self._floor or 0, claim.floor)
-        attempt.vouch(claim)
-        vouched = await attempt.outcome
-        if not isinstance(vouched, Vouched):
-            raise _overtaken()
-        await self._readmit(node, identity, found, vouched)
-
-    async def _readmit(
-        self, node: DialledNode, identity: Identity, found: Findings, vouched: Vouched
-    ) -> None:
-        keys = (self._settings.keys.node, self._settings.keys.high)
-        quarantine = (identity.admission, Phase.QUARANTINED.value)
-        life = (self._randomness.hex_id(), str(vouched.claim.floor), str(vouched.claim.changes), found.run_id)
-        durable = "0" if found.durability_gap else "1"
-        floors = map(str, vouched.known_floors)
-        await self._step(node, "readmit", keys, *quarantine, *life, durable, str(found.evicted), *floors)
-        self._log.warning("node_rejoined", floor=vouched.claim.floor, run_id=found.run_id)
-
-    async def _step(self, node: DialledNode, script: str, keys: tuple[str, ...], *arguments: str) -> None:
-        """Carry out a script that changes the node's identity.
+    async def _bring_back(self, visit: Visit, *, proven: bool) -> None:
+        """Fence, wait, restore the vote: return when the node votes.
 
         Raises:
-            _ChangedError: it is not what was judged any more.
-            DialError: the connection broke, or the node is not only ours.
+            TurnedAwayError: the fence is not complete, or the wait is not over.
         """
-        answer = await node.command("EVAL", scripts.load(script), len(keys), *keys, *arguments)
-        if answer == [b"not_empty"]:
-            raise DialError("it has no identity, and somebody has begun to write to it")
-        if answer == [b"changed"]:
-            raise _ChangedError("its identity was changed by somebody else meanwhile")
+        identity = visit.identity
+        if (identity.admission, identity.reserved) != (self._fenced.quarantine, self._fenced.floor):
+            floor = await self._fence(visit, proven=proven)
+            self._fenced = _Fenced(identity.admission, floor, self._clock.now_ms())
+            self._floor, self._fence_pause_ms = max(self._floor or 0, floor), _FENCE_PAUSE_MS_FIRST
+        left_ms = self._fenced.at_ms + fence.wait_ms(identity.max_ttl_ms) - self._clock.now_ms()
+        if left_ms > 0 and not proven:
+            raise TurnedAwayError(
+                f"{self._out(identity)}; it can vote again in {left_ms / 1000:.0f} s at the earliest",
+                min(left_ms + 1, _RECHECK_MS),
+            )
+        restored = await visit.restore_vote(
+            quarantine=identity.admission,
+            admission=self._randomness.hex_id(),
+            floor=self._fenced.floor,
+            floors=self._memory.floors(),
+        )
+        if not restored:
+            raise TurnedAwayError("quarantined: another server is giving it its vote", _FENCE_PAUSE_MS_FIRST)
+        self._log.warning("node_rejoined", floor=self._fenced.floor, run_id=self.run_id)
+
+    async def _fence(self, visit: Visit, *, proven: bool) -> int:
+        settings = self._settings
+        async with settings.fencing, visits(settings.urls, settings.visiting, but=self._index) as peers:
+            trusted = [peer for peer in peers if self._trusts(peer.look, visit.identity, proven=proven)]
+            for peer in trusted:
+                self._memory.learn(peer.identity)
+            # One of them may know that another was superseded.
+            floors = self._memory.floors()
+            trusted = [peer for peer in trusted if peer.identity.floor >= floors[peer.look.index]]
+            others = [peer for peer in peers if peer not in trusted]
+            all_out = all(self._is_out(peer.look, floors[peer.look.index]) for peer in others)
+            try:
+                return await fence.raise_fence(
+                    visit,
+                    trusted,
+                    token_seen=self._place.token,
+                    randomness=self._randomness,
+                    out=[peer for peer in others if not _is_empty(peer.look)] if all_out else None,
+                )
+            except FenceError as error:
+                # What peers may know from now on is for the process that was examined here.
+                self._floor = max(self._floor or 0, error.floor) or self._floor
+                self._fence_pause_ms = min(2 * self._fence_pause_ms, _RECHECK_MS)
+                hint = ""
+                if isinstance(error, TooFewPeersError):
+                    hint = "; if they have forgotten as well, run `redfence cluster recover`"
+                raise TurnedAwayError(
+                    f"{self._out(visit.identity)}; {error}{hint}", self._fence_pause_ms
+                ) from None
+
+    def _is_out(self, look: Look, floor: int) -> bool:
+        """Tell whether a peer has no vote at any server, and no newer process has its index: its floor is the known one.
+
+        An empty node shows no floor. It counts only where this server runs the nodes, so that no other process has its index.
+        """
+        identity = look.found.identity if look.found is not None else None
+        if identity is None:
+            return self._settings.adopts_empty and _is_empty(look)
+        return identity.phase in _WITHOUT_VOTE and identity.floor >= floor
+
+    def _out(self, identity: Identity) -> str:
+        """Return why a node is out, as far as this server knows."""
+        if identity.phase is Phase.RESTARTED:
+            return "restarted: it forgot nothing"
+        quarantine, why = self._began
+        return f"quarantined: {why if quarantine == identity.admission else 'it may have forgotten locks and tokens'}"
+
+    def _trusts(self, look: Look, process: Identity, *, proven: bool) -> bool:
+        """Tell whether a peer may be read and fenced: it votes, or both it and the process restarted with proof."""
+        if look.found is None:
+            return False
+        place = self._memory.places[look.index]
+        expected = Expectation(
+            index=look.index,
+            node_count=process.node_count,
+            cluster_id=process.cluster_id,
+            assume_durable=self._settings.assume_durable,
+            floor=place.floor,
+        )
+        match judge(expected, look.found):
+            case Admitted():
+                return True
+            case Restarted(noted=True):
+                return proven
+        return False
 
 
-def _overtaken() -> TurnedAwayError:
-    return TurnedAwayError("quarantined: its return was overtaken and is tried again", _OVERTAKEN_RECHECK_MS)
+def _is_empty(look: Look) -> bool:
+    return look.found is not None and look.found.identity is None and not look.found.key_count

@@ -1,20 +1,19 @@
 """The server's lasting link to one node: dial, admission, commands, and again after every break.
 
-States: JOINING until it was first reached; then READY; UNREACHABLE while there is no connection; QUARANTINED while the node answers
-but must not vote.
-Commands go out only in READY, so a node is never sent anything before it was admitted on that very connection.
+States: JOINING until it was first reached; then READY; UNREACHABLE while there is no connection; QUARANTINED while the node
+answers but must not vote. Commands go out only in READY, so a node is sent nothing before it was admitted on that very
+connection.
 
-While it votes, every answer is watched for what the node shows of its memory and of its clock: a vote counts only if the clock was not set
-lately, and a node that shows less than it did before is dropped and looked at anew.
+While the node votes, node_heartbeat.py examines it again and again. A node that would not be admitted now is dropped and
+examined on a new connection.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil
 from typing import Any, Final
 
 import structlog
@@ -22,10 +21,10 @@ import structlog
 from redfence_server import scripts
 from redfence_server.clock import WallClock
 from redfence_server.cluster_memory import ClusterMemory
-from redfence_server.deferred_commands import Asked, DeferredCommands, Repeatable
 from redfence_server.kept_commands import KeptCommands
 from redfence_server.link_state import LinkState
 from redfence_server.lock_node import (
+    REVALIDATION_MS_MAX,
     Command,
     Commit,
     Durability,
@@ -33,28 +32,23 @@ from redfence_server.lock_node import (
     NodeReport,
     NodeState,
     Notice,
-    Plain,
-    Pulse,
-    Pulsed,
-    Renewed,
     Reply,
     Silence,
-    Vouch,
 )
-from redfence_server.node_clock import NodeClock, Step
 from redfence_server.node_connection import NodeConnection, ReplyError
-from redfence_server.node_examination import Identity
-from redfence_server.node_joining import JoiningSettings, NodeJoining, TurnedAwayError, quarantine_ms
+from redfence_server.node_examination import Findings, Identity
+from redfence_server.node_heartbeat import Heartbeat, HeartbeatSettings, NotAdmitted
+from redfence_server.node_joining import JoiningSettings, NodeJoining, TurnedAwayError
 from redfence_server.randomness import Randomness
-from redfence_server.redis_dial import Dial, DialError, DialledNode, DialRefusedError, NodeUrl, dial
+from redfence_server.redis_dial import DialError, DialledNode, DialRefusedError
 
 # How long to wait before dialling again: doubled from the first to the last, with jitter of a half.
 _BACKOFF_MS_FIRST: Final = 50
 _BACKOFF_MS_LAST: Final = 2_000
 # A connection that lasted so long is made again at once.
 _SERVED_WELL_MS: Final = 1_000
-# How much of what was kept for the node is sent at each answered pulse.
-_KEPT_PER_PULSE: Final = 100
+# How many of the commands kept for the node are sent after each heartbeat.
+_KEPT_PER_HEARTBEAT: Final = 100
 # Scripts flushed, turned into a replica, password or rights changed: admission finds out what it is.
 _MENDED_BY_RECONNECTING: Final = frozenset({"NOSCRIPT", "READONLY", "NOAUTH", "NOPERM"})
 
@@ -67,27 +61,43 @@ class LinkSettings:
         packer: one for all links, so that a command for all nodes is packed once.
         channel: of this server, for notices.
         node_timeout_ms: how long a command may stay unanswered.
-        dial_timeout_ms: how long each step of connecting may take.
         joining: how a node gets its vote.
-        dial: how to connect.
+        heartbeat: how it keeps it.
     """
 
     packer: scripts.Packer
     channel: str
     node_timeout_ms: int
-    dial_timeout_ms: int
     joining: JoiningSettings
-    dial: Dial = dial
+    heartbeat: HeartbeatSettings
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """A command on its way.
+
+    Attributes:
+        on_reply: is told the answer exactly once.
+        admission: the id under which it was sent.
+    """
+
+    command: Command
+    on_reply: Callable[[Reply], None] | None
+    admission: str
 
 
 class NodeLink:
-    """A `LockNode` over the wire. Start it once; it keeps itself connected until closed."""
+    """A `LockNode` over the wire. Start it once; it keeps itself connected until closed.
+
+    Attributes:
+        turned_away: why the node must not vote, when it was turned away.
+        examined: set once the first try to join has come to an end, good or bad.
+    """
 
     def __init__(
         self,
-        url: NodeUrl,
-        *,
         index: int,
+        *,
         settings: LinkSettings,
         memory: ClusterMemory,
         clock: WallClock,
@@ -97,70 +107,81 @@ class NodeLink:
         """Make a link that is not connected.
 
         Args:
-            url: of the node.
-            index: its place.
+            index: of the node.
             settings: what all links share.
             memory: likewise.
             clock: this machine's.
             randomness: for jitter and ids.
-            on_state: told when its state has changed.
+            on_state: called when the link's state has changed.
         """
         self.index = index
-        self._url = url
+        self._url = settings.joining.urls[index]
         self._settings = settings
         self._memory = memory
         self._place = memory.places[index]
         self._clock = clock
         self._randomness = randomness
-        self._log = structlog.get_logger().bind(node_index=index, node_address=url.address)
+        self._log = structlog.get_logger().bind(node_index=index, node_address=self._url.address)
         self.joining = NodeJoining(
             index, settings=settings.joining, memory=memory, clock=clock, randomness=randomness, log=self._log
         )
         self._connection: NodeConnection | None = None
         self._identity: Identity | None = None
-        self._admission = ""
-        self._node_clock: NodeClock | None = None
-        # Until when its votes do not count by a step that was seen here. The node is told so until then, but never what it answered itself.
-        self._set_until_ms = 0.0
+        self.heartbeat = Heartbeat(
+            index,
+            settings=settings.heartbeat,
+            joining=self.joining,
+            clock=clock,
+            randomness=randomness,
+            log=self._log,
+        )
         self._state = LinkState(clock=clock, log=self._log, on_change=on_state)
         self._latency_ms: float | None = None
         self._last_error_code = ""
         self._notice_gap = ""
         self._kept = KeptCommands()
-        self._deferred = DeferredCommands(self._kept, clock=clock)
+        self._revalidating_until_ms = 0.0
+        self._void_admission = ""
         self._on_notice: Callable[[Notice], None] = _ignore
         self._task: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[str] | None = None
         self.turned_away: TurnedAwayError | None = None
-        """Why the node must not vote, when it was turned away."""
         self.examined = asyncio.Event()
-        """Set once the first try to join has come to an end, good or bad."""
 
     # --- LockNode -------------------------------------------------------------------------------------------------
 
     def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> bool:
         """Carry out `command` and tell `on_reply` exactly once, later; see `LockNode`."""
-        return self._send(Asked(command, on_reply))
-
-    def _send(self, asked: Asked) -> bool:
-        connection, command = self._connection, asked.command
-        if connection is not None:
-            asked.under = self._admission
-            if isinstance(command, Commit | Vouch) and command.under:
-                asked.under = command.under
-            packed = self._settings.packer.pack(command, asked.under)
-            asked.changes_known = self._place.changes
-            if connection.call(packed, partial(self._on_raw, asked)):
+        if self._connection is not None and self._identity is not None:
+            admission = self._identity.admission
+            if isinstance(command, Commit) and command.under:
+                admission = command.under
+            sent = _Sent(command, on_reply, admission)
+            if self._connection.call(
+                self._settings.packer.pack(command, admission), partial(self._on_raw, sent)
+            ):
                 return True
-        if self._deferred.is_looking:
-            self._deferred.defer(asked)
-            return False
-        self._kept.keep(command)
-        if asked.on_reply is not None:
-            quarantined = self._state.state is NodeState.QUARANTINED
-            why = Silence.QUARANTINED if quarantined else Silence.UNREACHABLE
-            asyncio.get_running_loop().call_soon(asked.on_reply, why)
+        absence = self._absence()
+        self._keep(command, absence, is_awaited=on_reply is not None)
+        if on_reply is not None:
+            asyncio.get_running_loop().call_soon(on_reply, absence)
         return False
+
+    def _keep(self, command: Command, silence: Silence, *, is_awaited: bool) -> None:
+        """Keep what ends a hold for later, unless its caller makes it again: that one must be the first to arrive."""
+        if not (is_awaited and silence is Silence.NOT_ADMITTED):
+            self._kept.keep(command)
+
+    def _absence(self) -> Silence:
+        """Return why a command cannot be sent."""
+        if self._is_revalidating:
+            return Silence.NOT_ADMITTED
+        return Silence.QUARANTINED if self._state.state is NodeState.QUARANTINED else Silence.UNREACHABLE
+
+    @property
+    def _is_revalidating(self) -> bool:
+        """Tell whether the node has to be examined again, and not for too long."""
+        return self._clock.now_ms() < self._revalidating_until_ms
 
     def listen(self, on_notice: Callable[[Notice], None]) -> None:
         """Pass on the notices that this server asked for; see `LockNode`."""
@@ -169,8 +190,9 @@ class NodeLink:
     def report(self) -> NodeReport:
         """Tell what is known of the node, without asking it."""
         now_ms = self._clock.now_ms()
-        offset_ms = self._node_clock.offset_ms if self._node_clock else None
-        distrusted_ms = self._node_clock.distrusted_for_ms(now_ms) if self._node_clock else 0.0
+        node_clock = self.heartbeat.node_clock
+        offset_ms = node_clock.offset_ms if node_clock else None
+        distrusted_ms = node_clock.distrusted_for_ms(now_ms) if node_clock else 0.0
         clock_set = (
             f"its clock was set: its votes do not count for {distrusted_ms / 1000:.0f} s"
             if distrusted_ms
@@ -184,7 +206,7 @@ class NodeLink:
             latency_ms=self._connection.latency_ms if self._connection else self._latency_ms,
             since_ms=now_ms - self._state.since_ms,
             durability=self._durability(),
-            high=self._place.number,
+            high=self._place.token,
             clock_offset_ms=None if offset_ms is None else offset_ms + now_ms - self._clock.wall_ms(),
             clock_distrusted_ms=distrusted_ms,
             state_changes=self._state.changes,
@@ -197,84 +219,46 @@ class NodeLink:
             return Durability.PROVEN
         return Durability.DECLARED if self._settings.joining.assume_durable else Durability.NONE
 
-    def _on_raw(self, asked: Asked, raw: Any) -> None:
+    def _on_raw(self, sent: _Sent, raw: Any) -> None:
         """Take what came of a command that was sent."""
         reply: Reply
         if isinstance(raw, ReplyError):
-            reply = self._failed(asked.command, str(raw))
-        elif not isinstance(raw, Silence):
-            try:
-                reply = self._answered(asked, raw)
-            except scripts.NotAdmittedError:
-                self._not_admitted(asked)
-                return
-        elif self._deferred.is_looking:
-            # An admission id that was refused once is refused for ever, and so was whatever was sent behind the refused command.
-            # Only where the node lacks its greatest number may what can be repeated have been carried out.
-            self._deferred.defer(asked)
-            return
-        else:
-            reply = raw
+            reply = self._failed(sent.command, str(raw))
+        elif isinstance(raw, Silence):
+            # A node refuses a void admission id for ever, so it has refused what it did not answer as well.
+            reply = Silence.NOT_ADMITTED if sent.admission == self._void_admission else raw
             # What timed out may still be carried out; but if the connection is given up, it is not. Once more is no harm.
-            self._kept.keep(asked.command)
-        if asked.on_reply is not None:
-            asked.on_reply(reply)
+            self._keep(sent.command, reply, is_awaited=sent.on_reply is not None)
+        else:
+            reply = self._answered(sent, raw)
+        if sent.on_reply is not None:
+            sent.on_reply(reply)
 
-    def _answered(self, asked: Asked, raw: Any) -> Reply:
-        """Return what a script answered.
-
-        Raises:
-            NotAdmittedError: it refused.
-        """
+    def _answered(self, sent: _Sent, raw: Any) -> Reply:
+        """Return what a script answered."""
         if self._last_error_code:
             self._last_error_code = self._state.detail = ""
         try:
-            reply = self._watched(scripts.read_reply(raw, under=asked.under), raw, asked.changes_known)
+            reply = scripts.read_reply(raw, under=sent.admission)
+        except scripts.NotAdmittedError:
+            self._keep(sent.command, Silence.NOT_ADMITTED, is_awaited=sent.on_reply is not None)
+            # A late commit of an attempt that began under an earlier id tells nothing of the present one.
+            if self._identity is not None and sent.admission == self._identity.admission:
+                self._revalidate("it refused a command: not_admitted")
+            return Silence.NOT_ADMITTED
         except scripts.NumbersExhaustedError:
             self._log.error("node_numbers_exhausted")
             return Silence.REFUSED
         except ValueError:
             # Somebody else has written to our keys. The answer itself is not for the log: it has a digest.
             return self._refused("an answer that no script gives")
-        if isinstance(asked.command, Vouch) and reply is Plain.VOUCHED:
-            self._renew_admission(asked.command)
-        return reply
+        return self._watched(reply, raw) if isinstance(reply, Granted) else reply
 
-    def _not_admitted(self, asked: Asked) -> None:
-        """Look at the node anew, if that is not under way; and send again what means the same then."""
-        # Under an id of before, there is nothing to look for: this server itself has given the node another one meanwhile.
-        if asked.under == self._admission and self._connection is not None:
-            self._deferred.begin_look()
-            self._refused("not_admitted")
-        if isinstance(asked.command, Repeatable):
-            self._send(asked)
-        elif asked.on_reply is not None:
-            asked.on_reply(Silence.NOT_ADMITTED)
-
-    def _watched(self, reply: Reply, raw: list[Any], known: int) -> Reply:
-        """Take from an answer what it shows of the node's memory and clock; one of a node that has forgotten does not count."""
-        if not (isinstance(reply, Granted | Renewed | Pulsed) or reply in {Plain.COMMITTED, Plain.VOUCHED}):
-            return reply
-        changes = scripts.read_changes(raw)
-        # What it was sent is one more, but for a pulse. That it was admitted is no proof: of what is known, the decisive part may
-        # have been learnt since (test_a_node_that_went_back_while_no_server_ran_…).
-        if changes < known + (not isinstance(reply, Pulsed)):
-            self._log.warning("node_forgot", changes=changes, changes_known=known)
-            self._drop("it has forgotten changes that it had answered")
-            return Silence.REFUSED
-        assert self._identity is not None, "who answers was admitted"
-        floor = self._identity.floor
-        if not isinstance(reply, Granted):
-            self._memory.heard(self.index, floor=floor, changes=changes)
-            return reply
-        self._memory.heard(self.index, floor=floor, changes=changes, number=reply.token)
-        if self._node_clock is not None:
-            now_ms = self._clock.now_ms()
-            step = self._node_clock.check(received_ms=now_ms, node_ms=scripts.read_clock_ms(raw))
-            self._note_step(step)
-            if not self._node_clock.trusted(now_ms):
-                return replace(reply, counts=False)
-        return reply
+    def _watched(self, reply: Granted, raw: list[Any]) -> Granted:
+        """Take from a granted mint what it shows of the node's memory and clock."""
+        assert self._identity is not None, "a node that answers was admitted"
+        self._memory.see_token(self.index, floor=self._identity.floor, token=reply.token)
+        return reply if self.heartbeat.counts(scripts.read_clock_ms(raw)) else replace(reply, counts=False)
 
     def _failed(self, command: Command, problem: str) -> Silence:
         """Take an error reply: start over where a new connection can mend it, and otherwise go on."""
@@ -292,83 +276,32 @@ class NodeLink:
         return self._refused(problem)
 
     def _refused(self, problem: str) -> Silence:
-        """Start over with the node: its identity, its role or its scripts are not what was found at admission."""
+        """Start over with the node: its role or its scripts are not what was found at admission."""
         if self._connection is not None:
             self._log.warning("node_refused_command", problem=problem)
             self._drop(f"it refused a command: {problem}")
         return Silence.REFUSED
 
+    def _revalidate(self, reason: str) -> None:
+        """Examine the node again on a new connection, for the admission id is void; until then commands are NOT_ADMITTED."""
+        if self._connection is not None and self._identity is not None:
+            self._void_admission = self._identity.admission
+            self._revalidating_until_ms = self._clock.now_ms() + REVALIDATION_MS_MAX
+            self._log.info("node_revalidation", reason=reason)
+            self._drop(reason)
+
     def _drop(self, reason: str) -> None:
-        """End the connection, to look at the node anew."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort(reason)
 
-    def _send_waiting(self) -> None:
-        """Send what could not be sent until now."""
-        deferred = self._deferred.end_look()
-        self._send_kept()
-        for asked in deferred:
-            self._send(asked)
-
-    def _send_kept(self, *, at_most: int | None = None) -> None:
-        for command in self._kept.take(now_ms=self._clock.now_ms(), at_most=at_most):
-            self.send(command)
-
-    # --- memory and clock -----------------------------------------------------------------------------------------
-
-    def know(self, others: Sequence[NodeLink]) -> None:
-        """Get to know every other node of the cluster; to be called before `start`."""
-        self.joining.others = others
-        self.joining.fellows = [other.joining for other in others]
-
-    def review(self) -> None:
-        """Drop the node if what was learnt since it was admitted speaks against it."""
-        if (
-            self._identity is not None
-            and self._identity.floor < self._place.floor
-            and self._connection is not None
-        ):
-            self._log.warning("node_superseded", floor=self._identity.floor, floor_known=self._place.floor)
-            self._drop("another node, or a later state of this one, has voted at its place since")
-
-    def pulse(self) -> None:
-        """Exchange with the node what is known of the cluster, and read its clock."""
-        if self._connection is not None:
-            now_ms = self._clock.now_ms()
-            distrusted_ms = ceil(max(0.0, self._set_until_ms - now_ms))
-            self.send(Pulse(self._memory.changes(), distrusted_ms), partial(self._on_pulse, now_ms))
-
-    def _on_pulse(self, sent_ms: float, reply: Reply) -> None:
-        if not isinstance(reply, Pulsed):
-            return
-        # Of what it was sent before nothing is unanswered, so there is room for what found none. A few at a time, for a node that is
-        # late with many commands must not be made later by their repetition.
-        self._send_kept(at_most=_KEPT_PER_PULSE)
-        assert self._identity is not None, "who answers was admitted"
-        self._memory.pulsed(self.index, reply, floor=self._identity.floor)
-        if self._node_clock is not None:
-            received_ms = self._clock.now_ms()
-            # Another server saw a step, or this one in a life before.
-            self._node_clock.distrust_until(received_ms + reply.distrusted_ms)
-            self._note_step(
-                self._node_clock.note(sent_ms=sent_ms, received_ms=received_ms, node_ms=reply.clock_ms)
-            )
-
-    def _renew_admission(self, vouch: Vouch) -> None:
-        """Go on under the id that this server gave the node: it knows what the others have to look for."""
-        self._memory.told(vouch.place, floor=vouch.floor, changes=vouch.changes)
-        self._admission = vouch.admission
-
-    def _note_step(self, step: Step | None) -> None:
-        if step is not None and self._node_clock is not None:
-            distrusted_ms = self._node_clock.distrusted_for_ms(self._clock.now_ms())
-            self._log.warning(
-                "node_clock_set", by_ms=round(step.by_ms), votes_count_in_ms=round(distrusted_ms)
-            )
-            # Whoever looks at the node next has to know.
-            self._set_until_ms = self._clock.now_ms() + distrusted_ms
-            self.pulse()
+    def drop_if_superseded(self) -> None:
+        """Drop the node if another process has got its index since it was admitted."""
+        if self._identity is not None and self._connection is not None:
+            floor, known = self._identity.floor, self._place.floor
+            if floor < known:
+                self._log.warning("node_superseded", floor=floor, floor_known=known)
+                self._drop("another process has been given its node index since")
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -382,14 +315,12 @@ class NodeLink:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._deferred.fail_look(Silence.DISCONNECTED)
 
     def _note_death(self, task: asyncio.Task[None]) -> None:
         """Tell of a defect that ended the link: the node stays lost until the server is started anew."""
         if not task.cancelled() and (defect := task.exception()) is not None:
             self._log.error("defect", where="node_link", exc_info=defect)
             self._become(NodeState.UNREACHABLE, f"a defect ended the link: {defect!r}")
-            self._deferred.fail_look(Silence.UNREACHABLE)
             self.examined.set()
 
     async def _run(self) -> None:
@@ -400,29 +331,29 @@ class NodeLink:
             try:
                 await self._join_and_serve()
                 backoff_ms = _BACKOFF_MS_FIRST
-                # Most often it has only got a new admission id: look at once, but not over and over.
+                # Most often it has only got a new admission id: examine it at once, but not over and over.
                 pause_ms = 0 if self._clock.now_ms() - began_ms > _SERVED_WELL_MS else _BACKOFF_MS_FIRST
             except (
                 DialError,
                 OSError,
             ) as error:  # the latter when the machine refuses a file, which may pass
-                self.joining.looked.set()
+                self._revalidating_until_ms = 0.0
                 self._become(NodeState.UNREACHABLE, str(error))
-                self._deferred.fail_look(Silence.UNREACHABLE)
                 backoff_ms = min(2 * backoff_ms, _BACKOFF_MS_LAST)
             except TurnedAwayError as error:
+                self._revalidating_until_ms = 0.0
                 self.turned_away = error
                 self._become(NodeState.QUARANTINED, error.detail)
-                self._deferred.fail_look(Silence.QUARANTINED)
                 pause_ms = error.recheck_ms
             self.examined.set()
             await asyncio.sleep(pause_ms * self._randomness.uniform(0.5, 1.0) / 1000)
 
     async def _join_and_serve(self) -> None:
         """Return when a connection that was admitted has ended."""
-        dialled = await self._settings.dial(self._url, timeout_ms=self._settings.dial_timeout_ms)
+        visiting = self._settings.joining.visiting
+        dialled = await visiting.dial(self._url, timeout_ms=visiting.dial_timeout_ms)
         try:
-            identity = await self.joining.join(dialled)
+            found = await self.joining.join(dialled)
             for answer in await dialled.commands(
                 *(("SCRIPT", "LOAD", source) for source in scripts.sources())
             ):
@@ -438,29 +369,52 @@ class NodeLink:
             dialled.hand_over(connection)
             if speaks_resp3:
                 connection.subscribe(self._settings.channel, self._on_subscribed)
-            self._admit(identity)
-            self._connection = connection
-            # Before anything else, so that the clock is known before the first vote comes.
-            self.pulse()
-            self._send_waiting()
-            self._last_error_code = ""
-            self._become(NodeState.READY, "")
-            self.examined.set()
-            self.review()
-            reason = await self._lost
-            self._become(NodeState.UNREACHABLE, reason)
+            await self._serve(connection, found)
         finally:
             self._connection = None
             self.joining.leave()
             await dialled.close()
 
-    def _admit(self, identity: Identity) -> None:
+    async def _serve(self, connection: NodeConnection, found: Findings) -> None:
+        """Send commands to a node that was admitted, until the connection ends."""
+        assert self._lost is not None, "the loss of the connection is told"
         self.turned_away = None
-        if self._identity is None or self._identity.floor != identity.floor:
-            # It may be another machine now, with a clock of its own.
-            self._node_clock = NodeClock(distrust_ms=quarantine_ms(identity.max_ttl_ms))
-        self._identity = identity
-        self._admission = identity.admission
+        self._identity = found.identity
+        self.heartbeat.begin(found)
+        self._connection = connection
+        self._revalidating_until_ms = 0.0
+        self._send_kept()
+        self._last_error_code = ""
+        self._become(NodeState.READY, "")
+        self.examined.set()
+        self.drop_if_superseded()
+        heartbeat = asyncio.create_task(
+            self.heartbeat.run(connection, self._send_some_kept), name=f"heartbeat-{self.index}"
+        )
+        either: set[asyncio.Future[Any]] = {self._lost, heartbeat}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not self._lost.done():
+                self._note_end(heartbeat.result())
+            self._become(NodeState.UNREACHABLE, await self._lost)
+        finally:
+            heartbeat.cancel()
+            await asyncio.gather(heartbeat, return_exceptions=True)
+
+    def _note_end(self, end: NotAdmitted) -> None:
+        if end.admission_is_void:
+            self._revalidate(end.reason)
+        else:
+            self._log.warning("node_dropped", reason=end.reason)
+            self._drop(end.reason)
+
+    def _send_some_kept(self) -> None:
+        # There is room now for what found none. A few at a time: repetition must not make a late node later.
+        self._send_kept(at_most=_KEPT_PER_HEARTBEAT)
+
+    def _send_kept(self, *, at_most: int | None = None) -> None:
+        for command in self._kept.take(now_ms=self._clock.now_ms(), at_most=at_most):
+            self.send(command)
 
     async def _ask_for_resp3(self, dialled: DialledNode) -> bool:
         try:
@@ -473,13 +427,13 @@ class NodeLink:
     def _on_subscribed(self, refusal: str) -> None:
         self._notice_gap = ""
         if refusal:
-            # It votes all the same: who waits is then woken by the expiry alone.
+            # It votes all the same: only expiry then wakes waiters.
             self._notice_gap = f"it refuses to give notices: {refusal}"
             self._log.warning("node_notices_refused", problem=refusal)
 
     def _on_raw_notice(self, payload: bytes) -> None:
         try:
-            notice = scripts.read_notice(payload, keys=self._settings.joining.keys, node=self.index)
+            notice = scripts.read_notice(payload, keys=self._settings.joining.visiting.keys, node=self.index)
         except ValueError:
             self._log.warning("node_notice_malformed")
             return
@@ -497,4 +451,4 @@ class NodeLink:
 
 
 def _ignore(_: Notice) -> None:
-    """Nobody listens."""
+    """Do nothing: the lock service does not listen yet."""

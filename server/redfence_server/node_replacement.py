@@ -1,14 +1,10 @@
-"""Prepare a node to take a place in a cluster, and end the vote of the one that has it.
+"""Prepare a process to take a node index in a cluster, and so end the vote of the process that has it.
 
-The new node gets the identity of its place, in quarantine; the servers that are told its URL bring it in by a rejoin (rejoin.py). That is
-what keeps tokens apart whatever is done here, or left undone: by the time that the new node votes, every server that talks to one of the
-nodes which vouched for it knows its floor, and counts nothing of lesser floor at its place, be it alive or not.
+The new process gets the identity of its index, in quarantine, and the fence is raised for it (fence.py). From then on the
+process that was at the index before counts nowhere, also if it cannot be reached from here, or is wiped and comes back under
+its old URL. The lock servers that are told the new URL find the fence complete, wait, and give the new process the vote.
 
-The others vouch first, as in a rejoin. From then on nothing that was at the place before can count anywhere, also where it cannot be
-reached from here, or is wiped and comes back under its old URL. And the quarantine of the new one begins only then, so by its end the leases that the old
-one voted for have ended as well. To retire the old node makes that plain to servers that still have it in their list.
-
-Should it break off in between, the place is empty, and repeating it finishes.
+If the command breaks off, repeating it finishes.
 """
 
 from __future__ import annotations
@@ -20,12 +16,20 @@ from enum import Enum, auto
 
 from redfence_server.cluster_judgement import ClusterJudgement
 from redfence_server.errors import ConfigError, NodeRejectedError
-from redfence_server.node_admission import Admitted, Forgot, Judgement, Quarantined, Reason, Rejected
+from redfence_server.fence import FenceError, raise_fence
+from redfence_server.node_admission import (
+    Admitted,
+    Forgot,
+    Judgement,
+    Quarantined,
+    Reason,
+    Rejected,
+    Restarted,
+)
 from redfence_server.node_examination import Phase
 from redfence_server.node_visit import Look, Seat, Visit, Visiting, visit, visits
 from redfence_server.randomness import Randomness
 from redfence_server.redis_dial import NodeUrl
-from redfence_server.rejoin import CHANGES_JUMP, NUMBERS_JUMP
 
 
 class Newcomer(Enum):
@@ -46,18 +50,16 @@ class Plan:
     Attributes:
         seat: the place.
         newcomer: what the new node is.
-        retires: the old node answers and is to be told that it is replaced.
-        ends_vote: it votes now.
+        ends_vote: the old node votes now.
         spare: how many of the other nodes may be lost before the new one votes.
-        vouchers: the other nodes that vote, by index.
+        peers: the other nodes that vote, by index.
     """
 
     seat: Seat
     newcomer: Newcomer
-    retires: bool
     ends_vote: bool
     spare: int
-    vouchers: tuple[int, ...]
+    peers: tuple[int, ...]
 
 
 def plan(looks: Sequence[Look], new: Look, *, assume_durable: bool) -> Plan:
@@ -75,15 +77,15 @@ def plan(looks: Sequence[Look], new: Look, *, assume_durable: bool) -> Plan:
     place = new.index
     others = [look for look in looks if look.index != place]
     # What the old node knows does not count: it may be any that was ever at this place.
-    unknown = replace(looks[place], found=None, known=None)
+    unknown = replace(looks[place], found=None)
     nodes = [*others[:place], unknown, *others[place:]]
     judged = ClusterJudgement(nodes, assume_durable=assume_durable, familiar=True)
     judgements = [(look, judged.judge(look)) for look in others]
     for look, judgement in judgements:
         if isinstance(judgement, Rejected) and judgement.reason in _WRONG_LIST:
             raise NodeRejectedError(f"{look.name}: {judgement.detail}")
-    vouchers = tuple(look.index for look, judgement in judgements if isinstance(judgement, Admitted))
-    if len(vouchers) < judged.quorum:
+    peers = tuple(look.index for look, judgement in judgements if isinstance(judgement, Admitted))
+    if len(peers) < judged.quorum:
         told = "; ".join(
             f"{look.name}: {_why_not(look, judgement)}"
             for look, judgement in judgements
@@ -98,10 +100,9 @@ def plan(looks: Sequence[Look], new: Look, *, assume_durable: bool) -> Plan:
     return Plan(
         seat=Seat(judged.cluster_id, place, len(looks), judged.ttl_ms_max),
         newcomer=_newcomer(new, judged.judge(new), old_votes=old_votes),
-        retires=old is not None and _is_retirable(old, judged),
         ends_vote=old_votes,
-        spare=len(vouchers) - judged.quorum,
-        vouchers=vouchers,
+        spare=len(peers) - judged.quorum,
+        peers=peers,
     )
 
 
@@ -111,11 +112,11 @@ _WRONG_LIST = frozenset({Reason.OTHER_CLUSTER, Reason.WRONG_PLACE, Reason.SAME_P
 
 def _newcomer(new: Look, judgement: Judgement | None, *, old_votes: bool) -> Newcomer:
     match judgement:
-        case Admitted(restarted=False) if not old_votes:
+        case Admitted() if not old_votes:
             return Newcomer.VOTES
         # It shows the identity of the place, but nobody has let it in since it was started, or the old node shows the same:
         # it may be a copy.
-        case Admitted() | Forgot() | Rejected(Reason.REPLACED | Reason.FORMING):
+        case Admitted() | Restarted() | Forgot() | Rejected(Reason.REPLACED | Reason.FORMING):
             return Newcomer.TO_PREPARE
         case Quarantined():
             return Newcomer.PREPARED
@@ -127,21 +128,14 @@ def _is_same(old: Look, new: Look) -> bool:
     return one_process or old.address == new.address
 
 
-def _is_retirable(old: Look, judged: ClusterJudgement) -> bool:
-    identity = old.found.identity if old.found is not None and not old.found.is_replica else None
-    return (
-        identity is not None
-        and (identity.cluster_id, identity.index) == (judged.cluster_id, old.index)
-        and identity.phase is not Phase.RETIRED
-    )
-
-
 def _why_not(look: Look, judgement: Judgement | None) -> str:
     match judgement:
         case Forgot(detail) | Rejected(_, detail):
             return detail
         case Quarantined():
             return "quarantined"
+        case Restarted():
+            return "it restarted, and a lock server has not given it its vote yet"
     return look.problem
 
 
@@ -155,7 +149,7 @@ async def replace_node(
     randomness: Randomness,
     confirm: Callable[[Plan], bool],
 ) -> bool:
-    """Prepare `new` for a place and retire the node there; return whether it was confirmed. Repeating it is harmless.
+    """Prepare `new` for a place and end the vote of the node there; return whether it was confirmed. Repeating it is harmless.
 
     Args:
         place: of the node to replace, from 0.
@@ -166,7 +160,7 @@ async def replace_node(
         randomness: for ids.
         confirm: told what is to be done, before anything is; whether to do it.
 
-    Cancellation: the new node is prepared or not, and the old one retired or not; repeat it.
+    Cancellation: the new node is prepared or not; repeat it.
 
     Raises:
         NodeRejectedError: a node is in the way, or was changed by somebody else.
@@ -190,28 +184,19 @@ async def replace_node(
 async def _carry_out(
     planned: Plan, newcomer: Visit, visited: Sequence[Visit], randomness: Randomness
 ) -> None:
+    place, old = planned.seat.index, visited[planned.seat.index]
+    peers = [visited[index] for index in planned.peers]
     if planned.newcomer is Newcomer.TO_PREPARE:
-        floor = await _vouch(planned, [visited[index] for index in planned.vouchers], randomness)
+        known = max((peer.identity.known_floors.get(place, 0) for peer in peers), default=0)
         await newcomer.take_vote(
-            planned.seat, phase=Phase.QUARANTINED, quarantine=randomness.hex_id(), floor=floor
+            planned.seat, phase=Phase.QUARANTINED, quarantine=randomness.hex_id(), floor=known
         )
-    if planned.retires:
-        old = visited[planned.seat.index]
-        await old.take_vote(planned.seat, phase=Phase.RETIRED, quarantine=randomness.hex_id())
-
-
-async def _vouch(planned: Plan, others: Sequence[Visit], randomness: Randomness) -> int:
-    """Have the others void what is at the place now, by the floor that is returned: steps 1 and 3 of a rejoin."""
-    place = planned.seat.index
-    found = [other.look.found for other in others]
-    identities = [each.identity for each in found if each is not None and each.identity is not None]
-    assert len(identities) == len(others), "who votes was looked at and has an identity"
-    floor = max((each.high or 0) for each in found if each is not None) + NUMBERS_JUMP
-    changes = max(identity.known_changes.get(place, 0) for identity in identities) + CHANGES_JUMP
-    for other, identity in zip(others, identities, strict=True):
-        told = (identity.admission, randomness.hex_id(), place, floor, changes)
-        if await other.step("vouch", *told) != "vouched":
-            raise NodeRejectedError(
-                f"{other.look.name}: it was changed by somebody else meanwhile, a server or another operator; look, and repeat"
-            )
-    return floor
+        await newcomer.look_again()
+        if newcomer.look.found is None:
+            raise NodeRejectedError(f"{newcomer.look.name}: {newcomer.look.problem}")
+    if planned.newcomer is not Newcomer.VOTES:
+        token_seen = old.look.found.high or 0 if old.look.found is not None else 0
+        try:
+            await raise_fence(newcomer, peers, token_seen=token_seen, randomness=randomness)
+        except FenceError as error:
+            raise NodeRejectedError(f"{newcomer.look.name}: {error}; run the command again") from error

@@ -1,6 +1,7 @@
-"""A visit to one node without a server between: what an operator's command sees of it, and how it changes its identity.
+"""A visit to one node over a connection of its own: what is seen there, and each step that changes the node's identity.
 
-A visit admits nobody: whether the node may vote is decided by every lock server for itself (node_admission.py).
+Lock servers and operators' commands take the same steps: take the vote away, reserve a floor, raise a floor, restore the
+vote. A visit admits no server; node_admission.py decides whether a node may vote.
 """
 
 from __future__ import annotations
@@ -8,30 +9,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from redfence_server import node_examination, scripts
+from redfence_server.clock import Clock, SystemClock
 from redfence_server.errors import NodeRejectedError
 from redfence_server.node_examination import Findings, Identity, Phase
-from redfence_server.redis_dial import DialError, DialledNode, NodeUrl, dial
+from redfence_server.redis_dial import Dial, DialError, DialledNode, NodeUrl, dial
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen of the node at one place.
+    """What was seen of the node at one index.
 
     Attributes:
-        index: the place.
-        found: None if the node could not be looked at.
+        found: None if the node could not be examined.
         problem: why not.
-        known: what it told before any of the nodes was judged. What it knows of the others is then no newer than what they show.
+        error: the same, if a connection failed or the node refused.
     """
 
     index: int
     address: str
     found: Findings | None
     problem: str = ""
-    known: Identity | None = None
+    error: DialError | None = None
 
     @property
     def name(self) -> str:
@@ -63,36 +64,52 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Visiting:
-    """What the visits of one command have in common.
+    """What the visits of one command, or of one server, have in common.
 
     Attributes:
         keys: the names of the keys on the nodes.
         dial_timeout_ms: how long each step of connecting, and each command, may take.
+        clock: this machine's.
+        dial: how to connect.
     """
 
     keys: scripts.Keyspace
     dial_timeout_ms: int
+    clock: Clock = field(default_factory=SystemClock)
+    dial: Dial = dial
 
 
 class Visit:
-    """One node, looked at, and the connection to it if there is one."""
+    """One node, examined, and the connection to it if there is one.
 
-    def __init__(self, look: Look, node: DialledNode | None, keys: scripts.Keyspace) -> None:
+    Attributes:
+        look: what the last examination found.
+        node: the connection; None if the node was not examined at first.
+    """
+
+    def __init__(self, look: Look, node: DialledNode | None, visiting: Visiting) -> None:
         self.look = look
-        self._node = node
-        self._keys = keys
+        self.node = node
+        self._visiting = visiting
+
+    @property
+    def identity(self) -> Identity:
+        """The identity that was found; to be asked only of a node that has one."""
+        assert self.look.found is not None, "only a node that was examined shows an identity"
+        assert self.look.found.identity is not None, "only a node that was formed has an identity"
+        return self.look.found.identity
 
     async def look_again(self) -> None:
-        """See what the node shows now; what it knew at the first look stays, unless it cannot be looked at any more.
+        """Examine the node anew.
 
         Cancellation: nothing is changed.
         """
-        if self._node is None:
+        if self.node is None:
             return
         try:
-            found = await node_examination.examine(self._node, self._keys)
+            found = await node_examination.examine(self.node, self._visiting.keys, self._visiting.clock)
         except DialError as error:
-            self.look = replace(self.look, found=None, problem=_reason(error), known=None)
+            self.look = replace(self.look, found=None, problem=_reason(error), error=error)
         else:
             self.look = replace(self.look, found=found)
 
@@ -104,10 +121,11 @@ class Visit:
         Raises:
             NodeRejectedError: the connection broke, or the node refused; it may or may not have been carried out.
         """
-        assert self._node is not None, "only a node that was looked at can be changed"
+        assert self.node is not None, "only a node that was examined can be changed"
+        keys = self._visiting.keys
         try:
-            answer = await self._node.command(
-                "EVAL", scripts.load(script), 2, self._keys.node, self._keys.high, *arguments
+            answer = await self.node.command(
+                "EVAL", scripts.load(script), 2, keys.node, keys.high, *arguments
             )
         except DialError as error:
             raise NodeRejectedError(f"{self.look.name}: {_reason(error)}") from error
@@ -120,55 +138,97 @@ class Visit:
             seat: what it is from now on, as before or for the first time.
             phase: the state to take.
             quarantine: random id under which it is out.
-            floor: the least that the others were told of it.
+            floor: the least floor that other nodes know for its index.
 
         Cancellation: as of `step`.
 
         Raises:
-            NodeRejectedError: as of `step`; or it is not what was seen any more, and is left as it is.
+            NodeRejectedError: as of `step`; or the node is not what was seen any more, and is left as it is.
         """
-        assert self.look.found is not None, "only a node that was looked at can be changed"
-        before = self.look.found.identity
+        found = self.look.found
+        assert found is not None, "only a node that was examined can be changed"
+        before = found.identity
         answer = await self.step(
             "quarantine",
             *((before.admission, before.run_id) if before else ("", "")),
             *(quarantine, phase.value),
             *(seat.cluster_id, seat.index, seat.node_count, seat.ttl_ms_max),
-            *(self.look.found.run_id, floor),
+            *(found.run_id, floor, "0" if found.durability_gap else "1"),
         )
         if answer != "quarantined":
             raise NodeRejectedError(
-                f"{self.look.name}: it was changed by somebody else meanwhile, a server or another operator; look, and repeat"
+                f"{self.look.name}: a server or another operator has changed it meanwhile; look, and repeat"
             )
+
+    async def reserve_floor(self, floor: int) -> bool:
+        """Reserve a floor in the quarantine that was seen; tell whether no other driver was faster.
+
+        Cancellation, Raises: as of `step`.
+        """
+        return await self.step("reserve_floor", self.identity.admission, floor) == "reserved"
+
+    async def raise_floor(self, process: Visit, floor: int, *, admission: str) -> bool:
+        """Raise the floor of another index for the process there, under the id that was seen; tell whether the node did.
+
+        Args:
+            process: in the quarantine for which the floor is raised.
+            floor: the one that it has reserved.
+            admission: id to take from now on.
+
+        Cancellation, Raises: as of `step`.
+        """
+        fence = (process.look.index, floor, process.identity.admission)
+        return await self.step("raise_floor", self.identity.admission, admission, *fence) == "raised"
+
+    async def restore_vote(
+        self, *, quarantine: str, admission: str, floor: int, floors: Sequence[int]
+    ) -> bool:
+        """Give the node its vote; tell whether it was still in that quarantine, with that floor reserved.
+
+        Args:
+            quarantine: the id under which it is out.
+            admission: id to give.
+            floor: the reserved one.
+            floors: for each node index the least floor there.
+
+        Cancellation, Raises: as of `step`.
+        """
+        found = self.look.found
+        assert found is not None, "only a node that was examined can be changed"
+        durable = "0" if found.durability_gap else "1"
+        process = (found.run_id, durable, found.evicted)
+        answer = await self.step("restore_vote", quarantine, admission, floor, *process, *floors)
+        return answer == "restored"
 
 
 async def visit(index: int, url: NodeUrl, stack: AsyncExitStack, visiting: Visiting) -> Visit:
-    """Look at one node; one that cannot be looked at is told in the look. The connection ends with the stack.
+    """Examine one node; the look tells if it could not be examined. The connection ends with the stack.
 
     Cancellation: nothing stays open but what is on the stack.
     """
     try:
-        node = await dial(url, timeout_ms=visiting.dial_timeout_ms)
+        node = await visiting.dial(url, timeout_ms=visiting.dial_timeout_ms)
         stack.push_async_callback(node.close)
-        found = await node_examination.examine(node, visiting.keys)
+        found = await node_examination.examine(node, visiting.keys, visiting.clock)
     except DialError as error:
-        return Visit(Look(index, url.address, None, _reason(error)), None, visiting.keys)
-    return Visit(Look(index, url.address, found, known=found.identity), node, visiting.keys)
+        return Visit(Look(index, url.address, None, _reason(error), error), None, visiting)
+    except OSError as error:  # this machine refuses another file
+        return Visit(Look(index, url.address, None, str(error)), None, visiting)
+    return Visit(Look(index, url.address, found), node, visiting)
 
 
 @asynccontextmanager
-async def visits(urls: Sequence[NodeUrl], visiting: Visiting) -> AsyncIterator[Sequence[Visit]]:
-    """Look at every node at once, and keep the connections within `async with`.
+async def visits(
+    urls: Sequence[NodeUrl], visiting: Visiting, *, but: int | None = None
+) -> AsyncIterator[Sequence[Visit]]:
+    """Examine every node at once, but for one index, and keep the connections within `async with`.
 
     Cancellation: nothing stays open.
     """
     async with AsyncExitStack() as stack:
-        visited = await asyncio.gather(
-            *(visit(index, url, stack, visiting) for index, url in enumerate(urls))
+        yield await asyncio.gather(
+            *(visit(index, url, stack, visiting) for index, url in enumerate(urls) if index != but)
         )
-        # Under load a node shows more from one moment to the next, and another one knows of it at once.
-        await asyncio.gather(*(each.look_again() for each in visited))
-        yield visited
 
 
 def _reason(error: DialError) -> str:

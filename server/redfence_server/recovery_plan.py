@@ -3,13 +3,14 @@
 Nobody is left then who knows every number that was granted: a grant stands on f + 1 nodes, and all of those may be among the f + 1 that
 forgot. So the floor comes from outside: from the operator, who can ask the storage for the highest token it has seen, or from the clock.
 
-Why the clock. Numbers grow more slowly than the microseconds since 1970. A number is minted from what a node knows, so the greatest
-one grows by one at a time, and each step takes a script on a node, which is some ten microseconds. A rejoin adds 2^20, about as much as a
-second; a place has at most one in a quarantine, which lasts longer than the greatest ttl, and no more than f places are out at once. So
-unless nodes are lost without a pause in a cluster whose greatest ttl is below f seconds, less was minted since the last recovery, at t0,
-than the microseconds from t0 to now; and so t0 + 2^20 + that is less than now + 2^20. A new cluster begins at 0, half a century
-behind the clock. It does not hold if the clock is behind where it was at the last recovery, or if a floor was given by hand that is
-still ahead of the clock. But what can be read counts as well: for harm to come of it, every node that knows must be lost.
+Why the clock. Tokens grow more slowly than the microseconds since 1970. A token is minted from the greatest one that a node
+knows, so the greatest one grows by one at a time, and each step takes a script on a node, which is some ten microseconds.
+Each floor that is reserved for a node adds 2^20, about as much as a second. So as long as nodes come back less often than once
+a second on average, less was minted since the last recovery, at t0, than the microseconds from t0 to now; and
+t0 + 2^20 + that is less than now + 2^20. A new cluster begins at 0, half a century behind the clock. The argument fails if
+the clock is behind where it was at the last recovery, if a floor was given by hand that is still ahead of the clock, or if
+a process restarted, or a fence failed, more than once a second for long. But each token that can still be read counts as well:
+harm needs the loss of every node that knows.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from typing import Final
 from redfence_proto import bounds
 from redfence_server.cluster_judgement import ClusterJudgement
 from redfence_server.errors import ConfigError, NodeRejectedError
-from redfence_server.node_admission import Admitted, Judgement, Reason, Rejected
+from redfence_server.fence import TOKENS_JUMP
+from redfence_server.node_admission import Admitted, Judgement, Reason, Rejected, Restarted
 from redfence_server.node_examination import Phase
 from redfence_server.node_visit import Look
-from redfence_server.rejoin import CHANGES_JUMP, NUMBERS_JUMP
 
-FLOOR_MAX: Final = bounds.FENCING_TOKEN_MAX - 2**20 * NUMBERS_JUMP
+FLOOR_MAX: Final = bounds.FENCING_TOKEN_MAX - 2**20 * TOKENS_JUMP
 """A greater floor leaves no room for tokens above it: each return of a node takes a jump."""
 _WALL_US_MIN: Final = 1_735_689_600_000_000
 """The beginning of 2025. A clock that tells an earlier time was never set, and is behind what a former recovery may have read."""
@@ -55,7 +56,6 @@ class Recovery:
         cluster_id: the old one, or a new one if no node remembers it.
         is_new: it is a new one.
         floor: every number starts above it.
-        changes: what each node begins with.
         nodes: those that could be looked at.
         away: those that could not.
         is_avoidable: with those that are away, if they come back and have forgotten nothing, a quorum would vote without this.
@@ -65,28 +65,12 @@ class Recovery:
     is_new: bool
     ttl_ms_max: int
     floor: int
-    changes: int
     nodes: tuple[int, ...]
     away: tuple[int, ...]
     is_avoidable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """A quorum votes already; these nodes are still out because a recovery broke off, and are to rejoin.
-
-    Attributes:
-        nodes: those.
-    """
-
-    cluster_id: str
-    ttl_ms_max: int
-    nodes: tuple[int, ...]
-
-
-def plan(
-    looks: Sequence[Look], request: Request, *, wall_us: int, new_cluster_id: str
-) -> Recovery | Leftover:
+def plan(looks: Sequence[Look], request: Request, *, wall_us: int, new_cluster_id: str) -> Recovery:
     """Decide what recovering these nodes takes, from what they say of themselves.
 
     Args:
@@ -108,7 +92,11 @@ def plan(
         raise NodeRejectedError(f"fewer than a quorum of {judged.quorum} nodes can be reached: {told}")
     voting = judged.voting()
     if len(voting) >= judged.quorum:
-        return _leftover(looks, judged, voting)
+        names = ", ".join(looks[index].name for index in voting)
+        raise NodeRejectedError(
+            f"nothing to recover: a quorum votes ({names}); the others come back by themselves, or `redfence cluster status` "
+            "says what is in their way"
+        )
     if _was_never_formed(looks, judged):
         raise NodeRejectedError(
             f"nothing to recover: cluster {judged.cluster_id} was never formed to the end; run `redfence cluster init` again"
@@ -117,13 +105,10 @@ def plan(
         cluster_id=judged.cluster_id or new_cluster_id,
         is_new=not judged.cluster_id,
         ttl_ms_max=_ttl_ms_max(judged, request),
-        floor=_floor(request.floor, known=greatest_number(looks), wall_us=wall_us),
-        # The clock here as well, for a server that runs may remember more changes than any node does. Nothing but its patience
-        # hangs on it: it would quarantine a node that shows fewer once more.
-        changes=max(_greatest_changes(looks) + CHANGES_JUMP, wall_us),
+        floor=_floor(request.floor, known=greatest_number(looks), begun=_floor_begun(looks), wall_us=wall_us),
         nodes=tuple(look.index for look in looks if look.found is not None),
         away=tuple(look.index for look in away),
-        is_avoidable=len(voting) + len(away) >= judged.quorum,
+        is_avoidable=len(judged.voting(returning=len(away))) + len(away) >= judged.quorum,
     )
 
 
@@ -140,20 +125,12 @@ def greatest_number(looks: Sequence[Look]) -> int:
 
 def known_floor(place: int, looks: Sequence[Look]) -> int:
     """Return the least floor that a node needs at a place, as far as any other node knows."""
-    known = [look.known for look in looks if look.known is not None]
-    return max((identity.known_floors.get(place, 0) for identity in known), default=0)
-
-
-def _greatest_changes(looks: Sequence[Look]) -> int:
-    changes = [0]
-    for look in looks:
-        if look.found is not None and (identity := look.found.identity) is not None:
-            changes += [identity.changes, *identity.known_changes.values()]
-    return max(changes)
+    known = [look.found.identity for look in looks if look.found is not None]
+    return max((identity.known_floors.get(place, 0) for identity in known if identity is not None), default=0)
 
 
 # What a node is excused that is to be given a new beginning.
-_EXCUSED = frozenset({Reason.NOT_FORMED, Reason.FORMING, Reason.RECOVERING})
+_EXCUSED = frozenset({Reason.NOT_FORMED, Reason.FORMING})
 
 
 def _refuse_unfit(look: Look, judgement: Judgement | None) -> None:
@@ -171,17 +148,6 @@ def _was_never_formed(looks: Sequence[Look], judged: ClusterJudgement) -> bool:
     return bool(phases) and phases <= {Phase.FORMING, Phase.ASSEMBLED}
 
 
-def _leftover(looks: Sequence[Look], judged: ClusterJudgement, voting: Sequence[int]) -> Leftover:
-    nodes = tuple(index for index, identity in judged.members.items() if identity.phase is Phase.RECOVERING)
-    if not nodes:
-        names = ", ".join(looks[index].name for index in voting)
-        raise NodeRejectedError(
-            f"nothing to recover: a quorum votes ({names}); the others come back by themselves, or `redfence cluster status` "
-            "says what is in their way"
-        )
-    return Leftover(judged.cluster_id, judged.ttl_ms_max, nodes)
-
-
 def _ttl_ms_max(judged: ClusterJudgement, request: Request) -> int:
     if not judged.cluster_id:
         if request.ttl_ms_max is None:
@@ -196,13 +162,21 @@ def _ttl_ms_max(judged: ClusterJudgement, request: Request) -> int:
     return judged.ttl_ms_max
 
 
-def _floor(asked: int | None, *, known: int, wall_us: int) -> int:
+def _floor_begun(looks: Sequence[Look]) -> int:
+    """Return the floor that a recovery which broke off has reserved; 0 if there was none."""
+    found = [look.found.identity for look in looks if look.found is not None]
+    return max((each.reserved for each in found if each is not None), default=0)
+
+
+def _floor(asked: int | None, *, known: int, begun: int, wall_us: int) -> int:
     if asked is None:
         if wall_us < _WALL_US_MIN:
             raise ConfigError(
                 "floor: this machine's clock was never set, so it is no measure; set it, or give a number"
             )
-        asked = max(known, wall_us) + NUMBERS_JUMP
+        asked = max(known, wall_us) + TOKENS_JUMP
+    if asked <= known == begun:
+        asked = known + 1  # the same command once more: what it has reserved is in its own way
     if asked <= known:
         raise ConfigError(
             f"floor: {asked} is not above {known}, the greatest number that can still be read; give {known + 1} at the least, and more "
@@ -220,6 +194,8 @@ def state_of(judgement: Judgement | None) -> str:
             return "unreachable"
         case Admitted():
             return "votes"
+        case Restarted():
+            return "restarted"
         case Rejected(reason):
             return reason.name.lower()
     return type(judgement).__name__.lower()

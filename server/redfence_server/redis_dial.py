@@ -18,6 +18,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
+    BusyLoadingError,
     NoPermissionError,
     RedisError,
     ResponseError,
@@ -34,6 +35,10 @@ class DialDeniedError(DialError):
 
 class DialRefusedError(DialError):
     """The node answered a command with an error; the connection goes on."""
+
+
+class DialLoadingError(DialError):
+    """The node is loading its data, and answers no command that needs it. The connection has ended."""
 
 
 class DialAnswerError(DialError):
@@ -105,6 +110,7 @@ class DialledNode:
 
         Raises:
             DialRefusedError: the node answered with an error.
+            DialLoadingError: it is loading its data.
             DialError: the connection broke or timed out.
         """
         (answer,) = await self.commands(parts)
@@ -118,6 +124,7 @@ class DialledNode:
         Cancellation: the connection is off by some answers afterwards; close it.
 
         Raises:
+            DialLoadingError: the node is loading its data.
             DialError: the connection broke or timed out.
         """
         name = str(batch[0][0])
@@ -133,6 +140,8 @@ class DialledNode:
                     answers.append(await self._connection.read_response())
                 except ResponseError as error:
                     answers.append(DialRefusedError(f"{name}: {error}"))
+        except BusyLoadingError as error:
+            raise DialLoadingError(f"{name}: {error}") from error
         except (RedisError, OSError) as error:
             raise DialError(f"{name}: {error}") from error
         _pass_on_cancellation()
@@ -181,7 +190,6 @@ async def dial(node: NodeUrl, *, timeout_ms: int) -> DialledNode:
         retry=Retry(NoBackoff(), 0),
         socket_timeout=timeout_ms / 1000,
         socket_connect_timeout=timeout_ms / 1000,
-        client_name="redfence",
     )
     connection = pool.make_connection()  # type: ignore[no-untyped-call]
     try:
@@ -197,7 +205,20 @@ async def dial(node: NodeUrl, *, timeout_ms: int) -> DialledNode:
     except asyncio.CancelledError:
         await connection.disconnect(nowait=True)
         raise
-    return DialledNode(connection)
+    dialled = DialledNode(connection)
+    try:
+        # A label for CLIENT LIST. A refusal is an answer like any other.
+        await dialled.commands(("CLIENT", "SETNAME", "redfence"))
+    except DialError as error:
+        await dialled.close()
+        if isinstance(error.__cause__, AuthenticationError):
+            # The node wants a password, and the URL has none.
+            raise DialDeniedError(str(error)) from error
+        raise
+    except BaseException:
+        await dialled.close()
+        raise
+    return dialled
 
 
 def _pass_on_cancellation() -> None:

@@ -1,25 +1,11 @@
 """The algorithm: mint on all nodes, decide on a quorum, commit where needed, undo what failed.
 
-What must never happen: two grants of one resource with one token, or a later grant with the smaller one. This is the
-argument that it cannot, whatever clocks, pauses, delays and lost replies do; it needs only that no node forgets.
+Two grants of one resource never carry one token, and a later grant never the smaller one, whatever clocks, pauses, delays and
+lost replies do. docs/architecture.md has the argument. It rests on three rules that this module and quorum.py keep:
 
-1. A node gives its lock to one lease at a time, and each mint there takes a number greater than every number the node
-   minted or learnt for the resource before.
-2. A grant of token M has a quorum of nodes that *stand at M* (quorum.py): each minted at most M for this attempt, and either minted M itself
-   or acknowledged a commit of M. M is at least what each of them minted.
-3. The node acknowledges a commit only for the very hold that its mint made or found, told by the hold's nonce. So on each of those
-   nodes the lease held the lock from its mint until the node stood at M, without a gap.
-4. Take two grants of different leases, with M1 and M2. Their quorums share a node. There the two holds, each from mint
-   to standing, cannot overlap; say the first ended before the second began. Then the second mint saw a counter of at
-   least M1 and minted more. By 2, M2 is at least that. So M2 > M1.
-5. Which comes first? If grant 1 was answered before attempt 2 began, its quorum stood at M1 before any mint of attempt 2, so the order
-   of 4 is the order of time.
-
-A hand-over is a mint that ends another lease in the same step. To a node it is a release followed by a mint with nothing
-in between, and the mint is like any other: a nonce of its own and the next number. So the argument holds as it stands.
-
-Expiry, clock jumps and late messages can end a hold early, which costs exclusion, but they cannot make two holds of
-one node overlap. That is why the tokens are ordered even when exclusion is broken, and why the storage must check them.
+1. A node counts only if it *stands at* the token of the grant: it minted that token, or acknowledged a commit of it.
+2. A commit goes to the very hold that the mint answered, told by its nonce, and under the admission id of that mint.
+3. What a failed attempt may have minted is undone by its nonce, detached from the caller's cancellation.
 
 An attempt is callbacks on one object, not a task per node: the quorum is reached in the turn of the event loop in which the
 deciding reply is read, and slower nodes are not waited for.
@@ -34,8 +20,10 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from redfence_server import quorum
+from redfence_server.backoff import revalidation_pauses
 from redfence_server.clock import Clock
 from redfence_server.lock_node import (
+    REVALIDATION_MS_MAX,
     Command,
     Commit,
     Granted,
@@ -43,6 +31,7 @@ from redfence_server.lock_node import (
     Inspect,
     LockNode,
     Mint,
+    Plain,
     Release,
     Renew,
     Reply,
@@ -139,15 +128,14 @@ class Redlock:
         """
         assert ends != order.digest, "a lease is not handed over to itself"
         release = Release(order.resource, ends, self._clock.now_ms() + ttl_ms_max)
-        poll = _Poll(self.nodes, release, quorum.judge_release)
+        poll = _Poll(self.nodes, release, quorum.judge_release, clock=self._clock)
 
         def note(node: int, reply: Reply) -> None:
-            if reply in (Silence.REFUSED, Silence.NOT_ADMITTED):
-                # A node that cannot mint, out of memory or out of numbers, can still delete; and one that has to be looked at anew
-                # can do so after the look.
+            if reply is Silence.REFUSED:
+                # A node that cannot mint, out of memory or out of tokens, can still delete.
                 poll.ask(node)
             else:
-                poll.note(node, quorum.release_part(reply))
+                poll.note(1, node, quorum.release_part(reply))
 
         return self._begin(order, ends=release, on_reply=note), poll.verdict
 
@@ -193,16 +181,13 @@ class Redlock:
         """Start the ttl of a lease anew on every node where it holds."""
         return (await self._ask_all(Renew(resource, digest), quorum.judge_renew)).verdict
 
-    def release(
-        self, *, resource: str, digest: str, ttl_ms_max: int, yields: bool = False
-    ) -> Awaitable[Verdict[ReleaseVerdict]]:
+    def release(self, *, resource: str, digest: str, ttl_ms_max: int) -> Awaitable[Verdict[ReleaseVerdict]]:
         """End a lease on every node, also on those that come back within the greatest ttl a lease can have.
 
-        It was sent to every node when this returns, and goes on whatever becomes of the caller. With `yields`, the servers that
-        wait for the lock are told, but not this one.
+        It was sent to every node when this returns, and goes on whatever becomes of the caller.
         """
         worthless_at_ms = self._clock.now_ms() + ttl_ms_max
-        release = Release(resource, digest, worthless_at_ms, yields)
+        release = Release(resource, digest, worthless_at_ms)
         return self._ask_all(release, quorum.judge_release)
 
     async def check_token(self, *, resource: str, token: int) -> Verdict[TokenJudgement]:
@@ -217,38 +202,83 @@ class Redlock:
         self, command: Command, judge: Callable[[quorum.Replies], Judged | None]
     ) -> Awaitable[Verdict[Judged]]:
         """Send to every node at once; the first verdict that the replies allow is to be awaited."""
-        poll = _Poll(self.nodes, command, judge)
-        for node in self.nodes:
-            poll.ask(node.index)
+        poll = _Poll(self.nodes, command, judge, clock=self._clock)
+        poll.ask_all()
         return poll.verdict
 
 
 class _Poll(Generic[Judged]):
-    """The answers of all nodes to one question. `verdict` is the first one that the answers allow."""
+    """One question to all nodes. `verdict` is the first one that the answers of one round allow.
+
+    A node that has to be examined again does not answer in this round. If the others cannot decide without it, all nodes
+    are asked anew: answers from before and after an examination are never combined, for another process may have
+    got a node index, and another lease the lock, in between.
+
+    Args:
+        judge: returns the verdict that the answers allow, or None.
+    """
 
     def __init__(
         self,
         nodes: Sequence[LockNode],
         command: Command,
         judge: Callable[[quorum.Replies], Judged | None],
+        *,
+        clock: Clock,
     ) -> None:
         self._nodes = nodes
         self._command = command
         self._judge = judge
-        self._replies: list[Reply | None] = [None] * len(nodes)
+        self._clock = clock
+        self._give_up_at_ms = clock.now_ms() + REVALIDATION_MS_MAX
+        self._pauses = revalidation_pauses()
+        self._round = 0
+        self._replies: list[Reply | None] = []
+        self._released = False  # a node held the lease until this release, whatever later rounds find
         self.verdict: asyncio.Future[Verdict[Judged]] = asyncio.get_running_loop().create_future()
+        self.verdict.add_done_callback(self._end)  # also when its caller goes away
+        self._begin_round()
+
+    def _begin_round(self) -> None:
+        self._round += 1
+        self._replies = [None] * len(self._nodes)
+
+    def ask_all(self) -> None:
+        """Send the question to every node."""
+        for node in self._nodes:
+            self.ask(node.index)
 
     def ask(self, node: int) -> None:
         """Send the question to a node, also when it is decided already: what ends a hold is to end it on every node."""
-        self._nodes[node].send(self._command, partial(self.note, node))
+        self._nodes[node].send(self._command, partial(self.note, self._round, node))
 
-    def note(self, node: int, reply: Reply) -> None:
-        """Note a node's answer."""
-        if self.verdict.done():
+    def note(self, asked_in: int, node: int, reply: Reply) -> None:
+        """Note a node's answer to the question of one round."""
+        self._released |= reply is Plain.RELEASED
+        if self.verdict.done() or asked_in != self._round:
+            self._leave_behind(node, reply)
             return
-        self._replies[node] = reply
-        if (judged := self._judge(self._replies)) is not None:
-            self.verdict.set_result(Verdict(judged, self._replies))
+        self._replies[node] = Plain.RELEASED if self._released and reply is Plain.NOT_HELD else reply
+        replies = self._replies
+        counted = [None if each is Silence.NOT_ADMITTED else each for each in replies]
+        judged = self._judge(counted)
+        if judged is None and None not in replies:
+            if self._clock.now_ms() < self._give_up_at_ms:
+                self._begin_round()
+                asyncio.get_running_loop().call_later(next(self._pauses) / 1000, self.ask_all)
+                return
+            judged = self._judge(replies)
+        if judged is not None:
+            self.verdict.set_result(Verdict(judged, replies))
+
+    def _end(self, _: asyncio.Future[Verdict[Judged]]) -> None:
+        for node, reply in enumerate(self._replies):
+            self._leave_behind(node, reply)
+
+    def _leave_behind(self, node: int, reply: Reply | None) -> None:
+        """Have a node that missed a release carry it out once it votes again: this poll does not ask it any more."""
+        if reply is Silence.NOT_ADMITTED and self.verdict.done() and isinstance(self._command, Release):
+            self._nodes[node].send(self._command)
 
 
 class Attempt:

@@ -19,17 +19,13 @@ from redfence_server.lock_node import (
     Held,
     Inspect,
     Mint,
-    News,
     Notice,
     Plain,
-    Pulse,
-    Pulsed,
     Release,
     Renew,
     Renewed,
     Reply,
     Undo,
-    Vouch,
 )
 
 REDIS_VERSION_MIN: Final = (6, 2)
@@ -94,8 +90,6 @@ _NAMES: dict[type[Command], str] = {
     Renew: "renew",
     Release: "release",
     Inspect: "inspect",
-    Pulse: "pulse",
-    Vouch: "vouch",
 }
 _SOURCES = {kind: load(name) for kind, name in _NAMES.items()}
 # SHA-1 is the name that EVALSHA wants, not a protection.
@@ -133,14 +127,9 @@ class Packer:
             self._command = command
         return self._head + admission.encode() + self._tail
 
-    def _parts(self, command: Command) -> tuple[str | int, ...]:  # noqa: PLR0911  (one return per command reads best)
+    def _parts(self, command: Command) -> tuple[str | int, ...]:
         keys, hole = self._keys, self._HOLE
         sha = _SHAS[type(command)]
-        match command:
-            case Pulse(changes, distrusted_ms):
-                return ("EVALSHA", sha, 2, keys.node, keys.high, hole, distrusted_ms, *changes)
-            case Vouch(admission, place, floor, changes, _):
-                return ("EVALSHA", sha, 2, keys.node, keys.high, hole, admission, place, floor, changes)
         lock = keys.lock(command.resource)
         match command:
             case Mint(resource, digest, nonce, holder, ttl_ms, ends, notify, behind):
@@ -155,8 +144,8 @@ class Packer:
                 return ("EVALSHA", sha, 2, keys.node, lock, hole, nonce)
             case Renew(digest=digest):
                 return ("EVALSHA", sha, 2, keys.node, lock, hole, digest)
-            case Release(digest=digest, yields=yields):
-                return ("EVALSHA", sha, 2, keys.node, lock, hole, digest, self._channel if yields else "")
+            case Release(digest=digest):
+                return ("EVALSHA", sha, 2, keys.node, lock, hole, digest)
             case Inspect():
                 return ("EVALSHA", sha, 2, keys.node, lock, hole)
 
@@ -169,20 +158,17 @@ class NumbersExhaustedError(Exception):
     """The node has minted every number below 2^53."""
 
 
-_NEWS = {"ended": News.ENDED, "yielded": News.YIELDED, "sooner": News.SOONER}
-
-
 def read_notice(payload: bytes, *, keys: Keyspace, node: int) -> Notice:
-    """Return what a script published.
+    """Return the notice that a script published.
 
     Raises:
         ValueError: no script publishes this.
     """
-    news, token, key = payload.decode().split(" ", 2)
+    token, key = payload.decode().split(" ", 1)
     start = keys.lock("")
-    if news not in _NEWS or not key.startswith(start):
+    if not key.startswith(start):
         raise ValueError(f"no script publishes {payload!r}")
-    return Notice(node, key.removeprefix(start), int(token), _NEWS[news])
+    return Notice(node, key.removeprefix(start), int(token))
 
 
 _PLAIN = {
@@ -193,24 +179,12 @@ _PLAIN = {
     b"not_held": Plain.NOT_HELD,
     b"released": Plain.RELEASED,
     b"free": Plain.FREE,
-    b"vouched": Plain.VOUCHED,
-    b"greater": Plain.TOO_LOW,
 }
-
-
-# Where an answer tells how many changes the node has made.
-_CHANGES_AT = {b"granted": 5, b"committed": 1, b"renewed": 3, b"vouched": 1, b"pulse": 2}
-
-
-def read_changes(raw: list[Any]) -> int:
-    """Return how many changes the node has made, from an answer that `read_reply` has read; 0 if it does not tell."""
-    place = _CHANGES_AT.get(raw[0])
-    return raw[place] if place else 0
 
 
 def read_clock_ms(raw: list[Any]) -> float:
     """Return the node's clock, from a `granted` that `read_reply` has read."""
-    clock_us: int = raw[6]
+    clock_us: int = raw[5]
     return clock_us / 1000
 
 
@@ -227,7 +201,7 @@ def read_reply(raw: list[Any], *, under: str = "") -> Reply:
         if word in _PLAIN:
             return _PLAIN[word]
         if word == b"granted":
-            if len(raw) != 7:
+            if len(raw) != 6:
                 raise ValueError(f"no script answers {raw!r}")
             return Granted(raw[1].decode(), raw[2], raw[3] > 0, raw[4] == 1, under=under)
         if word == b"held":
@@ -235,12 +209,10 @@ def read_reply(raw: list[Any], *, under: str = "") -> Reply:
             return Held(raw[1].decode(), raw[2], raw[3].decode(errors="replace"), max(0, raw[4]))
         if word == b"renewed":
             return Renewed(raw[1], raw[2])
-        if word == b"pulse":
-            return Pulsed(raw[1] / 1000, raw[2], raw[3], tuple(raw[4]), tuple(raw[5]), raw[6], under)
         if word == b"not_admitted":
             raise NotAdmittedError
         if word == b"exhausted":
             raise NumbersExhaustedError
-    except (IndexError, TypeError) as error:  # Lua ends a list at its first nil
+    except (LookupError, TypeError) as error:  # Lua ends a list at its first nil
         raise ValueError(f"no script answers {raw!r}") from error
     raise ValueError(f"no script answers {raw!r}")

@@ -1,4 +1,4 @@
-"""The queues of all resources that somebody waits for at this server."""
+"""The queues of all resources that have waiters at this server."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from redfence_server.errors import DrainingError, RedfenceServerError
 from redfence_server.lock_node import Notice
 from redfence_server.model import AcquireCall
 from redfence_server.randomness import Randomness
-from redfence_server.wait_queue import Waiter, WaitQueue
+from redfence_server.wait_queue import WaitQueue
+from redfence_server.waiting_line import Waiter
 from redfence_server.waiting_room import WaiterLimits, WaitingRoom
 
 
 class WaitQueues:
-    """Makes a queue when somebody comes, and forgets it when it is at rest."""
+    """Makes a queue for the first waiter, and forgets it when it is at rest."""
 
     def __init__(
         self, *, node_count: int, clock: Clock, randomness: Randomness, limits: WaiterLimits
     ) -> None:
-        self.room = WaitingRoom(limits, clock=clock, on_stall=self._recheck)
+        self.room = WaitingRoom(limits)
         self._node_count = node_count
         self._clock = clock
         self._randomness = randomness
@@ -43,27 +44,23 @@ class WaitQueues:
 
     @property
     def empty(self) -> bool:
-        """Tell whether nothing is kept of anybody who waited."""
+        """Tell whether no queue and no waiter is left."""
         return not self._queues and self.room.empty
 
     def on_notice(self, notice: Notice) -> None:
-        """Pass a notice on. Who waited for it may have gone."""
+        """Pass a notice on to the queue of its resource, if there is one."""
         if (queue := self._queues.get(notice.resource)) is not None:
             queue.noticed(notice)
 
     def drain(self) -> None:
-        """Send everybody away, now and from now on."""
+        """Send every waiter away, now and from now on."""
         self.room.close()
         self.fail(DrainingError)
 
     def fail(self, error: Callable[[], RedfenceServerError]) -> None:
         """End every wait with an error."""
         for queue in self._queues.values():
-            queue.fail(error)
-
-    def _recheck(self) -> None:
-        for queue in self._queues.values():
-            queue.recheck()
+            queue.line.fail(error)
 
     def _add(self, resource: str) -> WaitQueue:
         queue = self._queues[resource] = WaitQueue(

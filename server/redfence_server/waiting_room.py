@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from redfence_server.clock import Clock
 from redfence_server.errors import DrainingError, TooManyWaitersError
 from redfence_server.model import AcquireCall
-from redfence_server.stall_watch import StallWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +25,9 @@ class WaiterLimits:
 
 
 class WaitingRoom:
-    """Counts those who wait, and while there are any, watches whether the process is stopped."""
+    """Counts the acquires that wait."""
 
-    def __init__(self, limits: WaiterLimits, *, clock: Clock, on_stall: Callable[[], None]) -> None:
-        self.stall_watch = StallWatch(clock, on_stall=on_stall)
+    def __init__(self, limits: WaiterLimits) -> None:
         self._limits = limits
         self._closed = False
         self._count = 0
@@ -40,16 +36,16 @@ class WaitingRoom:
 
     @property
     def closed(self) -> bool:
-        """Tell whether nobody may wait any more."""
+        """Tell whether the room takes no more waiters."""
         return self._closed
 
     @property
     def empty(self) -> bool:
-        """Tell whether nothing is kept of anybody."""
+        """Tell whether no waiter is counted."""
         return not (self._count or self._by_resource or self._by_connection)
 
     def close(self) -> None:
-        """Take nobody any more."""
+        """Refuse every acquire from now on."""
         self._closed = True
 
     def enter(self, call: AcquireCall) -> None:
@@ -72,7 +68,6 @@ class WaitingRoom:
         self._count += 1
         self._by_resource[call.resource] += 1
         self._by_connection[call.connection] += 1
-        self.stall_watch.start()
 
     def leave(self, call: AcquireCall) -> None:
         """Count one less."""
@@ -81,5 +76,3 @@ class WaitingRoom:
             counts[key] -= 1
             if not counts[key]:
                 del counts[key]
-        if not self._count:
-            self.stall_watch.stop()

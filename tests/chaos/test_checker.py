@@ -48,6 +48,9 @@ BROKEN: Mapping[str, Cases] = {
         "smaller after greater, clocks or not": lambda s: (
             s.acquire("a", 6, (10, 10.1)).acquire("b", 5, (20, 20.1)).fault("clock", 5, 30, moves_clocks=True)
         ),
+        "smaller after greater, copies of nodes or not": lambda s: (
+            s.acquire("a", 6, (10, 10.1)).acquire("b", 5, (20, 20.1)).fault("copy", 5, 30, overlaps_s=2)
+        ),
         "smaller after greater, hidden among overlaps": lambda s: (
             s.acquire("a", 6, (10, 10.1)).acquire("b", 9, (9, 30), until=31.9).acquire("c", 5, (20, 20.1))
         ),
@@ -97,6 +100,12 @@ BROKEN: Mapping[str, Cases] = {
             s.acquire("a", 5, (10, 10.1))
             .acquire("b", 6, (11, 11.1))
             .fault("clock", 11.2, 15, moves_clocks=True)
+        ),
+        "a copy of a node was there, but a ttl had passed since": lambda s: (
+            s.fault("copy", 5, 9, overlaps_s=2).acquire("a", 5, (10, 10.1)).acquire("b", 6, (11, 11.1))
+        ),
+        "a copy of a node was there, but only when they overlapped already": lambda s: (
+            s.acquire("a", 5, (10, 10.1)).acquire("b", 6, (11, 11.1)).fault("copy", 11.2, 15, overlaps_s=2)
         ),
         "granted inside one that an overlap hides for which a clock was moved": lambda s: (
             s.fault("clock", 5, 9, moves_clocks=True)
@@ -171,6 +180,9 @@ BROKEN: Mapping[str, Cases] = {
         ),
         "lost, and a clock was moved after": lambda s: (
             s.acquire("a", 5, (10, 10.1)).lost("a", (11, 11.1)).fault("clock", 11.2, 15, moves_clocks=True)
+        ),
+        "lost, and a copy of a node was there a ttl before": lambda s: (
+            s.fault("copy", 5, 8.9, overlaps_s=2).acquire("a", 5, (10, 10.1)).lost("a", (11, 11.1))
         ),
         "lost after a minority was wiped": lambda s: (
             s.fault("node wiped", 10, 11).acquire("a", 5, (10, 10.1)).lost("a", (11, 11.1))
@@ -333,6 +345,15 @@ RIGHT: Cases = {
     ),
     "L: a clock was moved until the first was called": lambda s: (
         s.fault("clock", 5, 10, moves_clocks=True).acquire("a", 5, (10, 10.1)).acquire("b", 6, (11, 11.1))
+    ),
+    "L: a copy of a node was there when the second began": lambda s: (
+        s.fault("copy", 10.5, 20, overlaps_s=2).acquire("a", 5, (10, 10.1)).acquire("b", 6, (11, 11.1))
+    ),
+    "L: a copy of a node had been there until a ttl before": lambda s: (
+        s.fault("copy", 5, 9.1, overlaps_s=2).acquire("a", 5, (10, 10.1)).acquire("b", 6, (11, 11.1))
+    ),
+    "D: a lease is lost beside a copy of a node": lambda s: (
+        s.fault("copy", 5, 9, overlaps_s=2).acquire("a", 5, (10, 10.1)).lost("a", (10.9, 11))
     ),
     "L: a clock was moved while an unknown Acquire may have got the lease": lambda s: (
         s.fault("clock", 5, 10, moves_clocks=True)

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import resource
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -16,13 +16,14 @@ import grpc
 import hiredis
 import pytest
 
-from harness.chaos import services
+from harness.chaos import limit_faults, services
 from harness.chaos.cluster import ChaosCluster, Plan
 from harness.chaos.crowd import Crowd
-from harness.chaos.faults import DISK_FULL, FAULTS, LOG_CUT, deck, possible
+from harness.chaos.faults import DISK_FULL, FAULTS, LOG_CUT, NODE_COPIED, SERVER_CLOCK, deck, possible
 from harness.chaos.process_faults import node_killed
 from harness.chaos.recorder import now_s
 from harness.chaos.strike import Stage, Strike, every_server
+from harness.moved_clock import MovedClock
 from harness.node_data import log_file
 from harness.processes import CommandProcess
 from harness.redis_nodes import RedisNode
@@ -43,6 +44,12 @@ _NO_MORE_FILES = "no more files"
 
 def _drawn(stage: Stage, kind: str, *, seed: int = 0) -> Strike:
     return FAULTS[kind](stage, Random(seed))
+
+
+def _drawn_so(stage: Stage, kind: str, *words: str) -> Strike:
+    """Return the first strike of a kind whose target has these words."""
+    strikes = (_drawn(stage, kind, seed=seed) for seed in count())
+    return next(strike for strike in strikes if all(each in strike.target for each in words))
 
 
 @asynccontextmanager
@@ -162,6 +169,7 @@ async def test_every_fault_comes_before_one_comes_again() -> None:
     assert set(deck(names, Random(1))) == set(FAULTS)
     assert deck(names, Random(1)) == deck(names, Random(1)) != deck(names, Random(2))
     assert possible(clocks=True, small_disk=False, only=[DISK_FULL]) == []
+    assert possible(clocks=False, small_disk=True, only=[SERVER_CLOCK]) == []
 
 
 # --- processes --------------------------------------------------------------------------------------------------------------
@@ -323,7 +331,7 @@ async def test_a_node_without_a_log_comes_back_empty_and_votes_again(
             assert _has_ended(node)
         assert await node.call("GET", "kept") is None
         assert not await cluster.set_right()
-    assert LOG_CUT not in possible(clocks=True, small_disk=True, logs=False)
+    assert not {LOG_CUT, NODE_COPIED} & set(possible(clocks=True, small_disk=True, logs=False))
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------------
@@ -376,6 +384,45 @@ async def test_when_a_majority_was_wiped_nothing_is_granted_until_it_is_recovere
     await until(lambda: server.grants("refused", ttl_ms=1_000))
 
 
+@pytest.mark.parametrize("mended", ["by a crash", "while it runs"])
+@pytest.mark.parametrize(
+    ("way", "name", "value"),
+    [
+        ("evicts (1000 bytes)", b"maxmemory-policy", b"allkeys-lru"),
+        ("appendonly no", b"appendonly", b"no"),
+        ("appendfsync everysec", b"appendfsync", b"everysec"),
+    ],
+)
+async def test_settings_change_while_a_node_runs_and_are_mended(
+    stage: Stage, way: str, name: bytes, value: bytes, mended: str
+) -> None:
+    """A crash mends them as well: the node's file has the settings of before."""
+    strike = _drawn_so(stage, "settings changed", way, mended)
+    place = int(strike.target.partition(":")[0].removeprefix("node "))
+    node = stage.cluster.nodes[place]
+    assert strike.forgets == [place]
+    pid = node.pid
+    before = [await node.call("CONFIG", "GET", each) for each in (name, "maxmemory")]
+    async with _begun(strike):
+        assert node.pid == pid
+        assert await node.call("CONFIG", "GET", name) == [name, value]
+        if value == b"allkeys-lru":
+            await until(lambda: _evicts(node))
+            assert len(_cut(stage)) == 1
+    assert (node.pid == pid) == (mended == "while it runs")
+    assert [await node.call("CONFIG", "GET", each) for each in (name, "maxmemory")] == before
+    assert not await stage.cluster.set_right()
+
+
+async def _evicts(node: RedisNode) -> bool:
+    """Tell whether it has dropped a key of ours."""
+    with suppress(hiredis.ReplyError):  # what is left may be too much all the same
+        await node.call("SET", "more", bytes(10_000), "PX", 100)
+    told = await node.call("INFO", "stats")
+    assert isinstance(told, bytes)
+    return b"evicted_keys:0" not in told
+
+
 # --- network ----------------------------------------------------------------------------------------------------------------
 
 
@@ -397,6 +444,41 @@ async def test_a_partition_cuts_as_many_pairs_as_its_form_says(stage: Stage, kin
         nodes = {place for _, place in cut}
         assert len(nodes) == {"partition: halves": 3, "partition: ring": 2}.get(kind, 1)
     assert not _cut(stage)
+
+
+@pytest.mark.parametrize("ends", ["old", "new"])
+@pytest.mark.parametrize("kind", ["node doubled: empty", NODE_COPIED])
+async def test_a_node_is_another_process_for_some_servers_until_one_of_the_two_ends(
+    stage: Stage, kind: str, ends: str
+) -> None:
+    """The other one is empty, or has what the node had; and only for a copy may leases overlap."""
+    strike = _drawn_so(stage, kind, f"the {ends} process ends")
+    (place,) = strike.forgets
+    node = stage.cluster.nodes[place]
+    assert await node.call("SET", "mark", "old") == b"OK"
+    (old,) = {await _seen_through(node, server.proxies[place]) for server in stage.cluster.servers}
+    folder = node.folder
+    async with _begun(strike):
+        seen = {await _seen_through(node, server.proxies[place]) for server in stage.cluster.servers}
+        (other,) = seen - {old}
+        assert old in seen
+        assert other[1] == (b"old" if kind == NODE_COPIED else None)
+    (left,) = {await _seen_through(node, server.proxies[place]) for server in stage.cluster.servers}
+    assert left[0] == (old if ends == "new" else other)[0]
+    assert folder.exists() == (ends == "new")
+    assert len(list(folder.parent.glob("data*/"))) == 1
+    assert (strike.overlaps_s is None) == (kind != NODE_COPIED)
+    await node.call("DEL", "mark")
+    assert not await stage.cluster.set_right()
+
+
+async def _seen_through(node: RedisNode, proxy: TcpProxy) -> tuple[bytes, object]:
+    """Return the run that the address of a node leads to, and the mark that it has."""
+    seen = node.beside()
+    seen.port = proxy.port
+    told = await seen.call("INFO", "server")
+    assert isinstance(told, bytes)
+    return told.partition(b"run_id:")[2].split()[0], await seen.call("GET", "mark")
 
 
 # --- limits and clocks ------------------------------------------------------------------------------------------------------
@@ -443,4 +525,54 @@ async def test_a_clock_is_half_a_minute_off_and_back_again(stage: Stage) -> None
         node = stage.cluster.nodes[_place(strike, "node")]
         assert await node.has_clock_offset(30_000) or await node.has_clock_offset(-30_000)
     assert await node.has_clock_offset(0)
+    assert not await stage.cluster.set_right()
+
+
+@pytest.mark.parametrize("how", ["stands still", "is slow"])
+async def test_the_clock_of_one_server_loses_time_and_the_others_keep_theirs(stage: Stage, how: str) -> None:
+    """It never gets it back."""
+    strike = _drawn_so(stage, SERVER_CLOCK, how)
+    wrong, right = _clocks(stage, strike)
+    before, still = wrong.lag_ms, right.lag_ms
+    async with _begun(strike):
+        await asyncio.sleep(0.1)
+        lost = wrong.lag_ms - before
+        assert lost > 50 if how == "stands still" else 0.5 < lost < 5
+    assert lost <= wrong.lag_ms - before < 600
+    assert right.lag_ms == still
+    stage.broken.clear()
+    assert not await stage.cluster.set_right()
+
+
+def _clocks(stage: Stage, strike: Strike) -> tuple[MovedClock, MovedClock]:
+    """Return the clock of the server that is struck, and that of the other one."""
+    place = int(strike.target.split()[1])
+    clocks = [server.clock for server in (stage.cluster.servers[place], stage.cluster.servers[1 - place])]
+    wrong, right = clocks
+    assert wrong is not None
+    assert right is not None
+    return wrong, right
+
+
+async def test_a_server_of_true_clock_that_grants_nothing_is_a_defect(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever keeps it from granting: here it stands still."""
+    monkeypatch.setattr(limit_faults, "_NO_GRANT_S", 0.2)
+    strike = _drawn(stage, SERVER_CLOCK)
+    number = 1 - int(strike.target.split()[1])
+    other = stage.cluster.servers[number]
+    try:
+        async with _begun(strike):
+            other.pause()
+
+            async def is_told() -> bool:
+                return bool(stage.broken)
+
+            await until(is_told, timeout_s=10.0)
+            assert stage.broken == [f"server {number}, whose clock is true, granted nothing for 0.2 s"]
+            other.resume()
+    finally:
+        other.resume()
+        stage.broken.clear()
     assert not await stage.cluster.set_right()

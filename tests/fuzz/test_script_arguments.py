@@ -23,17 +23,18 @@ from hypothesis import strategies as st
 from harness.fake_node import ADMITTED, FakeNodeState
 from harness.fuzz_settings import factor, tried
 from harness.joining_commands import (
-    Claim,
     Formation,
     JoiningCommand,
     Known,
-    Look,
-    NoteRun,
     Quarantine,
-    Readmit,
+    RaiseFloor,
+    ReadIdentity,
+    ReserveFloor,
+    RestoreVote,
     Sight,
 )
-from harness.lua_node import Database, LuaNode, Memory, ScriptSet
+from harness.joining_commands import Step as Answer
+from harness.lua_node import SHAS, Database, LuaNode, Memory
 from harness.redis_nodes import NodeSet
 from redfence_proto.bounds import FENCING_TOKEN_MAX, HOLDER_BYTES_MAX, TTL_MS_MAX_MOST, text_problem
 from redfence_server import scripts
@@ -44,14 +45,10 @@ from redfence_server.lock_node import (
     Held,
     Inspect,
     Mint,
-    Pulse,
-    Pulsed,
     Release,
     Renew,
-    Reply,
     Silence,
     Undo,
-    Vouch,
 )
 from redfence_server.node_examination import Phase
 from redfence_server.redis_binary import RedisBinary
@@ -130,7 +127,7 @@ def numbers(database: Database) -> Numbers:
             continue
         fields = dict(zip(value[::2], value[1::2], strict=True))
         if name == KEYS.node:
-            kept |= {field.decode(): number for field, number in fields.items() if field.startswith(b"floor")}
+            kept |= {name.decode(): value for name, value in fields.items() if b"floor" in name}
         elif {b"digest", b"nonce", b"token"} <= set(fields):
             holds[key, fields[b"digest"], fields[b"nonce"]] = fields[b"token"]
     return Numbers(kept, holds)
@@ -211,7 +208,6 @@ _tokens = st.one_of(
 )
 # Above the greatest number there is, a jump beyond the last of all.
 _floors = st.one_of(_tokens, st.just(FENCING_TOKEN_MAX + 1 + JUMP))
-_changes = st.one_of(st.integers(0, 100), st.just(2**53 - 1))
 
 
 @st.composite
@@ -233,18 +229,17 @@ _commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Commit, _resources, _leases, _nonces, _tokens),
     st.builds(Undo, _resources, _nonces, st.just(0.0)),
     st.builds(Renew, _resources, _leases),
-    st.builds(Release, _resources, _leases, st.just(0.0), st.booleans()),
+    st.builds(Release, _resources, _leases, st.just(0.0)),
     st.builds(Inspect, _resources),
-    st.builds(Pulse, st.tuples(_changes, _changes, _changes), st.integers(0, TTL_MS_MAX_MOST)),
-    st.builds(Vouch, st.sampled_from(ADMISSIONS), _places, _floors, _changes),
 )
 _joining: st.SearchStrategy[JoiningCommand] = st.one_of(
-    st.just(Look()),
+    st.just(ReadIdentity()),
     st.builds(
-        NoteRun,
-        st.builds(Known, _admissions, st.sampled_from(["run", "run-2"])),
-        st.just("run-2"),
-        st.booleans(),
+        RaiseFloor,
+        *[st.sampled_from([*ADMISSIONS, *QUARANTINES])] * 2,
+        _places,
+        _floors,
+        st.sampled_from(QUARANTINES),
     ),
     st.builds(
         Quarantine,
@@ -252,17 +247,17 @@ _joining: st.SearchStrategy[JoiningCommand] = st.one_of(
         st.sampled_from(QUARANTINES),
         st.just(PLACE),
         st.just("run-2"),
-        st.sampled_from([Phase.QUARANTINED, Phase.RECOVERING]),
+        st.sampled_from([Phase.QUARANTINED, Phase.RESTARTED]),
         st.one_of(st.just(0), _floors),
+        st.booleans(),
     ),
-    st.builds(Claim, st.sampled_from(QUARANTINES), _floors, _changes),
+    st.builds(ReserveFloor, st.sampled_from(QUARANTINES), _floors),
     st.builds(
-        Readmit,
-        *(st.sampled_from(QUARANTINES), st.sampled_from(ADMISSIONS), _floors, _changes, st.just("run-2")),
+        RestoreVote,
+        *(st.sampled_from(QUARANTINES), st.sampled_from(ADMISSIONS), _floors, st.just("run-2")),
         st.tuples(_floors, _floors, _floors),
         st.booleans(),
-        _changes,
-        st.sampled_from([Phase.QUARANTINED, Phase.RECOVERING]),
+        st.integers(0, 100),
     ),
 )
 
@@ -283,26 +278,24 @@ _steps: st.SearchStrategy[Step] = st.one_of(
 
 def _timeless(reply: object) -> object:
     """Return the answer without what a clock says."""
-    if isinstance(reply, Held):
-        return replace(reply, remaining_ms=0)
-    return replace(reply, clock_ms=0.0, distrusted_ms=0) if isinstance(reply, Pulsed) else reply
+    return replace(reply, remaining_ms=0) if isinstance(reply, Held) else reply
 
 
 def _admission_of(node: LuaNode | FakeNodeState) -> str:
-    sight = node.join(Look())
+    sight = node.join(ReadIdentity())
     assert isinstance(sight, Sight)
     assert sight.identity is not None
     return sight.identity.admission
 
 
 def _play(node: LuaNode | FakeNodeState, step: Step, *, admission: str, now_ms: float) -> object:
-    match step:
-        case Drop(resource, counter):
-            return node.drop_counter(resource) if counter else node.expire(resource)
-        case Look() | NoteRun() | Quarantine() | Claim() | Readmit():
-            return node.join(step)
-    reply: Reply = node.apply(step, now_ms, admission=admission)
-    return reply
+    if isinstance(step, Drop):
+        return node.drop_counter(step.resource) if step.counter else node.expire(step.resource)
+    if isinstance(step, RaiseFloor):
+        return node.join(replace(step, known=admission))
+    if isinstance(step, JoiningCommand):
+        return node.join(step)
+    return node.apply(step, now_ms, admission=admission)
 
 
 def test_what_the_product_can_send_never_raises_and_the_fake_answers_the_same(database: Database) -> None:
@@ -323,7 +316,7 @@ def test_what_the_product_can_send_never_raises_and_the_fake_answers_the_same(da
             admission = _admission_of(real)
             reply = _play(real, step, admission=admission, now_ms=0.0)
             after = numbers(database)
-            seen[reply if isinstance(reply, Silence) else type(step)] += 1
+            seen[reply if isinstance(reply, Silence) else (type(step), reply is Answer.DONE)] += 1
             if isinstance(step, Drop):
                 _play(fake, step, admission=admission, now_ms=0.0)
                 continue
@@ -334,14 +327,15 @@ def test_what_the_product_can_send_never_raises_and_the_fake_answers_the_same(da
             assert _timeless(told) == _timeless(reply), step
 
     check()
-    assert {Mint, Commit, Vouch, Readmit, Silence.REFUSED} <= set(seen), seen
+    done = {(kind, True) for kind in (Quarantine, ReserveFloor, RaiseFloor)}
+    assert {(Mint, False), (Commit, False), *done, Silence.REFUSED} <= set(seen), seen
 
 
 # --- arguments that nobody sends -------------------------------------------------------------------------------------
 
 _X = RESOURCES[0]
 _HOLD = (KEYS.node, KEYS.high, KEYS.lock(_X), KEYS.counter(_X))
-_ID_ONLY, _NUMBERED, _LOCKED = (KEYS.node,), (KEYS.node, KEYS.high), (KEYS.node, KEYS.lock(_X))
+_NUMBERED, _LOCKED = (KEYS.node, KEYS.high), (KEYS.node, KEYS.lock(_X))
 _PLACED = ("cluster", "0", "3", str(TTL_MS))
 # Of each script: its keys, and arguments that it takes.
 SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -349,25 +343,24 @@ SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "commit": (_HOLD, (ADMITTED, LEASES[0], NONCES[0], "30", "86400000")),
     "undo": (_LOCKED, (ADMITTED, NONCES[0])),
     "renew": (_LOCKED, (ADMITTED, LEASES[0])),
-    "release": (_LOCKED, (ADMITTED, LEASES[0], "")),
+    "release": (_LOCKED, (ADMITTED, LEASES[0])),
     "inspect": (_LOCKED, (ADMITTED,)),
-    "pulse": (_NUMBERED, (ADMITTED, "0", "0", "7", "9")),
-    "vouch": (_NUMBERED, (ADMITTED, ADMISSIONS[1], "1", "1000", "500")),
-    "look": (_NUMBERED, ()),
-    "note_run": (_ID_ONLY, (ADMITTED, "run", "run-2", "1")),
+    "read_identity": (_NUMBERED, ()),
+    "raise_floor": (_NUMBERED, (ADMITTED, ADMISSIONS[1], "1", "1000", QUARANTINES[0])),
+    "distrust_clock": (_NUMBERED, (ADMITTED, "4000", "5000")),
     "quarantine": (
         _NUMBERED,
-        (ADMITTED, "run", QUARANTINES[0], "quarantined", *_PLACED, "run-2", "1000"),
+        (ADMITTED, "run", QUARANTINES[0], "quarantined", *_PLACED, "run-2", "1000", "1"),
     ),
-    "claim": (_ID_ONLY, (QUARANTINES[0], "2000", "600")),
-    "readmit": (
+    "reserve_floor": (_NUMBERED, (QUARANTINES[0], "3000")),
+    "restore_vote": (
         _NUMBERED,
-        (QUARANTINES[0], "quarantined", ADMISSIONS[1], "2000", "600", "run-2", "1", "0", "2000", "70", "0"),
+        (QUARANTINES[0], ADMISSIONS[1], "2000", "run-2", "1", "0", "2000", "70", "0"),
     ),
     "form": (_NUMBERED, (*_PLACED, ADMITTED, "run", "ready", "0", "0")),
 }
 # Which of them run in a quarantine.
-_IN_QUARANTINE = {"claim", "readmit"}
+_IN_QUARANTINE = {"reserve_floor", "restore_vote"}
 # No number at all, by any reading.
 NOT_A_NUMBER = ["nan", "-nan", "NAN"]
 HOSTILE = [
@@ -377,20 +370,21 @@ HOSTILE = [
 ]
 # What is not a number has a test of its own.
 _SHORT_TEXTS = st.text(max_size=3).filter(lambda text: "nan" not in text.lower())
-SHAS = ScriptSet().shas
 
 
 def _prepared(database: Database, *, quarantined: bool) -> Memory:
     """Return what a node remembers that came back once, on which a lease holds, and which may be in quarantine again."""
     node = LuaNode(database).form(formation=PLACE)
     node.join(Quarantine(Known(ADMITTED, "run"), QUARANTINES[1], PLACE, "run", floor=2))
-    node.join(Readmit(QUARANTINES[1], ADMITTED, 5, 3, "run", (5, 0, 0)))
+    node.join(ReserveFloor(QUARANTINES[1], 5))
+    node.join(RestoreVote(QUARANTINES[1], ADMITTED, 5, "run", (5, 0, 0)))
     for token in (9, 20):
         node.apply(Mint(_X, LEASES[0], NONCES[0], "h", TTL_MS), 0.0)
         node.apply(Commit(_X, LEASES[0], NONCES[0], token), 0.0)
-    node.apply(Vouch(ADMITTED, 2, 60, 5), 0.0)
+    node.join(RaiseFloor(ADMITTED, ADMITTED, 2, 60, QUARANTINES[1]))
     if quarantined:
         node.join(Quarantine(Known(ADMITTED, "run"), QUARANTINES[0], PLACE, "run-2", floor=50))
+        node.join(ReserveFloor(QUARANTINES[0], 2_000))
     return node.save()
 
 
@@ -445,7 +439,7 @@ def test_wrong_arguments_lower_and_spoil_no_number(database: Database, name: str
 
 
 # Where the floor stands among the arguments. Lua finds neither less nor greater what is not a number, so no comparison stops it.
-_FLOOR_AT = {"vouch": 3, "claim": 1, "readmit": 3}
+_FLOOR_AT = {"raise_floor": 3, "reserve_floor": 1, "restore_vote": 2}
 
 
 @pytest.mark.parametrize("name", [name for name in SIGNATURES if name not in _FLOOR_AT])
@@ -470,11 +464,11 @@ _FIELDS = {
     KEYS.lock(_X): ["digest", "nonce", "token", "ttl_ms", "shared", "holder", "notify"],
     KEYS.node: [
         "floor",
-        "changes",
+        "waited_floor",
+        "reserved",
         "distrusted_until",
         "max_ttl_ms",
         "floor:1",
-        "changes:1",
         "run_id",
         "state",
     ],
@@ -509,7 +503,7 @@ _ROUNDS = (
     ("mint", (ADMITTED, LEASES[0], NONCES[2], "h", "7200000", "86400000", "", "here", "0", "1")),
     ("mint", (ADMITTED, LEASES[1], NONCES[1], "h", str(TTL_MS), "86400000", LEASES[0], "here", "0", "0")),
     ("commit", (ADMITTED, LEASES[1], NONCES[1], "40", "86400000")),
-    ("release", (ADMITTED, LEASES[1], "here")),
+    ("release", (ADMITTED, LEASES[1])),
 )
 
 
@@ -542,5 +536,5 @@ def test_on_spoilt_values_nothing_that_is_left_is_lowered(database: Database) ->
                 check_grant(before, after, _X, answer)
 
     check()
-    wanted = {b"error", b"granted", b"committed", b"held", b"lost", b"renewed", b"vouched", b"readmitted"}
+    wanted = {b"error", b"granted", b"committed", b"held", b"lost", b"renewed", b"raised", b"restored"}
     assert wanted <= set(seen), seen

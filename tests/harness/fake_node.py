@@ -9,19 +9,18 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Self
 
 from harness.joining_commands import (
-    Claim,
+    DistrustClock,
     Formation,
     JoiningAnswer,
     JoiningCommand,
-    Known,
-    Look,
-    NoteRun,
     Quarantine,
-    Readmit,
+    RaiseFloor,
+    ReadIdentity,
+    ReserveFloor,
+    RestoreVote,
     Sight,
     Step,
 )
@@ -32,20 +31,16 @@ from redfence_server.lock_node import (
     Held,
     Inspect,
     Mint,
-    News,
     NodeReport,
     NodeState,
     Notice,
     Plain,
-    Pulse,
-    Pulsed,
     Release,
     Renew,
     Renewed,
     Reply,
     Silence,
     Undo,
-    Vouch,
 )
 from redfence_server.node_examination import Identity, Phase
 from redfence_server.scripts import Keyspace
@@ -94,7 +89,6 @@ class FakeNodeState:
 
     __slots__ = (
         "admission",
-        "changes",
         "connections",
         "counter_idle_ms",
         "counters",
@@ -105,11 +99,13 @@ class FakeNodeState:
         "formation",
         "high",
         "holds",
-        "known_changes",
+        "known_fences",
         "known_floors",
         "phase",
         "published",
+        "reserved",
         "run_id",
+        "waited_floor",
     )
 
     def __init__(
@@ -130,14 +126,13 @@ class FakeNodeState:
         self.durable = durable
         self.evicted = 0
         self.high: int | None = 0
-        self.floor = 0
-        self.changes = 0
+        self.floor = self.reserved = self.waited_floor = 0
         self.distrusted_until_ms = 0
         self.known_floors: dict[int, int] = {}
-        self.known_changes: dict[int, int] = {}
+        self.known_fences: dict[int, str] = {}
         self.holds: dict[str, Hold] = {}
         self.counters: dict[str, Counter] = {}
-        self.published: list[tuple[str, str, int, News]] = []
+        self.published: list[tuple[str, str, int]] = []
         self.connections: list[FakeNode] = []
 
     def copy(self) -> Self:
@@ -160,8 +155,8 @@ class FakeNodeState:
         """Forget everything, the identity as well: nobody is admitted any more."""
         self.admission = self.run_id = ""
         self.high = None
-        self.floor = self.changes = self.evicted = self.distrusted_until_ms = 0
-        for memory in (self.holds, self.counters, self.known_floors, self.known_changes):
+        self.floor = self.reserved = self.waited_floor = self.evicted = self.distrusted_until_ms = 0
+        for memory in (self.holds, self.counters, self.known_floors, self.known_fences):
             memory.clear()
 
     def save(self) -> Self:
@@ -173,26 +168,30 @@ class FakeNodeState:
         self.admission, self.formation, self.phase = older.admission, older.formation, older.phase
         self.run_id, self.durable, self.evicted = older.run_id, older.durable, older.evicted
         self.distrusted_until_ms = older.distrusted_until_ms
-        self.high, self.floor, self.changes = older.high, older.floor, older.changes
-        self.known_floors, self.known_changes = older.known_floors.copy(), older.known_changes.copy()
+        self.high, self.floor = older.high, older.floor
+        self.reserved, self.waited_floor = older.reserved, older.waited_floor
+        self.known_floors, self.known_fences = older.known_floors.copy(), older.known_fences.copy()
         self.holds = older.holds.copy()
         self.counters = older.counters.copy()
 
-    # --- what the scripts do that a server runs before it is admitted -----------------------------------------------
+    # --- what the scripts do that a visit runs ----------------------------------------------------------------------
 
-    def join(self, command: JoiningCommand) -> JoiningAnswer:
-        """Carry out one script for a server that is not admitted."""
+    def join(self, command: JoiningCommand, now_ms: float = 0.0) -> JoiningAnswer:
+        """Carry out one script over a connection that admits nobody."""
         match command:
-            case Look():
-                return Sight(self._identity(), self._key_count(), self.high)
-            case NoteRun():
-                return self._note_run(command)
+            case ReadIdentity():
+                numbers = (self.high, self.distrusted_until_ms, self.waited_floor)
+                return Sight(self._identity(), self._key_count(), *numbers)
             case Quarantine():
                 return self._quarantine(command)
-            case Claim():
-                return self._claim(command)
-            case Readmit():
-                return self._readmit(command)
+            case ReserveFloor():
+                return self._reserve_floor(command)
+            case RaiseFloor():
+                return self._raise_floor(command)
+            case RestoreVote():
+                return self._restore_vote(command)
+            case DistrustClock():
+                return self._distrust_clock(command, now_ms)
 
     def _identity(self) -> Identity | None:
         if not self.admission:
@@ -201,52 +200,69 @@ class FakeNodeState:
         return Identity(
             *(place.cluster_id, place.index, place.node_count, place.max_ttl_ms),
             *(self.admission, self.run_id, self.durable, self.phase),
-            *(self.floor, self.changes, self.evicted),
+            *(self.floor, self.reserved, self.evicted),
             known_floors=self.known_floors.copy(),
-            known_changes=self.known_changes.copy(),
+            known_fences=self.known_fences.copy(),
         )
 
     def _key_count(self) -> int:
         return len(self.holds) + len(self.counters) + (self.high is not None) + (self.admission != "")
 
-    def _is_as(self, known: Known) -> bool:
-        return (self.admission, self.run_id) == (known.admission, known.run_id)
-
-    def _note_run(self, note: NoteRun) -> Step:
-        if not self.admission or not self._is_as(note.known):
-            return Step.CHANGED
-        self.run_id, self.durable, self.evicted = note.run_id, note.durable, 0
-        return Step.DONE
+    def _is_without_vote(self, quarantine: str) -> bool:
+        return self.admission != "" and self.admission == quarantine and self.phase is not Phase.READY
 
     def _quarantine(self, quarantine: Quarantine) -> Step:
-        if not self._is_as(quarantine.known):
+        if (self.admission, self.run_id) != (quarantine.known.admission, quarantine.known.run_id):
             return Step.CHANGED
         if not self.admission and self._key_count():
             return Step.NOT_EMPTY
+        if self.run_id != quarantine.run_id:
+            self.evicted = 0
         self.formation, self.phase = quarantine.formation, quarantine.phase
-        self.admission, self.run_id, self.durable = quarantine.quarantine, quarantine.run_id, False
+        self.admission, self.run_id = quarantine.quarantine, quarantine.run_id
+        self.durable, self.reserved = quarantine.durable, 0
         self.floor = max(self.floor, quarantine.floor)
         return Step.DONE
 
-    def _claim(self, claim: Claim) -> Step:
-        if not self.admission or (self.admission, self.phase) != (claim.quarantine, Phase.QUARANTINED):
+    def _reserve_floor(self, reserve: ReserveFloor) -> Step:
+        if not self._is_without_vote(reserve.quarantine) or reserve.floor <= self.floor:
             return Step.CHANGED
-        if self.floor >= claim.floor:
-            return Step.CHANGED
-        self.floor, self.changes = claim.floor, claim.changes
+        self.floor = self.reserved = reserve.floor
         return Step.DONE
 
-    def _readmit(self, readmit: Readmit) -> Step:
-        if not self.admission or (self.admission, self.phase) != (readmit.quarantine, readmit.phase):
+    def _raise_floor(self, fence: RaiseFloor) -> Step:
+        has_forgotten = self.high is None and self.phase is Phase.READY
+        if not self.admission or self.admission != fence.known or has_forgotten:
+            return Step.NOT_ADMITTED
+        if (self.high or 0) >= fence.floor:
+            return Step.GREATER
+        self.high = self.known_floors[fence.index] = fence.floor
+        self.known_fences[fence.index] = fence.quarantine
+        if self.phase is Phase.READY:
+            self.admission = fence.admission
+        return Step.DONE
+
+    def _restore_vote(self, restore: RestoreVote) -> Step:
+        is_reserved = self.reserved != 0 and self.reserved == restore.floor
+        if not self._is_without_vote(restore.quarantine) or not is_reserved:
             return Step.CHANGED
-        if self.floor > readmit.floor:
-            return Step.CHANGED
-        self.high, self.floor = max(self.high or 0, readmit.floor), readmit.floor
-        for place, floor in enumerate(readmit.floors):
-            if floor > self.known_floors.get(place, 0):
-                self.known_floors[place], self.known_changes[place] = floor, 0
-        self.admission, self.phase, self.changes = readmit.admission, Phase.READY, readmit.changes
-        self.run_id, self.durable, self.evicted = readmit.run_id, readmit.durable, readmit.evicted
+        if self.phase is not Phase.RESTARTED:
+            self.waited_floor = restore.floor
+        self.high, self.reserved = max(self.high or 0, restore.floor), 0
+        for index, floor in enumerate(restore.floors):
+            if floor > self.known_floors.get(index, 0):
+                self.known_floors[index] = floor
+                self.known_fences.pop(index, None)
+        self.admission, self.phase = restore.admission, Phase.READY
+        self.run_id, self.durable, self.evicted = restore.run_id, restore.durable, restore.evicted
+        return Step.DONE
+
+    def _distrust_clock(self, distrust: DistrustClock, now_ms: float) -> Step:
+        if not self.admission or self.admission != distrust.known:
+            return Step.NOT_ADMITTED
+        left_ms = self.distrusted_until_ms - int(now_ms)
+        if not distrust.left_ms <= left_ms <= distrust.most_ms:
+            self.distrusted_until_ms = int(now_ms) + distrust.left_ms
         return Step.DONE
 
     # --- what the scripts do --------------------------------------------------------------------------------------
@@ -257,13 +273,8 @@ class FakeNodeState:
         """Carry out one script at one instant, for a server that was admitted under `admission` and listens on `channel`."""
         if admission != self.admission:
             return Silence.NOT_ADMITTED
-        if self.high is None and isinstance(command, Mint | Commit | Pulse | Vouch):
+        if self.high is None and isinstance(command, Mint | Commit):
             return Silence.NOT_ADMITTED
-        match command:
-            case Pulse():
-                return self._pulse(command, now_ms)
-            case Vouch():
-                return self._vouch(command)
         hold = self._hold(command.resource, now_ms)
         match command:
             case Mint():
@@ -273,23 +284,23 @@ class FakeNodeState:
             case Undo():
                 return self._undo(command, hold)
             case Renew(resource, digest):
-                if hold is None or hold.digest != digest or hold.token <= self.floor:
+                if hold is None or hold.digest != digest or hold.token <= self.waited_floor:
                     return Plain.NOT_HELD
-                self.changes += 1
                 self.holds[resource] = replace(hold, expires_at_ms=now_ms + hold.ttl_ms)
                 return Renewed(hold.token, hold.ttl_ms)
-            case Release(resource, digest, _, yields):
+            case Release(resource, digest):
                 if hold is None or hold.digest != digest:
                     return Plain.NOT_HELD
-                self._end(resource, hold, untold=channel if yields else "")
+                self._end(resource, hold)
                 return Plain.RELEASED
             case Inspect():
-                is_free = hold is None or hold.token <= self.floor
+                is_free = hold is None or hold.token <= self.waited_floor
                 return Plain.FREE if hold is None or is_free else _held(hold, now_ms)
 
     def _mint(self, mint: Mint, hold: Hold | None, now_ms: float, channel: str) -> Reply:
-        if hold is not None and hold.token <= self.floor:
+        if hold is not None and hold.token <= self.waited_floor:
             hold = None
+        is_older = hold is not None and hold.digest == mint.digest and hold.token <= self.floor
         handed_over = hold is not None and mint.ends is not None and hold.digest == mint.ends.digest
         others = tuple(each for each in hold.notify if each != channel) if hold else ()
         if hold is not None and not handed_over and hold.digest != mint.digest:
@@ -297,26 +308,22 @@ class FakeNodeState:
                 self.holds[mint.resource] = replace(hold, notify=(*hold.notify, channel))
             return _held(hold, now_ms)
         expires_at_ms = now_ms + mint.ttl_ms
-        sooner = hold is not None and hold.expires_at_ms > expires_at_ms
-        if hold is not None and not handed_over:
-            self._tell(hold.notify if sooner else (), mint.resource, hold, News.SOONER)
+        if hold is not None and not handed_over and not is_older:
             notify = (*others, channel) if mint.behind else hold.notify
             self.holds[mint.resource] = replace(
                 hold, shared=True, ttl_ms=mint.ttl_ms, expires_at_ms=expires_at_ms, notify=notify
             )
-            self.changes += 1
             return Granted(hold.nonce, hold.token, contended=bool(others), under=self.admission)
         assert self.high is not None, "an admitted node has a high"
         token = max(self._counted(mint.resource, now_ms), self.floor) + 1
         if token >= TOKENS_END:
             return Silence.REFUSED
-        if hold is not None and sooner:
-            self._tell(others, mint.resource, hold, News.SOONER)
+        if handed_over and hold is not None and hold.expires_at_ms > expires_at_ms:
+            self.published += [(each, mint.resource, hold.token) for each in others]
         self._count(mint.resource, token, now_ms)
-        self.changes += 1
         notify = (*others, channel) if mint.behind else others
         self.holds[mint.resource] = Hold(
-            mint.digest, mint.nonce, False, token, mint.holder, mint.ttl_ms, expires_at_ms, notify
+            mint.digest, mint.nonce, is_older, token, mint.holder, mint.ttl_ms, expires_at_ms, notify
         )
         contended = bool(others)
         return Granted(mint.nonce, token, contended, released=handed_over, under=self.admission)
@@ -328,7 +335,6 @@ class FakeNodeState:
             self.holds[commit.resource] = replace(hold, token=commit.token)
         if self._counted(commit.resource, now_ms) < commit.token:
             self._count(commit.resource, commit.token, now_ms)
-        self.changes += 1
         return Plain.COMMITTED
 
     def _undo(self, undo: Undo, hold: Hold | None) -> Reply:
@@ -337,44 +343,9 @@ class FakeNodeState:
         self._end(undo.resource, hold)
         return Plain.UNDONE
 
-    def _pulse(self, pulse: Pulse, now_ms: float) -> Pulsed:
-        assert self.high is not None, "an admitted node has a high"
-        for place, told in enumerate(pulse.changes):
-            if told > self.known_changes.get(place, 0):
-                self.known_changes[place] = told
-        places = range(len(pulse.changes))
-        left_ms = min(
-            max(0, self.distrusted_until_ms - int(now_ms)), ceil(self.formation.max_ttl_ms * 1.01) + 2
-        )
-        self.distrusted_until_ms = int(now_ms) + max(left_ms, pulse.distrusted_ms)
-        return Pulsed(
-            now_ms,
-            self.changes,
-            self.high,
-            tuple(self.known_changes.get(place, 0) for place in places),
-            tuple(self.known_floors.get(place, 0) for place in places),
-            self.distrusted_until_ms - int(now_ms),
-            under=self.admission,
-        )
-
-    def _vouch(self, vouch: Vouch) -> Reply:
-        assert self.high is not None, "an admitted node has a high"
-        if self.high >= vouch.floor:
-            return Plain.TOO_LOW
-        self.high = vouch.floor
-        self.changes += 1
-        self.admission = vouch.admission
-        self.known_floors[vouch.place] = vouch.floor
-        self.known_changes[vouch.place] = vouch.changes
-        return Plain.VOUCHED
-
-    def _end(self, resource: str, hold: Hold, *, untold: str = "") -> None:
+    def _end(self, resource: str, hold: Hold) -> None:
         del self.holds[resource]
-        told = tuple(channel for channel in hold.notify if channel != untold)
-        self._tell(told, resource, hold, News.YIELDED if untold else News.ENDED)
-
-    def _tell(self, channels: tuple[str, ...], resource: str, hold: Hold, news: News) -> None:
-        self.published += [(channel, resource, hold.token, news) for channel in channels]
+        self.published += [(channel, resource, hold.token) for channel in hold.notify]
 
     def _hold(self, resource: str, now_ms: float) -> Hold | None:
         hold = self.holds.get(resource)
@@ -520,10 +491,10 @@ class FakeNode:
 
     def _publish(self) -> None:
         published, self.state.published = self.state.published, []
-        for channel, resource, token, news in published:
+        for channel, resource, token in published:
             for each in self.state.connections:
                 if each.channel == channel and not each.unreachable and not each.lose_notices:
-                    each._send_back(_Push(Notice(each.index, resource, token, news), each._notify))
+                    each._send_back(_Push(Notice(each.index, resource, token), each._notify))
 
     def _notify(self, notice: Notice) -> None:
         for listener in self._listeners:

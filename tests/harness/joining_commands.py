@@ -1,4 +1,4 @@
-"""What a server says to a node before it is admitted there: one value per script that node_joining.py runs."""
+"""What a server or an operator says to a node over a visit: one value per script that changes or reads the identity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redfence_server.node_examination import Identity, Phase
 
 @dataclass(frozen=True, slots=True)
 class Formation:
-    """Which place of which cluster a node has."""
+    """Which index of which cluster a node has."""
 
     cluster_id: str
     index: int
@@ -27,17 +27,8 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """look.lua."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoteRun:
-    """note_run.lua."""
-
-    known: Known
-    run_id: str
-    durable: bool
+class ReadIdentity:
+    """read_identity.lua."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,42 +41,62 @@ class Quarantine:
     run_id: str
     phase: Phase = Phase.QUARANTINED
     floor: int = 0
+    durable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """claim.lua."""
+class ReserveFloor:
+    """reserve_floor.lua."""
 
     quarantine: str
     floor: int
-    changes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Readmit:
-    """readmit.lua."""
+class RaiseFloor:
+    """raise_floor.lua."""
+
+    known: str
+    admission: str
+    index: int
+    floor: int
+    quarantine: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreVote:
+    """restore_vote.lua."""
 
     quarantine: str
     admission: str
     floor: int
-    changes: int
     run_id: str
     floors: tuple[int, ...]
     durable: bool = False
     evicted: int = 0
-    phase: Phase = Phase.QUARANTINED
 
 
-JoiningCommand = Look | NoteRun | Quarantine | Claim | Readmit
+@dataclass(frozen=True, slots=True)
+class DistrustClock:
+    """distrust_clock.lua."""
+
+    known: str
+    left_ms: int
+    most_ms: int
+
+
+JoiningCommand = ReadIdentity | Quarantine | ReserveFloor | RaiseFloor | RestoreVote | DistrustClock
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a look shows."""
+    """What `ReadIdentity` shows, but for the node's clock."""
 
     identity: Identity | None
     key_count: int
     high: int | None
+    distrusted_until_ms: int = 0
+    waited_floor: int = 0
 
 
 class Step(Enum):
@@ -96,6 +107,10 @@ class Step(Enum):
     """The identity is not the one by which it was decided."""
     NOT_EMPTY = auto()
     """There is no identity, and yet there are keys."""
+    GREATER = auto()
+    """The node has a token that is not below the floor."""
+    NOT_ADMITTED = auto()
+    """The id is not the node's, or the node has lost its `high`."""
 
 
 JoiningAnswer = Sight | Step

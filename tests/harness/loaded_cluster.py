@@ -1,4 +1,4 @@
-"""A cluster with short quarantines under load of two servers, judged in the end: what tests of forgetful nodes play out on."""
+"""A cluster with short quarantines under the load of two servers; a history judges it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from redfence_proto.v1.lock_pb2 import NODE_STATE_READY
 
 TTL_MS = 1_000
 """The greatest that the cluster allows, and so about how long a quarantine lasts."""
-# How many grants each server has to give before a test goes on: enough to meet a node that must not vote.
+# So many grants of each server meet a node that must not vote.
 _GRANTS = 10
 
 
@@ -29,7 +29,7 @@ class LoadedCluster:
     watch: VoteWatch
 
     async def until_quarantined(self, *places: int, times: int = 1) -> None:
-        """Return once these nodes were seen in so many quarantines each, which a server that dials late may miss."""
+        """Return once the watch has seen these nodes in so many quarantines each."""
 
         async def seen() -> bool:
             return all(len(self.watch.quarantines[place]) >= times for place in places)

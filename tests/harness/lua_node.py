@@ -16,14 +16,15 @@ import hiredis
 
 from harness.fake_node import ADMITTED, ALONE
 from harness.joining_commands import (
-    Claim,
+    DistrustClock,
     Formation,
     JoiningAnswer,
     JoiningCommand,
-    Look,
-    NoteRun,
     Quarantine,
-    Readmit,
+    RaiseFloor,
+    ReadIdentity,
+    ReserveFloor,
+    RestoreVote,
     Sight,
     Step,
 )
@@ -34,16 +35,19 @@ from redfence_server.node_examination import read_identity
 _ANSWER_TIMEOUT_S = 10.0
 _READ_BYTES = 65_536
 _SCRIPTS = (
-    *("mint", "commit", "undo", "renew", "release", "inspect", "pulse", "vouch"),
-    *("look", "note_run", "quarantine", "claim", "readmit", "form"),
+    *("mint", "commit", "undo", "renew", "release", "inspect", "form"),
+    *("read_identity", "quarantine", "reserve_floor", "raise_floor", "restore_vote", "distrust_clock"),
 )
 _STEPS = {
-    b"noted": Step.DONE,
     b"quarantined": Step.DONE,
-    b"claimed": Step.DONE,
-    b"readmitted": Step.DONE,
+    b"reserved": Step.DONE,
+    b"raised": Step.DONE,
+    b"restored": Step.DONE,
+    b"noted": Step.DONE,
     b"changed": Step.CHANGED,
     b"not_empty": Step.NOT_EMPTY,
+    b"greater": Step.GREATER,
+    b"not_admitted": Step.NOT_ADMITTED,
 }
 
 
@@ -51,29 +55,8 @@ def _sha(source: bytes) -> bytes:
     return hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
 
 
-class ScriptSet:
-    """The scripts of lua/, or with a piece of one of them replaced: a mutant.
-
-    Attributes:
-        shas: by name, what to run for it.
-    """
-
-    def __init__(self, name: str = "", old: str = "", new: str = "") -> None:
-        self.sources = {each: scripts.load(each) for each in _SCRIPTS}
-        genuine = {each: _sha(source) for each, source in self.sources.items()}
-        if name:
-            text = self.sources[name].decode()
-            assert text.count(old) == 1, f"{name}.lua has {text.count(old)} times: {old}"
-            self.sources[name] = text.replace(old, new).encode()
-        self.shas = {each: _sha(source) for each, source in self.sources.items()}
-        # As the product packs them, and what is to be run in their place.
-        self._swapped = [(genuine[each], sha) for each, sha in self.shas.items() if genuine[each] != sha]
-
-    def swap(self, packed: bytes) -> bytes:
-        """Return a packed command that runs the script of this set."""
-        for genuine, sha in self._swapped:
-            packed = packed.replace(genuine, sha, 1)
-        return packed
+SOURCES: Mapping[str, bytes] = {name: scripts.load(name) for name in _SCRIPTS}
+SHAS: Mapping[str, bytes] = {name: _sha(source) for name, source in SOURCES.items()}
 
 
 class Database:
@@ -132,33 +115,21 @@ Memory = Mapping[bytes, bytes]
 
 
 class LuaNode:
-    """One node on one database.
+    """One node on one database; the server has to have the scripts: `load`.
 
     Attributes:
-        changes: as the last answer that tells them did.
-        raw: the last answer of a script that servers run when they are admitted.
-
-    Args:
-        script_set: the server has to have it: `load`.
+        raw: the last answer of a script.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        *,
-        script_set: ScriptSet | None = None,
-        keys: scripts.Keyspace | None = None,
-    ) -> None:
+    def __init__(self, database: Database, *, keys: scripts.Keyspace | None = None) -> None:
         self._database = database
-        self._scripts = script_set or ScriptSet()
         self._keys = keys or scripts.Keyspace()
         self._packers: dict[str, scripts.Packer] = {}
-        self.changes = 0
         self.raw: list[Any] = []
 
     def load(self) -> Self:
         """Give the server the scripts, once for all its databases."""
-        for source in self._scripts.sources.values():
+        for source in SOURCES.values():
             self._database.call("SCRIPT", "LOAD", source)
         return self
 
@@ -191,7 +162,6 @@ class LuaNode:
     def wipe(self) -> None:
         """Forget everything, the identity as well: nobody is admitted any more."""
         self._database.call("FLUSHDB")
-        self.changes = 0
 
     def save(self) -> Memory:
         """Return everything that it remembers."""
@@ -212,48 +182,47 @@ class LuaNode:
         """Carry out one script, for a server that was admitted under `admission` and listens on `channel`."""
         # Nobody is admitted under no id; a packed one has to be there all the same.
         packed = self._packer(channel).pack(command, admission or "-" * scripts.ADMISSION_DIGITS)
-        (self.raw,) = self._database.exchange(self._scripts.swap(packed), 1)
+        (self.raw,) = self._database.exchange(packed, 1)
         try:
-            reply = scripts.read_reply(self.raw, under=admission)
+            return scripts.read_reply(self.raw, under=admission)
         except scripts.NotAdmittedError:
             return Silence.NOT_ADMITTED
         except scripts.NumbersExhaustedError:
             return Silence.REFUSED
-        self.changes = scripts.read_changes(self.raw) or self.changes
-        return reply
 
     def join(self, command: JoiningCommand) -> JoiningAnswer:
-        """Carry out one script for a server that is not admitted."""
+        """Carry out one script over a connection that admits nobody."""
         match command:
-            case Look():
-                return self._look()
-            case NoteRun(known, run_id, durable):
-                answer = self._identify(
-                    "note_run", known.admission, known.run_id, run_id, int(durable), high=False
-                )
-            case Quarantine(known, quarantine, place, run_id, phase, floor):
+            case ReadIdentity():
+                return self._read_identity()
+            case Quarantine(known, quarantine, place, run_id, phase, floor, durable):
                 before = (known.admission, known.run_id)
                 which = (place.cluster_id, place.index, place.node_count, place.max_ttl_ms)
-                answer = self._identify("quarantine", *before, quarantine, phase.value, *which, run_id, floor)
-            case Claim(quarantine, floor, changes):
-                answer = self._identify("claim", quarantine, floor, changes, high=False)
-            case Readmit():
-                of = (command.quarantine, command.phase.value)
-                life = (command.admission, command.floor, command.changes, command.run_id)
-                process = (int(command.durable), command.evicted)
-                answer = self._identify("readmit", *of, *life, *process, *command.floors)
+                process = (run_id, floor, int(durable))
+                answer = self._identify("quarantine", *before, quarantine, phase.value, *which, *process)
+            case ReserveFloor(quarantine, floor):
+                answer = self._identify("reserve_floor", quarantine, floor)
+            case RaiseFloor():
+                of = (command.index, command.floor, command.quarantine)
+                answer = self._identify("raise_floor", command.known, command.admission, *of)
+            case RestoreVote():
+                life = (command.quarantine, command.admission, command.floor, command.run_id)
+                present = (int(command.durable), command.evicted)
+                answer = self._identify("restore_vote", *life, *present, *command.floors)
+            case DistrustClock(known, left_ms, most_ms):
+                answer = self._identify("distrust_clock", known, left_ms, most_ms)
         return _STEPS[answer[0]]
 
-    def _look(self) -> Sight:
-        _, identity, key_count, *high = self._identify("look")
-        return Sight(read_identity(identity), key_count, int(high[0]) if high else None)
+    def _read_identity(self) -> Sight:
+        _, fields, key_count, _, *high = self._identify("read_identity")
+        texts = dict(zip(fields[::2], fields[1::2], strict=True))
+        more = [int(texts.get(name, b"0")) for name in (b"distrusted_until", b"waited_floor")]
+        return Sight(read_identity(fields), key_count, int(high[0]) if high else None, *more)
 
-    def _identify(self, script: str, *arguments: str | int, high: bool = True) -> list[Any]:
-        keys = (self._keys.node, self._keys.high) if high else (self._keys.node,)
-        answer: list[Any] = self._database.call(
-            "EVALSHA", self._scripts.shas[script], len(keys), *keys, *arguments
-        )
-        return answer
+    def _identify(self, script: str, *arguments: str | int) -> list[Any]:
+        keys = (self._keys.node, self._keys.high)
+        self.raw = self._database.call("EVALSHA", SHAS[script], 2, *keys, *arguments)
+        return self.raw
 
     def _packer(self, channel: str) -> scripts.Packer:
         if channel not in self._packers:

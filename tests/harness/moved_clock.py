@@ -1,4 +1,4 @@
-"""The wall clock of a real process, moved while it runs, as if an operator or a time service had set it."""
+"""The clocks of a real process, moved while it runs: the wall clock as if an operator had set it, and the steady ones as if they stood still or ran slow."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 _SOURCE = Path(__file__).with_name("clock_shim.c")
 _COMPILE_TIMEOUT_S = 60.0
+# A lag begins so much after it was set. Before that the old one and the new one tell the same, so no reader sees a clock go back.
+_LAG_BEGINS_NS = 1_000_000
 
 
 class NoCompilerError(Exception):
@@ -34,8 +37,27 @@ def compile_clock_shim(folder: Path) -> Path:
     return library
 
 
+class _Lag(ctypes.Structure):
+    """A loss of the steady clocks, as in clock_shim.c."""
+
+    lost_ns: int
+    from_ns: int
+    until_ns: int
+    loss_ns: int
+    _fields_ = [(name, ctypes.c_int64) for name in ("lost_ns", "from_ns", "until_ns", "loss_ns")]
+
+
+class _Moves(ctypes.Structure):
+    """What the shim reads."""
+
+    offset_ns: int
+    in_force: int
+    lags: ctypes.Array[_Lag]
+    _fields_ = [("offset_ns", ctypes.c_int64), ("in_force", ctypes.c_int64), ("lags", _Lag * 2)]
+
+
 class MovedClock:
-    """The wall clock of the processes started through one wrapper; it outlives each of them.
+    """The clocks of the processes started through one wrapper; it outlives each of them.
 
     Args:
         shim: from `compile_clock_shim`.
@@ -45,11 +67,11 @@ class MovedClock:
 
     def __init__(self, shim: Path, *, program: Path, path: Path) -> None:
         file = path.with_name(f"{path.name}.clock")
-        file.write_bytes(bytes(ctypes.sizeof(ctypes.c_int64)))
+        file.write_bytes(bytes(ctypes.sizeof(_Moves)))
         with file.open("r+b") as opened:
             self._mapped = mmap.mmap(opened.fileno(), 0)
-        # One aligned store: the process never sees half of a change.
-        self._offset_ns = ctypes.c_int64.from_buffer(self._mapped)
+        # Each change takes effect by one aligned store: the process never sees half of it.
+        self._moves = _Moves.from_buffer(self._mapped)
         variables = {"LD_PRELOAD": shim, "REDFENCE_CLOCK_FILE": file}
         settings = " ".join(f"{name}={shlex.quote(str(value))}" for name, value in variables.items())
         path.write_text(f'#!/bin/sh\n{settings} exec {shlex.quote(str(program))} "$@"\n')
@@ -58,9 +80,42 @@ class MovedClock:
 
     @property
     def offset_ms(self) -> float:
-        """By how much it is ahead of the machine's."""
-        return self._offset_ns.value / 1e6
+        """By how much the wall clock is ahead of the machine's."""
+        return self._moves.offset_ns / 1e6
 
     def step(self, ms: float) -> None:
-        """Move it, forward if above 0, from this instant on."""
-        self._offset_ns.value += round(ms * 1e6)
+        """Move the wall clock, forward if above 0, from this instant on."""
+        self._moves.offset_ns += round(ms * 1e6)
+
+    def lag(self, loss_ms: float, *, over_ms: float) -> None:
+        """Let the steady clocks lose so much, evenly, from this instant on; all of `over_ms` if they stand still.
+
+        A lag before it ends. What they have lost they never get back.
+        """
+        assert 0 <= loss_ms <= over_ms, "no steady clock goes back"
+        assert over_ms > 0, "a loss takes time"
+        now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        before = self._moves.lags[self._moves.in_force]
+        spare = 1 - self._moves.in_force
+        self._moves.lags[spare] = _Lag(
+            lost_ns=_lost_ns(before, now_ns),
+            from_ns=now_ns + _LAG_BEGINS_NS,
+            until_ns=now_ns + _LAG_BEGINS_NS + round(over_ms * 1e6),
+            loss_ns=round(loss_ms * 1e6),
+        )
+        self._moves.in_force = spare
+
+    @property
+    def lag_ms(self) -> float:
+        """By how much the steady clocks are behind the machine's at present."""
+        now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        return _lost_ns(self._moves.lags[self._moves.in_force], now_ns) / 1e6
+
+
+def _lost_ns(lag: _Lag, now_ns: int) -> int:
+    """Return what is lost by an instant."""
+    if now_ns <= lag.from_ns:
+        return lag.lost_ns
+    if now_ns >= lag.until_ns:
+        return lag.lost_ns + lag.loss_ns
+    return lag.lost_ns + lag.loss_ns * (now_ns - lag.from_ns) // (lag.until_ns - lag.from_ns)

@@ -1,4 +1,4 @@
-"""What a node has on its disk, and what can happen to it: an older copy put back, the end of a log lost, no log at all."""
+"""What can happen to a node's disk: an older copy is put back, or the end of its log is lost."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def log_file(node: RedisNode) -> Path:
 
 
 def lose_last(node: RedisNode, count: int, is_counted: Callable[[Transaction], bool]) -> list[Transaction]:
-    """Cut the log before the last `count` transactions of a kind, as if nothing since had reached the disk; return what is lost.
+    """Cut the log before the last `count` transactions of a kind, and return the lost ones.
 
-    The cut is clean: whatever its settings, the node starts and sees nothing wrong. It must be down.
+    The cut is clean: under any settings the node starts and finds nothing wrong. It must be down.
     """
     assert not node.is_running, "end the node first"
     path = log_file(node)
@@ -89,8 +89,13 @@ def lose_last(node: RedisNode, count: int, is_counted: Callable[[Transaction], b
     return logged[first:]
 
 
+def raises_greatest_token(each: Transaction) -> bool:
+    """Tell whether the node has minted or learnt its greatest token here."""
+    return any(command[:2] == (b"SET", b"redfence:high") for command in each.commands)
+
+
 def repair_log(node: RedisNode) -> None:
-    """Do to the log what an operator does to one that is cut off: drop the part of a transaction at its end. The node must be down."""
+    """Drop the part of a transaction at the log's end. The node must be down."""
     assert not node.is_running, "end the node first"
     # The server's program is the tool as well, by the name it is called.
     tool = [f"{node.binary.engine}-check-aof", "--fix", str(log_file(node))]
@@ -106,7 +111,7 @@ def repair_log(node: RedisNode) -> None:
 
 
 def copy_data(node: RedisNode, to: Path) -> Path:
-    """Copy the node's data as a snapshot of its disk does: at one instant, while it runs. Return `to`."""
+    """Copy the running node's data at one instant, as a snapshot of its disk does. Return `to`."""
     node.pause()
     try:
         shutil.copytree(node.folder, to)
@@ -122,7 +127,7 @@ def put_back(node: RedisNode, copy: Path) -> None:
 
 
 def with_settings(binary: RedisBinary, *settings: str, wrapper: Path) -> RedisBinary:
-    """Return a program that is `binary` with settings which win over those in the node's file, e.g. `"--appendonly", "no"`.
+    """Return `binary` with settings that win over the node's file, e.g. `"--appendonly", "no"`.
 
     Args:
         binary: the program.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import secrets
 import shutil
@@ -92,6 +93,18 @@ class RedisNode:
         assert self._process is not None, "the node was never started"
         return self._process
 
+    def beside(self) -> RedisNode:
+        """Return a node of the same password, settings and disk, with a port and a folder of its own; it has no process yet."""
+        other = copy.copy(self)
+        port = free_port()
+        other.folder, other.port, other._process = self.folder.with_name(f"data-{port}"), port, None
+        return other
+
+    def become(self, other: RedisNode) -> None:
+        """Have the process, the port and the folder of `other` from now on, which is used no more. This node must be down."""
+        assert not self.is_running, "end the node first"
+        self.folder, self.port, self._process = other.folder, other.port, other._process
+
     async def start(self) -> None:
         """Start a process, with whatever data is there; return when it answers."""
         assert not self.is_running, "the node runs"
@@ -157,9 +170,7 @@ class RedisNode:
         """Cut the last bytes off the append-only file, as a power loss can. The node must be down."""
         assert not self.is_running, "end the node first"
         # Redis 6.2 keeps one file; later ones keep a folder, whose last increment is what grows.
-        files = sorted(self.folder.glob("appendonly.aof")) + sorted(
-            self.folder.glob("appendonlydir/*.incr.aof")
-        )
+        files = [*self.folder.glob("appendonly.aof"), *sorted(self.folder.glob("appendonlydir/*.incr.aof"))]
         os.truncate(files[-1], max(0, files[-1].stat().st_size - byte_count))
 
     async def call(self, *command: str | int | bytes) -> object:

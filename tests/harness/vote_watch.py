@@ -1,4 +1,4 @@
-"""Looks at nodes from outside, again and again: one that must not vote must not change what a vote changes."""
+"""Examine nodes again and again: one without a vote must not change what a vote changes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import hiredis
 
 from harness.redis_nodes import RedisNode
 
-# One atomic look. Every mint and commit changes a counter, every vote that counts `changes`; `high` is what a rejoin gives back.
+# One atomic look. Each mint changes a counter, each commit a counter or a hold. The fence and the
+# restored vote change `high`, but the identity in the same step.
 _LOOK = """
-local node = redis.call('HMGET', KEYS[1], 'state', 'admission', 'run_id', 'changes', 'floor')
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
-local kept = {'changes', node[4] or '', 'high', redis.call('GET', KEYS[2]) or ''}
+local numbers = {'high', redis.call('GET', KEYS[2]) or ''}
 for _, key in ipairs(redis.call('KEYS', KEYS[3])) do
-  kept[#kept + 1] = key
-  kept[#kept + 1] = redis.call('GET', key)
+  numbers[#numbers + 1] = key
+  numbers[#numbers + 1] = redis.call('GET', key)
 end
 local locks = {}
 for _, key in ipairs(redis.call('KEYS', KEYS[4])) do
@@ -27,7 +27,7 @@ for _, key in ipairs(redis.call('KEYS', KEYS[4])) do
   locks[#locks + 1] = key
   locks[#locks + 1] = hold[1] .. ' ' .. hold[2]
 end
-return {node[1] or '', node[2] or '', node[3] or '', node[5] or '', run, kept, locks}
+return {run, redis.call('HGETALL', KEYS[1]), numbers, locks}
 """
 _KEYS = ("redfence:node", "redfence:high", "redfence:counter:*", "redfence:lock:*")
 _INTERVAL_S = 0.05
@@ -35,32 +35,37 @@ _INTERVAL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What a node showed at one instant.
+    """One look at one node.
 
     Attributes:
-        spell: the run of its process, its admission id, and the floor that it has or is to have.
-        votes: whether it may: its identity is ready, and was given to it in this run.
-        kept: numbers, which stay until something votes.
-        locks: holds, which end by themselves but do not begin.
+        run: of its process.
+        identity: its fields.
+        numbers: they stay as they are while the node has no vote.
+        locks: holds end by themselves, but none begins while the node has no vote.
     """
 
-    spell: tuple[bytes, bytes, bytes]
-    state: bytes
-    votes: bool
-    kept: dict[bytes, bytes]
+    run: bytes
+    identity: dict[bytes, bytes]
+    numbers: dict[bytes, bytes]
     locks: dict[bytes, bytes]
+
+    @property
+    def votes(self) -> bool:
+        """Tell whether the node was given its vote in this run."""
+        admitted_run = self.identity.get(b"run_id", b"").partition(b"/")[0]
+        return self.identity.get(b"state") == b"ready" and admitted_run == self.run
 
 
 class VoteWatch:
-    """Looks at nodes within `async with`, and fails at the exit if one that had no vote granted or renewed anything.
+    """Examines nodes within `async with`; fails at the exit if one without a vote granted anything.
 
-    It is not asked what a server thinks of the node, but what the node itself shows.
+    It reads the nodes themselves and asks no server.
 
     Attributes:
-        quarantines: of each node, by place, the ids of those that were seen.
-        broken: what was seen that must not be.
-        looks: how many there were.
-        unanswered: how many there would have been, had the node not been down.
+        quarantines: for each node, by index, the ids of the quarantines that were seen.
+        broken: violations that were seen.
+        looks: how many looks were answered.
+        unanswered: how many looks were not answered, for the node was down.
     """
 
     def __init__(self, nodes: Sequence[RedisNode]) -> None:
@@ -100,21 +105,19 @@ class VoteWatch:
             await asyncio.sleep(_INTERVAL_S)
 
     def _compare(self, place: int, look: _Look) -> None:
-        if look.state == b"quarantined":
-            self.quarantines[place].add(look.spell[1])
+        if look.identity.get(b"state") == b"quarantined":
+            self.quarantines[place].add(look.identity[b"admission"])
         first = self._first[place]
-        if look.votes or first is None or first.spell != look.spell:
+        if look.votes or first is None or (first.run, first.identity) != (look.run, look.identity):
             self._first[place] = None if look.votes else look
             return
         new_locks = look.locks.items() - first.locks.items()
-        if look.kept != first.kept or new_locks:
-            changed = look.kept.items() ^ first.kept.items()
+        if look.numbers != first.numbers or new_locks:
+            changed = look.numbers.items() ^ first.numbers.items()
             self.broken.append(f"node {place} has no vote and changed {sorted(changed)}, locked {new_locks}")
 
 
 def _read(answer: object) -> _Look:
     assert isinstance(answer, list)
-    state, admission, admitted_run, floor, run, kept, locks = answer
-    votes = state == b"ready" and admitted_run.partition(b"/")[0] == run
-    pairs = [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in (kept, locks)]
-    return _Look((run, admission, floor), state, votes, *pairs)
+    run, *lists = answer
+    return _Look(run, *(dict(zip(flat[::2], flat[1::2], strict=True)) for flat in lists))

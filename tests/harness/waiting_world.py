@@ -28,7 +28,7 @@ RESOURCE = "orders/42"
 CALLERS = 120
 TTLS_MS = (200, 1_000, 5_000)
 FOR_EVER_MS = 3_600_000
-# For how long a lock may be free beside somebody who waits: a turn that is yielded to nobody, and rivals that split the nodes.
+# For how long a lock may be free beside a waiter: a server holds back and no other one comes, or rivals split the nodes.
 QUIET_FREE_MS_MAX, FREE_MS_MAX = 80, 250
 # For how long a node may be held by somebody who is gone: the undo is on its way.
 ORPHAN_MS_MAX = 20
@@ -254,7 +254,7 @@ class WaitingWorld:
 
     def _waiting(self) -> int:
         queues = (service._queues.find(RESOURCE) for service in self._services)
-        return sum(waiter.idle for queue in queues if queue for waiter in queue._waiters)
+        return sum(waiter.idle for queue in queues if queue for waiter in queue.line._waiters)
 
     def _check_orphans(self) -> None:
         for state in self._states:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -14,7 +13,6 @@ from harness.redis_nodes import RedisNode
 from harness.servers import FormedNodes, LockServer, Serve, form, serving
 from harness.session_caller import SessionCaller
 from harness.tcp_proxy import TcpProxy
-from redfence_server import stall_watch
 
 
 @pytest.fixture
@@ -62,18 +60,9 @@ async def serve() -> AsyncIterator[Serve]:
 async def server(request: pytest.FixtureRequest, formed_nodes: FormedNodes, serve: Serve) -> LockServer:
     """A lock server over three nodes, and once more over five.
 
-    No pulse comes between, for tests count what nodes are asked.
+    No heartbeat comes between, for tests count what nodes are asked.
     """
-    return await serve(await formed_nodes(request.param), pulse_interval_ms=60_000)
-
-
-@pytest.fixture
-def unnoticed_standstills(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers of this process take no notice when the machine stands still.
-
-    They would look at every holder anew, and hand over to nobody for a while: what tests of single commands must not meet.
-    """
-    monkeypatch.setattr(stall_watch, "_STALLED_MS", math.inf)
+    return await serve(await formed_nodes(request.param), heartbeat_interval_ms=60_000)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from redfence_proto.v1.lock_pb2 import (
     NODE_STATE_UNREACHABLE,
 )
 from redfence_server.errors import StartupError
-from redfence_server.node_joining import quarantine_ms
+from redfence_server.fence import wait_ms
 
 pytestmark = pytest.mark.slow
 
@@ -119,7 +119,7 @@ async def until_noticed(nodes: Sequence[RedisNode]) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 5])
-async def test_after_the_loss_of_a_majority_nothing_is_granted_until_a_recovery_and_then_above_everything(
+async def test_after_a_majority_forgot_nothing_is_granted_until_a_recovery(
     commands: CommandProcesses, flushed_nodes: FlushedNodes, serve: Serve, count: int
 ) -> None:
     """A server runs all the while. What was granted before has ended when it grants again; without --yes nothing is done."""
@@ -146,7 +146,7 @@ async def test_after_the_loss_of_a_majority_nothing_is_granted_until_a_recovery_
     async def out() -> bool:
         nonlocal not_out_at_ms
         asked_at_ms = now_ms()
-        if await states(nodes) == [b"recovering"] * count:
+        if await states(nodes) == [b"quarantined"] * count:
             return True
         not_out_at_ms = asked_at_ms
         return False
@@ -155,7 +155,7 @@ async def test_after_the_loss_of_a_majority_nothing_is_granted_until_a_recovery_
     await nothing_is_granted(server)
     await ended(process, status=0)
     # Whatever was granted before the last of them was taken out has ended.
-    assert now_ms() - not_out_at_ms >= quarantine_ms(TTL_MS)
+    assert now_ms() - not_out_at_ms >= wait_ms(TTL_MS)
     await all_in(server)
     await grant_some(server, history)
     began_at_ms = now_ms()
@@ -196,7 +196,7 @@ async def test_tokens_go_on_right_above_a_floor_that_is_given(
 async def test_a_server_that_remembers_what_all_nodes_have_forgotten_lets_them_in_again(
     commands: CommandProcesses, flushed_nodes: FlushedNodes, serve: Serve
 ) -> None:
-    """Two nodes had come back before, each with a jump in its changes that only this server still knows of when all are wiped."""
+    """Two nodes had come back before, each with a floor that only this server still knows of when all are wiped."""
     nodes, history = await flushed_nodes(3), TokenHistory()
     await form(nodes, ttl_ms_max=TTL_MS)
     server = await serve(nodes)
@@ -233,7 +233,7 @@ async def test_a_cluster_that_no_node_remembers_begins_anew_above_everything(
     assert "nothing to recover: a quorum votes" in told
 
 
-async def test_a_node_that_was_away_does_not_vote_as_it_was_and_comes_back_by_a_replacement(
+async def test_a_node_that_was_away_during_a_recovery_comes_back_by_a_replacement(
     commands: CommandProcesses, fresh_nodes: FreshNodes, serve: Serve
 ) -> None:
     """It has its data and its proof of durability, and knows nothing of the recovery; a server names it and says what to do."""
@@ -258,7 +258,7 @@ async def test_a_node_that_was_away_does_not_vote_as_it_was_and_comes_back_by_a_
     # It keeps no server from starting, for the others are a quorum.
     async with serving(nodes) as another:
         await all_in(another, NODE_STATE_QUARANTINED)
-        assert "has voted at its place since" in (await another.status()).nodes[2].detail
+        assert "was given its index since" in (await another.status()).nodes[2].detail
     urls = [flag for node in nodes for flag in ("--node", node.url)]
     process = commands.start_redfence("cluster", "replace", "2", *urls)
     assert "node 2" in await ended(process, status=0)
@@ -306,38 +306,20 @@ async def test_what_is_not_lost_or_not_there_is_not_recovered_and_nothing_is_cha
     assert await memories(nodes) == before
 
 
-# --- broken off -----------------------------------------------------------------------------------------------------------
-
-
-async def test_a_recovery_that_was_killed_leaves_the_nodes_out_and_is_finished_by_the_next(
-    commands: CommandProcesses, flushed_nodes: FlushedNodes, serve: Serve
+async def test_a_recovery_that_the_start_of_a_node_would_spare_says_so(
+    commands: CommandProcesses, fresh_nodes: FreshNodes
 ) -> None:
-    """Between the passes no server grants anything nor lets a node in, however long that lasts."""
-    nodes, history = await flushed_nodes(3), TokenHistory()
-    await form(nodes, ttl_ms_max=LONG_TTL_MS)
-    server = await serve(nodes)
-    await all_in(server)
-    await grant_some(server, history)
-    await forget(server, nodes[1:])
-    process = recover(commands, nodes, "--yes")
-    await process.wait_for_line(WAITING)
-    process.kill()
-    assert await states(nodes) == [b"recovering"] * 3
-    await nothing_is_granted(server)
+    """Two of three restarted and forgot nothing; they wait for the third, which is only down."""
+    nodes = await fresh_nodes(3)
+    await form(nodes, ttl_ms_max=TTL_MS)
+    for node in nodes[:2]:
+        await node.restart()
+    nodes[2].kill()
+    told = await ended(recover(commands, nodes), status=2)
+    assert "if what cannot be reached comes back and has forgotten nothing, none of this is needed" in told
 
-    async def everybody_is_told() -> bool:
-        details = [node.detail for node in (await server.status()).nodes]
-        return all("if nobody is at it, run `redfence cluster recover` again" in detail for detail in details)
 
-    await until(everybody_is_told)
-    with pytest.raises(StartupError, match="no quorum of nodes is ready"):
-        async with serving(nodes, start_timeout_ms=500):
-            pass
-    assert await states(nodes) == [b"recovering"] * 3
-    await ended(recover(commands, nodes, "--yes"), status=0)
-    await all_in(server)
-    await grant_some(server, history)
-    history.check()
+# --- broken off -----------------------------------------------------------------------------------------------------------
 
 
 async def test_ctrl_c_tells_that_the_nodes_are_out(
@@ -351,13 +333,13 @@ async def test_ctrl_c_tells_that_the_nodes_are_out(
     assert process.stderr == (
         "redfence cluster recover: broken off: nodes that it has taken out stay out until it is carried out to the end; repeat it\n"
     )
-    assert await states(nodes) == [b"recovering"] * 3
+    assert await states(nodes) == [b"quarantined"] * 3
 
 
-async def test_a_node_that_dies_between_the_passes_is_left_out_and_comes_back_by_repeating_it(
+async def test_a_node_that_dies_between_the_passes_is_brought_back_by_a_server(
     commands: CommandProcesses, fresh_nodes: FreshNodes, serve: Serve
 ) -> None:
-    """The others begin; the next run finds a quorum that votes, and hands the one that is left to the servers."""
+    """The others begin, and vote for it. Repeating the command finds nothing to recover."""
     nodes, history = await fresh_nodes(3), TokenHistory()
     await form(nodes, ttl_ms_max=LONG_TTL_MS)
     server = await serve(nodes)
@@ -372,11 +354,8 @@ async def test_a_node_that_dies_between_the_passes_is_left_out_and_comes_back_by
     await all_in(server, NODE_STATE_UNREACHABLE)
     await grant_some(server, history)
     await nodes[2].start()
-    await all_in(server, NODE_STATE_QUARANTINED)
     told = await ended(recover(commands, nodes), status=2)
-    assert f"a recovery that broke off has left out: node 2 (127.0.0.1:{nodes[2].port})" in told
-    assert await states(nodes) == [b"ready", b"ready", b"recovering"]
-    await ended(recover(commands, nodes, "--yes"), status=0)
+    assert "nothing to recover: a quorum votes" in told
     await all_in(server)
     await nodes[0].restart()
     await grant_some(server, history)
@@ -395,7 +374,7 @@ async def test_with_fewer_than_a_quorum_left_after_the_wait_no_node_gets_its_vot
     told = await ended(process, status=2)
     assert "fewer than a quorum of nodes is left: node 1 (" in told
     assert "broken off" in told
-    assert await states(nodes[:1]) == [b"recovering"]
+    assert await states(nodes[:1]) == [b"quarantined"]
     for node in nodes[1:]:
         await node.start()
     await ended(recover(commands, nodes, "--yes"), status=0)
@@ -419,7 +398,7 @@ async def test_of_two_operators_the_first_is_stopped_by_the_second(
     await second.wait_for_line(WAITING)
     first.send_signal(signal.SIGCONT)
     told = await ended(first, status=2)
-    assert "another operator recovers the cluster at the same time" in told
+    assert "a server or another operator changed it after it was taken out" in told
     assert "broken off" in told
     await ended(second, status=0)
     await all_in(server)
@@ -452,7 +431,7 @@ async def test_what_was_granted_until_the_nodes_were_taken_out_is_below_the_floo
     await grant_some(server, history, count=8)
     await proxy.heal()
     last = max(grant.token for grant in history.grants)
-    assert f"tokens go on above {last}" in await ended(process, status=0)
+    assert f"tokens go on above {last + 1};" in await ended(process, status=0)
     await server.proxies[1].heal()
     await all_in(server, NODE_STATE_QUARANTINED)
 
@@ -464,25 +443,61 @@ async def test_what_was_granted_until_the_nodes_were_taken_out_is_below_the_floo
     history.check()
 
 
-async def test_a_server_that_remembers_more_changes_than_a_recovery_begins_with_goes_on(
-    commands: CommandProcesses, flushed_nodes: FlushedNodes, serve: Serve
+async def test_a_recovery_broken_off_at_each_step_is_finished_by_the_same_command(
+    commands: CommandProcesses, flushed_nodes: FlushedNodes, serve: Serve, start_proxy: StartProxy
 ) -> None:
-    """Each return of a node counts on from far above; when all have forgotten, nobody can tell the operator's command how far."""
+    """Each run is killed one step later than the run before, and nothing is granted; also the same floor is accepted again."""
     nodes, history = await flushed_nodes(3), TokenHistory()
     await form(nodes, ttl_ms_max=TTL_MS)
     server = await serve(nodes)
     await all_in(server)
-    await forget(server, nodes[:2])
-    await ended(recover(commands, nodes, "--yes"), status=0)
-    await all_in(server)
-    for node in nodes:
-        await node.call("FLUSHALL")
-        await grant_some(server, history, count=1)
-        # The others are a quorum, so the grant may be answered before the server hears of the loss.
-        await until_noticed([node])
-        await all_in(server)
-    await forget(server, nodes)
-    await ended(recover(commands, nodes, "--yes"), status=0)
+    await grant_some(server, history)
+    await forget(server, nodes[1:])
+    floor = str(max(grant.token for grant in history.grants) + 10)
+
+    async def told_to_repeat() -> bool:
+        details = [node.detail for node in (await server.status()).nodes]
+        return all("run `redfence cluster recover`" in detail for detail in details)
+
+    for step in ("quarantine", "reserve_floor", "restore_vote"):
+        proxies = [await start_proxy(node) for node in nodes]
+        mark = f"-- {step}: ".encode()
+        reached = [proxies[0].hold_after(mark), *(proxy.hold_before(mark) for proxy in proxies[1:])]
+        urls = [proxy.url(node.url) for proxy, node in zip(proxies, nodes, strict=True)]
+        process = recover(commands, urls, "--yes", floor=floor)
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(each.wait() for each in reached))
+        process.kill()
+        await nothing_is_granted(server)
+        if step == "reserve_floor":
+            assert await states(nodes) == [b"quarantined"] * 3
+            await until(told_to_repeat)
+            with pytest.raises(StartupError, match="no quorum of nodes is ready"):
+                async with serving(nodes, start_timeout_ms=500):
+                    pass
+    assert await states(nodes) == [b"ready", b"quarantined", b"quarantined"]
+    await ended(recover(commands, nodes, "--yes", floor=floor), status=0)
     await all_in(server)
     await grant_some(server, history)
     history.check()
+
+
+async def test_an_operator_who_is_overtaken_between_take_out_and_floor_stops(
+    commands: CommandProcesses, flushed_nodes: FlushedNodes, start_proxy: StartProxy
+) -> None:
+    """It reserves nothing in the quarantines of the later operator, who carries the recovery out to the end."""
+    nodes = await flushed_nodes(3)
+    proxies = [await start_proxy(node) for node in nodes]
+    taken_out = [proxy.hold_after(b"-- quarantine: ") for proxy in proxies]
+    urls = [proxy.url(node.url) for proxy, node in zip(proxies, nodes, strict=True)]
+    flags = ("--max-ttl", "3s", "--yes")
+    first = recover(commands, urls, *flags, "--dial-timeout-ms", "60000")
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(each.wait() for each in taken_out))
+    second = recover(commands, nodes, *flags)
+    await second.wait_for_line(WAITING)
+    for proxy in proxies:
+        await proxy.heal()
+    assert "a server or another operator changed it after it was taken out" in await ended(first, status=2)
+    await ended(second, status=0)
+    assert await states(nodes) == [b"ready"] * 3

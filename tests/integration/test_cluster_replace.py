@@ -10,7 +10,7 @@ import pytest
 
 import redfence
 from harness.eventually import eventually
-from harness.fixture_types import FlushedNodes, FreshNodes
+from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
 from harness.lock_load import LockLoad
 from harness.ports import HOST, free_port
 from harness.processes import CommandProcess, CommandProcesses
@@ -138,7 +138,7 @@ class Callers:
 # --- the way it is meant ------------------------------------------------------------------------------------------------
 
 
-async def test_a_dead_node_is_replaced_while_callers_go_on_and_the_servers_are_restarted_one_after_another(
+async def test_a_dead_node_is_replaced_while_callers_go_on_and_servers_are_restarted(
     commands: CommandProcesses, fresh_nodes: FreshNodes
 ) -> None:
     """From the command's output to a node that votes; then one of the old ones may die as well."""
@@ -156,7 +156,7 @@ async def test_a_dead_node_is_replaced_while_callers_go_on_and_the_servers_are_r
         assert f"node 2 (127.0.0.1:{new.port}) is prepared" in told
         assert "votes about 2.0 s after a lock server has seen it" in told
         assert f"put 127.0.0.1:{new.port} in the place of 127.0.0.1:{old[2].port}" in told
-        assert "retired" not in told
+        assert f"node 2 (127.0.0.1:{old[2].port}) votes no more" in told
         nodes = [*old[:2], new]
         for stack, listen in zip(stacks, listens, strict=True):
             await stack.aclose()
@@ -168,11 +168,11 @@ async def test_a_dead_node_is_replaced_while_callers_go_on_and_the_servers_are_r
         nodes[0].kill()
         await callers.until_granted(200)
         assert await field(new, "state") == b"ready"
-        assert int(await field(new, "changes") or 0) > 2**32 + 100
+        assert int(await field(new, "floor") or 0) > 2**20
     callers.history.check()
 
 
-async def test_a_node_that_votes_is_replaced_if_that_is_meant_and_a_server_with_the_old_list_names_it(
+async def test_a_node_that_votes_is_replaced_if_the_operator_confirms_it(
     commands: CommandProcesses, flushed_nodes: FlushedNodes, serve: Serve
 ) -> None:
     """It is told what it costs. The old node votes no more at once, wherever it is still in a list; tokens stay in order."""
@@ -184,15 +184,16 @@ async def test_a_node_that_votes_is_replaced_if_that_is_meant_and_a_server_with_
         await before_it.until_granted(100)
         admission = await field(old[2], "admission")
         told = await ended(replace(commands, 2, new.url, old), status=2)
-        assert f"node 2 (127.0.0.1:{old[2].port}) votes; it would not from now on" in told
-        assert (
-            "none of the others may be lost until the new one votes; nothing was changed; add --yes" in told
-        )
+        assert f"node 2 (127.0.0.1:{old[2].port}) votes now and would lose its vote at once" in told
+        assert "until the new node votes, no other node may be lost; nothing was changed; add --yes" in told
         assert (await field(old[2], "admission"), await memory(new)) == (admission, {})
         told = await ended(replace(commands, 2, new.url, old, "--yes"))
-        assert f"node 2 (127.0.0.1:{old[2].port}) is retired" in told
-        await with_old.until_states(NODE_STATE_READY, NODE_STATE_READY, NODE_STATE_QUARANTINED)
-        assert "it was replaced by another node" in (await with_old.status()).nodes[2].detail
+        assert f"node 2 (127.0.0.1:{old[2].port}) votes no more" in told
+
+        async def named() -> bool:
+            return "another process was given its index" in (await with_old.status()).nodes[2].detail
+
+        await until(named)
         await before_it.until_granted(100)
     before = await memory(new)
     assert "is prepared" in await ended(replace(commands, 2, new.url, old))
@@ -211,55 +212,35 @@ async def test_a_node_that_votes_is_replaced_if_that_is_meant_and_a_server_with_
     assert "has its place already" in await ended(replace(commands, 2, "", [*old[:2], new]))
 
 
-async def test_an_old_node_that_is_wiped_does_not_take_its_place_back(
+async def test_an_old_node_that_the_operator_cannot_reach_counts_no_more(
     commands: CommandProcesses, flushed_nodes: FlushedNodes, serve: Serve
 ) -> None:
-    """Nobody has told it anything. A server that has it in its list drops it at once, and takes it for nothing it knows when it is empty."""
-    *old, new = await flushed_nodes(4)
-    await form(old, ttl_ms_max=TTL_MS)
-    with_old = await serve(old)
-    await all_ready(with_old)
-    told = await ended(replace(commands, 2, new.url, [*old[:2], NOWHERE]))
-    assert "was not there to be told" in told
-    await with_old.until_states(NODE_STATE_READY, NODE_STATE_READY, NODE_STATE_QUARANTINED)
-    assert "has voted at its place since" in (await with_old.status()).nodes[2].detail
-    await old[2].call("FLUSHALL")
-
-    async def unknown() -> bool:
-        return "this server has not seen it before" in (await with_old.status()).nodes[2].detail
-
-    await until(unknown)
-    with_new = await serve([*old[:2], new])
-    async with LockLoad(with_old, with_new) as load:
-        await all_ready(with_new)
-        await load.until_granted(100)
-    check(load)
-    assert await old[2].call("DBSIZE") == 0
-
-
-async def test_an_old_node_that_only_the_operator_cannot_reach_is_dropped_by_the_server_that_still_uses_it(
-    commands: CommandProcesses, flushed_nodes: FlushedNodes, serve: Serve
-) -> None:
-    """It is as healthy as ever and nobody has told it anything; the nodes that have vouched for the new one tell of it."""
+    """It is as healthy as ever. The nodes on which the fence was raised tell the server that still uses it."""
     *old, new = await flushed_nodes(4)
     await form(old, ttl_ms_max=TTL_MS)
     with_old = await serve(old)
     await all_ready(with_old)
     async with LockLoad(with_old) as before_it:
         await before_it.until_granted(100)
-        told = await ended(replace(commands, 2, new.url, [*old[:2], NOWHERE]))
-        assert "retired" not in told
+        await ended(replace(commands, 2, new.url, [*old[:2], NOWHERE]))
         await before_it.until_granted(100)
     with_new = await serve([*old[:2], new])
     async with LockLoad(with_old, with_new) as load:
         await all_ready(with_new)
         await with_old.until_states(NODE_STATE_READY, NODE_STATE_READY, NODE_STATE_QUARANTINED)
-        assert "has voted at its place since" in (await with_old.status()).nodes[2].detail
+        assert "was given its index since" in (await with_old.status()).nodes[2].detail
         at_rest = await call_counts(old[2:], "evalsha")
         await load.until_granted(300)
     check(before_it, load)
     assert await call_counts(old[2:], "evalsha") == at_rest
     assert await field(old[2], "state") == b"ready"
+    await old[2].call("FLUSHALL")
+
+    async def unknown() -> bool:
+        return "this server has not seen it before" in (await with_old.status()).nodes[2].detail
+
+    await until(unknown)
+    assert await old[2].call("DBSIZE") == 0
 
 
 async def test_a_wiped_node_that_no_server_has_seen_before_takes_its_own_place_again(
@@ -307,14 +288,16 @@ async def test_a_node_that_was_in_quarantine_when_it_was_replaced_is_not_brought
 
     await until(written)
     old[2].kill()
-    assert "was not there to be told" in await ended(replace(commands, 2, new.url, old))
+    assert "votes no more, whether it could be reached or not" in await ended(
+        replace(commands, 2, new.url, old)
+    )
     with_new = await serve([*old[:2], new])
     await all_ready(with_new)
     await old[2].start()
     await with_old.until_states(NODE_STATE_READY, NODE_STATE_READY, NODE_STATE_QUARANTINED)
 
     async def superseded() -> bool:
-        return "has voted at its place since" in (await with_old.status()).nodes[2].detail
+        return "was given its index since" in (await with_old.status()).nodes[2].detail
 
     await until(superseded)
     assert await field(old[2], "state") == b"quarantined"
@@ -322,6 +305,35 @@ async def test_a_node_that_was_in_quarantine_when_it_was_replaced_is_not_brought
         await load.until_granted_by_each(100)
     check(load)
     assert [node.state for node in (await with_new.status()).nodes] == READY
+
+
+async def test_an_old_node_does_not_take_its_index_back_at_a_server_that_starts(
+    commands: CommandProcesses, fresh_nodes: FreshNodes, start_proxy: StartProxy
+) -> None:
+    """It proves that it forgot nothing, and the server learns of the new node while it looks at the old one."""
+    *old, new = await fresh_nodes(4)
+    await form(old, ttl_ms_max=TTL_MS)
+    await ended(replace(commands, 2, new.url, [*old[:2], NOWHERE]))
+    async with serving([*old[:2], new]) as with_new:
+        await all_ready(with_new)
+    await old[2].restart()
+    proxies = [await start_proxy(node) for node in old]
+    looked = proxies[2].hold_after(b"-- read_identity: ")
+
+    async def both_admitted() -> bool:
+        return all([await node.call("CLIENT", "LIST", "TYPE", "pubsub") for node in old[:2]])
+
+    async def answer_late() -> None:
+        await looked.wait()
+        await until(both_admitted, timeout_s=20)
+        await proxies[2].heal()
+
+    late = asyncio.create_task(answer_late())
+    async with serving(old, proxies=proxies, dial_timeout_ms=20_000, start_timeout_ms=30_000) as with_old:
+        await late
+        await with_old.until_states(NODE_STATE_READY, NODE_STATE_READY, NODE_STATE_QUARANTINED)
+        assert "was given its index since" in (await with_old.status()).nodes[2].detail
+    assert await field(old[0], "floor:2") == await field(new, "floor")
 
 
 # --- what it refuses ------------------------------------------------------------------------------------------------------
@@ -359,6 +371,12 @@ async def test_what_cannot_take_the_place_is_refused_and_nothing_is_changed(
     assert "fewer than a quorum of 2 other nodes votes" in told
     assert "node 1 (127.0.0.1:1): " in told
     assert await memories(nodes) == [*before[:6], {}]
+    await mine[1].call("HSET", "redfence:node", "run_id", "an earlier one")
+    told = await ended(replace(commands, 2, used.url, mine, "--yes"), status=2)
+    assert (
+        f"node 1 (127.0.0.1:{mine[1].port}): it restarted, and a lock server has not given it its vote"
+        in told
+    )
 
 
 async def test_a_replica_cannot_take_a_place(commands: CommandProcesses, fresh_nodes: FreshNodes) -> None:
@@ -398,3 +416,67 @@ async def test_a_replica_that_was_promoted_takes_the_place_as_one_that_forgot(
     nodes[0].kill()
     response = await with_new.acquire("orders/1", ttl_ms=TTL_MS, wait_ms=2 * TTL_MS)
     assert response.lease.fencing_token > before.fencing_token + 2**20
+
+
+# --- broken off, and two at once ------------------------------------------------------------------------------------------
+
+
+async def test_two_replacements_of_one_node_at_once_leave_one_new_node_with_a_vote(
+    commands: CommandProcesses, flushed_nodes: FlushedNodes, serve: Serve, start_proxy: StartProxy
+) -> None:
+    """Both operators read the same tokens, so both reserve the same floor; the fence of one is not the other's."""
+    *old, first, second = await flushed_nodes(5)
+    await form(old, ttl_ms_max=TTL_MS)
+    proxies = [await start_proxy(node) for node in old[:2]]
+    slow = [proxy.url(node.url) for proxy, node in zip(proxies, old, strict=False)]
+    raising = [proxy.hold_before(b"-- raise_floor: ") for proxy in proxies]
+    overtaken = replace(commands, 2, second.url, [*slow, NOWHERE], "--dial-timeout-ms", "60000")
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(each.wait() for each in raising))
+    assert "is prepared" in await ended(replace(commands, 2, first.url, [*old[:2], NOWHERE]))
+    assert await field(first, "reserved") == await field(second, "reserved")
+    for proxy in proxies:
+        await proxy.heal()
+    assert "and 0 took it; run the command again" in await ended(overtaken, status=2)
+    assert "is prepared" in await ended(replace(commands, 2, second.url, [*old[:2], NOWHERE]))
+    with_first, with_second = await serve([*old[:2], first]), await serve([*old[:2], second])
+    await all_ready(with_second)
+    await with_first.until_states(NODE_STATE_READY, NODE_STATE_READY, NODE_STATE_QUARANTINED)
+    assert "was given its index since" in (await with_first.status()).nodes[2].detail
+
+
+async def test_a_replacement_broken_off_at_each_step_is_finished_by_repeating_it(
+    commands: CommandProcesses, flushed_nodes: FlushedNodes, serve: Serve, start_proxy: StartProxy
+) -> None:
+    """Each run is killed one step later than the run before; all the while the others are granted, and tokens stay in order."""
+    *old, new = await flushed_nodes(4)
+    await form(old, ttl_ms_max=TTL_MS)
+    with_old = await serve(old)
+    await all_ready(with_old)
+    async with LockLoad(with_old) as load:
+        # Each step, the nodes that carry it out before the end, and those that do not.
+        for step, done, not_done in (
+            ("quarantine", [new], []),
+            ("reserve_floor", [new], []),
+            ("raise_floor", [old[0]], [old[1]]),
+            # The fence is completed: one node has it already.
+            ("raise_floor", [old[1]], []),
+        ):
+            proxies = {node.url: await start_proxy(node) for node in (*old, new)}
+            mark = f"-- {step}: ".encode()
+            reached = [proxies[node.url].hold_after(mark) for node in done]
+            reached += [proxies[node.url].hold_before(mark) for node in not_done]
+            urls = [proxy.url(url) for url, proxy in proxies.items()]
+            process = replace(commands, 2, urls[3], urls[:3], "--yes")
+            async with asyncio.timeout(30):
+                await asyncio.gather(*(each.wait() for each in reached))
+            process.kill()
+            await load.until_granted(20)
+        told = await ended(replace(commands, 2, new.url, old))
+        assert "is prepared" in told
+        with_new = await serve([*old[:2], new])
+        await all_ready(with_new)
+        await load.until_granted(20)
+    async with LockLoad(with_old, with_new) as both:
+        await both.until_granted_by_each(50)
+    check(load, both)

@@ -41,7 +41,7 @@ NOTICES = {"&redfence:notice:*", "+subscribe", "+publish", "+hello"}
 async def restricted(
     nodes: Sequence[RedisNode], rules: Sequence[str], *, ttl_ms_max: int = bounds.TTL_MS_MAX_DEFAULT
 ) -> AsyncIterator[tuple[str, ...]]:
-    """Give each node a user with exactly these rights, form a cluster as that user, and yield the nodes' URLs."""
+    """Give each node a user with these rights, form a cluster as that user, and yield the URLs."""
     for node in nodes:
         assert await node.call("ACL", "SETUSER", "redfence", "reset", "on", ">secret", *rules) == b"OK"
     urls = tuple(f"redis://redfence:secret@127.0.0.1:{node.port}" for node in nodes)
@@ -83,7 +83,7 @@ async def two_servers(urls: Sequence[str]) -> AsyncIterator[tuple[LockServer, Lo
 async def test_the_documented_access_list_is_enough_for_forming_serving_and_every_call(
     flushed_nodes: FlushedNodes,
 ) -> None:
-    """A user with exactly those rights forms a cluster and carries every command of the algorithm."""
+    """A user with exactly those rights can do all that servers do."""
     nodes = await flushed_nodes(3)
     async with restricted(nodes, documented_rules()) as urls:
         settings = config.load({"nodes": urls, "listen": "127.0.0.1:0"})
@@ -117,7 +117,7 @@ async def test_the_documented_access_list_is_enough_for_forming_serving_and_ever
 
 
 async def test_the_documented_access_list_lets_notices_through(flushed_nodes: FlushedNodes) -> None:
-    """A waiter is woken by the release of a lock through another server, a minute before it would expire."""
+    """A release through another server wakes a waiter a minute before the lock would expire."""
     async with (
         restricted(await flushed_nodes(3), documented_rules()) as urls,
         two_servers(urls) as (here, elsewhere),
@@ -129,10 +129,10 @@ async def test_the_documented_access_list_lets_notices_through(flushed_nodes: Fl
 
 
 @pytest.mark.slow
-async def test_without_the_rights_to_notices_everything_works_but_the_wake_up_by_another_server(
+async def test_without_the_rights_to_notices_only_the_wake_up_by_another_server_fails(
     flushed_nodes: FlushedNodes,
 ) -> None:
-    """The log tells of each node; locks are handed over within a server, and a waiter elsewhere is served at the expiry."""
+    """A server hands locks over among its callers; a waiter elsewhere is served at the expiry."""
     rules = documented_rules()
     assert set(rules) > NOTICES
     fewer = [rule for rule in rules if rule not in NOTICES]
@@ -141,7 +141,7 @@ async def test_without_the_rights_to_notices_everything_works_but_the_wake_up_by
             restricted(await flushed_nodes(3), fewer) as urls,
             two_servers(urls) as (here, elsewhere),
         ):
-            # Whoever waits elsewhere must not see its end before the others have had their turns.
+            # The waiter elsewhere must not see its end before the others have had their turns.
             ttl_ms = 3_000
             held = (await here.acquire("orders/42", ttl_ms=ttl_ms)).lease
             first, second = await line_up(here, "orders/42", 2, ttl_ms=ttl_ms)
@@ -162,7 +162,7 @@ async def test_without_the_rights_to_notices_everything_works_but_the_wake_up_by
 async def test_the_documented_access_list_is_enough_for_what_operators_do(
     flushed_nodes: FlushedNodes, commands: CommandProcesses
 ) -> None:
-    """With that user a majority that has forgotten is recovered, and a node gives its place to another."""
+    """That user recovers a majority that has forgotten, and replaces a node."""
     *nodes, new = await flushed_nodes(4)
     rules = documented_rules()
     assert await new.call("ACL", "SETUSER", "redfence", "reset", "on", ">secret", *rules) == b"OK"
@@ -176,17 +176,17 @@ async def test_the_documented_access_list_is_enough_for_what_operators_do(
             url = f"redis://redfence:secret@127.0.0.1:{new.port}"
             replace = commands.start_redfence("cluster", "replace", "1", url, *named, "--yes")
             assert await replace.wait(timeout_s=20) == 0, replace.stderr
-            states = [await node.call("HGET", "redfence:node", "state") for node in (*nodes, new)]
-            assert states == [b"ready", b"retired", b"ready", b"quarantined"]
+            states = [await node.call("HGET", "redfence:node", "state") for node in (nodes[0], nodes[2], new)]
+            assert states == [b"ready", b"ready", b"quarantined"]
     finally:
         await new.call("ACL", "DELUSER", "redfence")
 
 
 @pytest.mark.parametrize("mends", ["the right", "the word"])
-async def test_a_server_that_may_not_read_settings_keeps_a_durable_node_that_restarted_out_for_itself_alone(
+async def test_a_server_that_may_not_read_settings_keeps_a_node_out_for_itself_alone(
     mends: str, fresh_nodes: FreshNodes
 ) -> None:
-    """Another one can prove that it lost nothing, so it is not quarantined. Its operator is told what to grant, or to give his word."""
+    """Another server can see the proof, so the node is not quarantined."""
     nodes = await fresh_nodes(3)
     await form(nodes)
     await nodes[0].restart()

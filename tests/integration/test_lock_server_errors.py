@@ -238,8 +238,8 @@ REFUSED_BY_ROUTE = [
 @pytest.fixture
 async def small_server(formed_nodes: FormedNodes, serve: Serve) -> LockServer:
     """A server with bounds that a test can reach."""
-    # A pulse would change what nodes remember.
-    return await serve(await formed_nodes(3), waiters_max=2, commands_max=4, pulse_interval_ms=60_000)
+    # A heartbeat would change what nodes remember.
+    return await serve(await formed_nodes(3), waiters_max=2, commands_max=4, heartbeat_interval_ms=60_000)
 
 
 @pytest.mark.parametrize(("refusal", "route"), REFUSED_BY_ROUTE)

@@ -250,7 +250,7 @@ async def test_a_renewal_that_waits_for_a_slow_node_is_answered_before_a_later_o
     """The later one could be decided at once; told first, the earlier would seem to bring the lease back."""
     nodes = await formed_nodes(3)
     # What is seen on the wire is the doing of this test alone.
-    server = await serve(nodes, proxied=True, node_timeout_ms=10_000, pulse_interval_ms=60_000)
+    server = await serve(nodes, proxied=True, node_timeout_ms=10_000, heartbeat_interval_ms=60_000)
     await server.until_states(*[NODE_STATE_READY] * 3)
     lease = (await server.acquire(NAME, ttl_ms=60_000)).lease
     await nodes[1].call("DEL", f"redfence:lock:{NAME}")

@@ -304,7 +304,9 @@ async def test_a_drain_answers_the_commands_that_are_under_way(
 ) -> None:
     """An acquire whose mint is on its way to slow nodes is granted, and its answer comes before the notice."""
     # What is seen on the wire is the doing of this test alone.
-    server = await serve(await formed_nodes(3), proxied=True, node_timeout_ms=5_000, pulse_interval_ms=60_000)
+    server = await serve(
+        await formed_nodes(3), proxied=True, node_timeout_ms=5_000, heartbeat_interval_ms=60_000
+    )
     await server.until_states(*[lock_pb2.NODE_STATE_READY] * 3)
     for proxy in server.proxies:
         proxy.hold(requests=False)

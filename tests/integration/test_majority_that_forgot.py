@@ -1,4 +1,4 @@
-"""More nodes have forgotten than can be spared: nobody knows any more what was granted, so nobody is granted anything."""
+"""More nodes have forgotten than can be spared, so nothing is granted before a recovery."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from redfence_proto.v1.lock_pb2 import (
 )
 
 NAME = "orders/42"
-# Far more than the second that is promised: that it is kept is told by the recorded times, and not by a test that a busy machine fails.
+# One second is promised; the recorded times show it, for a busy machine must not fail the test.
 DEADLINE_S = 10.0
 pytestmark = pytest.mark.slow
 
 
 class Clocked:
-    """Calls that must all be refused for want of a quorum, and how long each kind took at most, in ms."""
+    """Calls that must be refused for want of a quorum, and the longest time of each kind, in ms."""
 
     def __init__(self) -> None:
         self.slowest_ms: dict[str, float] = {}
@@ -77,20 +77,20 @@ async def until_stuck(server: LockServer, places: Sequence[int]) -> None:
 
     async def told() -> bool:
         nodes = (await server.status()).nodes
-        return all("once a quorum of the other nodes does" in nodes[place].detail for place in places)
+        return all("other nodes that vote, and found" in nodes[place].detail for place in places)
 
     await until(told, timeout_s=10)
 
 
 @pytest.mark.parametrize("count", [3, 5])
-async def test_every_call_is_refused_at_once_and_nothing_is_granted_before_an_operator_recovers_the_cluster(
+async def test_every_call_is_refused_at_once_until_an_operator_recovers_the_cluster(
     count: int,
     fresh_nodes: FreshNodes,
     serve: Serve,
     commands: CommandProcesses,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """From the first call after the loss on, and still when every quarantine is over; then tokens go on above all that were granted."""
+    """Also when every quarantine is long over. After the recovery tokens go on above all before."""
     nodes = await fresh_nodes(count)
     await form(nodes, ttl_ms_max=TTL_MS)
     servers = [await serve(nodes), await serve(nodes)]
@@ -118,6 +118,7 @@ async def test_every_call_is_refused_at_once_and_nothing_is_granted_before_an_op
             await until_all_ready(*servers)
             await later.until_granted_by_each(20)
     later.check()
-    assert [len(quarantines) for quarantines in watch.quarantines] == [int(p in lost) for p in range(count)]
+    # The recovery took every node out once more.
+    assert [len(quarantines) for quarantines in watch.quarantines] == [1 + (p in lost) for p in range(count)]
     for kind, ms in clocked.slowest_ms.items():
         record_property(f"slowest {kind}, in ms", round(ms))

@@ -21,7 +21,7 @@ from redfence_proto.v1.lock_pb2 import NODE_STATE_READY, RELEASE_OUTCOME_RELEASE
 
 NAME = "orders/42"
 # What is seen on the wire is the doing of the test's own calls alone.
-NO_PULSE_MS = 60_000
+NO_HEARTBEAT_MS = 60_000
 # Before that comes, everything else of a test has to have happened.
 DEADLINE_S = 3.0
 # Waits for the lock for ever.
@@ -125,13 +125,12 @@ async def test_a_waiter_that_is_gone_is_gone_from_the_queue_and_the_next_in_line
     assert (await following.lease()).fencing_token == held.fencing_token + 1
 
 
-@pytest.mark.usefixtures("unnoticed_standstills")
 async def test_a_hand_over_to_a_waiter_that_is_gone_before_it_is_known_is_undone_and_the_next_in_line_is_served(
     way: str, commands: CommandProcesses, formed_nodes: FormedNodes, serve: Serve
 ) -> None:
     """The nodes have minted for it, their answers are late; the undo and the next mint need no answer to be sent."""
     server = await serve(
-        await formed_nodes(3), proxied=True, node_timeout_ms=10_000, pulse_interval_ms=NO_PULSE_MS
+        await formed_nodes(3), proxied=True, node_timeout_ms=10_000, heartbeat_interval_ms=NO_HEARTBEAT_MS
     )
     await all_ready(server)
     held = (await server.acquire(NAME, ttl_ms=TTL_MS)).lease
@@ -159,14 +158,13 @@ async def test_a_hand_over_to_a_waiter_that_is_gone_before_it_is_known_is_undone
     await until_no_locks(server.nodes)
 
 
-@pytest.mark.usefixtures("unnoticed_standstills")
 async def test_a_mint_for_a_waiter_that_is_gone_before_it_arrives_is_undone_when_it_does(
     way: str, commands: CommandProcesses, formed_nodes: FormedNodes, serve: Serve
 ) -> None:
     """Woken by a notice it tried, the network holds the mint back; the undo arrives right behind it, and the next mint behind that."""
     nodes = await formed_nodes(3)
-    server = await serve(nodes, proxied=True, node_timeout_ms=10_000, pulse_interval_ms=NO_PULSE_MS)
-    elsewhere = await serve(nodes, pulse_interval_ms=NO_PULSE_MS)
+    server = await serve(nodes, proxied=True, node_timeout_ms=10_000, heartbeat_interval_ms=NO_HEARTBEAT_MS)
+    elsewhere = await serve(nodes, heartbeat_interval_ms=NO_HEARTBEAT_MS)
     await all_ready(server)
     held = (await elsewhere.acquire(NAME, ttl_ms=TTL_MS)).lease
     async with first_in_line(server, way, commands) as leave:

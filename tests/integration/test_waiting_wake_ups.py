@@ -45,9 +45,9 @@ with contextlib.ExitStack() as stack:
 
 
 async def two_servers(nodes: Sequence[RedisNode], serve: Serve) -> tuple[LockServer, LockServer]:
-    """Serve twice over the same nodes, the second one through proxies; every node votes, and no pulse comes between."""
-    here = await serve(nodes, pulse_interval_ms=60_000)
-    elsewhere = await serve(nodes, proxied=True, pulse_interval_ms=60_000)
+    """Serve twice over the same nodes, the second one through proxies; every node votes, and no heartbeat comes between."""
+    here = await serve(nodes, heartbeat_interval_ms=60_000)
+    elsewhere = await serve(nodes, proxied=True, heartbeat_interval_ms=60_000)
     for server in (here, elsewhere):
         await server.until_states(*[NODE_STATE_READY] * len(nodes))
     return here, elsewhere
@@ -68,7 +68,6 @@ def traffic(server: LockServer) -> list[int]:
 # --- notices ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("unnoticed_standstills")
 @pytest.mark.parametrize("count", [1, 3, 5])
 async def test_a_release_wakes_a_waiter_at_another_server_by_one_notice_and_one_mint_on_each_node(
     count: int, formed_nodes: FormedNodes, serve: Serve
@@ -91,7 +90,6 @@ async def test_a_release_wakes_a_waiter_at_another_server_by_one_notice_and_one_
     assert difference(await call_counts(nodes, "publish"), publish) == [1] * count
 
 
-@pytest.mark.usefixtures("unnoticed_standstills")
 async def test_only_the_head_of_fifty_waiters_is_woken(formed_nodes: FormedNodes, serve: Serve) -> None:
     """One release through another server: one mint for the head and one at most to find out about the next end."""
     nodes = await formed_nodes(3)
@@ -150,7 +148,6 @@ async def test_waiters_at_three_servers_are_served_in_turn_however_the_lock_is_r
 # --- what waiting costs -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("unnoticed_standstills")
 async def test_waiters_of_held_locks_cost_the_nodes_nothing(formed_nodes: FormedNodes, serve: Serve) -> None:
     """While nothing happens, not a byte passes between their server and the nodes."""
     nodes = await formed_nodes(3)
@@ -167,14 +164,13 @@ async def test_waiters_of_held_locks_cost_the_nodes_nothing(formed_nodes: Formed
         assert await call_counts(nodes, "evalsha") == commands
 
 
-@pytest.mark.usefixtures("unnoticed_standstills")
 async def test_a_server_hears_of_no_release_of_what_nobody_waits_for_there(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:
     """Not of locks that others wait for at another server, nor of any while somebody waits here for something else."""
     nodes = await formed_nodes(3)
     here, elsewhere = await two_servers(nodes, serve)
-    another = await serve(nodes, pulse_interval_ms=60_000)
+    another = await serve(nodes, heartbeat_interval_ms=60_000)
     await here.acquire("other", ttl_ms=TTL_MS)
     await line_up(elsewhere, "other", 1)
     await until_idle(nodes)
@@ -196,7 +192,6 @@ async def test_a_server_hears_of_no_release_of_what_nobody_waits_for_there(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("unnoticed_standstills")
 async def test_a_waiter_behind_a_lease_that_is_kept_alive_asks_once_for_each_time_that_was_left(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:

@@ -1,4 +1,4 @@
-"""Who waits for a lock learns that too few nodes are left to grant it, and is spared when they are back in a blink."""
+"""Waiters are told that too few nodes are left, but not if these are back in a moment."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ async def frozen(node: RedisNode) -> None:
 
 
 @pytest.mark.parametrize("lose", [wiped, killed, frozen], ids=lambda lose: lose.__name__)
-async def test_everybody_who_waits_is_told_when_no_quorum_is_left(
+async def test_every_waiter_is_told_when_no_quorum_is_left(
     lose: Callable[[RedisNode], Awaitable[None]],
     fresh_formed_nodes: FormedNodes,
     serve: Serve,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """Long before the hold ends, and before anybody else asks: the server finds out by itself."""
+    """The server finds out by itself, long before the hold ends."""
     nodes = await fresh_formed_nodes(3)
     server = await serve(nodes, node_timeout_ms=NODE_TIMEOUT_MS)
     await until_all_ready(server)
@@ -56,7 +56,7 @@ async def test_everybody_who_waits_is_told_when_no_quorum_is_left(
             Waiter(server, NAME, session=session),
         ]
         await server.until_waiting(NAME, count=3)
-        # Soon after an arrival the head looks at the nodes; from then on nobody does before the hold ends.
+        # Soon after an arrival the head asks the nodes, and then not before the hold ends.
         await asyncio.sleep(0.25)
         for node in nodes[:2]:
             await lose(node)
@@ -71,7 +71,7 @@ async def test_everybody_who_waits_is_told_when_no_quorum_is_left(
         node.resume()
 
 
-async def test_nobody_who_waits_is_told_when_every_connection_breaks_and_is_made_again(
+async def test_no_waiter_is_told_when_every_connection_breaks_and_is_made_again(
     fresh_formed_nodes: FormedNodes, serve: Serve
 ) -> None:
     """Each keeps its place, and the next one is granted when the holder releases."""
@@ -82,7 +82,7 @@ async def test_nobody_who_waits_is_told_when_every_connection_breaks_and_is_made
     first, second = await line_up(server, NAME, 2)
     before = [node.state_changes for node in (await server.status()).nodes]
     for node in nodes:
-        await node.call("CLIENT", "KILL", "TYPE", "pubsub")  # whoever is subscribed, as servers are
+        await node.call("CLIENT", "KILL", "TYPE", "pubsub")  # servers subscribe
 
     async def back() -> bool:
         changes = [node.state_changes for node in (await server.status()).nodes]
@@ -96,10 +96,10 @@ async def test_nobody_who_waits_is_told_when_every_connection_breaks_and_is_made
 
 
 @pytest.mark.slow
-async def test_nobody_who_waits_is_told_when_nodes_are_looked_at_anew_over_a_slow_network(
+async def test_no_waiter_is_told_when_nodes_are_examined_again_over_a_slow_network(
     fresh_nodes: FreshNodes, serve: Serve
 ) -> None:
-    """The others have vouched for a node that came back, so each server looks at them; 40 ms away that takes a while."""
+    """A fence gave the peers new admission ids, so each server examines them again, 40 ms away."""
     nodes = await fresh_nodes(3)
     await form(nodes, ttl_ms_max=RETURN_TTL_MS)
     servers = [await serve(nodes, proxied=True, node_timeout_ms=5_000) for _ in range(2)]
@@ -124,7 +124,7 @@ async def test_nobody_who_waits_is_told_when_nodes_are_looked_at_anew_over_a_slo
 
 
 async def keep_alive(session: SessionCaller, lease_id: str) -> None:
-    """Renew a lease until cancelled, whatever comes of it."""
+    """Renew a lease until cancelled."""
     while True:
         await session.renew(NAME, lease_id)
         await asyncio.sleep(RETURN_TTL_MS / 10_000)

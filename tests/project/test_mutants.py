@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from harness import adversary_mutants, forgetful_mutants
+from harness import adversary_mutants
 from harness.simulated import mutants as simulated_mutants
 
 TESTS = Path(__file__).resolve().parents[1]
 _PROMELA = (TESTS / "model/test_promela.py").read_text("utf-8")
+_SCRIPTS = (TESTS / "contract/test_membership_scripts.py").read_text("utf-8")
 _CHAOS = (TESTS / "chaos/test_chaos.py").read_text("utf-8")
 _TABLE = (
     (TESTS / "README.md").read_text("utf-8").partition("## Checks that can fail")[2].partition("\n## ")[0]
@@ -21,7 +22,8 @@ _ROWS = [line.strip("|").split("|") for line in _TABLE.splitlines() if line.star
 KNOWN: tuple[Callable[[str], bool], ...] = (
     adversary_mutants.MUTANTS.__contains__,
     lambda name: f'"{name}"' in _PROMELA,
-    forgetful_mutants.MUTANTS.__contains__,
+    lambda name: f"def {name}(" in _SCRIPTS,
+    simulated_mutants.DIRECTED.__contains__,
     simulated_mutants.MUTANTS.__contains__,
     lambda name: f"def {name}(" in _CHAOS,
 )
@@ -40,4 +42,5 @@ def test_whoever_is_said_to_miss_a_rule_is_there(row: list[str]) -> None:
 
 def test_no_mutant_of_the_simulation_is_left_out_of_the_table() -> None:
     """Nor one of the standard, of which these are most."""
-    assert not [name for name in simulated_mutants.MUTANTS if f"`{name}`" not in _TABLE]
+    mutants = simulated_mutants.MUTANTS | simulated_mutants.DIRECTED
+    assert not [name for name in mutants if f"`{name}`" not in _TABLE]

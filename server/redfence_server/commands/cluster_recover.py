@@ -14,7 +14,7 @@ from redfence_server.errors import StartupError
 if TYPE_CHECKING:
     from redfence_server.cluster_judgement import ClusterJudgement
     from redfence_server.node_visit import Look
-    from redfence_server.recovery_plan import Leftover, Recovery
+    from redfence_server.recovery_plan import Recovery
 
 HELP = "start a cluster again when more than a minority of its nodes have forgotten"
 EXIT_NODES_LEFT_OUT = 1
@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         purpose="the greatest ttl of the cluster, when no node remembers it; no less than it was",
     )
     parser.add_argument(
-        "--yes", action="store_true", help="do it; without it, only what would be done is told"
+        "--yes", action="store_true", help="carry out the recovery; without this flag, only print the plan"
     )
 
 
@@ -125,7 +125,7 @@ def as_table(looks: Sequence[Look], *, assume_durable: bool) -> str:
         if detail := look.problem or getattr(judged.judge(look), "detail", ""):
             table.append(f"{'':{widths[0]}}  {detail}")
     votes = f"{len(judged.voting())} of {len(looks)} nodes can vote (quorum {judged.quorum})"
-    return "\n".join([*table, f"cluster {judged.cluster_id or '(nobody knows)'}: {votes}"])
+    return "\n".join([*table, f"cluster {judged.cluster_id or '(unknown)'}: {votes}"])
 
 
 _COLUMNS = ("NODE", "STATE", "HIGH", "FLOOR", "ADDRESS")
@@ -140,18 +140,12 @@ def _row(look: Look, judged: ClusterJudgement) -> tuple[str, ...]:
     return (str(look.index), state_of(judged.judge(look)), high, floor, look.address)
 
 
-def as_steps(looks: Sequence[Look], planned: Recovery | Leftover) -> str:
+def as_steps(looks: Sequence[Look], planned: Recovery) -> str:
     """Return what is to be done, step by step."""
-    from redfence_server.node_joining import quarantine_ms
-    from redfence_server.recovery_plan import Leftover
+    from redfence_server.fence import wait_ms
 
     names = ", ".join(looks[index].name for index in planned.nodes)
-    wait = f"{quarantine_ms(planned.ttl_ms_max) / 1000:.1f} s"
-    if isinstance(planned, Leftover):
-        return (
-            f"a quorum votes, and a recovery that broke off has left out: {names}\n"
-            f"to be done: it is quarantined, and a lock server brings it back {wait} after it has seen it"
-        )
+    wait = f"{wait_ms(planned.ttl_ms_max) / 1000:.1f} s"
     steps = [
         f"take out {names}: from then on nothing is granted or renewed anywhere",
         f"wait {wait}, the greatest ttl and a little more: leases granted before may be counted on until then",
@@ -175,7 +169,7 @@ def as_steps(looks: Sequence[Look], planned: Recovery | Leftover) -> str:
 def as_result(left_out: Mapping[str, str], floor: int) -> str:
     """Return what came of it."""
     lines = [
-        f"{name} is still out: {reason}; run `redfence cluster recover` again when it can be reached"
+        f"{name} is still out: {reason}; a lock server brings it back when it can be reached"
         for name, reason in left_out.items()
     ]
     above = f"tokens go on above {floor}; " if floor else ""

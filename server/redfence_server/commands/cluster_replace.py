@@ -89,30 +89,27 @@ def run(arguments: argparse.Namespace) -> int:
 
 def as_price(planned: Plan, old: NodeUrl) -> str:
     """Return what it costs to end the vote of the old node."""
-    spare = (
-        "none of the others may" if planned.spare == 0 else f"no more than {planned.spare} of the others may"
+    spare = "no other node" if planned.spare == 0 else f"at most {planned.spare} of the other nodes"
+    return (
+        f"node {planned.seat.index} ({old.address}) votes now and would lose its vote at once; until the new node votes, {spare} "
+        "may be lost"
     )
-    return f"node {planned.seat.index} ({old.address}) votes; it would not from now on, and {spare} be lost until the new one votes"
 
 
 def as_text(planned: Plan, old: NodeUrl, new: NodeUrl) -> str:
     """Return what was done and what is left to do."""
-    from redfence_server.node_joining import quarantine_ms
+    from redfence_server.fence import wait_ms
     from redfence_server.node_replacement import Newcomer
 
     name = f"node {planned.seat.index} ({new.address})"
     lines = []
-    if planned.retires:
+    if new.address != old.address:
         lines.append(
-            f"node {planned.seat.index} ({old.address}) is retired: it votes no more, and may be switched off and wiped"
-        )
-    elif new.address != old.address:
-        lines.append(
-            f"node {planned.seat.index} ({old.address}) was not there to be told; whatever becomes of it, it votes no more"
+            f"node {planned.seat.index} ({old.address}) votes no more, whether it could be reached or not; switch it off, or wipe it"
         )
     if planned.newcomer is Newcomer.VOTES:
         return "\n".join([*lines, f"{name} has its place already"])
-    wait = f"{quarantine_ms(planned.seat.ttl_ms_max) / 1000:.1f} s"
+    wait = f"{wait_ms(planned.seat.ttl_ms_max) / 1000:.1f} s"
     lines.append(
         f"{name} is prepared: it is in quarantine, and votes about {wait} after a lock server has seen it"
     )

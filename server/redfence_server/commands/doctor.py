@@ -1,4 +1,4 @@
-"""`redfence doctor`: look at every node from here, and say what is the matter and what to do about it."""
+"""`redfence doctor`: look at every node from here, and say what is wrong and what to do about it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING
 
 from redfence_server.commands import cluster_flags
 from redfence_server.errors import StartupError
 from redfence_server.finding import Diagnosis, Finding, Severity
-from redfence_server.node_facts import NodeFacts
+
+if TYPE_CHECKING:
+    from redfence_server.node_checkup import Checkup
 
 HELP = "look at every node: is it fit to vote, and what to do if not"
 EXIT_WELL = 0
@@ -41,9 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Look, print, and tell by the status whether anything is serious."""
     from redfence_server import composition
     from redfence_server.clock import SystemClock
-    from redfence_server.doctor import diagnose
-    from redfence_server.node_ailments import Limits
-    from redfence_server.node_checkup import CheckupSettings, check_up
+    from redfence_server.doctor import Limits, diagnose
+    from redfence_server.node_checkup import check_up
     from redfence_server.node_cluster import check_urls
 
     try:
@@ -52,13 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
     except StartupError as error:
         sys.stderr.write(f"redfence doctor: {error}\n")
         return EXIT_CANNOT_RUN
-    how = CheckupSettings(keys=composition.keyspace(settings), dial_timeout_ms=settings.dial_timeout_ms)
-    nodes = asyncio.run(check_up(urls, how, clock=SystemClock()))
-    limits = Limits(
-        node_timeout_ms=settings.node_timeout_ms,
-        assume_durable=settings.assume_durable,
-        key_prefix=settings.key_prefix,
-    )
+    keys, timeout_ms = composition.keyspace(settings), settings.dial_timeout_ms
+    nodes = asyncio.run(check_up(urls, keys, dial_timeout_ms=timeout_ms, clock=SystemClock()))
+    limits = Limits(settings.node_timeout_ms, settings.assume_durable, settings.key_prefix)
     diagnosis = diagnose(nodes, limits)
     if arguments.output == "json":
         print(as_json(nodes, diagnosis))
@@ -68,46 +69,36 @@ def run(arguments: argparse.Namespace) -> int:
     return EXIT_SERIOUS if diagnosis.serious else EXIT_WELL
 
 
-def as_json(nodes: Sequence[NodeFacts], diagnosis: Diagnosis) -> str:
+def as_json(nodes: Sequence[Checkup], diagnosis: Diagnosis) -> str:
     """Return all of it for programs; what is not known is null."""
-    return json.dumps(
-        {
-            "serious": diagnosis.serious,
-            "cluster_id": diagnosis.cluster_id or None,
-            "quorum": diagnosis.quorum,
-            "nodes": [_node_as_json(node, diagnosis) for node in nodes],
-            "findings": [
-                {
-                    "node": finding.node,
-                    "severity": finding.severity.value,
-                    "kind": finding.kind.value,
-                    "what": finding.what,
-                    "advice": finding.advice,
-                    "keeps_out": finding.keeps_out,
-                }
-                for finding in diagnosis.findings
-            ],
-        },
-        indent=2,
-    )
+    told = {
+        "serious": diagnosis.serious,
+        "cluster_id": diagnosis.cluster_id or None,
+        "quorum": diagnosis.quorum,
+        "nodes": [_node_as_json(node, diagnosis) for node in nodes],
+        "findings": [asdict(finding) for finding in diagnosis.findings],
+    }
+    return json.dumps(told, indent=2, default=lambda severity_or_kind: severity_or_kind.value)
 
 
-def _node_as_json(node: NodeFacts, diagnosis: Diagnosis) -> dict[str, object]:
-    process, sample, latency = node.process, node.clock_sample, node.latency
+def _node_as_json(node: Checkup, diagnosis: Diagnosis) -> dict[str, object]:
     identity = node.found.identity if node.found else None
+    engine, version = node.software if node.info else (None, None)
+    memory_used, memory_max = node.memory_bytes if node.info else (None, None)
+    trips_ms, offset = node.trips_ms, node.clock_offset_ms
     return {
         "index": node.index,
         "address": node.address,
         "can_vote": node.index in diagnosis.voters,
         "well": diagnosis.worst_of(node.index) is Severity.NOTE,
         "state": identity.phase.value if identity else None,
-        "engine": process.engine if process else None,
-        "version": process.version if process else None,
-        "run_id": process.run_id if process else None,
-        "memory_used_bytes": process.memory_used if process else None,
-        "memory_max_bytes": process.memory_max if process else None,
-        "latency_ms": {"median": latency.median_ms, "worst": latency.worst_ms} if latency else None,
-        "clock_offset_ms": {"offset": sample.offset_ms, "unsure": sample.unsure_ms} if sample else None,
+        "engine": engine,
+        "version": version,
+        "run_id": node.info.get("run_id"),
+        "memory_used_bytes": memory_used,
+        "memory_max_bytes": memory_max,
+        "latency_ms": {"median": median(trips_ms), "worst": max(trips_ms)} if trips_ms else None,
+        "clock_offset_ms": {"offset": offset[0], "unsure": offset[1]} if offset else None,
     }
 
 
@@ -115,75 +106,56 @@ _VERDICTS = {Severity.SERIOUS: "SERIOUS", Severity.WARNING: "warning", Severity.
 _COLUMNS = ("NODE", "VERDICT", "VOTE", "SERVER", "LATENCY", "CLOCK", "ADDRESS")
 
 
-def as_table(nodes: Sequence[NodeFacts], diagnosis: Diagnosis, *, width: int) -> str:
-    """Return all of it for people: a line for each node, what is the matter, and what it comes to."""
+def as_table(nodes: Sequence[Checkup], diagnosis: Diagnosis, *, width: int) -> str:
+    """Return all of it for people: a line for each node, the findings, and a summary."""
     rows = [_COLUMNS, *(_row(node, diagnosis) for node in nodes)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
-    for concerned, findings in _grouped(diagnosis.findings):
-        lines += ["", _heading(concerned, nodes)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    wrap = partial(textwrap.wrap, width=width, break_long_words=False, break_on_hyphens=False)
+    for concerned, findings in _grouped(diagnosis.findings).items():
+        heading = f"nodes {', '.join(map(str, concerned))}" if concerned else "the cluster"
+        if len(concerned) == 1:
+            heading = f"node {concerned[0]} ({nodes[concerned[0]].address})"
+        lines += ["", heading]
         for finding in findings:
-            lines += _paragraph(finding.severity.value, finding.what, width)
-            lines += _paragraph("", f"-> {finding.advice}", width)
+            for label, text in ((finding.severity.value, finding.what), ("", f"-> {finding.advice}")):
+                first = f"  {label}".ljust(len(_INDENT))
+                lines += wrap(text, initial_indent=first, subsequent_indent=_INDENT)
     return "\n".join([*lines, "", _summary(nodes, diagnosis)])
 
 
-def _row(node: NodeFacts, diagnosis: Diagnosis) -> tuple[str, ...]:
-    process, sample, latency = node.process, node.clock_sample, node.latency
+def _row(node: Checkup, diagnosis: Diagnosis) -> tuple[str, ...]:
+    offset = node.clock_offset_ms
     return (
         str(node.index),
         _VERDICTS[diagnosis.worst_of(node.index)],
         "yes" if node.index in diagnosis.voters else "no",
-        f"{process.engine} {process.version}" if process else "-",
-        f"{latency.median_ms:.1f}ms" if latency else "-",
-        f"{round(sample.offset_ms, 1) + 0.0:+.1f}ms" if sample else "-",
+        " ".join(node.software) if node.info else "-",
+        f"{median(node.trips_ms):.1f}ms" if node.trips_ms else "-",
+        f"{round(offset[0], 1) + 0.0:+.1f}ms" if offset else "-",
         node.address,
     )
 
 
-def _grouped(findings: Sequence[Finding]) -> Iterator[tuple[tuple[int, ...], list[Finding]]]:
-    """Yield the findings with the nodes that they concern, none for the cluster; the group with the worst finding first.
+def _grouped(findings: Sequence[Finding]) -> dict[tuple[int, ...], list[Finding]]:
+    """Return the findings by the nodes that they concern, none for the cluster; the worst first.
 
-    What is the same on several nodes is said once.
+    A finding that is the same on several nodes is there once.
     """
-    nodes_by_text: dict[tuple[object, ...], list[Finding]] = {}
-    for finding in findings:
-        same = (finding.node is None, finding.kind, finding.what, finding.advice)
-        nodes_by_text.setdefault(same, []).append(finding)
+    alike: dict[tuple[object, ...], list[Finding]] = {}
+    for each in findings:
+        alike.setdefault((each.kind, each.what, each.advice, each.node is None), []).append(each)
     groups: dict[tuple[int, ...], list[Finding]] = {}
-    for alike in nodes_by_text.values():
-        concerned = tuple(finding.node for finding in alike if finding.node is not None)
-        groups.setdefault(concerned, []).append(alike[0])
-    # The findings came in order of their weight, and so do the groups.
-    yield from groups.items()
+    for same in alike.values():
+        concerned = tuple(each.node for each in same if each.node is not None)
+        groups.setdefault(concerned, []).append(same[0])
+    return groups
 
 
-def _heading(concerned: tuple[int, ...], nodes: Sequence[NodeFacts]) -> str:
-    match concerned:
-        case ():
-            return "the cluster"
-        case (index,):
-            return f"node {index} ({nodes[index].address})"
-    return f"nodes {', '.join(map(str, concerned))}"
-
-
-def _paragraph(label: str, text: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=f"  {label}".ljust(len(_INDENT)),
-        subsequent_indent=_INDENT,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def _summary(nodes: Sequence[NodeFacts], diagnosis: Diagnosis) -> str:
+def _summary(nodes: Sequence[Checkup], diagnosis: Diagnosis) -> str:
     numbers = {severity: diagnosis.count(severity) for severity in Severity}
     found = ", ".join(
-        f"{number} {severity.value}{'s' if number > 1 and severity is not Severity.SERIOUS else ''}"
+        f"{number} {severity.value}{'s' if number > 1 and severity.value != 'serious' else ''}"
         for severity, number in numbers.items()
         if number
     )

@@ -6,8 +6,7 @@
 --       3 nonce that this node answered to the mint
 --       4 token of the grant
 --       5 how long an unused counter is kept, in ms
--- Returns  {'committed', changes}
---                            the hold that was minted has lasted without a gap until now and knows the token
+-- Returns  {'committed'}     the hold that was minted has lasted without a gap until now and knows the token
 --          {'lost'}          it has not; nothing was changed
 --          {'not_admitted'}  as in mint.lua
 --
@@ -33,4 +32,4 @@ end
 if high < token then
   redis.call('SET', KEYS[2], ARGV[4])
 end
-return {'committed', redis.call('HINCRBY', KEYS[1], 'changes', 1)}
+return {'committed'}

@@ -7,12 +7,12 @@
 --          {'not_admitted'}  as in mint.lua
 --
 -- Atomic because the answer must not mix two holds.
-local node = redis.call('HMGET', KEYS[1], 'admission', 'floor')
+local node = redis.call('HMGET', KEYS[1], 'admission', 'waited_floor')
 if node[1] ~= ARGV[1] then
   return {'not_admitted'}
 end
 
--- One from before the node came back has ended, as for mint.lua.
+-- One from before a wait has ended, as for mint.lua.
 local hold = redis.call('HMGET', KEYS[2], 'digest', 'token', 'holder')
 if not hold[1] or tonumber(hold[2]) <= tonumber(node[2] or 0) then
   return {'free'}

@@ -1,23 +1,25 @@
--- quarantine: take a node's vote away, because it may have forgotten what it promised.
+-- quarantine: take a node's vote away: its process is new, or it may have forgotten what it promised.
 --
--- KEYS  1 node, 2 high: as in mint.lua
+-- KEYS  1 node: as in mint.lua
 -- ARGV  1 admission id found before the decision, '' for no identity
 --       2 run_id found before the decision, '' for no identity
 --       3 id of this quarantine: random, and never an admission id
---       4 state to take: 'quarantined'; 'recovering' or 'retired' if an operator does it
+--       4 state to take: 'quarantined'; 'restarted' with proof that nothing was forgotten
 --       5 cluster id, 6 node index, 7 number of nodes, 8 greatest ttl in ms: what it is configured as
 --       9 run_id of the present run
---      10 the least floor that a node at this place is known to need; 0 for none
+--      10 the least floor that a process at this index is known to need; 0 for none
+--      11 '1' if the present run loses nothing at a crash, else '0'
 -- Returns  {'quarantined'}
 --          {'changed'}     the identity is not the one the decision was made on: look again; nothing was changed
 --          {'not_empty'}   the node has no identity and yet holds keys, which may be anybody's; nothing was changed
 --
--- What is left of holds, counters and numbers stays, and is of no use to anybody: no script runs under the id of a quarantine.
--- The holds expire while it lasts, and when it ends every number starts above the floor.
+-- Holds, counters and numbers stay, but no server is admitted under the id of a quarantine. A floor that an earlier
+-- quarantine reserved does not count in this one.
 --
--- The floor tells the node that forgot from one that has been replaced since: a server that knows of a greater one does not bring it back.
+-- The floor tells a node that forgot from one that has been replaced since: a server that knows a greater floor does not
+-- give this process the vote.
 --
--- Atomic because another server may have quarantined the node, or brought it back, meanwhile.
+-- Atomic because another server may have taken the node out, or given its vote back, meanwhile.
 local identity = redis.call('HMGET', KEYS[1], 'admission', 'run_id', 'floor')
 if (identity[1] or '') ~= ARGV[1] or (identity[2] or '') ~= ARGV[2] then
   return {'changed'}
@@ -25,8 +27,12 @@ end
 if not identity[1] and redis.call('DBSIZE') ~= 0 then
   return {'not_empty'}
 end
+redis.call('HDEL', KEYS[1], 'reserved')
 redis.call('HSET', KEYS[1], 'cluster_id', ARGV[5], 'index', ARGV[6], 'nodes', ARGV[7], 'max_ttl_ms', ARGV[8],
-  'admission', ARGV[3], 'run_id', ARGV[9], 'durable', '0', 'state', ARGV[4])
+  'admission', ARGV[3], 'run_id', ARGV[9], 'durable', ARGV[11], 'state', ARGV[4])
+if identity[2] ~= ARGV[9] then
+  redis.call('HSET', KEYS[1], 'evicted', '0')
+end
 if tonumber(ARGV[10]) > tonumber(identity[3] or 0) then
   redis.call('HSET', KEYS[1], 'floor', ARGV[10])
 end

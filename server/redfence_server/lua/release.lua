@@ -3,12 +3,10 @@
 -- KEYS  1 node, 2 lock: as in mint.lua
 -- ARGV  1 admission id
 --       2 digest of the lease id
---       3 channel of a server not to tell, or ''
 -- Returns  {'released'}
 --          {'not_held'}      the lease does not hold the lock here; nothing was changed
 --          {'not_admitted'}  as in mint.lua
--- Publishes  'ended TOKEN KEY' on each channel in the hold's `notify`: the token it had here, and the lock key;
---            or 'yielded TOKEN KEY' if a server is not to be told
+-- Publishes  'TOKEN KEY' on each channel in the hold's `notify`: the token that the hold had here, and the lock key
 --
 -- Atomic because the hold must not change owner between the look and the deletion.
 if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] then
@@ -20,11 +18,8 @@ if hold[1] ~= ARGV[2] then
   return {'not_held'}
 end
 redis.call('DEL', KEYS[2])
-local news = (ARGV[3] == '' and 'ended ' or 'yielded ') .. hold[2] .. ' ' .. KEYS[2]
 for channel in string.gmatch(hold[3] or '', '%S+') do
-  if channel ~= ARGV[3] then
-    -- A notice is a hint: without the right to publish the lease is ended all the same.
-    redis.pcall('PUBLISH', channel, news)
-  end
+  -- A notice is a hint: without the right to publish the lease is ended all the same.
+  redis.pcall('PUBLISH', channel, hold[2] .. ' ' .. KEYS[2])
 end
 return {'released'}

@@ -21,6 +21,6 @@ if hold[1] ~= ARGV[2] or hold[2] == '1' then
 end
 redis.call('DEL', KEYS[2])
 for channel in string.gmatch(hold[4] or '', '%S+') do
-  redis.pcall('PUBLISH', channel, 'ended ' .. hold[3] .. ' ' .. KEYS[2])
+  redis.pcall('PUBLISH', channel, hold[3] .. ' ' .. KEYS[2])
 end
 return {'undone'}

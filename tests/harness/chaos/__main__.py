@@ -17,7 +17,7 @@ from typing import get_args
 from harness.chaos.checker import check
 from harness.chaos.checker_verdict import Verdict
 from harness.chaos.cluster import Aof, Plan
-from harness.chaos.faults import CLOCK_STEPPED, DISK_FULL, FAULTS, possible
+from harness.chaos.faults import CLOCK_STEPPED, DISK_FULL, FAULTS, SERVER_CLOCK, possible
 from harness.chaos.node_disk import can_mount
 from harness.chaos.records import Kind, Outcome, line
 from harness.chaos.report import write_report
@@ -138,7 +138,7 @@ def _plan(arguments: argparse.Namespace, count: int, folder: Path) -> Plan:
     try:
         plan = replace(plan, clock_shim=compile_clock_shim(folder))
     except NoCompilerError as error:
-        _say(f"left out: {CLOCK_STEPPED}: {error}")
+        _say(f"left out: {CLOCK_STEPPED}, {SERVER_CLOCK}: {error}")
     if problem := can_mount(folder / "probe"):
         _say(f"left out: {DISK_FULL}: {problem}")
         return plan

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from harness.chaos.checker_calls import ResourceCalls, by_resource, is_possible
+from harness.chaos.checker_calls import Excuses, ResourceCalls, by_resource, is_possible
 from harness.chaos.checker_leases import judge_leases
 from harness.chaos.checker_progress import judge_calm, judge_forgotten, judge_progress, judge_service
 from harness.chaos.checker_run import count, why_invalid
@@ -44,11 +44,11 @@ def check(history: History) -> Verdict:
 
 
 def _violations(history: History, resources: dict[str, ResourceCalls]) -> Iterator[Violation]:
-    words = Words(history.began_s)
+    words, excuses = Words(history.began_s), Excuses.of(history.faults)
     for resource in resources.values():
         yield from judge_tokens(resource, words)
-        yield from judge_leases(resource, history.faults, words)
-        yield from judge_sights(resource, history.faults, words)
+        yield from judge_leases(resource, excuses, words)
+        yield from judge_sights(resource, history.faults, excuses, words)
         yield from judge_progress(resource, history.healed_s, words)
     yield from judge_service(history.operations, history.healed_s, words)
     yield from judge_calm(history.operations, history.healed_s, words)

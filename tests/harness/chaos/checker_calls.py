@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Self
 
-from harness.chaos.records import Fault, Kind, Operation, Outcome
+from harness.chaos.records import MAJORITY_WIPED, Fault, Kind, Operation, Outcome
 
 _STORAGE = (Kind.READ, Kind.APPEND)
 _SIGHTS = (Kind.CHECK, Kind.LOOK)
@@ -80,3 +81,39 @@ def is_possible(call: Operation) -> bool:
 def reached(faults: Sequence[Fault], began_s: float, ended_s: float) -> bool:
     """Tell whether one of a few faults lasted at an instant of that span, its ends included."""
     return any(fault.began_s <= ended_s and began_s <= fault.ended_s for fault in faults)
+
+
+@dataclass(frozen=True, slots=True)
+class Excuses:
+    """What faults excuse: that leases overlap, or are over before their validity is.
+
+    Attributes:
+        clocks: the faults that move clocks.
+        wiped: those by which a majority forgot.
+        copies: those for which leases may overlap, each with the time after it.
+    """
+
+    clocks: Sequence[Fault]
+    wiped: Sequence[Fault]
+    copies: Sequence[Fault]
+
+    @classmethod
+    def of(cls, faults: Sequence[Fault]) -> Self:
+        """Return what these faults excuse."""
+        return cls(
+            clocks=[fault for fault in faults if fault.moves_clocks],
+            wiped=[fault for fault in faults if fault.kind == MAJORITY_WIPED],
+            copies=[
+                replace(fault, ended_s=fault.ended_s + fault.overlaps_s)
+                for fault in faults
+                if fault.overlaps_s is not None
+            ],
+        )
+
+    def overlap(self, called_s: float, at_s: float) -> bool:
+        """Tell whether leases may begin to overlap at an instant, the earlier of which was called for at `called_s`."""
+        return reached(self.clocks, called_s, at_s) or reached(self.copies, at_s, at_s)
+
+    def early_end(self, called_s: float, at_s: float) -> bool:
+        """Tell whether a lease that was called for at `called_s` may be over at an instant of its validity."""
+        return self.overlap(called_s, at_s) or reached(self.wiped, called_s, at_s)

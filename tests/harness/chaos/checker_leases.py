@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf
 
-from harness.chaos.checker_calls import ResourceCalls, answered_s, greater, over_s, reached
+from harness.chaos.checker_calls import Excuses, ResourceCalls, answered_s, greater, over_s
 from harness.chaos.checker_verdict import Invariant, Violation, Words, shown_at_s
-from harness.chaos.records import MAJORITY_WIPED, Fault, Kind, Operation, Outcome
+from harness.chaos.records import Kind, Operation, Outcome
 
 # What the contract takes from a validity: of the ttl, and of the time that was waited.
 _DRIFT_RATIO = 0.01
@@ -62,21 +62,14 @@ def windows(calls: Sequence[Operation]) -> list[Window]:
     return _follow(calls)[0]
 
 
-def may_end_leases(faults: Sequence[Fault]) -> list[Fault]:
-    """Return the faults by which a lease may be over before its validity is."""
-    return [fault for fault in faults if fault.moves_clocks or fault.kind == MAJORITY_WIPED]
-
-
-def judge_leases(resource: ResourceCalls, faults: Sequence[Fault], words: Words) -> Iterator[Violation]:
+def judge_leases(resource: ResourceCalls, excuses: Excuses, words: Words) -> Iterator[Violation]:
     """Yield what breaks L or D in the calls for one resource."""
-    clocks = [fault for fault in faults if fault.moves_clocks]
-    ending = may_end_leases(faults)
     every: list[Window] = []
     for calls in resource.leases.values():
         found, lost = _follow(calls)
         every += found
         for window, call in lost:
-            if not reached(ending, window.called_s, answered_s(call)):
+            if not excuses.early_end(window.called_s, answered_s(call)):
                 said = (
                     f"a lease was told lost {(window.end_s - answered_s(call)) * 1000:.3f} ms before its end: "
                     f"{words.call(call)}, after {words.call(window.last)}"
@@ -84,16 +77,16 @@ def judge_leases(resource: ResourceCalls, faults: Sequence[Fault], words: Words)
                 yield _late(call, said, window.last)
         yield from _judge_told(calls, words)
         yield from _judge_ended(calls, words)
-    yield from _judge_exclusion(every, clocks, words)
+    yield from _judge_exclusion(every, excuses, words)
     yield from _judge_followed(resource, words)
 
 
-def _judge_exclusion(every: list[Window], clocks: Sequence[Fault], words: Words) -> Iterator[Violation]:
+def _judge_exclusion(every: list[Window], excuses: Excuses, words: Words) -> Iterator[Violation]:
     latest: Window | None = None
     for window in sorted(every, key=lambda each: each.start_s):
         # The windows of one lease do not overlap, so whoever overlaps the one that ends last is another lease's.
         overlaps = latest is not None and window.start_s < latest.end_s
-        if latest is not None and overlaps and not reached(clocks, _called_s(latest, window), window.start_s):
+        if latest is not None and overlaps and not excuses.overlap(_called_s(latest, window), window.start_s):
             both_s = min(latest.end_s, window.end_s) - window.start_s
             calls = tuple(dict.fromkeys((latest.acquire, latest.last, window.acquire, window.last)))
             said = f"two leases were valid for {both_s * 1000:.3f} ms: {' and '.join(map(words.call, calls))}"

@@ -19,8 +19,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.chaos.checker_calls import ResourceCalls, answered_s, greater, reached
-from harness.chaos.checker_leases import may_end_leases, windows
+from harness.chaos.checker_calls import Excuses, ResourceCalls, answered_s, greater, reached
+from harness.chaos.checker_leases import windows
 from harness.chaos.checker_verdict import Invariant, Violation, Words, shown_at_s
 from harness.chaos.records import Fault, Kind, Operation, Outcome
 
@@ -51,12 +51,13 @@ class _Grants:
         return second if first.lease == without else first
 
 
-def judge_sights(resource: ResourceCalls, faults: Sequence[Fault], words: Words) -> Iterator[Violation]:
+def judge_sights(
+    resource: ResourceCalls, faults: Sequence[Fault], excuses: Excuses, words: Words
+) -> Iterator[Violation]:
     """Yield what breaks T2 or D in what was seen of one resource."""
     if not resource.sights:
         return
     grants = _grants(resource)
-    ending = may_end_leases(faults)
     late = [fault for fault in faults if fault.kind not in _ELSEWHERE]
     for sight in resource.sights:
         if sight.outcome is Outcome.OK:
@@ -66,7 +67,7 @@ def judge_sights(resource: ResourceCalls, faults: Sequence[Fault], words: Words)
                 yield from _judge_followed(sight, grant, grants, words)
                 yield from _judge_released(sight, grant, resource.leases[grant.lease], late, words)
         elif sight.lost:
-            yield from _judge_not_live(sight, resource.leases.get(sight.lease, []), ending, words)
+            yield from _judge_not_live(sight, resource.leases.get(sight.lease, []), excuses, words)
 
 
 def _grants(resource: ResourceCalls) -> _Grants:
@@ -130,14 +131,14 @@ def _judge_released(
 
 
 def _judge_not_live(
-    sight: Operation, calls: Sequence[Operation], faults: Sequence[Fault], words: Words
+    sight: Operation, calls: Sequence[Operation], excuses: Excuses, words: Words
 ) -> Iterator[Violation]:
     """Yield that a token was told not to be live whose holder could count on it."""
     if sum(call.kind is Kind.ACQUIRE for call in calls) != 1:
         return
     for window in windows(calls):
         throughout = window.start_s <= sight.invoked_s and answered_s(sight) < window.end_s
-        if throughout and not reached(faults, window.called_s, answered_s(sight)):
+        if throughout and not excuses.early_end(window.called_s, answered_s(sight)):
             said = f"a token was told not to be live while its holder counted on it: {words.call(sight)}, within {words.call(window.last)}"
             yield _seen(Invariant.DEADLINE, sight, said, window.last)
 

@@ -41,7 +41,7 @@ class Plan:
         server_count: lock servers.
         server_program: what to run with the arguments of `redfence`, to be a lock server.
         storage_program: the same, to be the storage.
-        clock_shim: moves the clocks of nodes; None if no clock is to be moved.
+        clock_shim: moves the clocks of nodes and servers; None if no clock is to be moved.
         small_disk: the first node keeps its data on a disk that can be filled.
     """
 
@@ -112,6 +112,7 @@ class ChaosCluster:
             self._exits.callback(self.disks[0].unmount)
         for number in range(plan.node_count):
             node = self._node(number)
+            node.folder /= "data"  # another process of the node has its own beside it, on the same disk
             self.nodes.append(node)
             self._exits.callback(node.kill)
         await asyncio.gather(*(node.start() for node in self.nodes))
@@ -122,7 +123,12 @@ class ChaosCluster:
         )
         self.storage.start()
         for _ in range(plan.server_count):
-            server = ServerProcess(plan.server_program, self.nodes, processes=self.processes)
+            server = ServerProcess(
+                plan.server_program,
+                self.nodes,
+                processes=self.processes,
+                clock_shim=plan.clock_shim,
+            )
             self.servers.append(server)
             self._exits.push_async_callback(server.close)
             for proxy in server.proxies:

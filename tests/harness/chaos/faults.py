@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from random import Random
 from types import MappingProxyType
 from typing import TypeAlias
@@ -17,8 +18,10 @@ from harness.chaos.strike import Stage, Strike
 Draw: TypeAlias = Callable[[Stage, Random], Strike]
 
 CLOCK_STEPPED = "clock stepped"
+SERVER_CLOCK = "server clock wrong"
 DISK_FULL = "disk full"
 LOG_CUT = "log cut"
+NODE_COPIED = "node doubled: copy"
 FAULTS: Mapping[str, Draw] = MappingProxyType(
     {
         "holder paused": process_faults.holder_paused,
@@ -33,6 +36,7 @@ FAULTS: Mapping[str, Draw] = MappingProxyType(
         "node wiped": memory_faults.node_wiped,
         LOG_CUT: memory_faults.log_cut,
         DISK_FULL: memory_faults.disk_full,
+        "settings changed": memory_faults.settings_changed,
         MAJORITY_WIPED: memory_faults.majority_wiped,
         "partition: one node": network_faults.one_cut_off,
         "partition: halves": network_faults.halves,
@@ -43,10 +47,13 @@ FAULTS: Mapping[str, Draw] = MappingProxyType(
         "sliced bytes": network_faults.sliced,
         "replies lost": network_faults.replies_lost,
         "connections reset": network_faults.reset,
+        "node doubled: empty": partial(network_faults.node_doubled, copies=False),
+        NODE_COPIED: partial(network_faults.node_doubled, copies=True),
         "maxclients": limit_faults.clients_limited,
         "maxmemory noeviction": limit_faults.memory_limited,
         "no more files": limit_faults.files_limited,
         CLOCK_STEPPED: limit_faults.clock_stepped,
+        SERVER_CLOCK: limit_faults.server_clock_wrong,
     }
 )
 # The ones not named have weight 2. A recovery keeps all others waiting.
@@ -67,11 +74,11 @@ def possible(
     """Return the faults that this machine, and nodes with or without logs, can bring about, of those asked for."""
     missing = set(without)
     if not clocks:
-        missing |= {CLOCK_STEPPED}
+        missing |= {CLOCK_STEPPED, SERVER_CLOCK}
     if not small_disk:
         missing |= {DISK_FULL}
     if not logs:
-        missing |= {DISK_FULL, LOG_CUT}
+        missing |= {DISK_FULL, LOG_CUT, NODE_COPIED}
     return [name for name in FAULTS if name not in missing and (not only or name in only)]
 
 

@@ -1,4 +1,4 @@
-"""Faults of limits and clocks: no more clients, no more memory, no more file descriptors, and a node's clock that is set."""
+"""Faults of limits and clocks: no more clients, memory or file descriptors, a node's clock that is set, a server's that stops or is slow."""
 
 from __future__ import annotations
 
@@ -6,19 +6,39 @@ import asyncio
 import resource
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from random import Random
 from urllib.parse import urlsplit
 
 import hiredis
 
-from harness.chaos.strike import Stage, Strike, network_of, node_of, server_of
+from harness.chaos.recorder import now_s
+from harness.chaos.services import ServerProcess
+from harness.chaos.strike import (
+    STORAGE,
+    Stage,
+    Strike,
+    every_server,
+    network_of,
+    node_of,
+    server_of,
+    until_seen_by_all,
+)
 from harness.ports import HOST
 from harness.redis_nodes import RedisNode
+from harness.servers import new_lease_id, until
 
 _STANDARD_FILES = 3
 _STEP_MS = 30_000.0
 _ANSWER_S = 5.0
 _CLIENTS_DEFAULT = 10_000
+# Of the true time; a lease allows for 0.01.
+_SLOW_RATIO = 0.015
+# For so long at most the servers with a true clock may grant nothing: as long as a connection may take.
+_NO_GRANT_S = 1.5
+_TRY_S = 0.05
+# A fault of before may keep the nodes from voting for so long.
+_GRANTS_S = 10.0
 
 
 class _Console:
@@ -160,3 +180,56 @@ def clock_stepped(stage: Stage, random: Random) -> Strike:
         takes={node_of(place)},
         moves_clocks=True,
     )
+
+
+def server_clock_wrong(stage: Stage, random: Random) -> Strike:
+    """Draw: a server's clock stands still for a moment, or runs slow for some seconds; nothing else is wrong. The other servers go on granting."""
+    cluster = stage.cluster
+    place = random.randrange(len(cluster.servers))
+    server = cluster.servers[place]
+    wrong_s = random.choice((random.uniform(0.1, 0.5), random.uniform(2.0, 4.0)))
+    loss_s = wrong_s if wrong_s < 1.0 else wrong_s * _SLOW_RATIO
+    others = {server_of(each): other for each, other in enumerate(cluster.servers) if each != place}
+    grants: list[asyncio.Task[None]] = []
+
+    async def begin() -> None:
+        assert server.clock is not None, "this server has the machine's clock"
+        await asyncio.gather(*(until_seen_by_all(stage, each) for each in range(len(cluster.nodes))))
+        for name, other in others.items():
+            await until(partial(other.grants, f"probe/{new_lease_id()}", ttl_ms=100), timeout_s=_GRANTS_S)
+            grants.append(asyncio.create_task(_grant(stage, other, name)))
+        server.clock.lag(loss_s * 1000, over_ms=wrong_s * 1000)
+
+    async def heal() -> None:
+        for task in grants:
+            task.cancel()
+        await asyncio.gather(*grants, return_exceptions=True)
+        assert server.clock is not None
+        server.clock.lag(0.0, over_ms=1.0)
+        stage.broken += await cluster.set_right()
+
+    return Strike(
+        "server clock wrong",
+        f"{server_of(place)} {'stands still' if loss_s == wrong_s else 'is slow'} for {wrong_s * 1000:.0f} ms",
+        # What the clock shows is compared with the nodes' twice a second.
+        wrong_s + random.uniform(1.0, 2.0),
+        begin=begin,
+        heal=heal,
+        # No other fault may keep the others from granting.
+        takes={
+            *(name(each) for each in range(len(cluster.nodes)) for name in (node_of, network_of)),
+            *every_server(stage),
+            # To set everything right concerns it as well.
+            STORAGE,
+        },
+    )
+
+
+async def _grant(stage: Stage, server: ServerProcess, name: str) -> None:
+    """Acquire new resources without an end, and note once that nothing was granted for too long."""
+    granted_s = now_s()
+    while now_s() - granted_s < _NO_GRANT_S:
+        if await server.grants(f"probe/{new_lease_id()}", ttl_ms=100):
+            granted_s = now_s()
+        await asyncio.sleep(_TRY_S)
+    stage.broken.append(f"{name}, whose clock is true, granted nothing for {_NO_GRANT_S:g} s")

@@ -1,4 +1,4 @@
-"""Faults of what nodes remember: wiped, cut at the end of the log, on a disk that is full, and a majority that has forgotten everything."""
+"""Faults of what nodes remember: wiped, cut at the end of the log, on a full disk, changed settings, and a majority that has forgotten everything."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from harness.chaos.recorder import now_s
 from harness.chaos.records import MAJORITY_WIPED, Fault
 from harness.chaos.strike import STORAGE, Stage, Strike, every_server, network_of, node_of, until_seen
 from harness.node_data import repair_log
+from harness.redis_nodes import RedisNode
 
 _CUT_BYTES_MAX = 4_000
+# By so many bytes a node has too much memory in use; a few keys have 1,000 and all of them much less than the last.
+_TOO_MUCH_BYTES = (0, 1_000, 10_000, 1_000_000_000)
 
 
 def node_wiped(stage: Stage, random: Random) -> Strike:
@@ -93,6 +96,70 @@ def disk_full(stage: Stage, random: Random) -> Strike:
         takes={node_of(0)},
         forgets=() if stage.cluster.plan.aof == "always" else [0],
     )
+
+
+def settings_changed(stage: Stage, random: Random) -> Strike:
+    """Draw: a node that runs gets settings by which it forgets: at once, or at its next crash. It is mended while it runs or by that crash.
+
+    Where it evicts keys, some server has no more than a quorum with it, and so needs each of its holds.
+    """
+    cluster = stage.cluster
+    everybody = range(len(cluster.nodes))
+    place, server = random.randrange(len(everybody)), random.choice(cluster.servers)
+    node, aof = cluster.nodes[place], cluster.plan.aof
+    ways = {"off": ["evicts"], "always": ["evicts", "appendonly no", "appendfsync everysec"]}
+    way = random.choice(ways.get(aof, ["evicts", "appendonly no"]))
+    too_much, crashes = random.choice(_TOO_MUCH_BYTES), random.random() < 0.5
+    others = random.sample([each for each in everybody if each != place], cluster.minority)
+    cut = others if way == "evicts" else []
+
+    async def begin() -> None:
+        await until_seen(stage, place)
+        for each in cut:
+            server.proxies[each].hold()
+        if way == "evicts":
+            await _set(node, "maxmemory-policy", "allkeys-lru")
+            await _set(node, "maxmemory", max(1, await _used_bytes(node) - too_much))
+        else:
+            await _set(node, *way.split())
+
+    async def heal() -> None:
+        for each in cut:
+            await server.proxies[each].heal()
+        if crashes:
+            # Its file has the settings of before.
+            node.kill()
+            await node.start()
+        else:
+            await _set(node, "maxmemory", 0)
+            await _set(node, "maxmemory-policy", "noeviction")
+            if aof != "off":
+                await _set(node, "appendonly", "yes")
+                await _set(node, "appendfsync", aof)
+        if not await node.call("EXISTS", "redfence:node"):
+            # A node that has lost its identity alone is for an operator to empty.
+            await node.call("FLUSHALL")
+
+    how = f"{way} ({too_much} bytes)" if way == "evicts" else way
+    return Strike(
+        "settings changed",
+        f"{node_of(place)}: {how}, mended {'by a crash' if crashes else 'while it runs'}",
+        random.uniform(0.3, 4.0),
+        begin=begin,
+        heal=heal,
+        takes={node_of(place), *map(network_of, cut), *every_server(stage)},
+        forgets=[place],
+    )
+
+
+async def _set(node: RedisNode, name: str, value: str | int) -> None:
+    assert await node.call("CONFIG", "SET", name, value) == b"OK"
+
+
+async def _used_bytes(node: RedisNode) -> int:
+    told = await node.call("INFO", "memory")
+    assert isinstance(told, bytes)
+    return int(told.partition(b"used_memory:")[2].split()[0])
 
 
 def majority_wiped(stage: Stage, random: Random) -> Strike:

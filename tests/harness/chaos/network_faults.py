@@ -1,15 +1,22 @@
-"""Faults between servers and nodes: partitions of every form, and connections that are slow, cut into pieces, or reset."""
+"""Faults between servers and nodes: partitions of every form, connections that are slow or reset, and an address that leads to two processes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from itertools import product
 from random import Random
 
-from harness.chaos.strike import Stage, Strike, network_of
+from harness.chaos.cluster import TTL_MS_MAX
+from harness.chaos.strike import Stage, Strike, every_server, network_of, node_of, until_seen_by_all
+from harness.node_data import copy_data
+from harness.servers import until
 from harness.tcp_proxy import TcpProxy
 
 _RESETS_MAX = 20
+_TTL_S = TTL_MS_MAX / 1000
+# A server whose connection was reset connects again at once, or after a pause if it could not.
+_CONNECTED_S = 10.0
 # (server, node) by index.
 _Pair = tuple[int, int]
 
@@ -124,6 +131,73 @@ def reset(stage: Stage, random: Random) -> Strike:
     )
 
 
+def node_doubled(stage: Stage, random: Random, *, copies: bool) -> Strike:
+    """Draw: for some servers the address of a node leads to another process, while the node lives on for the others; then one of the two ends.
+
+    The other one is new and empty, or starts from a copy of the node's data and looks like the node after a restart.
+    """
+    place = random.randrange(len(stage.cluster.nodes))
+    servers = random.sample(range(len(stage.cluster.servers)), len(stage.cluster.servers))
+    moved = [servers.pop() for _ in range(random.randrange(1, len(servers)))]
+    others = [each for each in _shuffled(stage, random) if each != place]
+    near, far = others[: stage.cluster.minority], others[stage.cluster.minority :]
+    # In the second form the old process decides about each grant of its servers; in the third the new one, if it is believed, does so too.
+    cut = random.choice(((), (servers,), (servers,), (servers, moved if copies else ())))
+    pairs = [pair for side, nodes in zip(cut, (near, far), strict=False) for pair in _between(side, nodes)]
+    quiet, old_ends = copies and random.random() < 0.7, random.random() < 0.5
+    node = stage.cluster.nodes[place]
+    other = node.beside()
+    new_pairs = _between(moved, [place])
+    all_ways, new_ways = _proxies(stage, _all_to(stage, [place])), _proxies(stage, new_pairs)
+    cut_ways = _proxies(stage, pairs)
+    ends = f"{node_of(place)} for {_names(new_pairs)}; the {'old' if old_ends else 'new'} process ends"
+
+    async def begin() -> None:
+        await until_seen_by_all(stage, place)
+        if copies:
+            # What is written after the copy shows that it is one.
+            for proxy in all_ways if quiet else new_ways:
+                proxy.hold()
+            await asyncio.to_thread(copy_data, node, other.folder)
+        await other.start()
+        for proxy in cut_ways:
+            proxy.hold()
+        for proxy in new_ways:
+            proxy.forward_to(other.port)
+        for proxy in all_ways:
+            await proxy.heal()
+
+    async def connected() -> bool:
+        # Until then a server may take the node for that of before.
+        return all(proxy.connection_count for proxy in all_ways)
+
+    async def heal() -> None:
+        gone = node if old_ends and other.is_running else other
+        gone.kill()
+        gone.wipe()
+        if gone is node:
+            node.become(other)
+        for proxy in all_ways:
+            proxy.forward_to(node.port)
+        for proxy in (*all_ways, *cut_ways):
+            await proxy.heal()
+        await until(connected, timeout_s=_CONNECTED_S)
+
+    return Strike(
+        f"node doubled: {'copy' if copies else 'empty'}",
+        f"{ends}; cut off: {_names(pairs) or 'none'}",
+        # Mostly longer than a quarantine.
+        random.uniform(0.7, 2.5) * _TTL_S,
+        begin=begin,
+        heal=heal,
+        # A server that starts meanwhile has not seen the node before.
+        takes={node_of(place), *every_server(stage), *map(network_of, (place, *(each for _, each in pairs)))},
+        forgets=[place],
+        # A copy proves that it lost nothing, as a restart does.
+        overlaps_s=_TTL_S if copies else None,
+    )
+
+
 def _network(
     stage: Stage,
     random: Random,
@@ -144,7 +218,7 @@ def _network(
         for proxy in proxies:
             await proxy.heal()
 
-    names = ", ".join(f"server {server} - node {place}" for server, place in pairs)
+    names = _names(pairs)
     return Strike(
         kind,
         f"{names}: {detail}" if detail else names,
@@ -160,7 +234,15 @@ def _shuffled(stage: Stage, random: Random) -> list[int]:
 
 
 def _all_to(stage: Stage, places: Iterable[int]) -> list[_Pair]:
-    return [(server, place) for place in places for server in range(len(stage.cluster.servers))]
+    return _between(range(len(stage.cluster.servers)), places)
+
+
+def _between(servers: Iterable[int], places: Iterable[int]) -> list[_Pair]:
+    return list(product(servers, places))
+
+
+def _names(pairs: Iterable[_Pair]) -> str:
+    return ", ".join(f"server {server} - node {place}" for server, place in pairs)
 
 
 def _proxies(stage: Stage, pairs: Iterable[_Pair]) -> list[TcpProxy]:

@@ -90,6 +90,7 @@ class Fault:
         began_s: before it was injected.
         ended_s: after it was healed.
         moves_clocks: exclusion is not promised while it lasts, nor until every lease that was granted meanwhile has ended.
+        overlaps_s: two leases may begin to overlap while it lasts, and for so long after its end; None if they may not.
     """
 
     kind: str
@@ -97,6 +98,7 @@ class Fault:
     began_s: float
     ended_s: float
     moves_clocks: bool = False
+    overlaps_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,11 +139,17 @@ def _faults(history: History) -> Iterator[str]:
             f"<tr><td>{_text(fault.kind)}</td><td>{_text(fault.target)}</td>"
             f'<td><a href="#timeline" data-from="{began_s}" data-to="{ended_s}">'
             f"{_text(Words(history.began_s).instant(fault.began_s))}</a></td>"
-            f'<td class="number">{fault.ended_s - fault.began_s:.3f} s</td><td>{"moves clocks" if fault.moves_clocks else ""}</td></tr>\n'
+            f'<td class="number">{fault.ended_s - fault.began_s:.3f} s</td><td>{_excused(fault)}</td></tr>\n'
         )
     yield "</table></div>\n"
     if len(history.faults) > len(told):
         yield f"<p>and {len(history.faults) - len(told):,} more.</p>\n"
+
+
+def _excused(fault: Fault) -> str:
+    if fault.overlaps_s is not None:
+        return f"leases may overlap until {fault.overlaps_s:g} s after it"
+    return "moves clocks" if fault.moves_clocks else ""
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:

@@ -14,6 +14,7 @@ from typing import Final
 import grpc
 
 from harness.chaos.lock_calls import CHANNEL_OPTIONS
+from harness.moved_clock import MovedClock
 from harness.ports import HOST, free_port
 from harness.processes import CommandProcess, CommandProcesses
 from harness.redis_nodes import RedisNode
@@ -152,16 +153,30 @@ class StorageProcess(Service):
 class ServerProcess(Service):
     """One lock server. It serves once it has found a quorum of nodes.
 
+    Args:
+        clock_shim: moves its clock, by a wrapper that is put beside it.
+
     Attributes:
         proxies: what stands between it and each node, by index.
         view: calls to it.
+        clock: of the process, if it can be moved.
         files_when_idle: how many files it has open when it has its nodes, and nobody calls it but `view`.
     """
 
     def __init__(
-        self, program: Sequence[str], nodes: Sequence[RedisNode], *, processes: CommandProcesses
+        self,
+        program: Sequence[str],
+        nodes: Sequence[RedisNode],
+        *,
+        processes: CommandProcesses,
+        clock_shim: Path | None,
     ) -> None:
         super().__init__(program, processes=processes, serves="redfence serving")
+        self.clock: MovedClock | None = None
+        if clock_shim is not None:
+            path = clock_shim.with_name(f"server-{self.port}")
+            self.clock = MovedClock(clock_shim, program=Path(program[0]), path=path)
+            self._program = (str(self.clock.wrapper), *program[1:])
         self.proxies = [TcpProxy(node.port) for node in nodes]
         self._nodes = nodes
         self._channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)

@@ -106,9 +106,17 @@ class Story:
         self.kept.clear()
         return self
 
-    def fault(self, kind: str, began_s: float, ended_s: float, *, moves_clocks: bool = False) -> Self:
+    def fault(
+        self,
+        kind: str,
+        began_s: float,
+        ended_s: float,
+        *,
+        moves_clocks: bool = False,
+        overlaps_s: float | None = None,
+    ) -> Self:
         """Add a fault."""
-        self.faults.append(Fault(kind, "node 1", began_s, ended_s, moves_clocks))
+        self.faults.append(Fault(kind, "node 1", began_s, ended_s, moves_clocks, overlaps_s))
         return self
 
     def without_last_acquires(self) -> Self:

@@ -40,7 +40,7 @@ class Strike:
         heal: takes it back; called also if `begin` failed midway.
         takes: names of what no other fault may strike meanwhile.
         forgets: the nodes that may forget by it.
-        moves_clocks: see `Fault`.
+        moves_clocks, overlaps_s: see `Fault`.
         tells: whether it is recorded by what is done here; else by itself, by `Stage.note`.
     """
 
@@ -52,6 +52,7 @@ class Strike:
     takes: Collection[str] = ()
     forgets: Sequence[int] = ()
     moves_clocks: bool = False
+    overlaps_s: float | None = None
     tells: bool = True
 
 
@@ -131,14 +132,27 @@ class Stage:
             async with asyncio.timeout(_HEAL_S):
                 await strike.heal()
             if strike.tells:
-                self.note(Fault(strike.kind, strike.target, began_s, now_s(), strike.moves_clocks))
+                self.note(
+                    Fault(
+                        strike.kind,
+                        strike.target,
+                        began_s,
+                        now_s(),
+                        moves_clocks=strike.moves_clocks,
+                        overlaps_s=strike.overlaps_s,
+                    )
+                )
 
     async def _until_rejoined(self, place: int) -> None:
         try:
-            await until(lambda: self.cluster.votes(place), timeout_s=_REJOIN_S)
+            await until(lambda: self._is_back(place), timeout_s=_REJOIN_S)
         except AssertionError:
             # Other faults may keep it out; it counts as forgetful no longer than this run can wait for it.
             self.broken.append(f"node {place} had not rejoined after {_REJOIN_S:g} s")
+
+    async def _is_back(self, place: int) -> bool:
+        """Tell whether a node votes by its own word, and for a server: one that was superseded does not know."""
+        return await self.cluster.votes(place) and await _is_seen(self, place)
 
     async def end(self) -> None:
         """Let no fault last any longer."""
@@ -149,12 +163,22 @@ class Stage:
 
 async def until_seen(stage: Stage, place: int) -> None:
     """Return once some server has the node's vote: one that comes back empty, and that no server has seen, wants an operator."""
+    await until(lambda: _is_seen(stage, place), timeout_s=_SEEN_S)
 
-    async def is_seen() -> bool:
+
+async def _is_seen(stage: Stage, place: int) -> bool:
+    counts = [await server.counts(place) for server in stage.cluster.servers]
+    return any(counts)
+
+
+async def until_seen_by_all(stage: Stage, place: int) -> None:
+    """Return once every server has the node's vote. All of them have to run."""
+
+    async def is_seen_by_all() -> bool:
         counts = [await server.counts(place) for server in stage.cluster.servers]
-        return any(counts)
+        return all(counts)
 
-    await until(is_seen, timeout_s=_SEEN_S)
+    await until(is_seen_by_all, timeout_s=_SEEN_S)
 
 
 def node_of(place: int) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from harness.simulated.processes import Process
+from redfence_server import fence
+from redfence_server.node_examination import Phase
 
 if TYPE_CHECKING:
     from harness.simulated.network import NodeHost
@@ -182,6 +184,79 @@ async def counters_dropped(world: World) -> None:
     await asyncio.sleep(0)
 
 
+async def _double(world: World, *, copied: bool) -> None:
+    """Let one index lead some servers to another process for a while, and the others to the old one."""
+    chance = world.chance
+    index = chance.randrange(len(world.hosts))
+    old = world.hosts[index]
+    is_fit = index not in world.newcomers and old.process.alive and world.may_forget(old)
+    if len(world.servers) < 2 or not is_fit:
+        return
+    newcomer = world.begin_double(index, copied=copied)
+    if copied:
+        world.watches.append(asyncio.create_task(_watch_copy(world, newcomer)))
+    led_away = chance.sample(world.servers, chance.randint(1, len(world.servers) - 1))
+    for server in led_away:
+        server.routed[index] = newcomer
+        for connection in [each for each in old.connections if each.is_of(server.process)]:
+            connection.reset("the address leads to another process")
+    await asyncio.sleep(chance.uniform(0.05, 4 * world.ttl_ms_max / 1000))
+    if index in world.newcomers:
+        world.end_double(index)
+
+
+async def _watch_copy(world: World, copy: NodeHost) -> None:
+    """Excuse what a copy may cost: until the greatest ttl after it has got its vote, or after its end."""
+    began_ms, place = world.now_ms, len(world.history.copies)
+    world.history.copies.append((began_ms, math.inf))
+    before = copy.redis.state.admission
+    while copy.process.alive and (  # noqa: ASYNC110  (it is on virtual time)
+        copy.redis.state.phase is not Phase.READY or copy.redis.state.admission == before
+    ):
+        await asyncio.sleep(0.01)
+    world.history.copies[place] = (began_ms, world.now_ms + fence.wait_ms(world.ttl_ms_max) + 10)
+
+
+@_fault
+async def another_process(world: World) -> None:
+    """An index leads some servers to an empty process; the old one lives on for the others."""
+    await _double(world, copied=False)
+
+
+@_fault
+async def copied_data(world: World) -> None:
+    """An index leads some servers to a copy of the old process, which shows proof that it forgot nothing."""
+    if all(host.redis.appendfsync == "always" for host in world.hosts):
+        await _double(world, copied=True)
+
+
+@_fault
+async def power_lost(world: World) -> None:
+    """Every node dies at once; each remembers everything, and starts when it pleases."""
+    hosts = world.hosts
+    if world.newcomers or not all(h.process.alive and h.redis.appendfsync == "always" for h in hosts):
+        return
+    for host in hosts:
+        host.kill()
+    for host in world.chance.sample(hosts, len(hosts)):
+        await asyncio.sleep(world.chance.uniform(0.001, 0.3))
+        if not host.process.alive:
+            world.start(host)
+
+
+@_fault
+async def server_clock_wrong(world: World) -> None:
+    """A server's own clock stands still, or runs slow. Other servers are not told that nodes' clocks were set."""
+    server = world.chance.choice(world.servers)
+    rate = world.chance.choice((0.0, 0.985))
+    server.clock.go_at(rate)
+    await asyncio.sleep(world.chance.uniform(0.1, 1.0) if rate == 0.0 else world.chance.uniform(0.5, 4.0))
+    server.clock.go_at(server.clock.usual_rate)
+    noted = [host.redis.state.distrusted_until_ms for host in world.hosts]
+    if any(noted) and "clock set" not in world.struck:
+        world.history.problem(world.now_ms, "D: nodes are distrusted for a server's wrong clock")
+
+
 async def strike(world: World, kinds: list[str]) -> None:
     """Go on striking, several at once at times, until cancelled."""
     async with asyncio.TaskGroup() as group:
@@ -218,3 +293,19 @@ def impatient(chance: Chance) -> list[str]:
         "connection reset",
         *some(chance)[:2],
     ]
+
+
+def doubled(chance: Chance) -> list[str]:
+    """Return what puts two processes at one index, between servers that hold and grant through either."""
+    ours = chance.choice((["another process"], ["copied data"], ["another process", "copied data"]))
+    return [*ours, *ours, "callers lose messages", *some(chance)[:2]]
+
+
+def powerless(chance: Chance) -> list[str]:
+    """Return what lets all durable nodes restart, and servers be wrong about the time."""
+    return ["power lost", "server clock wrong", "node restarted", *some(chance)[:2]]
+
+
+PROFILES: Final = (some, forgetful, impatient, timely, doubled, powerless)
+DOUBLING: Final = {"another process", "copied data"}
+DURABLE: Final = {"copied data", "power lost"}

@@ -37,12 +37,15 @@ class History:
         clocks_set_at_ms: when a node's clock has jumped: a lease that was there then may have ended by it.
         clocks_missed_at_ms: when no server need have seen it before it counted a vote: then another one may have been granted beside it.
         clocks_were_set_back: a hold may last longer than its lease.
+        copies: of a node's data were started at the first instant, and voted for the greatest ttl at the second: a lease in
+            between may have another one beside it.
     """
 
     problems: list[str] = field(default_factory=list)
     clocks_set_at_ms: list[float] = field(default_factory=list)
     clocks_missed_at_ms: list[float] = field(default_factory=list)
     clocks_were_set_back: bool = False
+    copies: list[tuple[float, float]] = field(default_factory=list)
     grants: dict[str, list[Grant]] = field(default_factory=dict)
     _leases_of_tokens: dict[tuple[str, int], str] = field(default_factory=dict)
     _greatest: dict[str, list[tuple[float, int, str]]] = field(default_factory=dict)
@@ -82,9 +85,7 @@ class History:
             if (
                 other.until_ms > grant.told_at_ms
                 and grant.until_ms > other.told_at_ms
-                and not _within(
-                    self.clocks_missed_at_ms, min(other.called_at_ms, grant.called_at_ms), grant.told_at_ms
-                )
+                and not self._is_excused(min(other.called_at_ms, grant.called_at_ms), grant.told_at_ms)
             ):
                 self.problem(
                     grant.told_at_ms,
@@ -97,7 +98,7 @@ class History:
         self.event(at_ms, "renewed", grant.resource, grant.token)
         for other in self.grants[grant.resource]:
             is_later = other.lease != grant.lease and other.token > grant.token
-            if is_later and not _within(self.clocks_missed_at_ms, grant.called_at_ms, at_ms):
+            if is_later and not self._is_excused(grant.called_at_ms, at_ms):
                 self.problem(
                     at_ms,
                     f"L: {grant.resource}: token {grant.token} is renewed after {other.token} was granted",
@@ -107,11 +108,21 @@ class History:
     def told_lost(self, at_ms: float, grant: Grant) -> None:
         """Note that a holder was told that its lease has ended: D, unless it has ended for the holder as well."""
         self.event(at_ms, "lost", grant.resource, grant.token)
-        if at_ms < grant.until_ms and not _within(self.clocks_set_at_ms, grant.called_at_ms, at_ms):
+        excused = _within(self.clocks_set_at_ms, grant.called_at_ms, at_ms) or self._is_copied(
+            grant.called_at_ms, at_ms
+        )
+        if at_ms < grant.until_ms and not excused:
             left_ms = grant.until_ms - at_ms
             self.problem(
                 at_ms, f"D: {grant.resource}: token {grant.token} is lost {left_ms:.0f} ms before its end"
             )
+
+    def _is_excused(self, since_ms: float, until_ms: float) -> bool:
+        missed = _within(self.clocks_missed_at_ms, since_ms, until_ms)
+        return missed or self._is_copied(since_ms, until_ms)
+
+    def _is_copied(self, since_ms: float, until_ms: float) -> bool:
+        return any(since_ms <= last_ms and first_ms <= until_ms for first_ms, last_ms in self.copies)
 
 
 def _within(instants_ms: Sequence[float], since_ms: float, until_ms: float) -> bool:

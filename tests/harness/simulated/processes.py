@@ -194,7 +194,7 @@ class ProcessClock:
 
     def __init__(self, *, offset_ms: float = 0.0, rate: float = 1.0) -> None:
         self._offset_ms = offset_ms
-        self._rate = rate
+        self.usual_rate = self._rate = rate
 
     def now_ms(self) -> float:
         """Return what it shows."""
@@ -207,3 +207,9 @@ class ProcessClock:
     def set_by(self, ms: float) -> None:
         """Set it forward, or back."""
         self._offset_ms += ms
+
+    def go_at(self, rate: float) -> None:
+        """Count so many ms in a ms from now on."""
+        before_ms = self.now_ms()
+        self._rate = rate
+        self._offset_ms += before_ms - self.now_ms()

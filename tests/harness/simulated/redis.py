@@ -13,7 +13,18 @@ from typing import Any, Final
 import hiredis
 
 from harness.fake_node import FakeNodeState
-from harness.joining_commands import Claim, Formation, Known, Look, NoteRun, Quarantine, Readmit, Sight, Step
+from harness.joining_commands import (
+    DistrustClock,
+    Formation,
+    Known,
+    Quarantine,
+    RaiseFloor,
+    ReadIdentity,
+    ReserveFloor,
+    RestoreVote,
+    Sight,
+    Step,
+)
 from redfence_server import scripts
 from redfence_server.lock_node import (
     Command,
@@ -23,22 +34,23 @@ from redfence_server.lock_node import (
     Inspect,
     Mint,
     Plain,
-    Pulse,
-    Pulsed,
     Release,
     Renew,
     Renewed,
     Reply,
     Silence,
     Undo,
-    Vouch,
 )
-from redfence_server.node_examination import DURABLE_SETTINGS, Identity, Phase
+from redfence_server.node_examination import DURABLE_SETTINGS, Phase
 
-_SCRIPTS: Final = (
-    *("mint", "commit", "undo", "renew", "release", "inspect", "pulse", "vouch"),
-    *("look", "note_run", "quarantine", "claim", "readmit"),
-)
+_DONE: Final = {
+    "quarantine": b"quarantined",
+    "reserve_floor": b"reserved",
+    "raise_floor": b"raised",
+    "restore_vote": b"restored",
+    "distrust_clock": b"noted",
+}
+_SCRIPTS: Final = ("mint", "commit", "undo", "renew", "release", "inspect", "read_identity", *_DONE)
 
 
 def _sha(source: bytes) -> str:
@@ -56,14 +68,12 @@ _WORDS: Final = {
     Plain.NOT_HELD: b"not_held",
     Plain.RELEASED: b"released",
     Plain.FREE: b"free",
-    Plain.VOUCHED: b"vouched",
-    Plain.TOO_LOW: b"greater",
 }
-_DONE: Final = {
-    "note_run": b"noted",
-    "quarantine": b"quarantined",
-    "claim": b"claimed",
-    "readmit": b"readmitted",
+_STEPS: Final = {
+    Step.CHANGED: b"changed",
+    Step.NOT_EMPTY: b"not_empty",
+    Step.GREATER: b"greater",
+    Step.NOT_ADMITTED: b"not_admitted",
 }
 
 
@@ -81,9 +91,24 @@ class Push:
     parts: Sequence[bytes | int]
 
 
-def encode(value: object) -> bytes:  # noqa: PLR0911  (one return per type)
-    """Return an answer as RESP."""
+@dataclass(frozen=True, slots=True)
+class Verbatim:
+    """A text for people, which RESP3 tells apart."""
+
+    text: str
+
+
+def encode(value: object, *, resp3: bool = True) -> bytes:  # noqa: PLR0911  (one return per type)
+    """Return an answer as RESP3, or as RESP2."""
     match value:
+        case dict() if resp3:
+            return b"%%%d\r\n" % len(value) + b"".join(map(encode, _flattened(value)))
+        case dict():
+            return encode(_flattened(value), resp3=False)
+        case Verbatim(text) if resp3:
+            return b"=%d\r\ntxt:%s\r\n" % (len(text.encode()) + 4, text.encode())
+        case Verbatim(text):
+            return encode(text)
         case ErrorReply(text):
             return b"-%s\r\n" % text.encode()
         case Push(parts):
@@ -101,8 +126,15 @@ def encode(value: object) -> bytes:  # noqa: PLR0911  (one return per type)
     raise AssertionError(value)
 
 
+def _flattened(pairs: Mapping[Any, Any]) -> Sequence[Any]:
+    return [part for pair in pairs.items() for part in pair]
+
+
 class Client:
     """One connection, as the node sees it.
+
+    Attributes:
+        resp3: it has asked for RESP3.
 
     Args:
         send: takes what the node sends.
@@ -113,12 +145,14 @@ class Client:
         self._reader = hiredis.Reader()
         self.send = send
         self.channel = b""
+        self.resp3 = False
 
     def feed(self, received: bytes) -> None:
         """Carry out every command that is complete."""
         self._reader.feed(received)
         while (command := self._reader.gets()) is not False:
-            self.send(encode(self._node.carry_out([part.decode() for part in command], self)))
+            answer = self._node.carry_out([part.decode() for part in command], self)
+            self.send(encode(answer, resp3=self.resp3))
             self._node.publish()
 
 
@@ -169,33 +203,34 @@ class SimulatedRedis:
         """Return the answer to one command."""
         match command:
             case ["HELLO", "3"]:
-                return []
+                client.resp3 = True
+                return {b"proto": 3}
             case ["SUBSCRIBE", channel]:
                 client.channel = channel.encode()
                 return Push((b"subscribe", client.channel, 1))
             case ["SCRIPT", "LOAD", source]:
                 return _sha(source.encode())
-            case ["INFO", section]:
-                return "".join(f"{name}:{value}\r\n" for name, value in self._info(section).items())
+            case ["INFO"]:
+                return Verbatim("".join(f"{name}:{value}\r\n" for name, value in self._info().items()))
             case ["CONFIG", "GET", name]:
-                return [name, self._setting(name)]
+                return {name: self._setting(name)}
             case ["EVAL", source, count, *rest]:
-                return self._script(
-                    _NAMES[_sha(source.encode())], rest[: int(count)], rest[int(count) :], client
-                )
+                return self._script(_NAMES[_sha(source.encode())], rest[: int(count)], rest[int(count) :])
             case ["EVALSHA", sha, count, *rest]:
-                return self._script(_NAMES[sha], rest[: int(count)], rest[int(count) :], client)
+                return self._script(_NAMES[sha], rest[: int(count)], rest[int(count) :])
         raise AssertionError(command)
 
-    def _info(self, section: str) -> Mapping[str, str | int]:
-        match section:
-            case "server":
-                return {"redis_version": "7.4.0", "run_id": self.run_id}
-            case "replication":
-                return {"role": "master", "master_replid": "0" * 40, "second_repl_offset": -1}
-            case "memory":
-                return {"maxmemory": 0, "maxmemory_policy": "noeviction"}
-        return {"evicted_keys": 0}
+    def _info(self) -> Mapping[str, str | int]:
+        return {
+            "redis_version": "7.4.0",
+            "run_id": self.run_id,
+            "evicted_keys": 0,
+            "role": "master",
+            "master_replid": "0" * 40,
+            "second_repl_offset": -1,
+            "maxmemory": 0,
+            "maxmemory_policy": "noeviction",
+        }
 
     def _setting(self, name: str) -> str:
         match name:
@@ -208,23 +243,25 @@ class SimulatedRedis:
     def publish(self) -> None:
         """Send what the scripts have published to whoever listens."""
         published, self.state.published = self.state.published, []
-        for channel, resource, token, news in published:
-            payload = f"{news.name.lower()} {token} {_LOCK}{resource}".encode()
+        for channel, resource, token in published:
+            payload = f"{token} {_LOCK}{resource}".encode()
             for client in self.clients:
                 if client.channel == channel.encode():
                     client.send(encode(Push((b"message", client.channel, payload))))
 
     # --- scripts --------------------------------------------------------------------------------------------------
 
-    def _script(self, name: str, keys: Sequence[str], arguments: Sequence[str], client: Client) -> object:
-        if name in _DONE or name == "look":
+    def _script(self, name: str, keys: Sequence[str], arguments: Sequence[str]) -> object:
+        if name == "read_identity":
+            return self._read_identity()
+        if name in _DONE:
             return self._join(name, arguments)
         resource = next((key.removeprefix(_LOCK) for key in keys if key.startswith(_LOCK)), "")
         command, channel = self._read(name, resource, arguments[1:])
         reply = self.state.apply(command, self._clock_ms(), admission=arguments[0], channel=channel)
         return self._answer(reply)
 
-    def _read(self, name: str, resource: str, arguments: Sequence[str]) -> tuple[Command, str]:  # noqa: PLR0911  (one return per script)
+    def _read(self, name: str, resource: str, arguments: Sequence[str]) -> tuple[Command, str]:
         match name, arguments:
             case "mint", [digest, nonce, holder, ttl, idle, ends, channel, notify, behind]:
                 self.state.counter_idle_ms = float(idle)
@@ -238,80 +275,63 @@ class SimulatedRedis:
                 return Undo(resource, nonce, 0.0), ""
             case "renew", [digest]:
                 return Renew(resource, digest), ""
-            case "release", [digest, channel]:
-                return Release(resource, digest, 0.0, yields=channel != ""), channel
+            case "release", [digest]:
+                return Release(resource, digest, 0.0), ""
             case "inspect", []:
                 return Inspect(resource), ""
-            case "pulse", [distrusted_ms, *changes]:
-                return Pulse(tuple(map(int, changes)), int(distrusted_ms)), ""
-            case "vouch", [admission, place, floor, changes]:
-                return Vouch(admission, int(place), int(floor), int(changes)), ""
         raise AssertionError((name, arguments))
 
-    def _answer(self, reply: Reply) -> object:  # noqa: PLR0911  (one return per reply)
-        state = self.state
+    def _answer(self, reply: Reply) -> object:
         match reply:
             case Granted():
-                clock_us = int(self._clock_ms() * 1000)
                 flags = (int(reply.contended), int(reply.released))
-                return [b"granted", reply.nonce, reply.token, *flags, state.changes, clock_us]
+                return [b"granted", reply.nonce, reply.token, *flags, self._clock_us()]
             case Held():
                 return [b"held", reply.digest, reply.token, reply.holder, reply.remaining_ms]
             case Renewed():
-                return [b"renewed", reply.token, reply.ttl_ms, state.changes]
-            case Pulsed():
-                numbers = (int(reply.clock_ms * 1000), reply.changes, reply.high)
-                known = (list(reply.known_changes), list(reply.known_floors))
-                return [b"pulse", *numbers, *known, reply.distrusted_ms]
-            case Plain.COMMITTED | Plain.VOUCHED:
-                return [_WORDS[reply], state.changes]
-            case Plain.TOO_LOW:
-                return [_WORDS[reply], state.high]
+                return [b"renewed", reply.token, reply.ttl_ms]
             case Plain():
                 return [_WORDS[reply]]
             case Silence.NOT_ADMITTED:
                 return [b"not_admitted"]
         return [b"exhausted"]
 
+    def _clock_us(self) -> int:
+        return int(self._clock_ms() * 1000)
+
+    def _read_identity(self) -> object:
+        sight = self.state.join(ReadIdentity())
+        assert isinstance(sight, Sight)
+        high = [] if sight.high is None else [str(sight.high)]
+        return [b"found", _flat(sight), sight.key_count, self._clock_us(), *high]
+
     def _join(self, name: str, arguments: Sequence[str]) -> object:
         match name, arguments:
-            case "look", []:
-                sight = self.state.join(Look())
-                assert isinstance(sight, Sight)
-                high = [] if sight.high is None else [str(sight.high)]
-                return [b"found", _flat(sight.identity), sight.key_count, *high]
-            case "note_run", [admission, run, run_now, durable]:
-                step = self.state.join(NoteRun(Known(admission, run), run_now, durable=durable == "1"))
-            case "quarantine", [
-                admission,
-                run,
-                quarantine,
-                phase,
-                cluster,
-                index,
-                nodes,
-                ttl,
-                run_now,
-                floor,
-            ]:
-                place = Formation(cluster, int(index), int(nodes), int(ttl))
-                step = self.state.join(
-                    Quarantine(Known(admission, run), quarantine, place, run_now, Phase(phase), int(floor))
-                )
-            case "claim", [quarantine, floor, changes]:
-                step = self.state.join(Claim(quarantine, int(floor), int(changes)))
-            case "readmit", [quarantine, phase, admission, floor, changes, run, durable, evicted, *floors]:
-                numbers = (int(floor), int(changes), run, tuple(map(int, floors)))
+            case "quarantine", [admission, run, quarantine, phase, *place, run_now, floor, durable]:
+                cluster, index, nodes, ttl = place
+                formation = Formation(cluster, int(index), int(nodes), int(ttl))
+                present = (run_now, Phase(phase), int(floor), durable == "1")
+                step = self.state.join(Quarantine(Known(admission, run), quarantine, formation, *present))
+            case "reserve_floor", [quarantine, floor]:
+                step = self.state.join(ReserveFloor(quarantine, int(floor)))
+            case "raise_floor", [known, admission, index, floor, quarantine]:
+                step = self.state.join(RaiseFloor(known, admission, int(index), int(floor), quarantine))
+            case "restore_vote", [quarantine, admission, floor, run, durable, evicted, *floors]:
                 process = (durable == "1", int(evicted))
-                step = self.state.join(Readmit(quarantine, admission, *numbers, *process, Phase(phase)))
+                numbers = (int(floor), run, tuple(map(int, floors)))
+                step = self.state.join(RestoreVote(quarantine, admission, *numbers, *process))
+            case "distrust_clock", [known, left, most]:
+                step = self.state.join(DistrustClock(known, int(left), int(most)), self._clock_ms())
             case _:
                 raise AssertionError((name, arguments))
-        words = {Step.DONE: _DONE[name], Step.CHANGED: b"changed", Step.NOT_EMPTY: b"not_empty"}
         assert isinstance(step, Step)
-        return [words[step]]
+        if step is Step.GREATER:
+            return [_STEPS[step], self.state.high]
+        return [_DONE[name] if step is Step.DONE else _STEPS[step]]
 
 
-def _flat(identity: Identity | None) -> Sequence[Any]:
+def _flat(sight: Sight) -> Sequence[Any]:
+    identity = sight.identity
     if identity is None:
         return []
     fields: dict[str, str | int] = {
@@ -323,10 +343,15 @@ def _flat(identity: Identity | None) -> Sequence[Any]:
         "run_id": identity.run_id,
         "durable": int(identity.durable),
         "state": identity.phase.value,
-        "floor": identity.floor,
-        "changes": identity.changes,
         "evicted": identity.evicted,
-        **{f"floor:{place}": floor for place, floor in identity.known_floors.items()},
-        **{f"changes:{place}": changes for place, changes in identity.known_changes.items()},
     }
+    optional: dict[str, str | int] = {
+        "floor": identity.floor,
+        "reserved": identity.reserved,
+        "distrusted_until": sight.distrusted_until_ms,
+        "waited_floor": sight.waited_floor,
+        **{f"floor:{index}": floor for index, floor in identity.known_floors.items()},
+        **{f"fence:{index}": fence for index, fence in identity.known_fences.items()},
+    }
+    fields |= {name: value for name, value in optional.items() if value}
     return [str(part) for pair in fields.items() for part in pair]

@@ -28,11 +28,13 @@ class ServerHost:
         process: the present run.
         service: what answers calls; None while it starts.
         calls: to be told when the process dies.
+        routed: by node index, the process that the index leads this server to, if it is another one than usual.
     """
 
     def __init__(self, name: str, hosts: Sequence[NodeHost], network: Network, chance: Chance) -> None:
         self.name = name
         self._hosts = hosts
+        self.routed: dict[int, NodeHost] = {}
         self._network = network
         self._chance = chance
         self._urls = [f"redis://node-{index}:6379" for index in range(len(hosts))]
@@ -73,13 +75,13 @@ class ServerHost:
     async def _dial(self, node: NodeUrl, *, timeout_ms: int) -> DialledNode:
         del timeout_ms
         index = int(node.address.removeprefix("node-").partition(":")[0])
-        return await self._network.dial(self.process, self, self._hosts[index])
+        return await self._network.dial(self.process, self, self.routed.get(index, self._hosts[index]))
 
     def kill(self) -> None:
         """End the run, as kill -9 does."""
         self.process.kill()
         self.service = None
-        for host in self._hosts:
+        for host in (*self._hosts, *self.routed.values()):
             for connection in [each for each in host.connections if each.is_of(self.process)]:
                 connection.reset("the server has died")
         for call in list(self.calls):

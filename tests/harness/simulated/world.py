@@ -69,8 +69,13 @@ class World:
     def __init__(self, seed: int, rules: Rules) -> None:
         chance = self.chance = Chance(seed)
         self.history = History()
-        self.servers_die = False
         self.clock_set_at_ms: dict[int, float] = {}
+        self.kinds = chance.choice(faults.PROFILES)(chance)
+        self.servers_die = "server killed" in self.kinds
+        # By node index, a newcomer beside the process there.
+        self.newcomers: dict[int, NodeHost] = {}
+        self.watches: list[asyncio.Task[None]] = []
+        is_doubled = faults.DOUBLING & set(self.kinds)
         self.storage = FencedStorage(self.history, fenced=rules.fenced)
         self._node_state = rules.node
         self.struck: Counter[str] = Counter()
@@ -78,17 +83,18 @@ class World:
         self.ttl_ms_max = chance.choice((600, 1_000))
         latency_ms = chance.choice(((0.05, 0.3), (0.1, 2.0), (0.1, 20.0)))
         self.network = Network(chance, latency_ms=latency_ms)
-        count = chance.choice((1, 3, 3, 3, 5))
+        count = chance.choice((3, 3, 5) if is_doubled else (1, 3, 3, 3, 5))
         self.clocks = [
             ProcessClock(offset_ms=1e12 + chance.uniform(0, 1e6), rate=chance.uniform(0.995, 1.005))
             for _ in range(count)
         ]
-        durability = chance.choice(("always", "everysec", "never", "mixed"))
+        needs_disk = faults.DURABLE & set(self.kinds)
+        durability = "always" if needs_disk else chance.choice(("always", "everysec", "never", "mixed"))
         self.hosts = [self._new_host(index, count, durability) for index in range(count)]
         self._disks: dict[NodeHost, FakeNodeState] = {}
         self.servers = [
             ServerHost(f"server-{index}", self.hosts, self.network, chance)
-            for index in range(chance.choice((1, 2, 2, 3)))
+            for index in range(chance.choice((2, 2, 3) if is_doubled else (1, 2, 2, 3)))
         ]
         # Short leases end while they are being granted.
         ttls_ms = chance.choice(((200, 400, self.ttl_ms_max), (10, 30, 100)))
@@ -105,9 +111,8 @@ class World:
     def _new_host(self, index: int, count: int, durability: str) -> NodeHost:
         name = f"node-{index}"
         appendfsync = self.chance.choice(("always", "never")) if durability == "mixed" else durability
-        redis = SimulatedRedis(clock_ms=self.clocks[index].now_ms, appendfsync=appendfsync, name=name)
+        redis = self._new_redis(index, name, appendfsync)
         formation = Formation("cluster", index, count, self.ttl_ms_max)
-        redis.state = self._node_state()
         formed = FakeNodeState(
             admission=f"{index + 1:032x}",
             formation=formation,
@@ -116,6 +121,11 @@ class World:
         )
         redis.state.restore(formed)
         return NodeHost(redis, name)
+
+    def _new_redis(self, index: int, name: str, appendfsync: str) -> SimulatedRedis:
+        redis = SimulatedRedis(clock_ms=self.clocks[index].now_ms, appendfsync=appendfsync, name=name)
+        redis.state = self._node_state()
+        return redis
 
     @property
     def now_ms(self) -> float:
@@ -126,14 +136,18 @@ class World:
 
     def may_forget(self, host: NodeHost) -> bool:
         """Whether no more than a minority has forgotten if this node does now: that is all that is promised."""
-        forgetful = {each for each in self.hosts if not self._remembers(each)} | {host}
+        indices = range(len(self.hosts))
+        forgetful = {index for index in indices if not self._remembers(index)} | {self.hosts.index(host)}
         return len(forgetful) <= (len(self.hosts) - 1) // 2
 
-    @staticmethod
-    def _remembers(host: NodeHost) -> bool:
-        """Whether it votes, or will with all that it knew: what is admitted was noted in the present run."""
+    def _remembers(self, index: int) -> bool:
+        """Whether the node votes, or will with all that it knew: what is admitted was noted in the present run."""
+        host = self.hosts[index]
         state, redis = host.redis.state, host.redis
-        if host.wiped or state.phase is not Phase.READY or state.high is None:
+        if host.wiped or state.phase not in {Phase.READY, Phase.RESTARTED} or state.high is None:
+            return False
+        floors = [each.redis.state.known_floors.get(index, 0) for each in self.hosts]
+        if index in self.newcomers or state.floor < max(floors):
             return False
         return redis.appendfsync == "always" or (host.process.alive and state.run_id == redis.run_id)
 
@@ -147,6 +161,26 @@ class World:
             remembered = self._disks.get(host)
         host.redis.restart(remembered)
         host.start()
+
+    def begin_double(self, index: int, *, copied: bool) -> NodeHost:
+        """Start a newcomer beside the process at an index: empty, or as a new run with a copy of its data."""
+        old = self.hosts[index]
+        name = f"node-{index}-{self.struck.total()}"
+        redis = self._new_redis(index, name, old.redis.appendfsync)
+        redis.restart(old.redis.state if copied else None)
+        self.newcomers[index] = NodeHost(redis, name)
+        return self.newcomers[index]
+
+    def end_double(self, index: int) -> None:
+        """Let the index lead every server to one of the two processes; the other one dies."""
+        both = [self.hosts[index], self.newcomers.pop(index)]
+        stays = self.chance.choice(both)
+        self.hosts[index] = stays
+        for server in self.servers:
+            server.routed.pop(index, None)
+        for each in both:
+            if each is not stays:
+                each.kill()
 
     async def _write_to_disk(self) -> None:
         while True:
@@ -163,10 +197,7 @@ class World:
         await self._until_serving()
         for holder in self.holders:
             holder.start()
-        profiles = (faults.some, faults.forgetful, faults.impatient, faults.timely)
-        kinds = self.chance.choice(profiles)(self.chance)
-        self.servers_die = "server killed" in kinds
-        trouble = asyncio.create_task(faults.strike(self, kinds))
+        trouble = asyncio.create_task(faults.strike(self, self.kinds))
         await asyncio.sleep(TROUBLE_S)
         trouble.cancel()
         await asyncio.wait([trouble])
@@ -176,7 +207,8 @@ class World:
         await asyncio.sleep(_RECOVERY_S)
         await self._check_progress()
         self.storage.check(now_ms())
-        disks.cancel()
+        for watch in (disks, *self.watches):
+            watch.cancel()
         await self._end()
 
     async def _until_serving(self) -> None:
@@ -186,10 +218,14 @@ class World:
 
     def _heal(self) -> None:
         """Peace: whatever is down starts, whatever is stopped goes on, every message arrives."""
+        for index in list(self.newcomers):
+            self.end_double(index)
         for host in self.hosts:
             if not host.process.alive:
                 self.start(host)
             host.process.resume()
+        for clock in (server.clock for server in self.servers):
+            clock.go_at(clock.usual_rate)
         for server in self.servers:
             if not server.process.alive:
                 server.start()
@@ -207,10 +243,15 @@ class World:
         """P: somebody is granted each lock within three times its ttl, and every node votes again."""
         for server in self.servers:
             assert server.cluster is not None
-            states = [node.state for node in server.cluster.view().nodes]
-            details = [node.detail for node in server.cluster.view().nodes]
-            if any(state is not NodeState.READY for state in states) and not self._needs_operator(details):
+            view = server.cluster.view()
+            details = [node.detail for node in view.nodes]
+            ready = sum(node.state is NodeState.READY for node in view.nodes)
+            if ready == len(view.nodes):
+                continue
+            if not self._needs_operator(details):
                 self.history.problem(now_ms(), f"P: {server.name} is left without nodes: {details}")
+            if ready <= len(view.nodes) // 2:
+                return  # the cluster waits for the operator
         for resource in self.resources:
             lease = LeaseId(f"{self.chance.getrandbits(128):032x}")
             began_at_ms = now_ms()
@@ -226,16 +267,24 @@ class World:
                 )
 
     def _needs_operator(self, details: list[str]) -> bool:
-        """Whether only nodes are missing that docs/guarantees.md leaves to an operator.
+        """Whether only nodes are missing that docs/guarantees.md leaves to an operator, or that wait for such a node.
 
-        Those are empty ones that no server is left to know, and one that was lost again when it came back, like the server that helped it.
+        Those are empty ones that no server is left to know, one that was lost again when it came back (after its floor
+        was raised for it on one peer, no server knows an empty one any more), and the first of two processes that
+        took turns at one address: the second was given the index.
         """
         excused = []
-        if self.struck["server killed"]:
-            excused.append("this server has not seen it before")
-            if self.struck["node wiped"] + self.struck["node restarted"] > 1:
-                excused.append("has voted at its place since")
-        return all(not detail or any(words in detail for words in excused) for detail in details)
+        doubled = any(self.struck[kind] for kind in faults.DOUBLING)
+        losses = sum(self.struck[kind] for kind in ("node wiped", "power lost", *faults.DOUBLING))
+        if self.struck["server killed"] or losses > 1:
+            excused += ["this server has not seen it before", "never formed, or wiped"]
+        if doubled or (self.struck["server killed"] and losses + self.struck["node restarted"] > 1):
+            excused.append("was given its index since")
+        left_out = [any(words in detail for words in excused) for detail in details]
+        return any(left_out) and all(
+            out or not detail or "other nodes that" in detail
+            for out, detail in zip(left_out, details, strict=True)
+        )
 
     async def _acquire(self, resource: str, lease: LeaseId, wait_ms: int) -> None:
         await self._probe.acquire(resource, lease, ttl_ms=self.ttl_ms_max, wait_ms=wait_ms)

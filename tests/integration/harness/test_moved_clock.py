@@ -97,6 +97,58 @@ def test_every_wall_clock_of_a_process_moves_and_no_other(
     assert low - coarse_unit_ns <= coarse <= high
 
 
+_TELL = """
+import sys, time
+for _ in sys.stdin:
+    print(*map(time.clock_gettime_ns, (time.CLOCK_BOOTTIME, time.CLOCK_MONOTONIC, time.CLOCK_REALTIME)), flush=True)
+"""
+
+
+def test_the_steady_clocks_of_a_process_stand_still_or_run_slow_and_its_wall_clock_goes_on(
+    clock_shim: Path, tmp_path: Path
+) -> None:
+    """They go on from where they stood, and never go back."""
+    clock = MovedClock(clock_shim, program=Path(sys.executable), path=tmp_path / "python")
+    kinds = (time.CLOCK_BOOTTIME, time.CLOCK_MONOTONIC, time.CLOCK_REALTIME)
+    with subprocess.Popen(
+        [clock.wrapper, "-I", "-S", "-c", _TELL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        questions, answers = process.stdin, process.stdout
+        assert questions is not None
+        assert answers is not None
+
+        def told() -> list[int]:
+            questions.write("?\n")
+            questions.flush()
+            return list(map(int, answers.readline().split()))
+
+        def assert_behind(ms: float) -> None:
+            before = list(map(time.clock_gettime_ns, kinds))
+            now = told()
+            after = list(map(time.clock_gettime_ns, kinds))
+            for kind, low, each, high in zip(kinds, before, now, after, strict=True):
+                lag_ns = 0 if kind == time.CLOCK_REALTIME else round(ms * 1e6)
+                # The difference of the two steady clocks is measured, and so inexact.
+                assert low - lag_ns - 100_000 <= each <= high - lag_ns + 100_000
+
+        assert_behind(0)
+        clock.lag(200, over_ms=200)
+        earlier = told()
+        stood = set()
+        while clock.lag_ms < 200:
+            now = told()
+            assert all(old <= new for old, new in zip(earlier, now, strict=True))
+            earlier = now
+            if 10 < clock.lag_ms < 190:
+                stood.add(now[0])
+        assert len(stood) == 1
+        assert_behind(200)
+        clock.lag(15, over_ms=100)
+        time.sleep(0.11)
+        assert_behind(215)
+        questions.close()
+
+
 def test_a_program_does_not_start_without_its_clock(clock_shim: Path, tmp_path: Path) -> None:
     """A test that takes an unmoved clock for a moved one proves nothing."""
     clock = MovedClock(clock_shim, program=Path("/bin/true"), path=tmp_path / "true")

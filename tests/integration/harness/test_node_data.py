@@ -28,10 +28,10 @@ def sets(each: Transaction) -> bool:
     return any(command[:2] == (b"SET", b"key") for command in each.commands)
 
 
-async def test_a_log_is_cut_before_whole_scripts_and_the_node_starts_as_if_they_had_never_run(
+async def test_a_log_is_cut_before_whole_scripts_and_the_node_starts_without_them(
     fresh_nodes: FreshNodes, engine: RedisBinary
 ) -> None:
-    """Also under `aof-load-truncated no`, for nothing is cut in two; what is not counted goes with what is."""
+    """Also under `aof-load-truncated no`, for no command is cut in two."""
     [node] = await fresh_nodes(1, binary=engine)
     for number in range(5):
         await node.call("EVAL", _SCRIPT, 1, "key", number)

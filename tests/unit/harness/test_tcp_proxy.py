@@ -352,3 +352,15 @@ async def test_after_a_failover_new_connections_are_to_the_other_node(
     async with asyncio.timeout(_DEADLINE_S):
         assert await (await connect()).reader.readexactly(5) == b"HELLO"
     shouting.close()
+
+
+async def test_a_hidden_text_reaches_the_node_and_not_the_peer(
+    node: Node, proxy: TcpProxy, connect: Connect
+) -> None:
+    """As many other bytes take its place, until the network heals."""
+    peer = await connect()
+    proxy.hide_in_replies(b"run_id:")
+    assert await peer.exchange(b"a run_id:7") == b"a xxxxxxx7"
+    assert node.received == b"a run_id:7"
+    await proxy.heal()
+    assert await peer.exchange(b"run_id:") == b"run_id:"

@@ -26,7 +26,7 @@ def look(index: int, who: Identity | None = None, **found: Any) -> Look:
     """Return what is seen of a node that has this identity or none."""
     defaults: dict[str, Any] = {"identity": who, "run_id": f"run-{index}", "version": "7.2.4"}
     seen = Findings(**(defaults | found))
-    return Look(index, f"n{index}:6379", seen, known=seen.identity)
+    return Look(index, f"n{index}:6379", seen)
 
 
 def decide(*who: Identity | None, ttl_ms_max: int = TTL_MS, leaves_wiped: bool = False) -> Plan:

@@ -7,25 +7,28 @@ from dataclasses import replace
 
 from redfence_server.commands.doctor import as_json, as_table
 from redfence_server.finding import Diagnosis, Finding, Kind, Severity
-from redfence_server.node_examination import Findings, Identity, Phase
-from redfence_server.node_facts import ClockSample, NodeFacts, Process
+from redfence_server.node_checkup import Checkup
+from redfence_server.node_examination import ClockReading, Findings, Identity, Phase
 
 IDENTITY = Identity("c", 0, 3, 300_000, "a" * 32, "run-0", durable=True, phase=Phase.READY)
-WELL = NodeFacts(
+INFO = {"valkey_version": "9.1.2", "run_id": "run-0", "used_memory": "7", "maxmemory": "100"}
+WELL = Checkup(
     index=0,
     address="10.0.0.1:6379",
-    process=Process("valkey", "9.1.2", "run-0", memory_used=7, memory_max=100),
-    found=Findings(identity=IDENTITY, run_id="run-0", version="9.1.2"),
-    clock=(ClockSample(sent_ms=0, received_ms=2, node_ms=12.5, wall_ms=20.0),),
-    pings_ms=(0.25, 0.5, 4.0),
+    found=Findings(identity=IDENTITY, run_id="run-0", version="9.1.2", info=INFO),
+    readings=[
+        ClockReading(sent_ms=at_ms, received_ms=at_ms + trip_ms, node_ms=at_ms - 7.5)
+        for at_ms, trip_ms in ((0.0, 2.0), (10.0, 2.25), (20.0, 2.5), (30.0, 4.0))
+    ],
 )
-AWAY = NodeFacts(index=1, address="10.0.0.2:6379")
-NODES = (WELL, AWAY, NodeFacts(index=2, address="10.0.0.3:6379"))
+AWAY = Checkup(index=1, address="10.0.0.2:6379")
+NODES = (WELL, AWAY, Checkup(index=2, address="10.0.0.3:6379"))
 
 
 def finding(node: int | None, severity: Severity, kind: Kind, words: str = "") -> Finding:
     """A finding that says its kind, and what more it is told to."""
-    return Finding(node, severity, kind, f"{kind.value} is found {words}".rstrip(), f"mend {kind.value}")
+    what, advice = f"{kind.value} is found {words}".rstrip(), f"mend {kind.value}"
+    return Finding(severity, kind, what, advice, node=node)
 
 
 def diagnosis(*findings: Finding, cluster_id: str = "c") -> Diagnosis:
@@ -40,7 +43,7 @@ def test_each_node_has_a_line_and_what_is_not_known_a_dash() -> None:
     lines = as_table(NODES, diagnosis(away, slow), width=80).splitlines()
     assert [line.split() for line in lines[:4]] == [
         ["NODE", "VERDICT", "VOTE", "SERVER", "LATENCY", "CLOCK", "ADDRESS"],
-        ["0", "well", "yes", "valkey", "9.1.2", "0.5ms", "-8.5ms", "10.0.0.1:6379"],
+        ["0", "well", "yes", "valkey", "9.1.2", "2.5ms", "-8.5ms", "10.0.0.1:6379"],
         ["1", "SERIOUS", "no", "-", "-", "-", "10.0.0.2:6379"],
         ["2", "warning", "no", "-", "-", "-", "10.0.0.3:6379"],
     ]
@@ -48,7 +51,7 @@ def test_each_node_has_a_line_and_what_is_not_known_a_dash() -> None:
 
 def test_clocks_that_agree_are_not_told_apart_by_a_sign() -> None:
     """A node that is 40 µs behind is not 0.0 ms behind."""
-    behind = replace(WELL, clock=(ClockSample(sent_ms=0, received_ms=0, node_ms=19.96, wall_ms=20.0),))
+    behind = replace(WELL, readings=[ClockReading(sent_ms=0.0, received_ms=0.0, node_ms=-0.04)])
     assert "+0.0ms" in as_table((behind,), diagnosis(), width=80)
 
 
@@ -133,7 +136,7 @@ def test_programs_get_the_same_and_null_for_what_is_not_known() -> None:
                 "run_id": "run-0",
                 "memory_used_bytes": 7,
                 "memory_max_bytes": 100,
-                "latency_ms": {"median": 0.5, "worst": 4.0},
+                "latency_ms": {"median": 2.5, "worst": 4.0},
                 "clock_offset_ms": {"offset": -8.5, "unsure": 1.0},
             },
             {

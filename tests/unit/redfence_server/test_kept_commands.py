@@ -30,6 +30,18 @@ def test_only_what_ends_a_hold_is_kept_also_that_of_a_hand_over() -> None:
     assert kept.take(now_ms=0.0) == []
 
 
+def test_a_command_is_kept_once_at_its_first_place_as_it_was_kept_last() -> None:
+    """A release that every heartbeat fails to deliver stays one. Another resource or another lease is another command."""
+    kept = KeptCommands()
+    kept.keep(Release("r", "a", 100.0))
+    kept.keep(undo(1))
+    others: list[Undo | Release] = [Release("s", "a", 100.0), Release("r", "b", 100.0)]
+    again: list[Undo | Release] = [Release("r", "a", 200.0), undo(1, worthless_at_ms=150.0)]
+    for command in (*others, *again):
+        kept.keep(command)
+    assert kept.take(now_ms=0.0) == [*again, *others]
+
+
 def test_what_is_worthless_by_now_is_not_taken() -> None:
     """The hold has expired."""
     kept = KeptCommands()

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from redfence_server.node_admission import Admitted, Expectation, Forgot, Quarantined, Reason, Rejected, judge
+from redfence_server.node_admission import (
+    Admitted,
+    Expectation,
+    Forgot,
+    Quarantined,
+    Reason,
+    Rejected,
+    Restarted,
+    judge,
+)
 from redfence_server.node_examination import Findings, Identity, Phase
 
 ME = Identity(
@@ -25,82 +34,64 @@ EXPECTED = Expectation(index=1, node_count=3, cluster_id="c", assume_durable=Fal
 FOUND = Findings(identity=ME, run_id="run-1", version="7.2.4", high=5)
 GAP = "appendfsync is everysec, not always"
 HIDDEN = "the settings may not be read"
+AS_FORMED = Admitted(ME)
 
 
-AS_FORMED = Admitted(ME, restarted=False, durable=True)
-
-
-def test_a_node_of_this_cluster_in_its_place_and_run_is_admitted() -> None:
-    """Nothing has changed since it was formed."""
+def test_a_node_of_this_cluster_at_its_index_and_in_its_run_is_admitted() -> None:
+    """The first node may be of any cluster: it tells the server which cluster it serves."""
     assert judge(EXPECTED, FOUND) == AS_FORMED
-
-
-def test_the_first_node_may_be_of_any_cluster() -> None:
-    """It tells the server which cluster it is in."""
     other = replace(ME, cluster_id="other")
-    judgement = judge(replace(EXPECTED, cluster_id=None), replace(FOUND, identity=other))
-    assert judgement == Admitted(other, restarted=False, durable=True)
+    assert judge(replace(EXPECTED, cluster_id=None), replace(FOUND, identity=other)) == Admitted(other)
 
 
-def test_a_node_that_stopped_being_durable_does_not_vote_again() -> None:
-    """After its next crash it could have forgotten that, with its tokens, and would seem durable."""
-    found = replace(FOUND, durability_gap=GAP)
-    judgement = judge(EXPECTED, found)
+@pytest.mark.parametrize("phase", Phase)
+def test_only_a_run_that_passed_the_fence_votes_and_only_proof_spares_the_wait(phase: Phase) -> None:
+    """Every phase, in the run that the identity names and in a new one, with every proof and without."""
+    for same_run, durable, gap, word in product(
+        (True, False), (True, False), ("", GAP, HIDDEN), (True, False)
+    ):
+        me = replace(ME, phase=phase, durable=durable)
+        run_id = "run-1" if same_run else "run-2"
+        found = replace(FOUND, identity=me, run_id=run_id, durability_gap=gap, settings_hidden=gap is HIDDEN)
+        judgement = judge(replace(EXPECTED, assume_durable=word), found)
+        case = (same_run, durable, gap, word, judgement)
+        reason = judgement.reason if isinstance(judgement, Rejected) else None
+        if phase in OUT_OF_SERVICE:
+            assert reason is OUT_OF_SERVICE[phase], case
+        elif phase is Phase.QUARANTINED:
+            # A new run may be an older copy of the data, for which no fence was raised.
+            assert judgement == Quarantined(me) if same_run else isinstance(judgement, Forgot), case
+        elif durable and gap is HIDDEN and not word:
+            # Another user may see the proof, so this server does not bind the others by a quarantine.
+            assert reason is Reason.SETTINGS_HIDDEN, case
+        elif durable and gap and not word and same_run:
+            # After its next crash it could have forgotten this change together with the tokens.
+            assert reason is Reason.NOT_DURABLE, case
+        elif same_run:
+            is_ready = phase is Phase.READY
+            assert judgement == (Admitted(me) if is_ready else Restarted(me, noted=True)), case
+        elif word or (durable and not gap):
+            assert judgement == Restarted(me, noted=False), case
+        else:
+            assert isinstance(judgement, Forgot), case
+            assert (gap or "the run that ended did not write") in judgement.detail
+
+
+OUT_OF_SERVICE = {
+    Phase.FORMING: Reason.FORMING,
+    Phase.ASSEMBLED: Reason.FORMING,
+}
+
+
+@pytest.mark.parametrize(
+    ("gap", "told"), [(GAP, [GAP]), (HIDDEN, ["+config|get", "assume_durable"])], ids=["worse", "hidden"]
+)
+def test_a_durable_node_whose_settings_fail_is_told_what_to_mend(gap: str, told: list[str]) -> None:
+    """A server may start beside such a node; the operator mends it later."""
+    judgement = judge(EXPECTED, replace(FOUND, durability_gap=gap, settings_hidden=gap is HIDDEN))
     assert isinstance(judgement, Rejected)
-    assert judgement.reason is Reason.NOT_DURABLE
     assert not judgement.reason.misconfigured
-    assert GAP in judgement.detail
-    word = replace(EXPECTED, assume_durable=True)
-    assert judge(word, found) == AS_FORMED
-
-
-def test_a_node_formed_without_durable_settings_votes_for_its_first_run_whatever_they_become() -> None:
-    """It has forgotten nothing yet; better settings later do not bring back what was not written before."""
-    formed = replace(ME, durable=False)
-    for gap in ("", GAP, HIDDEN):
-        found = replace(FOUND, identity=formed, durability_gap=gap, settings_hidden=gap is HIDDEN)
-        judgement = judge(EXPECTED, found)
-        assert judgement == Admitted(formed, restarted=False, durable=False)
-
-
-@pytest.mark.parametrize("durable_before", [True, False])
-@pytest.mark.parametrize("gap", ["", GAP, HIDDEN])
-@pytest.mark.parametrize("assume_durable", [True, False])
-def test_a_restarted_node_needs_proof_for_both_runs_or_the_operators_word(
-    *, durable_before: bool, gap: str, assume_durable: bool
-) -> None:
-    """Without either it stays out, and its message says what is missing.
-
-    If it is only the right to see the proof, it has not forgotten: that would be for everybody.
-    """
-    who = replace(ME, durable=durable_before)
-    expected = replace(EXPECTED, assume_durable=assume_durable)
-    found = replace(FOUND, identity=who, run_id="run-2", durability_gap=gap, settings_hidden=gap is HIDDEN)
-    judgement = judge(expected, found)
-    if assume_durable or (durable_before and not gap):
-        assert judgement == Admitted(who, restarted=True, durable=not gap)
-    elif durable_before and gap is HIDDEN:
-        assert isinstance(judgement, Rejected)
-        assert judgement.reason is Reason.SETTINGS_HIDDEN
-    else:
-        assert isinstance(judgement, Forgot)
-        assert (gap or "the run that ended did not write") in judgement.detail
-
-
-@pytest.mark.parametrize("run_id", ["run-1", "run-2"])
-def test_a_durable_node_whose_settings_are_hidden_gives_no_vote_and_the_message_says_what_to_grant(
-    run_id: str,
-) -> None:
-    """They may have become worse in this run, or for it. Who starts a server beside such a node may mend it later."""
-    found = replace(FOUND, run_id=run_id, durability_gap=HIDDEN, settings_hidden=True)
-    judgement = judge(EXPECTED, found)
-    assert isinstance(judgement, Rejected)
-    assert judgement.reason is Reason.SETTINGS_HIDDEN
-    assert not judgement.reason.misconfigured
-    assert "+config|get" in judgement.detail
-    assert "assume_durable" in judgement.detail
-    word = replace(EXPECTED, assume_durable=True)
-    assert isinstance(judge(word, found), Admitted)
+    assert all(words in judgement.detail for words in told)
 
 
 @pytest.mark.parametrize(
@@ -111,16 +102,15 @@ def test_a_durable_node_whose_settings_are_hidden_gives_no_vote_and_the_message_
         ({"version": "5"}, Reason.TOO_OLD, True),
         ({"eviction": "maxmemory 1, maxmemory-policy allkeys-lru"}, Reason.EVICTS, True),
         ({"run_id": "run-of-node-2"}, Reason.SAME_PROCESS, True),
+        ({"run_id": ""}, Reason.NO_RUN_ID, True),
         ({"identity": None, "high": None}, Reason.NOT_FORMED, False),
         ({"identity": None, "key_count": 3}, Reason.NOT_FORMED, False),
         ({"identity": replace(ME, cluster_id="other")}, Reason.OTHER_CLUSTER, True),
         ({"identity": replace(ME, index=2)}, Reason.WRONG_PLACE, True),
         ({"identity": replace(ME, node_count=5)}, Reason.WRONG_PLACE, True),
-        ({"identity": replace(ME, phase=Phase.FORMING)}, Reason.FORMING, False),
-        ({"identity": replace(ME, phase=Phase.ASSEMBLED)}, Reason.FORMING, False),
-        ({"identity": replace(ME, phase=Phase.RECOVERING)}, Reason.RECOVERING, False),
-        ({"identity": replace(ME, phase=Phase.RETIRED)}, Reason.REPLACED, False),
         ({"identity": replace(ME, floor=6)}, Reason.REPLACED, False),
+        ({"identity": replace(ME, floor=6, phase=Phase.RESTARTED)}, Reason.REPLACED, False),
+        ({"identity": replace(ME, floor=6, phase=Phase.QUARANTINED)}, Reason.REPLACED, False),
     ],
 )
 def test_what_only_an_operator_can_mend_keeps_a_node_out(
@@ -142,7 +132,10 @@ def test_what_only_an_operator_can_mend_keeps_a_node_out(
         ({"identity": None, "high": None}, "it was wiped"),
         ({"high": None}, "lost `high`"),
         ({"identity": replace(ME, floor=6)}, "old snapshot"),
-        ({"identity": replace(ME, floor=7, changes=99)}, "99 changes of at least 100"),
+        ({"identity": replace(ME, floor=6, phase=Phase.QUARANTINED)}, "old snapshot"),
+        ({"identity": replace(ME, floor=6, phase=Phase.RESTARTED)}, "old snapshot"),
+        ({"high": 4}, "its greatest token is 4, and it has answered 5"),
+        ({"high": 4, "run_id": "run-2"}, "its greatest token is 4, and it has answered 5"),
         ({"evicted": 4}, "dropped 1 keys"),
         ({"evicted": 4, "run_id": "run-2"}, "dropped 4 keys"),
         ({"promoted": True, "run_id": "run-1/history", "evicted": 0}, "was a replica"),
@@ -150,11 +143,9 @@ def test_what_only_an_operator_can_mend_keeps_a_node_out(
 )
 def test_a_node_that_shows_less_than_is_known_has_forgotten(change: dict[str, Any], told: str) -> None:
     """Whatever its settings say, or hide, and whatever the operator said before: this is evidence."""
-    me = replace(ME, floor=7, changes=100, evicted=3)
-    expected = replace(EXPECTED, floor=7, changes=100, familiar=True)
-    assert judge(expected, replace(FOUND, identity=me, evicted=3)) == Admitted(
-        me, restarted=False, durable=True
-    )
+    me = replace(ME, floor=7, evicted=3)
+    expected = replace(EXPECTED, floor=7, token=5, familiar=True)
+    assert judge(expected, replace(FOUND, identity=me, evicted=3)) == Admitted(me)
     for assume_durable, settings_hidden in product((False, True), repeat=2):
         findings = {"identity": me, "evicted": 3, "settings_hidden": settings_hidden, **change}
         judgement = judge(replace(expected, assume_durable=assume_durable), replace(FOUND, **findings))
@@ -166,21 +157,18 @@ def test_a_promoted_node_that_came_back_in_this_life_votes() -> None:
     """It was readmitted under its present run and history."""
     me = replace(ME, run_id="run-1/history")
     judgement = judge(EXPECTED, replace(FOUND, identity=me, run_id="run-1/history", promoted=True))
-    assert judgement == Admitted(me, restarted=False, durable=True)
+    assert judgement == Admitted(me)
     # The history is forgotten by the process itself, some time after its last replica has gone.
     judgement = judge(EXPECTED, replace(FOUND, identity=me, run_id="run-1"))
-    assert judgement == Admitted(me, restarted=False, durable=True)
+    assert judgement == Admitted(me)
     judgement = judge(EXPECTED, replace(FOUND, identity=me, run_id="run-1/another", promoted=True))
     assert isinstance(judgement, Forgot)
 
 
-def test_a_quarantine_is_recognised_whatever_run_the_node_is_in() -> None:
-    """It was given by somebody, and ends by a rejoin alone."""
-    me = replace(ME, phase=Phase.QUARANTINED, floor=9)
-    expected = replace(EXPECTED, floor=9, changes=9)
-    for run_id in ("run-1", "run-2"):
-        for high in (None, 5):
-            assert judge(expected, replace(FOUND, identity=me, run_id=run_id, high=high)) == Quarantined(me)
+def test_a_token_that_was_seen_under_an_older_floor_is_not_asked_for() -> None:
+    """A process with a greater floor begins above it, whatever another process answered before."""
+    me = replace(ME, floor=8)
+    assert judge(replace(EXPECTED, floor=7, token=99), replace(FOUND, identity=me)) == Admitted(me)
 
 
 def test_a_promoted_replica_that_shows_another_place_is_told_from_a_wrong_list() -> None:
@@ -191,15 +179,6 @@ def test_a_promoted_replica_that_shows_another_place_is_told_from_a_wrong_list()
         assert isinstance(judgement, Rejected)
         assert judgement.reason is Reason.WRONG_PLACE
         assert told in judgement.detail
-
-
-def test_a_quarantine_of_before_the_last_return_is_over() -> None:
-    """Who voted here last shows older data, and has to stay out anew; anybody else was replaced, and must not take the place back."""
-    found = replace(FOUND, identity=replace(ME, phase=Phase.QUARANTINED, floor=8))
-    assert isinstance(judge(replace(EXPECTED, floor=9, familiar=True), found), Forgot)
-    judgement = judge(replace(EXPECTED, floor=9), found)
-    assert isinstance(judgement, Rejected)
-    assert judgement.reason is Reason.REPLACED
 
 
 def test_an_empty_node_is_taken_in_only_where_it_is_known_to_have_been() -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from redfence_server.node_clock import NodeClock, Step
+from redfence_server.node_clock import ClockWitnesses, NodeClock, Step
 from redfence_server.quorum import DRIFT_FIXED_MS, DRIFT_RATIO
 
 DISTRUST_MS = 300_000 * (1 + DRIFT_RATIO) + DRIFT_FIXED_MS
@@ -344,3 +344,164 @@ def test_the_offset_is_as_near_as_is_known(
     from_first_ms = sum(trip_1) + 2 * (DRIFT_RATIO * (gap_ms + sum(trip_1) + sum(trip_2)) + DRIFT_FIXED_MS)
     best_ms = min(sum(trip_2), from_first_ms)
     assert clock.offset_ms == pytest.approx(offset_ms, rel=0, abs=best_ms / 2 + TOLERANCE_MS)
+
+
+# --- witnesses: whose clock was it ------------------------------------------------------------------------------------
+
+
+class Cluster:
+    """One server that samples the clocks of several nodes, as heartbeats do; `told` has the nodes whose step is confirmed."""
+
+    def __init__(self, node_count: int) -> None:
+        self.worlds = [World(theirs_ms=1.79e12 + 1_000 * index) for index in range(node_count)]
+        self.clocks = [NodeClock(distrust_ms=DISTRUST_MS) for _ in range(node_count)]
+        self.witnesses = ClockWitnesses(node_count)
+        self.told: set[int] = set()
+        for index in [*range(node_count), *range(node_count)]:
+            self.sample(index)
+            self.run(100)
+
+    def run(self, ms: float) -> None:
+        """Let time pass for all of them."""
+        for world in self.worlds:
+            world.run(ms)
+
+    def stand_still(self, ms: float) -> None:
+        """Let time pass for all nodes, and not for the server."""
+        for world in self.worlds:
+            world.run(0, step_ms=ms)
+
+    def sample(self, index: int, *, there_ms: float = 0.1, back_ms: float = 0.1) -> None:
+        """Take a full sample of one node."""
+        sample, clock = self.worlds[index].sample(there_ms=there_ms, back_ms=back_ms), self.clocks[index]
+        step = note(clock, sample)
+        self._note(index, step, sample)
+        self.witnesses.note_sample(index, clock, sent_ms=sample.sent_ms, received_ms=sample.received_ms)
+        self.told |= {each for each in range(len(self.worlds)) if self.witnesses.confirm(each)}
+
+    def reply(self, index: int) -> None:
+        """Take a reply to a command, of which only the receipt is known."""
+        sample = self.worlds[index].sample()
+        self._note(index, check(self.clocks[index], sample), sample)
+
+    def _note(self, index: int, step: Step | None, sample: Sample) -> None:
+        if step is not None:
+            self.witnesses.note_step(index, step, seen_at_ms=sample.received_ms)
+
+
+LOOKS = st.lists(
+    st.tuples(
+        st.integers(0, 4), st.sampled_from(["sample", "reply"]), up_to(600), st.tuples(up_to(80), up_to(80))
+    ),
+    min_size=10,
+    max_size=20,
+)
+
+
+def look_on(cluster: Cluster, looks: list[tuple[int, str, float, tuple[float, float]]]) -> None:
+    """Look at the nodes, in any order and by any round trips."""
+    for number, how, gap_ms, (there_ms, back_ms) in looks:
+        index = number % len(cluster.worlds)
+        cluster.run(1 + gap_ms)
+        if how == "reply":
+            cluster.reply(index)
+        else:
+            cluster.sample(index, there_ms=there_ms, back_ms=back_ms)
+
+
+@settings(max_examples=50)
+@given(
+    st.sampled_from([3, 5]), LOOKS, st.floats(5, 60_000).flatmap(lambda ms: st.sampled_from([ms, -ms])), LOOKS
+)
+def test_a_server_clock_that_stands_still_or_jumps_confirms_no_step(
+    node_count: int,
+    before: list[tuple[int, str, float, tuple[float, float]]],
+    stall_ms: float,
+    after: list[tuple[int, str, float, tuple[float, float]]],
+) -> None:
+    """All nodes seem to step, one after the other, in any order. No other server is told."""
+    cluster = Cluster(node_count)
+    look_on(cluster, before)
+    cluster.stand_still(stall_ms)
+    look_on(cluster, after)
+    assert cluster.told == set()
+
+
+@pytest.mark.parametrize("step_ms", [30_000.0, 20.0, -30_000.0])
+@pytest.mark.parametrize("node_count", [3, 5, 7])
+def test_a_step_of_f_nodes_is_confirmed_by_the_others_and_told_once(node_count: int, step_ms: float) -> None:
+    """As many as may fail have to contradict it, also after a stall of the server's clock."""
+    needed = (node_count - 1) // 2
+    stepped = set(range(needed))
+    for stalls in (False, True):
+        cluster = Cluster(node_count)
+        if stalls:
+            cluster.stand_still(500)
+            for index in range(node_count):
+                cluster.sample(index)
+        for _ in range(3):
+            cluster.run(500)
+            for index in range(node_count):
+                cluster.sample(index)
+        for index in stepped:
+            cluster.worlds[index].run(0, step_ms=step_ms)
+            cluster.sample(index)
+        for index in range(needed, 2 * needed):
+            assert cluster.told == set()
+            cluster.run(1)
+            cluster.sample(index)
+        assert cluster.told == stepped
+        assert not any(cluster.witnesses.confirm(index) for index in range(node_count))
+
+
+@pytest.mark.parametrize("step_ms", [100.0, -100.0])
+def test_a_slow_sample_contradicts_no_step(step_ms: float) -> None:
+    """The other clock may have moved as far. Nor does a request that was sent before the step was seen."""
+    cluster = Cluster(3)
+    cluster.run(500)
+    cluster.worlds[0].run(0, step_ms=step_ms)
+    cluster.sample(0)
+    cluster.sample(1, there_ms=1.0)
+    cluster.run(300)
+    cluster.sample(1, there_ms=120, back_ms=120)
+    assert cluster.told == set()
+    cluster.sample(2)
+    assert cluster.told == {0}
+
+
+@pytest.mark.parametrize("rate", [0.013, 0.05, 0.5, -0.013, -0.05, -0.5])
+def test_a_server_clock_that_runs_wrong_confirms_no_step(rate: float) -> None:
+    """Every node seems to run too fast, or too slow, and steps again and again."""
+    cluster = Cluster(3)
+    for number in range(300):
+        for world in cluster.worlds:
+            world.run(100, rate=rate)
+        cluster.sample(number % 3)
+    assert all(clock.steps for clock in cluster.clocks)
+    assert cluster.told == set()
+
+
+def test_a_node_that_was_away_while_the_servers_clock_stood_still_is_not_told_of() -> None:
+    """The others showed the stall long before that node does."""
+    cluster = Cluster(3)
+    cluster.stand_still(500)
+    for _ in range(60):
+        for index in (1, 2):
+            cluster.sample(index)
+            cluster.run(250)
+    for index in (0, 1, 2):
+        cluster.sample(index)
+        cluster.run(1)
+    assert cluster.clocks[0].steps == 1
+    assert cluster.told == set()
+
+
+def test_a_single_node_has_no_witness() -> None:
+    """Its server cannot tell whose clock it was, so it tells no other server."""
+    cluster = Cluster(1)
+    for _ in range(3):
+        cluster.run(500)
+        cluster.worlds[0].run(0, step_ms=10_000)
+        cluster.sample(0)
+    assert cluster.clocks[0].steps == 3
+    assert cluster.told == set()

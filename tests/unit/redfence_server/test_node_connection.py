@@ -13,6 +13,7 @@ from harness.virtual_loop import on_virtual_time
 from redfence_server import node_connection
 from redfence_server.lock_node import Silence
 from redfence_server.node_connection import NodeConnection, ReplyError
+from redfence_server.redis_dial import DialError, DialRefusedError
 
 TIMEOUT_MS = 100
 
@@ -287,3 +288,65 @@ async def test_unanswered_commands_are_bounded_overdue_ones_included(monkeypatch
     assert not bench.call("overdue ones count")
     bench.answer(0)
     assert bench.call("there is room again")
+
+
+@on_virtual_time
+async def test_a_batch_of_raw_commands_is_answered_in_order_among_the_others() -> None:
+    """In one write, as RESP; an error stands in its place and the rest counts."""
+    bench = Bench()
+    bench.call("first")
+    batch = asyncio.ensure_future(bench.connection.commands(("INFO", "server"), ("GET", b"k"), ("PING",)))
+    await asyncio.sleep(0)
+    bench.call("last")
+    await asyncio.sleep(0)
+    assert b"".join(bench.wire.writes) == (
+        b"<first>*2\r\n$4\r\nINFO\r\n$6\r\nserver\r\n*2\r\n$3\r\nGET\r\n$1\r\nk\r\n*1\r\n$4\r\nPING\r\n<last>"
+    )
+    bench.arrive(b"+1\r\n%1\r\n$1\r\na\r\n:2\r\n-NOPERM no\r\n$4\r\nPONG\r\n+5\r\n")
+    info, refused, pong = await batch
+    assert (info, pong) == ({b"a": 2}, b"PONG")
+    assert isinstance(refused, DialRefusedError)
+    assert str(refused) == "GET: NOPERM no"
+    assert bench.told == {"first": [b"1"], "last": [b"5"]}
+
+
+@pytest.mark.parametrize("end", ["late", "lost", "full", "closed"])
+@on_virtual_time
+async def test_a_batch_without_all_its_answers_is_an_error(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends within the node timeout, and the connection goes on where it can."""
+    bench = Bench()
+    if end == "full":
+        monkeypatch.setattr(node_connection, "_UNANSWERED_MAX", 1)
+    if end == "closed":
+        bench.connection.connection_lost(None)
+    batch = asyncio.ensure_future(bench.connection.commands(("ONE",), ("TWO",)))
+    await asyncio.sleep(0)
+    bench.answer(*(["one"] if end in {"late", "lost"} else []))
+    if end == "lost":
+        bench.wire.abort()
+    reasons = {
+        "late": "TWO: timed out",
+        "lost": "TWO: disconnected",
+        "full": "TWO: the",
+        "closed": "ONE: the",
+    }
+    with pytest.raises(DialError, match=reasons[end]):
+        await batch
+    assert asyncio.get_running_loop().time() * 1000 <= TIMEOUT_MS + 1
+    if end == "late":
+        bench.call("next")
+        bench.answer("two", "next")
+        assert bench.told == {"next": [b"next"]}
+
+
+@on_virtual_time
+async def test_a_batch_whose_caller_goes_away_takes_no_other_commands_answers() -> None:
+    """Its answers are dropped in their places."""
+    bench = Bench()
+    batch = asyncio.ensure_future(bench.connection.commands(("ONE",), ("TWO",)))
+    await asyncio.sleep(0)
+    batch.cancel()
+    await asyncio.wait([batch])
+    bench.call("next")
+    bench.answer("one", "two", "next")
+    assert bench.told == {"next": [b"next"]}

@@ -14,7 +14,6 @@ from redfence_server.node_examination import Findings, Identity, Phase
 from redfence_server.node_visit import Look
 from redfence_server.recovery_plan import (
     FLOOR_MAX,
-    Leftover,
     Recovery,
     Request,
     greatest_number,
@@ -45,7 +44,7 @@ def look(index: int, who: Identity | None, **found: Any) -> Look:
         "key_count": 3 if who else 0,
     }
     seen = Findings(**(defaults | found))
-    return Look(index, f"n{index}:6379", seen, known=seen.identity)
+    return Look(index, f"n{index}:6379", seen)
 
 
 def away(index: int) -> Look:
@@ -53,7 +52,7 @@ def away(index: int) -> Look:
     return Look(index, f"n{index}:6379", None, "connection refused")
 
 
-def decide(looks: Sequence[Look], request: Request = AUTO, *, wall_us: int = NOW_US) -> Recovery | Leftover:
+def decide(looks: Sequence[Look], request: Request = AUTO, *, wall_us: int = NOW_US) -> Recovery:
     """Plan under a new id that can be told from the old one."""
     return plan(looks, request, wall_us=wall_us, new_cluster_id="new")
 
@@ -67,8 +66,8 @@ def recovery(looks: Sequence[Look], request: Request = AUTO, *, wall_us: int = N
 
 # --- who takes part ---------------------------------------------------------------------------------------------------
 
-VOTES, QUARANTINED, RECOVERING, EMPTY, RESTARTED, OLDER, UNREACHABLE = range(7)
-STATES = (VOTES, QUARANTINED, RECOVERING, EMPTY, RESTARTED, OLDER, UNREACHABLE)
+VOTES, QUARANTINED, EMPTY, RESTARTED, OLDER, UNREACHABLE = range(6)
+STATES = (VOTES, QUARANTINED, EMPTY, RESTARTED, OLDER, UNREACHABLE)
 
 
 def in_state(index: int, state: int) -> Look:
@@ -76,10 +75,9 @@ def in_state(index: int, state: int) -> Look:
     return (
         look(index, identity(index)),
         look(index, identity(index, phase=Phase.QUARANTINED), high=None),
-        look(index, identity(index, phase=Phase.RECOVERING)),
         look(index, None),
         look(index, identity(index), run_id=f"new-run-{index}", durability_gap="appendonly is no"),
-        look(index, identity(index, changes=-1)),  # fewer than anybody knows of
+        look(index, identity(index), high=None),
         away(index),
     )[state]
 
@@ -88,7 +86,7 @@ def in_state(index: int, state: int) -> Look:
 def test_a_recovery_takes_all_that_can_be_reached_and_only_where_no_quorum_votes(
     states: tuple[int, ...],
 ) -> None:
-    """Three nodes, each in one of seven states. What a recovery left out is finished without another."""
+    """Three nodes, each in one of six states."""
     looks = [in_state(index, state) for index, state in enumerate(states)]
     reached = tuple(index for index, state in enumerate(states) if state != UNREACHABLE)
     gone = tuple(index for index, state in enumerate(states) if state == UNREACHABLE)
@@ -104,12 +102,8 @@ def test_a_recovery_takes_all_that_can_be_reached_and_only_where_no_quorum_votes
         )
         return
     if states.count(VOTES) >= 2:
-        left = tuple(index for index, state in enumerate(states) if state == RECOVERING)
-        if left:
-            assert decide(looks, request) == Leftover("c", TTL_MS, left)
-        else:
-            with pytest.raises(NodeRejectedError, match=r"nothing to recover: a quorum votes \(node "):
-                decide(looks, request)
+        with pytest.raises(NodeRejectedError, match=r"nothing to recover: a quorum votes \(node "):
+            decide(looks, request)
         return
     planned = recovery(looks, request)
     assert (planned.nodes, planned.away) == (reached, gone)
@@ -136,7 +130,6 @@ def test_a_node_that_restarted_votes_where_the_operator_gives_his_word() -> None
         ({"cluster_id": "other"}, {}, "it belongs to cluster other, not to c"),
         ({"index": 1}, {}, "it was formed as node 1, but is configured as node 2"),
         ({"node_count": 5}, {}, "it was formed as one of 5 nodes"),
-        ({"phase": Phase.RETIRED}, {}, "it was replaced by another node"),
         ({}, {"durability_gap": "appendonly is no"}, "it was durable and is not any more: appendonly is no"),
         (None, {"key_count": 2, "high": None}, "no cluster identity and yet holds 2 keys"),
         (None, {"key_count": 2, "high": 7}, "no cluster identity and yet holds 2 keys"),
@@ -262,21 +255,3 @@ def test_a_floor_leaves_room_for_tokens() -> None:
     for request, wall_us in ((replace(AUTO, floor=FLOOR_MAX + 1), NOW_US), (AUTO, FLOOR_MAX)):
         with pytest.raises(ConfigError, match="below 2\\^53"):
             decide(LOST, request, wall_us=wall_us)
-
-
-# --- the changes ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "knows", [{"changes": NOW_US}, {"known_changes": {0: 3, 1: NOW_US}}], ids=["own", "of another"]
-)
-def test_changes_begin_above_what_anybody_knows(knows: dict[str, Any]) -> None:
-    """Else a server would take the node for one that forgot once more."""
-    looks = [*LOST[:2], look(2, identity(2, phase=Phase.QUARANTINED, **knows))]
-    assert recovery(looks).changes == NOW_US + 2**32
-
-
-def test_changes_begin_no_lower_than_the_clock() -> None:
-    """A server that runs may remember more than any node does: those of before a rejoin, when all nodes have been wiped since."""
-    assert recovery(LOST).changes == NOW_US
-    assert recovery(LOST, wall_us=NOW_US + 1, request=replace(AUTO, floor=6)).changes == NOW_US + 1

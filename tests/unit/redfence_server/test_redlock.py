@@ -11,6 +11,7 @@ import pytest
 from harness.fake_node import ADMITTED, TOKENS_END, Counter, FakeNode
 from harness.virtual_loop import LoopClock, on_virtual_time
 from redfence_server.lock_node import (
+    REVALIDATION_MS_MAX,
     Command,
     Commit,
     Granted,
@@ -18,10 +19,9 @@ from redfence_server.lock_node import (
     Inspect,
     Mint,
     Plain,
-    Release,
     Undo,
 )
-from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, RenewVerdict
+from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, RenewVerdict, TokenVerdict
 from redfence_server.redlock import Attempt, AttemptOutcome, Order, Redlock, TooLate, Verdict
 from redfence_server.redlock import AttemptGranted as Grant
 
@@ -328,6 +328,90 @@ async def test_a_lease_is_renewed_and_released_by_any_server() -> None:
     assert all(isinstance(reply, Plain | Held) for reply in await other.inspect(R))
 
 
+# --- nodes that have to be examined again -------------------------------------------------------------------------------
+
+
+@on_virtual_time
+async def test_answers_from_before_and_after_an_examination_are_never_combined() -> None:
+    """A lease that was on node 0 before and is on node 1 after has no quorum: all nodes are asked again."""
+    nodes = fake_nodes()
+    for node in nodes[:2]:
+        give(node, A)
+    nodes[1].state.admission = nodes[2].state.admission = "another"
+    asked = asyncio.ensure_future(redlock(nodes).check_token(resource=R, token=1))
+    await asyncio.sleep(0.001)
+    nodes[0].state.expire(R)
+    nodes[0].hold_replies = True
+    nodes[1].state.admission = nodes[2].state.admission = ADMITTED
+    await asyncio.sleep(0.02)
+    nodes[0].settle()
+    assert (await asked).verdict.verdict is TokenVerdict.NOT_LIVE
+    assert [len(node.sent) for node in nodes] == [2, 2, 2]
+
+
+@on_virtual_time
+async def test_nodes_that_decide_alone_do_not_wait_for_one_that_has_to_be_examined() -> None:
+    """That one is left with the release, which it has missed."""
+    nodes = fake_nodes()
+    for node in nodes:
+        give(node, A)
+    nodes[2].state.admission = "another"
+    released = await redlock(nodes).release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX)
+    assert released.verdict is ReleaseVerdict.RELEASED
+    assert LoopClock().now_ms() < 1
+    await asyncio.sleep(1)
+    assert [len(node.sent) for node in nodes] == [1, 1, 2]
+
+
+@on_virtual_time
+async def test_a_release_is_remembered_over_rounds_also_where_it_was_heard_late() -> None:
+    """In the next round the node that released it does not hold it any more."""
+    for late in (False, True):
+        nodes = fake_nodes()
+        give(nodes[0], A)
+        for node in nodes[1:]:
+            node.state.admission = "another"
+        nodes[0].hold_replies = late
+        asked = redlock(nodes).release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX)
+        await asyncio.sleep(0.001)
+        for node in nodes[1:]:
+            node.state.admission = ADMITTED
+        nodes[0].settle()
+        assert (await asked).verdict is ReleaseVerdict.RELEASED
+
+
+@on_virtual_time
+async def test_a_poll_gives_up_on_nodes_that_stay_away() -> None:
+    """Within the time that an examination may take, and one more round."""
+    nodes = fake_nodes()
+    for node in nodes:
+        node.state.admission = "another"
+    began_ms = LoopClock().now_ms()
+    released = await redlock(nodes).release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX)
+    assert released.verdict is ReleaseVerdict.NO_QUORUM
+    assert REVALIDATION_MS_MAX <= LoopClock().now_ms() - began_ms < REVALIDATION_MS_MAX + 100
+    assert 10 < len(nodes[0].sent) < 20
+
+
+@on_virtual_time
+async def test_a_release_whose_caller_goes_away_reaches_nodes_that_had_to_be_examined() -> None:
+    """Whenever the caller goes: before, between or after their answers."""
+    for turns in range(6):
+        nodes = fake_nodes()
+        for node in nodes:
+            give(node, A)
+        nodes[0].state.admission = nodes[1].state.admission = "another"
+        nodes[2].hold_replies = True
+        asked = asyncio.ensure_future(redlock(nodes).release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        asked.cancel()
+        nodes[0].state.admission = nodes[1].state.admission = ADMITTED
+        nodes[2].settle()
+        await asyncio.sleep(0.1)
+        assert held_on(nodes) == [], turns
+
+
 # --- hand-over ------------------------------------------------------------------------------------------------------
 
 
@@ -529,15 +613,12 @@ async def test_a_grant_tells_whether_another_server_waits_for_its_end() -> None:
 
 
 @on_virtual_time
-async def test_an_order_and_a_release_say_who_is_to_be_told() -> None:
+async def test_an_order_tells_each_node_which_notices_it_asks_for() -> None:
     """Each in its own command."""
     nodes = fake_nodes(1)
     lock = redlock(nodes)
     await lock.attempt(Order(R, A, TTL_MS, "h", notify=True))
     await lock.attempt(Order(R, A, TTL_MS, "h", behind=True))
-    await lock.release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX, yields=True)
-    notify, behind, release = nodes[0].sent
+    notify, behind = nodes[0].sent
     assert notify == Mint(R, A, "nonce-0", "h", TTL_MS, notify=True)
     assert behind == Mint(R, A, "nonce-1", "h", TTL_MS, behind=True)
-    assert isinstance(release, Release)
-    assert release.yields

@@ -14,17 +14,13 @@ from redfence_server.lock_node import (
     Held,
     Inspect,
     Mint,
-    News,
     Notice,
     Plain,
-    Pulse,
-    Pulsed,
     Release,
     Renew,
     Renewed,
     Reply,
     Undo,
-    Vouch,
 )
 
 KEYS = scripts.Keyspace(prefix="p:", counter_idle_ms=5_000)
@@ -36,10 +32,8 @@ COMMANDS: tuple[Command, ...] = (
     Undo("r", "nonce", 7.0),
     Renew("r", "digest"),
     Release("r", "digest", 0),
-    Release("r", "digest", 0, yields=True),
+    Release("r", "digest", 0),
     Inspect("r"),
-    Pulse((0, 7, 2**53 - 1), 60),
-    Vouch("f" * 32, 2, 2**53 - 1, 7),
 )
 
 
@@ -64,30 +58,10 @@ def test_a_mint_names_its_keys_and_arguments_in_the_order_of_its_script() -> Non
     assert _unpack(packed)[2:] == ["4", *keys, "1" * 32, *given, "ended", "test", "1", "1"]
 
 
-def test_a_release_names_the_server_that_is_not_to_be_told() -> None:
-    """Only the one that yields."""
-    packer = scripts.Packer(KEYS, channel="test")
-    named = {
-        yields: _unpack(packer.pack(Release("r", "digest", 0, yields), ONE))[-1] for yields in (False, True)
-    }
-    assert named == {False: "", True: "test"}
-
-
 def test_a_notice_tells_the_resource_and_the_token() -> None:
     """A resource may have spaces; whatever else is published there is an error."""
-    assert scripts.read_notice(b"ended 7 p:lock:a b", keys=KEYS, node=2) == Notice(2, "a b", 7)
-    assert scripts.read_notice(b"yielded 7 p:lock:a", keys=KEYS, node=2).news is News.YIELDED
-    assert scripts.read_notice(b"sooner 7 p:lock:a", keys=KEYS, node=2).news is News.SOONER
-    wrong = (
-        b"",
-        b"ended",
-        b"ended 7",
-        b"ended x p:lock:a",
-        b"ended 7 q:lock:a",
-        b"ended 7 \xff",
-        b"gone 7 p:lock:a",
-    )
-    for payload in wrong:
+    assert scripts.read_notice(b"7 p:lock:a b", keys=KEYS, node=2) == Notice(2, "a b", 7)
+    for payload in (b"", b"7", b"x p:lock:a", b"7 q:lock:a", b"7 p:lock:\xff", b"ended 7 p:lock:a"):
         with pytest.raises(ValueError):
             scripts.read_notice(payload, keys=KEYS, node=2)
 
@@ -107,16 +81,13 @@ def test_a_command_is_packed_for_each_node_with_its_own_admission_id(command: Co
 @pytest.mark.parametrize(
     ("raw", "reply"),
     [
-        ([b"granted", b"n", 2**53 - 1, 0, 0, 1, 2], Granted("n", 2**53 - 1)),
-        ([b"granted", b"n", 4, 3, 0, 1, 2], Granted("n", 4, contended=True)),
-        ([b"granted", b"n", 4, 0, 1, 1, 2], Granted("n", 4, released=True)),
+        ([b"granted", b"n", 2**53 - 1, 0, 0, 2], Granted("n", 2**53 - 1)),
+        ([b"granted", b"n", 4, 3, 0, 2], Granted("n", 4, contended=True)),
+        ([b"granted", b"n", 4, 0, 1, 2], Granted("n", 4, released=True)),
         ([b"held", b"d", 4, "ż".encode(), 90], Held("d", 4, "ż", 90)),
         ([b"held", b"d", 4, b"", -2], Held("d", 4, "", 0)),
-        ([b"renewed", 4, 900, 1], Renewed(4, 900)),
-        ([b"pulse", 2_500, 7, 4, [0, 9], [0, 3], 60], Pulsed(2.5, 7, 4, (0, 9), (0, 3), 60)),
-        ([b"vouched", 8], Plain.VOUCHED),
-        ([b"greater", 9], Plain.TOO_LOW),
-        ([b"committed", 1], Plain.COMMITTED),
+        ([b"renewed", 4, 900], Renewed(4, 900)),
+        ([b"committed"], Plain.COMMITTED),
         ([b"lost"], Plain.LOST),
         ([b"undone"], Plain.UNDONE),
         ([b"kept"], Plain.KEPT),
@@ -138,7 +109,18 @@ def test_answers_that_count_for_nothing_are_errors() -> None:
         scripts.read_reply([b"exhausted"])
 
 
-@pytest.mark.parametrize("raw", [[b"what"], [], [b"held", b"d"], [b"granted", b"n"], None, 7])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        *([b"what"], [], None, 7, {b"state": b"held"}),
+        *(
+            [b"held", b"d"],
+            [b"granted", b"n"],
+            [b"granted", b"n", 4, 0, 0],
+            [b"granted", b"n", 4, 0, 0, 1, 2],
+        ),
+    ],
+)
 def test_an_answer_that_no_script_gives_is_an_error(raw: Any) -> None:
     """Lua ends a list at its first nil, so a key that was tampered with gives a short one."""
     with pytest.raises(ValueError, match="no script answers"):

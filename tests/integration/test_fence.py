@@ -1,9 +1,8 @@
-"""How nodes come back under the eyes of several servers, some of which die at it."""
+"""A node comes back while servers look on, and servers die between the steps of the fence."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,14 +22,14 @@ from harness.servers import LockServer, Serve, form, until_all_ready, until_no_l
 from harness.tcp_proxy import TcpProxy
 from harness.vote_watch import VoteWatch
 from redfence_proto.v1.lock_pb2 import NODE_STATE_QUARANTINED, NODE_STATE_READY
-from redfence_server import quorum, scripts
+from redfence_server import fence
 
 NAME = "orders/42"
-# How requests begin, or what stands in them.
-VOUCH: Final = hashlib.sha1(scripts.load("vouch")).hexdigest().encode()
+# How the scripts begin.
 QUARANTINE: Final = b"-- quarantine: "
-CLAIM: Final = b"-- claim: "
-READMIT: Final = b"-- readmit: "
+RESERVE: Final = b"-- reserve_floor: "
+RAISE: Final = b"-- raise_floor: "
+RESTORE: Final = b"-- restore_vote: "
 pytestmark = pytest.mark.slow
 
 
@@ -41,53 +40,49 @@ async def all_set(*events: asyncio.Event) -> None:
             await event.wait()
 
 
-async def test_a_release_that_met_nodes_just_as_they_vouched_reaches_them_all_the_same(
+async def test_a_release_that_meets_nodes_as_they_are_fenced_reaches_them(
     fresh_nodes: FreshNodes, serve: Serve
 ) -> None:
-    """The server that gave them their new admission ids has no new connection to send it on, and does not wait for one."""
+    """Both peers have new admission ids, and the replies that say so are late."""
     nodes = await fresh_nodes(3)
-    # Time enough for what comes before the others vouch, however slow the machine is.
-    ttl_ms = 3 * TTL_MS
-    await form(nodes, ttl_ms_max=ttl_ms)
-    # Its pulses are out of the way: no answer but to what is sent here.
-    server = await serve(nodes, proxied=True, node_timeout_ms=5_000, pulse_interval_ms=60_000)
-    others = server.proxies[1:]
+    await form(nodes, ttl_ms_max=TTL_MS)
+    server = await serve(nodes, proxied=True, node_timeout_ms=5_000, heartbeat_interval_ms=60_000)
+    peers = server.proxies[1:]
     await until_all_ready(server)
-    vouching = [proxy.hold_after(VOUCH) for proxy in others]
-    await nodes[0].call("FLUSHALL")
-    lease = (await server.acquire(NAME, ttl_ms=ttl_ms)).lease
-    await server.until_states(NODE_STATE_QUARANTINED, NODE_STATE_READY, NODE_STATE_READY)
+    lease = (await server.acquire(NAME, ttl_ms=TTL_MS)).lease
     for node in nodes[1:]:
         # It will not end by itself.
         assert await node.call("PERSIST", f"redfence:lock:{NAME}") == 1
-    await all_set(*vouching)
-    await eventually(lambda: all(proxy.replies.kept_bytes for proxy in others))
-    vouched = [proxy.replies.taken_bytes for proxy in others]
+    raised = [proxy.hold_after(RAISE) for proxy in peers]
+    await nodes[0].call("FLUSHALL")
+    noticing = asyncio.create_task(server.acquire("other", ttl_ms=TTL_MS))
+    await all_set(*raised)
+    before = [proxy.requests.passed_bytes for proxy in peers]
     releasing = asyncio.create_task(server.release(NAME, lease.lease_id))
     await eventually(
-        lambda: all(proxy.replies.taken_bytes > before for proxy, before in zip(others, vouched, strict=True))
+        lambda: all(proxy.requests.passed_bytes > each for proxy, each in zip(peers, before, strict=True))
     )
-    for proxy in others:
+    for proxy in peers:
         await proxy.heal()
-    # Whatever its caller was told, for it could not be decided at once.
-    await asyncio.gather(releasing, return_exceptions=True)
+    # Either call may have been told that no quorum answered, if the replies were too late.
+    await asyncio.gather(noticing, releasing, return_exceptions=True)
     await until_no_locks(nodes)
     await until_all_ready(server)
 
 
-async def test_a_node_that_is_lost_again_just_before_its_readmission_does_not_get_its_vote(
+async def test_a_node_that_is_lost_again_just_before_its_return_does_not_get_its_vote(
     fresh_nodes: FreshNodes, serve: Serve
 ) -> None:
-    """What the others vouched for was for the quarantine that it was in, of which it knows nothing any more."""
+    """The fence was raised for a quarantine that the node has forgotten."""
     nodes = await fresh_nodes(3)
     await form(nodes, ttl_ms_max=TTL_MS)
     server = await serve(nodes, proxied=True, node_timeout_ms=5_000)
     await until_all_ready(server)
     async with VoteWatch(nodes) as watch:
-        readmitting = server.proxies[0].hold_before(READMIT)
+        restoring = server.proxies[0].hold_before(RESTORE)
         await nodes[0].call("FLUSHALL")
         first = (await server.acquire(NAME, ttl_ms=TTL_MS)).lease
-        await all_set(readmitting)
+        await all_set(restoring)
         await nodes[0].call("FLUSHALL")
         await server.proxies[0].heal()
         await until_all_ready(server)
@@ -95,7 +90,7 @@ async def test_a_node_that_is_lost_again_just_before_its_readmission_does_not_ge
     assert (await server.acquire(NAME, ttl_ms=TTL_MS)).lease.fencing_token > first.fencing_token
 
 
-# --- a server that dies at it ---------------------------------------------------------------------------------------
+# --- a server dies at it --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,35 +99,36 @@ class Death:
 
     Attributes:
         name: of the test.
-        stop: what stops between it and these nodes: the one that is to come back, and those that have to vouch for it.
-        first_to_see: it is alone with the node from the beginning; otherwise the second server has seen the quarantine as well.
-        counts: of the nodes of the clusters in which it makes a difference.
+        stop: stops the first server's traffic with the node and its peers, in this order.
+        is_alone: the second server does not reach the node before that; otherwise it has seen the quarantine as well.
+        counts: sizes of the clusters.
     """
 
     name: str
     stop: Callable[[Sequence[TcpProxy]], list[asyncio.Event]]
-    first_to_see: bool = False
-    counts: tuple[int, ...] = (3, 5)
+    is_alone: bool = True
+    counts: tuple[int, ...] = (3,)
 
 
 DEATHS = (
-    Death("before the quarantine", lambda to: [to[0].hold_before(QUARANTINE)], first_to_see=True),
-    Death("after the quarantine", lambda to: [to[0].hold_after(QUARANTINE)], first_to_see=True),
-    Death("before the claim", lambda to: [to[0].hold_before(CLAIM)]),
-    Death("after the claim", lambda to: [to[0].hold_after(CLAIM)]),
-    Death("before any has vouched", lambda to: [proxy.hold_before(VOUCH) for proxy in to[1:]]),
+    Death("before the quarantine", lambda to: [to[0].hold_before(QUARANTINE)]),
+    Death("after the quarantine", lambda to: [to[0].hold_after(QUARANTINE)]),
+    Death("before the reservation", lambda to: [to[0].hold_before(RESERVE)]),
+    Death("after the reservation", lambda to: [to[0].hold_after(RESERVE)]),
+    Death("before any floor is raised", lambda to: [proxy.hold_before(RAISE) for proxy in to[1:]]),
     Death(
-        "after one has vouched",
-        lambda to: [to[1].hold_after(VOUCH), *(proxy.hold_before(VOUCH) for proxy in to[2:])],
+        "after one floor is raised",
+        lambda to: [to[1].hold_after(RAISE), *(proxy.hold_before(RAISE) for proxy in to[2:])],
+        counts=(3, 5),
     ),
     Death(
-        "after all but one have vouched",
-        lambda to: [*(proxy.hold_after(VOUCH) for proxy in to[1:-1]), to[-1].hold_before(VOUCH)],
+        "after all floors but one are raised",
+        lambda to: [*(proxy.hold_after(RAISE) for proxy in to[1:-1]), to[-1].hold_before(RAISE)],
         counts=(5,),
     ),
-    Death("after all have vouched", lambda to: [proxy.hold_after(VOUCH) for proxy in to[1:]]),
-    Death("before the readmission", lambda to: [to[0].hold_before(READMIT)]),
-    Death("after the readmission", lambda to: [to[0].hold_after(READMIT)]),
+    Death("after all floors are raised", lambda to: [proxy.hold_after(RAISE) for proxy in to[1:]]),
+    Death("before the vote", lambda to: [to[0].hold_before(RESTORE)], is_alone=False),
+    Death("after the vote", lambda to: [to[0].hold_after(RESTORE)], is_alone=False),
 )
 
 
@@ -154,9 +150,9 @@ async def test_whenever_a_server_dies_that_brings_a_node_back_another_one_goes_o
     commands: CommandProcesses,
     start_proxy: StartProxy,
 ) -> None:
-    """Under load; until then the node does not vote, and it needs no second quarantine.
+    """Until then the node does not vote under load, and it needs no second quarantine.
 
-    Of five nodes the one that dies can reach but four, so that also there no other can vouch than those that are stopped.
+    Of five nodes the first server reaches four, so it needs every peer that is stopped.
     """
     nodes = await fresh_nodes(count)
     await form(nodes, ttl_ms_max=TTL_MS)
@@ -171,19 +167,19 @@ async def test_whenever_a_server_dies_that_brings_a_node_back_another_one_goes_o
         load = LockLoad(mortal, survivor, ttl_ms=TTL_MS, mortal=[mortal])
         async with VoteWatch(nodes) as watch, load:
             await load.until_granted_by_each(10)
-            vouchers = proxies[1 : quorum.majority(count) + 1]
-            for proxy in proxies[len(vouchers) + 1 :]:
-                proxy.hold()
-            stopped = death.stop([proxies[0], *vouchers])
-            if death.first_to_see:
+            reached = 1 + fence.fence_size(count)
+            for proxy in proxies[reached:]:
+                proxy.refuse()
+            stopped = death.stop(proxies[:reached])
+            if death.is_alone:
                 survivor.proxies[0].hold()
             await nodes[0].call("FLUSHALL")
-            if not death.first_to_see:
+            if not death.is_alone:
                 await survivor.until_states(NODE_STATE_QUARANTINED, *[NODE_STATE_READY] * (count - 1))
                 survivor.proxies[0].hold()
             await all_set(*stopped)
             process.kill()
-            # Or whoever goes on could come to a lesser floor than some know of.
+            # Otherwise the next driver could reserve a lesser floor than some peers know.
             assert await number(nodes[0], "floor") >= max(
                 [await number(each, "floor:0") for each in nodes[1:]]
             )

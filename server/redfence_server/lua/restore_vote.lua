@@ -1,0 +1,37 @@
+-- restore_vote: end one quarantine: the node votes again, with tokens above everything it may have forgotten.
+--
+-- KEYS  1 node, 2 high: as in mint.lua
+-- ARGV  1 id of the quarantine
+--       2 admission id to give: random
+--       3 the floor, as it was reserved
+--       4 run_id of the present run
+--       5 '1' if the present run loses nothing at a crash, else '0'
+--       6 how many keys the node has evicted in this run
+--       7 and on: for each node index the least floor that a process there needs to vote; 0 for none
+-- Returns  {'restored'}
+--          {'changed'}     the node has left that quarantine, or another floor was reserved since; nothing was changed
+--
+-- A node that restarted with proof keeps its holds. Any other has waited until every hold has ended: `waited_floor` says so.
+--
+-- Atomic because another server may have taken the node out again, or given its vote back, meanwhile.
+local identity = redis.call('HMGET', KEYS[1], 'admission', 'state', 'reserved')
+if identity[1] ~= ARGV[1] or identity[2] == 'ready' or identity[3] ~= ARGV[3] then
+  return {'changed'}
+end
+-- Negated comparison, so that NaN is rejected too.
+if not (tonumber(redis.call('GET', KEYS[2]) or 0) >= tonumber(ARGV[3])) then
+  redis.call('SET', KEYS[2], ARGV[3])
+end
+for index = 0, #ARGV - 7 do
+  if tonumber(ARGV[index + 7]) > tonumber(redis.call('HGET', KEYS[1], 'floor:' .. index) or 0) then
+    redis.call('HSET', KEYS[1], 'floor:' .. index, ARGV[index + 7])
+    redis.call('HDEL', KEYS[1], 'fence:' .. index)
+  end
+end
+if identity[2] ~= 'restarted' then
+  redis.call('HSET', KEYS[1], 'waited_floor', ARGV[3])
+end
+redis.call('HDEL', KEYS[1], 'reserved')
+redis.call('HSET', KEYS[1], 'state', 'ready', 'admission', ARGV[2], 'run_id', ARGV[4], 'durable', ARGV[5],
+  'evicted', ARGV[6])
+return {'restored'}

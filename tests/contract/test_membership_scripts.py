@@ -1,0 +1,462 @@
+"""The scripts that take a node's vote, fence its index and restore the vote; fake and real nodes behave alike."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import hiredis
+import pytest
+
+from harness.fake_node import ADMITTED, FakeNodeState
+from harness.fixture_types import FlushedNodes, FreshNodes
+from harness.joining_commands import (
+    DistrustClock,
+    Formation,
+    JoiningAnswer,
+    JoiningCommand,
+    Known,
+    Quarantine,
+    RaiseFloor,
+    ReadIdentity,
+    ReserveFloor,
+    RestoreVote,
+    Sight,
+    Step,
+)
+from harness.lua_node import Database, LuaNode
+from harness.redis_nodes import ENGINES, engine_binary
+from redfence_server import scripts
+from redfence_server.lock_node import (
+    Command,
+    Commit,
+    Granted,
+    Held,
+    Inspect,
+    Mint,
+    Plain,
+    Release,
+    Renew,
+    Renewed,
+    Reply,
+    Silence,
+    Undo,
+)
+from redfence_server.node_examination import Identity, Phase
+from redfence_server.redis_binary import RedisBinary
+
+R = "orders/42"
+A, B = "a" * 64, "b" * 64
+TTL_MS = 300_000
+KEYS = scripts.Keyspace()
+FORMED, NOBODY = Known(ADMITTED, "run"), Known()
+PLACE = Formation("cluster", index=0, node_count=3, max_ttl_ms=TTL_MS)
+Q, NEW, OTHER = "0a" * 16, "0b" * 16, "0c" * 16
+RESERVE = ReserveFloor(Q, 1_000)
+RESTORE = RestoreVote(Q, NEW, 1_000, "run-3", (1_000, 70, 0), durable=True, evicted=3)
+FENCE = RaiseFloor(ADMITTED, NEW, 2, 1_000, Q)
+
+
+class Memory(Protocol):
+    """A node of either kind: scripts, one at a time and in a moment."""
+
+    def apply(
+        self, command: Command, now_ms: float, *, admission: str = ..., channel: str = ...
+    ) -> Reply: ...
+    def join(self, command: JoiningCommand) -> JoiningAnswer: ...
+    def keys(self) -> Mapping[str, Mapping[str, str]]: ...
+    def expire(self, resource: str) -> None: ...
+    def drop_counter(self, resource: str) -> None: ...
+    def wipe(self) -> None: ...
+    def save(self) -> Any: ...
+    def restore(self, older: Any) -> None: ...
+
+
+@pytest.fixture(params=("fake", *ENGINES))
+async def node(request: pytest.FixtureRequest, flushed_nodes: FlushedNodes) -> AsyncIterator[Memory]:
+    """Yield a fake node and a real one of each engine, just formed as the first of three."""
+    if request.param == "fake":
+        yield FakeNodeState(formation=PLACE)
+        return
+    binary = engine_binary(request.param)
+    if binary is None:
+        assert os.environ.get("REDFENCE_REQUIRE_REDIS") != "1", f"no {request.param} on this machine"
+        pytest.skip(f"no {request.param} on this machine")
+    (redis,) = await flushed_nodes(1, binary=binary)
+    database = Database(redis.url)
+    yield LuaNode(database).load().form(formation=PLACE)
+    database.close()
+
+
+def ask(node: Memory, command: Command, admission: str = ADMITTED) -> Reply:
+    """Carry out a command at an instant of no importance."""
+    return node.apply(command, 0.0, admission=admission)
+
+
+def read(node: Memory) -> Sight:
+    """Return what the identity script shows."""
+    sight = node.join(ReadIdentity())
+    assert isinstance(sight, Sight)
+    return sight
+
+
+def identity(node: Memory) -> Identity:
+    """Return the node's identity."""
+    found = read(node).identity
+    assert found is not None
+    return found
+
+
+def everything(node: Memory) -> tuple[Sight, Mapping[str, Mapping[str, str]]]:
+    """Return all that a node keeps."""
+    return read(node), node.keys()
+
+
+def mint(lease: str = A, nonce: str = "n1", resource: str = R) -> Mint:
+    """Return a mint."""
+    return Mint(resource, lease, nonce, "h", TTL_MS)
+
+
+def take_out(node: Memory, phase: Phase = Phase.QUARANTINED) -> None:
+    """Take the vote of a node, in a new run of its process."""
+    found = identity(node)
+    command = Quarantine(Known(found.admission, found.run_id), Q, PLACE, "run-2", phase)
+    assert node.join(command) is Step.DONE
+
+
+def come_back(node: Memory, phase: Phase = Phase.QUARANTINED) -> None:
+    """Take the vote of a node and restore it with 1,000 as its floor."""
+    take_out(node, phase)
+    assert node.join(RESERVE) is Step.DONE
+    assert node.join(RESTORE) is Step.DONE
+
+
+def lose(node: Memory, key: str) -> None:
+    """Take one key away and leave the rest."""
+    if not isinstance(node, FakeNodeState):
+        node.restore({name: value for name, value in node.save().items() if name != key.encode()})
+    elif key == KEYS.high:
+        node.high = None
+    else:
+        node.admission = node.run_id = ""
+
+
+async def test_the_identity_is_shown_with_the_number_of_keys_and_the_greatest_token(node: Memory) -> None:
+    """A node that was wiped shows none of them."""
+    formed = Identity("cluster", 0, 3, TTL_MS, ADMITTED, "run", durable=False, phase=Phase.READY)
+    assert read(node) == Sight(formed, 2, 0)
+    ask(node, mint())
+    assert read(node) == Sight(formed, 4, 1)
+    node.wipe()
+    assert read(node) == Sight(None, 0, None)
+
+
+# --- the floor -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_dropped", [False, True], ids=["counter kept", "counter dropped"])
+async def test_a_mint_after_the_return_is_above_the_floor(node: Memory, *, is_dropped: bool) -> None:
+    """Also where the node kept a counter of 1 from before it forgot."""
+    ask(node, mint())
+    come_back(node)
+    node.expire(R)
+    if is_dropped:
+        node.drop_counter(R)
+    assert ask(node, mint(B, "n2"), NEW) == Granted("n2", 1_001)
+    assert (node.keys()[KEYS.counter(R)], read(node).high) == ({"": "1001"}, 1_001)
+
+
+@pytest.mark.parametrize("lease", [A, B], ids=["its lease", "another lease"])
+async def test_a_hold_that_has_outlived_a_wait_counts_as_ended(node: Memory, lease: str) -> None:
+    """A clock was set back. Its lease is neither shown nor renewed, and a retry gets a new token."""
+    ask(node, mint())
+    come_back(node)
+    assert ask(node, Renew(R, A), NEW) is Plain.NOT_HELD
+    assert ask(node, Inspect(R), NEW) is Plain.FREE
+    assert ask(node, mint(lease, "n2"), NEW) == Granted("n2", 1_001)
+    assert ask(node, mint(lease, "n3"), NEW) == Granted("n2", 1_001), "this hold is new"
+
+
+async def test_a_hold_outlives_a_restart_with_proof(node: Memory) -> None:
+    """Its lease is renewed and excludes others. A retry gets a new token, in a hold that no undo deletes."""
+    ask(node, mint())
+    come_back(node, Phase.RESTARTED)
+    assert ask(node, Renew(R, A), NEW) == Renewed(1, TTL_MS)
+    for command in (Inspect(R), mint(B, "n2")):
+        held = ask(node, command, NEW)
+        assert isinstance(held, Held)
+        assert (held.digest, held.token) == (A, 1)
+    assert ask(node, mint(A, "n3"), NEW) == Granted("n3", 1_001)
+    assert ask(node, Undo(R, "n3", 0), NEW) is Plain.KEPT
+    assert ask(node, Release(R, A, 0), NEW) is Plain.RELEASED
+
+
+async def test_without_its_greatest_token_a_node_mints_commits_and_fences_nothing(node: Memory) -> None:
+    """Its numbers would start again. A release works all the same."""
+    ask(node, mint())
+    lose(node, KEYS.high)
+    before = everything(node)
+    assert ask(node, mint(B, "n2", "other")) is Silence.NOT_ADMITTED
+    assert ask(node, Commit(R, A, "n1", 9)) is Silence.NOT_ADMITTED
+    assert node.join(FENCE) is Step.NOT_ADMITTED
+    assert everything(node) == before
+    assert ask(node, Release(R, A, 0)) is Plain.RELEASED
+
+
+# --- quarantine ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [Phase.QUARANTINED, Phase.RESTARTED],
+    ids=lambda each: each.value,
+)
+async def test_a_quarantine_takes_the_vote_and_keeps_the_data(node: Memory, phase: Phase) -> None:
+    """The identity names the quarantine and the run. Servers that were admitted before are refused and change nothing."""
+    ask(node, mint())
+    before, keys = identity(node), node.keys()
+    take_out(node, phase)
+    out = Sight(replace(before, admission=Q, run_id="run-2", phase=phase), 4, 1)
+    for command in (
+        *(mint(B, "n2", "other"), mint(A, "n2"), Commit(R, A, "n1", 9), Undo(R, "n1", 0)),
+        *(Renew(R, A), Release(R, A, 0), Inspect(R)),
+    ):
+        assert ask(node, command) is Silence.NOT_ADMITTED
+    assert everything(node) == (out, keys)
+
+
+async def test_an_empty_node_is_quarantined_with_its_place_and_a_strangers_data_is_left_alone(
+    node: Memory,
+) -> None:
+    """Keys without an identity may be anybody's."""
+    ask(node, mint())
+    lose(node, KEYS.node)
+    before = everything(node)
+    command = Quarantine(NOBODY, Q, PLACE, "run-2", durable=True)
+    assert node.join(command) is Step.NOT_EMPTY
+    assert everything(node) == before
+    node.wipe()
+    assert node.join(command) is Step.DONE
+    place = Identity("cluster", 0, 3, TTL_MS, Q, "run-2", durable=True, phase=Phase.QUARANTINED)
+    assert read(node) == Sight(place, 1, None)
+
+
+@pytest.mark.parametrize(
+    "known", [NOBODY, Known(ADMITTED, "run-2"), Known(NEW, "run")], ids=["nobody", "run", "admission"]
+)
+async def test_a_node_that_is_not_what_was_judged_is_left_as_it_is(node: Memory, known: Known) -> None:
+    """Another server was faster, or the node was wiped."""
+    before = everything(node)
+    assert node.join(Quarantine(known, Q, PLACE, "run-2")) is Step.CHANGED
+    assert everything(node) == before
+    node.wipe()
+    assert node.join(Quarantine(FORMED, Q, PLACE, "run-2")) is Step.CHANGED
+    assert read(node) == Sight(None, 0, None)
+
+
+@pytest.mark.parametrize(("known", "kept"), [(0, 1_000), (999, 1_000), (1_001, 1_001)])
+async def test_a_quarantine_raises_the_floor_and_voids_a_reservation(
+    node: Memory, known: int, kept: int
+) -> None:
+    """The floor tells a node that forgot from one that was replaced. Keys evicted in an earlier run do not count."""
+    take_out(node)
+    node.join(RESERVE)
+    node.join(Quarantine(Known(Q, "run-2"), OTHER, PLACE, "run-4", floor=known))
+    found = identity(node)
+    assert (found.floor, found.reserved, found.evicted) == (kept, 0, 0)
+    assert node.join(replace(RESTORE, quarantine=OTHER)) is Step.CHANGED
+
+
+# --- reserve ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_reservation_is_kept_and_gives_no_vote_and_only_a_greater_one_replaces_it(
+    node: Memory,
+) -> None:
+    """So one of two drivers begins anew, and cannot restore the vote with the lesser floor."""
+    take_out(node)
+    before = identity(node)
+    assert node.join(RESERVE) is Step.DONE
+    assert identity(node) == replace(before, floor=1_000, reserved=1_000)
+    for floor in (999, 1_000):
+        assert node.join(ReserveFloor(Q, floor)) is Step.CHANGED
+    assert node.join(ReserveFloor(Q, 1_001)) is Step.DONE
+    assert node.join(RESTORE) is Step.CHANGED
+    assert identity(node) == replace(before, floor=1_001, reserved=1_001)
+
+
+@pytest.mark.parametrize("quarantine", [ADMITTED, Q, ""])
+async def test_a_node_that_votes_or_was_wiped_reserves_nothing(node: Memory, quarantine: str) -> None:
+    """Nor is its vote restored."""
+    for _ in range(2):
+        before = everything(node)
+        assert node.join(replace(RESERVE, quarantine=quarantine)) is Step.CHANGED
+        assert node.join(replace(RESTORE, quarantine=quarantine)) is Step.CHANGED
+        assert everything(node) == before
+        node.wipe()
+
+
+# --- the fence -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_fence_raises_the_greatest_token_notes_the_floor_and_renews_the_admission_id(
+    node: Memory,
+) -> None:
+    """Holds and counters go on. Each server has to examine the node before its next command, of any kind."""
+    ask(node, mint())
+    before, keys = identity(node), node.keys()
+    assert node.join(FENCE) is Step.DONE
+    after = replace(before, admission=NEW, known_floors={2: 1_000}, known_fences={2: Q})
+    assert everything(node) == (Sight(after, 4, 1_000), {**keys, KEYS.high: {"": "1000"}})
+    for command in (
+        *(mint(B, "n2", "other"), mint(A, "n2"), Commit(R, A, "n1", 9), Undo(R, "n2", 0)),
+        *(Renew(R, A), Release(R, B, 0), Inspect(R)),
+    ):
+        assert ask(node, command) is Silence.NOT_ADMITTED
+        assert ask(node, command, NEW) is not Silence.NOT_ADMITTED
+    assert node.join(replace(FENCE, floor=2_000_000)) is Step.NOT_ADMITTED
+
+
+async def test_a_fence_that_is_not_above_every_token_here_changes_nothing(node: Memory) -> None:
+    """A token was minted since the node was read."""
+    ask(node, mint())
+    ask(node, Commit(R, A, "n1", 5))
+    before = everything(node)
+    for floor in (4, 5):
+        assert node.join(replace(FENCE, floor=floor)) is Step.GREATER
+    assert everything(node) == before
+    assert node.join(replace(FENCE, floor=6)) is Step.DONE
+
+
+async def test_a_later_fence_replaces_the_earlier_one_of_its_index_alone(node: Memory) -> None:
+    """Its floor is greater. No digit is lost up to 2^53."""
+    last = 2**53 - 1
+    node.join(FENCE)
+    node.join(RaiseFloor(NEW, OTHER, 1, 2_000, Q))
+    node.join(RaiseFloor(OTHER, NEW, 2, last, OTHER))
+    found = identity(node)
+    assert (dict(found.known_floors), dict(found.known_fences)) == ({1: 2_000, 2: last}, {1: Q, 2: OTHER})
+    assert read(node).high == last
+
+
+@pytest.mark.parametrize("phase", [Phase.RESTARTED, Phase.QUARANTINED])
+async def test_a_node_without_a_vote_is_fenced_and_keeps_its_id(node: Memory, phase: Phase) -> None:
+    """No server is admitted to it, and its quarantine goes on. One in quarantine may have lost its greatest token."""
+    take_out(node, phase)
+    if phase is Phase.QUARANTINED:
+        lose(node, KEYS.high)
+    assert node.join(replace(FENCE, known=Q)) is Step.DONE
+    found = identity(node)
+    assert (found.admission, found.phase, dict(found.known_floors)) == (Q, phase, {2: 1_000})
+    assert read(node).high == 1_000
+
+
+async def test_a_node_without_memory_left_shows_its_identity_and_is_not_fenced(
+    fresh_nodes: FreshNodes, engine: RedisBinary
+) -> None:
+    """It could not keep the floor."""
+    (redis,) = await fresh_nodes(1, binary=engine)
+    database = Database(redis.url)
+    node = LuaNode(database).load().form(formation=PLACE)
+    before = everything(node)
+    database.call("CONFIG", "SET", "maxmemory", "1")
+    with pytest.raises(hiredis.ReplyError, match="OOM"):
+        node.join(FENCE)
+    assert read(node) == before[0]
+    database.call("CONFIG", "SET", "maxmemory", "0")
+    assert everything(node) == before
+    database.close()
+
+
+# --- restore ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_vote_is_restored_with_its_floor_and_the_floors_of_other_indices(node: Memory) -> None:
+    """What the node knew of others and is greater stays; what it is told now belongs to no fence."""
+    node.join(RaiseFloor(ADMITTED, OTHER, 1, 60, OTHER))
+    node.join(RaiseFloor(OTHER, ADMITTED, 2, 90, OTHER))
+    take_out(node)
+    node.join(RESERVE)
+    keys = node.keys()
+    assert node.join(RESTORE) is Step.DONE
+    voting = Identity(
+        *("cluster", 0, 3, TTL_MS, NEW, "run-3"),
+        durable=True,
+        phase=Phase.READY,
+        floor=1_000,
+        evicted=3,
+        known_floors={0: 1_000, 1: 70, 2: 90},
+        known_fences={2: OTHER},
+    )
+    assert read(node) == Sight(voting, 2, 1_000, waited_floor=1_000)
+    assert node.keys() == {**keys, KEYS.high: {"": "1000"}}
+    before = everything(node)
+    assert node.join(replace(RESTORE, floor=2_000)) is Step.CHANGED, "another driver was faster"
+    assert everything(node) == before
+
+
+@pytest.mark.parametrize(
+    "command", [replace(RESTORE, quarantine=OTHER), replace(RESTORE, floor=1_001), replace(RESTORE, floor=0)]
+)
+async def test_a_vote_is_restored_only_in_the_very_quarantine_with_the_reserved_floor(
+    node: Memory, command: RestoreVote
+) -> None:
+    """A node that was taken out once more is not touched, nor one without a reservation."""
+    take_out(node)
+    assert node.join(RESTORE) is Step.CHANGED
+    node.join(RESERVE)
+    before = everything(node)
+    assert node.join(command) is Step.CHANGED
+    assert everything(node) == before
+
+
+async def test_a_restored_vote_never_lowers_the_greatest_token(node: Memory) -> None:
+    """A node that an operator recovers may have gone on past the floor before it was taken out."""
+    node.join(replace(FENCE, admission=ADMITTED, floor=5_000))
+    come_back(node)
+    assert ask(node, mint(), NEW) == Granted("n1", 5_001)
+
+
+# --- the clock -------------------------------------------------------------------------------------------------------
+
+
+async def test_that_the_clock_was_set_is_noted_until_the_latest_end(node: Memory) -> None:
+    """More than one step can cost is left only where the clock was set back, and is cut. Another id is refused."""
+
+    def note(left_ms: int, most_ms: int = 400_000) -> int:
+        assert node.join(DistrustClock(ADMITTED, left_ms, most_ms)) is Step.DONE
+        return read(node).distrusted_until_ms
+
+    until_ms = note(300_000)
+    assert note(5_000) == until_ms
+    assert until_ms < note(390_000)
+    assert note(20_000, most_ms=100_000) < until_ms
+    before = everything(node)
+    assert node.join(DistrustClock(NEW, 300_000, 400_000)) is Step.NOT_ADMITTED
+    assert everything(node) == before
+
+
+async def test_grants_and_the_identity_tell_the_nodes_clock_in_us(
+    flushed_nodes: FlushedNodes, engine: RedisBinary
+) -> None:
+    """Between the instants that the node tells before and after, but for its own granularity."""
+    (redis,) = await flushed_nodes(1, binary=engine)
+    database = Database(redis.url)
+    node = LuaNode(database).load().form()
+
+    def clock_us() -> int:
+        seconds, us = (int(each) for each in database.call("TIME"))
+        return seconds * 1_000_000 + us
+
+    # The engines look at the clock once in a ms or at each command, and a script has the time of its beginning.
+    lag_us = 1_000
+    for command in (mint(), mint(nonce="n2"), replace(mint(B, "n3"), ends=Release(R, A, 0)), None):
+        before_us = clock_us()
+        if command is None:
+            read(node)
+        else:
+            ask(node, command)
+        assert before_us - lag_us <= node.raw[3 if command is None else 5] <= clock_us() + lag_us
+    database.close()

@@ -1,0 +1,371 @@
+"""Two processes at one node index, each seen by another server: what each rule of the fence is for, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from harness.fake_node import FakeNodeState
+from harness.joining_commands import Formation
+from harness.simulated.mutants import DIRECTED, MUTANTS
+from harness.simulated.network import Network, NodeHost
+from harness.simulated.processes import ProcessClock, ProcessLoop
+from harness.simulated.redis import SimulatedRedis
+from harness.simulated.servers import ServerHost
+from harness.simulated.world import Rules
+from harness.waiting_links import Chance, now_ms
+from redfence_server.lock_node import NodeState
+from redfence_server.quorum import RenewVerdict, TokenVerdict
+from redfence_server.redlock import AttemptGranted, Order, Redlock
+
+R = "resource"
+TTL_MS = 1_000
+
+
+@dataclass(slots=True)
+class Site:
+    """Two servers, three nodes, and what the callers of the servers were told.
+
+    Attributes:
+        first: reaches the old process and one other node.
+        second: reaches the newcomer, once there is one.
+        problems: letters of the promises that were broken, as of harness/simulated/history.py.
+    """
+
+    rules: Rules
+    chance: Chance
+    ttl_ms: int = TTL_MS
+    clocks: Sequence[ProcessClock] = ()
+    hosts: list[NodeHost] = field(default_factory=list)
+    servers: list[ServerHost] = field(default_factory=list)
+    problems: set[str] = field(default_factory=set)
+    _greatest: int = 0
+    _leases: dict[int, str] = field(default_factory=dict)
+    _valid_until_ms: dict[str, float] = field(default_factory=dict)
+
+    async def begin(self) -> None:
+        """Start everything."""
+        self.network = Network(self.chance, latency_ms=(1, 2))
+        self.clocks = [ProcessClock(offset_ms=1e12) for _ in range(3)]
+        for index in range(3):
+            host = self.new_process(index, f"node-{index}")
+            formed = FakeNodeState(
+                admission=f"{index + 1:032x}",
+                formation=Formation("cluster", index, 3, self.ttl_ms),
+                run_id=host.redis.run_id,
+                durable=True,
+            )
+            host.redis.state.restore(formed)
+            self.hosts.append(host)
+        self.servers += [self.new_server(f"server-{number}") for number in range(2)]
+        for server in self.servers:
+            await server.until_serving()
+            await self.until_ready(server, 3)
+
+    network: Network = field(init=False)
+
+    @property
+    def first(self) -> ServerHost:
+        """See the class."""
+        return self.servers[0]
+
+    @property
+    def second(self) -> ServerHost:
+        """See the class."""
+        return self.servers[1]
+
+    def new_server(self, name: str) -> ServerHost:
+        """Start another server."""
+        return ServerHost(name, self.hosts, self.network, self.chance)
+
+    def new_process(self, index: int, name: str) -> NodeHost:
+        """Return an empty process."""
+        clock_ms = self.clocks[index].now_ms
+        redis = SimulatedRedis(clock_ms=clock_ms, appendfsync="always", name=name)
+        redis.state = self.rules.node()
+        redis.state.wipe()
+        return NodeHost(redis, name)
+
+    def lead_away(self, server: ServerHost, newcomer: NodeHost) -> None:
+        """Let index 0 lead a server to another process."""
+        server.routed[0] = newcomer
+        for connection in [each for each in self.hosts[0].connections if each.is_of(server.process)]:
+            connection.reset("the address leads elsewhere")
+
+    def cut(self, server: ServerHost, index: int) -> None:
+        """Let nothing pass between a server and a node any more."""
+        host = server.routed.get(index, self.hosts[index])
+        for ends in ((server, host), (host, server)):
+            self.network.route(*ends).blocked = True
+        for connection in [each for each in host.connections if each.is_of(server.process)]:
+            connection.reset("cut off")
+
+    async def until_ready(self, server: ServerHost, count: int, *, within_s: float = 30.0) -> None:
+        """Return when so many nodes vote for a server."""
+        assert server.cluster is not None
+        links = server.cluster.links
+        async with asyncio.timeout(within_s):
+            while sum(link.report().state is NodeState.READY for link in links) < count:  # noqa: ASYNC110  (on virtual time)
+                await asyncio.sleep(0.001)
+
+    def _lock(self, server: ServerHost) -> Redlock:
+        assert server.cluster is not None
+        return Redlock(server.cluster.links, clock=server.clock, randomness=self.chance)
+
+    async def acquire(self, server: ServerHost, lease: str) -> bool:
+        """Try to grant a lease; T1, T2 and L."""
+        digest = lease * 64
+        began_ms = now_ms()
+        told = await self._lock(server).attempt(Order(R, digest, self.ttl_ms, "holder"))
+        if not isinstance(told, AttemptGranted):
+            return False
+        if self._leases.setdefault(told.token, lease) != lease:
+            self.problems.add("T1")
+        if told.token <= self._greatest:
+            self.problems.add("T2")
+        if any(other != lease and now_ms() < end_ms for other, end_ms in self._valid_until_ms.items()):
+            self.problems.add("L")
+        self._greatest = max(self._greatest, told.token)
+        self._valid_until_ms[lease] = began_ms + self.ttl_ms * 0.99 - 2
+        return True
+
+    async def keep(self, server: ServerHost, lease: str) -> None:
+        """Renew a lease again and again."""
+        while True:
+            began_ms = now_ms()
+            renewed = await self._lock(server).renew(resource=R, digest=lease * 64)
+            if renewed.verdict is RenewVerdict.ACTIVE:
+                self._valid_until_ms[lease] = began_ms + self.ttl_ms * 0.99 - 2
+            await asyncio.sleep(0.05)
+
+    async def check(self, server: ServerHost, token: int) -> None:
+        """Ask whether a token is live: a superseded one never is."""
+        told = await self._lock(server).check_token(resource=R, token=token)
+        if told.verdict.verdict is TokenVerdict.LIVE and token < self._greatest:
+            self.problems.add("S")
+
+    async def release(self, server: ServerHost, lease: str) -> None:
+        """End a lease."""
+        self._valid_until_ms.pop(lease, None)
+        await self._lock(server).release(resource=R, digest=lease * 64, ttl_ms_max=TTL_MS)
+
+    async def insist(self, server: ServerHost, lease: str, *, for_s: float) -> bool:
+        """Try again and again to grant a lease; tell whether it was granted."""
+        end_ms = now_ms() + for_s * 1000
+        while now_ms() < end_ms:
+            if await self.acquire(server, lease):
+                return True
+            await asyncio.sleep(0.003)
+        return False
+
+
+async def _newcomer(site: Site, kept: int) -> None:
+    lost = 3 - kept
+    site.cut(site.first, lost)
+    assert await site.acquire(site.first, "a")
+    keeping = asyncio.create_task(site.keep(site.first, "a"))
+    site.lead_away(site.second, site.new_process(0, "newcomer"))
+    assert await site.insist(site.second, "b", for_s=10)
+    keeping.cancel()
+
+
+async def an_empty_newcomer_while_a_holder_renews_through_the_old_process(site: Site) -> None:
+    """The first server is left with the old process and node 1."""
+    await _newcomer(site, kept=1)
+
+
+async def the_same_with_the_last_node(site: Site) -> None:
+    """The first server is left with the old process and node 2."""
+    await _newcomer(site, kept=2)
+
+
+async def a_copy_that_shows_proof(site: Site) -> None:
+    """The second server grants through the copy, and then the first one tries through the old process."""
+    site.cut(site.first, 2)
+    assert await site.acquire(site.first, "a")
+    await site.release(site.first, "a")
+    copy = site.new_process(0, "copy")
+    copy.redis.restart(site.hosts[0].redis.state)
+    site.lead_away(site.second, copy)
+    await asyncio.sleep(0.1)
+    await site.until_ready(site.second, 3)
+    site.cut(site.second, 1)
+    assert await site.insist(site.second, "b", for_s=10)
+    await site.release(site.second, "b")
+    await asyncio.sleep(0.1)
+    await site.insist(site.first, "c", for_s=2)
+
+
+async def a_question_that_meets_the_fence(site: Site) -> None:
+    """Node 1 refuses, is out of the first server's reach until another lease is granted, and shows the old hold then."""
+    site.cut(site.first, 2)
+    site.cut(site.second, 2)
+    assert await site.acquire(site.first, "a")
+    for ends in ((site.second, site.hosts[2]), (site.hosts[2], site.second)):
+        site.network.route(*ends).unblock()
+    await site.until_ready(site.second, 3)
+    await asyncio.sleep(1.1)  # a connection that has lasted so long is made again at once
+    assert await site.insist(site.first, "a", for_s=1)
+    keeping = [asyncio.create_task(site.keep(server, "a")) for server in site.servers]
+    site.lead_away(site.second, site.new_process(0, "newcomer"))
+    fenced = site.hosts[1].redis.state
+    while not fenced.known_floors:  # noqa: ASYNC110  (on virtual time)
+        await asyncio.sleep(0.0001)
+    keeping.pop(0).cancel()
+    asking = asyncio.create_task(site.check(site.first, site._greatest))
+    await asyncio.sleep(0.0085)  # the first server has connected to node 1 again, and asks what it is
+    ways = [site.network.route(*ends) for ends in ((site.first, site.hosts[1]), (site.hosts[1], site.first))]
+    for way in ways:
+        way.blocked = True
+    assert await site.insist(site.second, "b", for_s=0.5)
+    for way in ways:
+        way.unblock()
+    await asking
+    keeping[0].cancel()
+
+
+async def two_newcomers_fenced_at_one_moment(site: Site) -> None:
+    """Each server reaches one of them, and then a node of its own beside it."""
+    site.hosts[0].redis.state.wipe()
+    site.lead_away(site.second, site.new_process(0, "newcomer"))
+    for connection in list(site.hosts[0].connections):
+        connection.reset("it was wiped")
+    await asyncio.sleep(3 * TTL_MS / 1000)
+    site.cut(site.first, 2)
+    site.cut(site.second, 1)
+    for lease in "abcd":
+        server = site.servers[lease in "bd"]
+        await site.insist(server, lease, for_s=0.3)
+        await site.release(server, lease)
+
+
+async def an_old_snapshot_with_an_old_counter(site: Site) -> None:
+    """Node 2 has missed the grants since, and node 1 is away when the node is back."""
+    assert await site.acquire(site.first, "a")
+    snapshot = site.hosts[0].redis.state.save()
+    for server in site.servers:
+        site.cut(server, 2)
+    for _ in range(5):
+        await site.release(site.first, "a")
+        assert await site.acquire(site.first, "a")
+    await site.release(site.first, "a")
+    for route in site.network.routes.values():
+        route.unblock()
+    await site.until_ready(site.first, 3)
+    site.hosts[0].kill()
+    site.hosts[0].redis.restart(snapshot)
+    site.hosts[0].start()
+    await asyncio.sleep(0.1)
+    await site.until_ready(site.first, 3)
+    site.cut(site.first, 1)
+    assert await site.insist(site.first, "b", for_s=2)
+
+
+async def a_server_that_starts_after_a_clock_was_set(site: Site) -> None:
+    """The hold of node 0 has ended early; the servers that saw why have noted it on the node."""
+    for server in site.servers:
+        site.cut(server, 2)
+    assert await site.acquire(site.first, "a")
+    keeping = asyncio.create_task(site.keep(site.first, "a"))
+    await asyncio.sleep(1)
+    keeping.cancel()
+    site.network.route(site.second, site.hosts[2]).unblock()
+    site.network.route(site.hosts[2], site.second).unblock()
+    await site.until_ready(site.second, 3)
+    site.clocks[0].set_by(60_000)
+    keeping = asyncio.create_task(site.keep(site.first, "a"))
+    async with asyncio.timeout(10):
+        while not site.hosts[0].redis.state.distrusted_until_ms:  # noqa: ASYNC110  (on virtual time)
+            await asyncio.sleep(0.001)
+    site._valid_until_ms["a"] = now_ms() + TTL_MS / 2
+    site.servers.append(site.new_server("third"))
+    await site.servers[-1].until_serving()
+    site.cut(site.servers[-1], 1)
+    await site.insist(site.servers[-1], "b", for_s=0.2)
+    keeping.cancel()
+
+
+Scenario = Callable[[Site], Coroutine[Any, Any, None]]
+SEEDS = range(5)
+# A question is made again for no longer than 0.8 s, and a wait has to end within that time.
+SHORT_TTL_MS: dict[Scenario, int] = {a_question_that_meets_the_fence: 200}
+
+
+def broken(scenario: Scenario, rules: Rules, seed: int) -> set[str]:
+    """Return the letters of the promises that a scenario breaks."""
+
+    async def run() -> set[str]:
+        site = Site(rules, Chance(seed), SHORT_TTL_MS.get(scenario, TTL_MS))
+        await site.begin()
+        try:
+            await scenario(site)
+        finally:
+            for server in site.servers:
+                await server.end()
+        return site.problems
+
+    with ExitStack() as stack:
+        for where, what, instead in rules.patches:
+            stack.enter_context(patch.object(where, what, instead))
+        with asyncio.Runner(loop_factory=ProcessLoop) as runner:
+            return runner.run(run())
+
+
+SHOWN_BY: dict[str, tuple[Scenario, set[str]]] = {
+    "wait before fence": (an_empty_newcomer_while_a_holder_renews_through_the_old_process, {"L"}),
+    "no wait": (an_empty_newcomer_while_a_holder_renews_through_the_old_process, {"L"}),
+    "fence keeps admission ids": (an_empty_newcomer_while_a_holder_renews_through_the_old_process, {"L"}),
+    "others not heeded": (an_empty_newcomer_while_a_holder_renews_through_the_old_process, {"L"}),
+    "fence asks f nodes": (the_same_with_the_last_node, {"L"}),
+    "no fence for a durable restart": (a_copy_that_shows_proof, {"T2"}),
+    "fence for anybody": (two_newcomers_fenced_at_one_moment, {"T1", "T2"}),
+    "a poll combines answers from before and after": (a_question_that_meets_the_fence, {"S"}),
+    "mint ignores the floor": (an_old_snapshot_with_an_old_counter, {"T2"}),
+    "clocks not watched": (a_server_that_starts_after_a_clock_was_set, {"L"}),
+    "votes count before the clock is known": (a_server_that_starts_after_a_clock_was_set, {"L"}),
+}
+
+
+@pytest.mark.parametrize(
+    "scenario", {shown for shown, _ in SHOWN_BY.values()}, ids=lambda each: each.__name__
+)
+def test_no_promise_is_broken(scenario: Scenario) -> None:
+    """Tokens are unique and grow, and leases exclude each other."""
+    for seed in SEEDS:
+        assert broken(scenario, Rules(), seed) == set()
+
+
+@pytest.mark.parametrize("mutant", SHOWN_BY)
+def test_a_mutant_is_caught(mutant: str) -> None:
+    """Each rule is needed: without it the scenario that it is for breaks a promise."""
+    scenario, letters = SHOWN_BY[mutant]
+    rules = {**MUTANTS, **DIRECTED}[mutant]
+    assert any(letters & broken(scenario, rules, seed) for seed in SEEDS)
+
+
+def test_every_mutant_has_a_scenario() -> None:
+    """None is only written down."""
+    assert set(DIRECTED) <= set(SHOWN_BY)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_after_a_power_loss_of_all_nodes_grants_go_on_within_10_s(seed: int) -> None:
+    """Of virtual time, from the last start; each node proves that it forgot nothing."""
+
+    async def lose_power(site: Site) -> None:
+        assert await site.acquire(site.first, "a")
+        for host in site.hosts:
+            host.kill()
+        for host in site.hosts:
+            await asyncio.sleep(site.chance.uniform(0.1, 3))
+            host.redis.restart(host.redis.state)
+            host.start()
+        assert await site.insist(site.second, "b", for_s=10)
+
+    assert broken(lose_power, Rules(), seed) == set()

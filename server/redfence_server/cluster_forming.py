@@ -185,4 +185,8 @@ def _warn(look: Look, decided: Plan, *, node_count: int) -> None:
         log.warning("node_not_durable", gap=look.found.durability_gap, consequence=consequence)
     identity = look.found.identity
     if identity is not None and identity.phase is Phase.QUARANTINED:
-        log.warning("node_not_ready", consequence="it comes back by itself when the others vote")
+        log.warning(
+            "node_not_ready",
+            state=identity.phase.value,
+            consequence="it comes back by itself when the others vote",
+        )

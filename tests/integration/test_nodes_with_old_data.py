@@ -142,7 +142,7 @@ async def test_a_copy_of_a_nodes_data_puts_the_original_out(
             async with LockLoad(other, ttl_ms=TTL_MS, history=load.history) as other_load:
                 await until_all_ready(other)
                 await server.until_states(NODE_STATE_QUARANTINED, NODE_STATE_READY, NODE_STATE_READY)
-                assert "another process has voted" in (await server.status()).nodes[0].detail
+                assert "another process was given its index since" in (await server.status()).nodes[0].detail
                 await load.until_granted_by_each(50)
                 await other_load.until_granted_by_each(50)
             # The original takes the index again, after a quarantine.

@@ -8,7 +8,7 @@ committed: a commit that coincides with its mint.
 Why a node counts only at exactly that token: it must not have minted more, for what it minted is what proves that the token is greater than
 those before. So a late, greater answer raises M and the commits start over; that happens at most once per node.
 
-docs/architecture.md has the safety argument. tests/unit/redfence_server/test_quorum.py enumerates all reply vectors.
+docs/algorithm.md has the safety argument. tests/unit/redfence_server/test_quorum.py enumerates all reply vectors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The algorithm: mint on all nodes, decide on a quorum, commit where needed, undo what failed.
 
 Two grants of one resource never carry one token, and a later grant never the smaller one, whatever clocks, pauses, delays and
-lost replies do. docs/architecture.md has the argument. It rests on three rules that this module and quorum.py keep:
+lost replies do. docs/algorithm.md has the argument. It rests on three rules that this module and quorum.py keep:
 
 1. A node counts only if it *stands at* the token of the grant: it minted that token, or acknowledged a commit of it.
 2. A commit goes to the very hold that the mint answered, told by its nonce, and under the admission id of that mint.

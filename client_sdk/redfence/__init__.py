@@ -10,9 +10,10 @@
 `Client` is the same for threads, with the same methods. `redfence.testing` has a server for tests, in memory.
 """
 
-from redfence._async_client import AsyncClient
-from redfence._async_lease import AsyncLease, AsyncLock, AsyncLossEvent
+from redfence._aio.client import AsyncClient
+from redfence._aio.lease import AsyncLease, AsyncLock, AsyncLossEvent
 from redfence._config import ClientOptions
+from redfence._core.lease import LeaseState
 from redfence._errors import (
     AccessDeniedError,
     AcquireTimeoutError,
@@ -31,8 +32,7 @@ from redfence._errors import (
     UnavailableError,
     from_rpc_error,
 )
-from redfence._lease_core import LeaseState
-from redfence._reports import (
+from redfence._messages.reports import (
     ClusterReport,
     Durability,
     Hold,
@@ -44,8 +44,8 @@ from redfence._reports import (
     QueuedAcquire,
     TokenReport,
 )
-from redfence._sync_client import Client
-from redfence._sync_lease import Lease, Lock, LossEvent
+from redfence._threads.client import Client
+from redfence._threads.lease import Lease, Lock, LossEvent
 
 __all__ = [
     "AccessDeniedError",

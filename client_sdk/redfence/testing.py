@@ -17,12 +17,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from redfence._async_client import AsyncClient
+from redfence._aio.client import AsyncClient
 from redfence._clock import Clock, SystemClock
 from redfence._config import ClientOptions
-from redfence._fake_links import FakeAsyncConnector, FakeNetwork, FakeSyncConnector
-from redfence._fake_server import FakeServer
-from redfence._sync_client import Client
+from redfence._fake.links import FakeAsyncConnector, FakeNetwork, FakeSyncConnector
+from redfence._fake.server import FakeServer
+from redfence._threads.client import Client
 
 __all__ = ["FakeLockServer", "ManualClock"]
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import redfence
-from redfence._calls import ProbeCall
-from redfence._links import AsyncLink
-from redfence._requests import acquire_order, write_acquire
+from redfence._core.calls import ProbeCall
+from redfence._messages.requests import acquire_order, write_acquire
+from redfence._transport.links import AsyncLink
 from redfence_proto.v1 import lock_pb2
 
 # Of leases that are renewed: a machine that stands still for a second loses none of them.

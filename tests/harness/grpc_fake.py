@@ -15,7 +15,7 @@ from grpc import aio
 
 from harness.ports import HOST, free_port
 from redfence._clock import SystemClock
-from redfence._fake_server import FakeServer
+from redfence._fake.server import FakeServer
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 
 

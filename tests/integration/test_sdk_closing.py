@@ -16,7 +16,7 @@ import redfence
 from harness.eventually import eventually
 from harness.grpc_fake import GrpcFake, serving
 from harness.servers import LockServer
-from redfence import _grpc_async_link
+from redfence._transport import grpc_async_link
 
 # The close gives up long before the calls would by themselves.
 _OPTIONS = redfence.ClientOptions(rpc_timeout_ms=60_000, close_timeout_ms=100)
@@ -222,7 +222,7 @@ async def test_a_client_that_is_closed_just_as_its_connection_is_taken_or_refuse
         if refused:
             raise redfence.UnavailableError(f"{address} refused the connection")
 
-    monkeypatch.setattr(_grpc_async_link, "_until_ready", until_ready)
+    monkeypatch.setattr(grpc_async_link, "_until_ready", until_ready)
     client = redfence.AsyncClient(fake.address, options=_OPTIONS)
     acquiring = asyncio.create_task(client.acquire("r", ttl=60))
     await connecting.wait()

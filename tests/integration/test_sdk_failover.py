@@ -12,7 +12,7 @@ from harness.eventually import eventually
 from harness.grpc_fake import GrpcFake, serving
 from harness.ports import free_port
 from redfence._clock import SystemClock
-from redfence._fake_server import FakeServer
+from redfence._fake.server import FakeServer
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from harness.eventually import eventually
 from harness.processes import CommandProcess, CommandProcesses
 from harness.redis_nodes import RedisNode
 from harness.servers import FormedNodes, until, until_no_locks
-from redfence import _probe
+from redfence._core import probe
 
 
 class StartServer(Protocol):
@@ -184,7 +184,7 @@ async def test_who_waits_for_ever_leaves_a_server_that_hangs_while_its_grpc_answ
     formed_nodes: FormedNodes, commands: CommandProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its event loop stands still and its connections are well: it owes an echo, and is left for the other one without losing the lease id."""
-    monkeypatch.setattr(_probe, "PROBE_AFTER_MS", 500)
+    monkeypatch.setattr(probe, "PROBE_AFTER_MS", 500)
     # Whoever is owed no echo stays, also on a machine that stands still for a while.
     options = redfence.ClientOptions(rpc_timeout_ms=2000)
     nodes = await formed_nodes(3)

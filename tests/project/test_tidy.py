@@ -120,7 +120,7 @@ def test_pure_modules_know_no_event_loop(name: str) -> None:
 
 OWNERS = {
     "grpc": re.compile(
-        r"/(grpc_\w+|_grpc_\w+|composition|_errors|client|client_errors|_async_client|_sync_client|commands/storage)\.py$"
+        r"/(grpc_\w+|_transport/\w+|composition|_errors|client|client_errors|_aio/client|_threads/client|commands/storage)\.py$"
     ),
     "redis": re.compile(r"/redis_\w+\.py$"),
     "hiredis": re.compile(r"/(node_connection|scripts|redis_\w+)\.py$"),

@@ -9,8 +9,8 @@ from dataclasses import asdict
 
 from redfence._cli import servers
 from redfence._errors import OutcomeUnknownError, UnavailableError
-from redfence._reports import ClusterReport, Durability, NodeReport
-from redfence._sync_client import Client
+from redfence._messages.reports import ClusterReport, Durability, NodeReport
+from redfence._threads.client import Client
 
 HELP = "show the state of every node"
 EXIT_READY = 0

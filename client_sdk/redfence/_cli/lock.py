@@ -25,8 +25,8 @@ from redfence._errors import (
     RedfenceError,
     UnavailableError,
 )
-from redfence._sync_client import Client
-from redfence._sync_lease import Lease
+from redfence._threads.client import Client
+from redfence._threads.lease import Lease
 from redfence_proto import durations
 
 HELP = "run a command while holding a lock"

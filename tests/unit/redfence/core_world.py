@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from redfence import ClientOptions, LeaseState
-from redfence._calls import AcquireCall
+from redfence._core.calls import AcquireCall
+from redfence._core.lease import LeaseCore
+from redfence._core.session import SessionCore
 from redfence._errors import RedfenceError, UnavailableError
-from redfence._lease_core import LeaseCore
-from redfence._requests import acquire_order
-from redfence._session_core import SessionCore
+from redfence._messages.requests import acquire_order
 from redfence_proto.v1 import lock_pb2
 
 

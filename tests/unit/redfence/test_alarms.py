@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redfence._alarms import Alarms
+from redfence._core.alarms import Alarms
 
 _STEPS = st.lists(
     st.one_of(

@@ -14,7 +14,7 @@ import pytest
 from harness.grpc_fake import serving
 from redfence import ClusterReport, Durability, NodeReport, NodeState
 from redfence._cli import cluster_status, commands, main, servers
-from redfence._reports import read_cluster
+from redfence._messages.reports import read_cluster
 from redfence_proto.v1 import lock_pb2
 
 

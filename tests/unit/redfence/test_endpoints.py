@@ -6,8 +6,8 @@ import pytest
 from unit.redfence.core_world import FixedChance
 
 from redfence import ClientOptions, InvalidArgumentError
-from redfence._backoff import backoff_ms
-from redfence._endpoints import Endpoints
+from redfence._core.backoff import backoff_ms
+from redfence._core.endpoints import Endpoints
 
 
 def _endpoints(*addresses: str) -> Endpoints:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from unit.redfence.core_world import in_state
 
 from redfence import LeaseState, LossReason
-from redfence._lease_core import TRANSITIONS, LeaseCore, LeaseEvent
+from redfence._core.lease import TRANSITIONS, LeaseCore, LeaseEvent
 
 _TTL_MS = 9000.0
 _VALIDITY_MS = 8900.0

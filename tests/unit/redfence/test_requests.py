@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from redfence import ClientOptions, InvalidArgumentError
-from redfence._requests import acquire_order, check_resource, check_token, milliseconds
+from redfence._messages.requests import acquire_order, check_resource, check_token, milliseconds
 
 
 @pytest.mark.parametrize(

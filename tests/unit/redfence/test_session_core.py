@@ -30,9 +30,9 @@ from redfence import (
     OverloadedError,
     UnavailableError,
 )
-from redfence._acquires import TRY_INTERVAL_MS
-from redfence._outbox import COMMANDS_IN_FLIGHT_MAX, COMMANDS_PER_MESSAGE_MAX, WAITS_SHARE
-from redfence._probe import LATE_MS_MAX, PROBE_AFTER_MS
+from redfence._core.acquires import TRY_INTERVAL_MS
+from redfence._core.outbox import COMMANDS_IN_FLIGHT_MAX, COMMANDS_PER_MESSAGE_MAX, WAITS_SHARE
+from redfence._core.probe import LATE_MS_MAX, PROBE_AFTER_MS
 from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2
 

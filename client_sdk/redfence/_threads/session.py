@@ -14,15 +14,15 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import Any
 
-from redfence._calls import AcquireCall
 from redfence._clock import Clock
 from redfence._config import ClientOptions
-from redfence._endpoints import Endpoints
+from redfence._core.calls import AcquireCall
+from redfence._core.endpoints import Endpoints
+from redfence._core.lease import LeaseCore
+from redfence._core.session import SessionCore
 from redfence._errors import ClosedError, RedfenceError, UnavailableError
-from redfence._lease_core import LeaseCore
-from redfence._links import Method, SyncConnector, SyncLink
-from redfence._requests import AcquireOrder
-from redfence._session_core import SessionCore
+from redfence._messages.requests import AcquireOrder
+from redfence._transport.links import Method, SyncConnector, SyncLink
 
 # See _async_session.TIMER_MS_MAX.
 TIMER_MS_MAX = 1000

@@ -26,7 +26,7 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from redfence._backoff import backoff_ms
+from redfence._core.backoff import backoff_ms
 from redfence._errors import LeaseLostError, LossReason
 
 # Renew when a third of the ttl is over; up to a tenth of that earlier by chance.

@@ -6,10 +6,10 @@ import logging
 import threading
 from types import TracebackType
 
+from redfence._core.lease import LeaseCore, LeaseState
 from redfence._errors import RedfenceError
-from redfence._lease_core import LeaseCore, LeaseState
-from redfence._requests import AcquireOrder
-from redfence._sync_session import SyncSession
+from redfence._messages.requests import AcquireOrder
+from redfence._threads.session import SyncSession
 
 _log = logging.getLogger("redfence")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from redfence._backoff import backoff_ms
 from redfence._config import ClientOptions
+from redfence._core.backoff import backoff_ms
 from redfence._errors import InvalidArgumentError
 from redfence._randomness import Randomness
 

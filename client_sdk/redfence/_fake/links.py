@@ -8,8 +8,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from redfence._errors import UnavailableError
-from redfence._fake_server import Deliver, FakeServer, FakeSession
-from redfence._links import Method
+from redfence._fake.server import Deliver, FakeServer, FakeSession
+from redfence._transport.links import Method
 from redfence_proto.v1 import lock_pb2
 
 _EVERYWHERE = "*"

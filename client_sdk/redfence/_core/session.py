@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import logging
 
-from redfence import _requests
-from redfence._acquires import Acquires
-from redfence._alarms import Alarms
-from redfence._calls import (
+from redfence._config import ClientOptions
+from redfence._core.acquires import Acquires
+from redfence._core.alarms import Alarms
+from redfence._core.calls import (
     AcquireCall,
     LinkCall,
     ProbeCall,
@@ -30,15 +30,15 @@ from redfence._calls import (
     fail,
     resolve,
 )
-from redfence._config import ClientOptions
+from redfence._core.lease import LeaseCore, LeaseState
+from redfence._core.link_state import LinkState
+from redfence._core.outbox import Outbox
+from redfence._core.probe import Probe
+from redfence._core.releases import Releases
 from redfence._errors import AccessDeniedError, ClosedError, LossReason, RedfenceError
-from redfence._lease_core import LeaseCore, LeaseState
-from redfence._link_state import LinkState
-from redfence._outbox import Outbox
-from redfence._probe import Probe
+from redfence._messages import requests
+from redfence._messages.requests import AcquireOrder
 from redfence._randomness import Randomness
-from redfence._releases import Releases
-from redfence._requests import AcquireOrder
 from redfence_proto.v1 import lock_pb2
 
 _log = logging.getLogger("redfence")
@@ -214,7 +214,7 @@ class SessionCore:
                 self._probe.answered()
         self._waits_changed(now_ms)
         if response.HasField("draining"):
-            self._link.leave_after_answers(now_ms, grace_ms=_requests.duration_ms(response.draining.grace))
+            self._link.leave_after_answers(now_ms, grace_ms=requests.duration_ms(response.draining.grace))
 
     def tick(self, now_ms: float) -> None:
         """Time has passed: renew what is due, end what has expired, give up what was not answered."""
@@ -270,7 +270,7 @@ class SessionCore:
     def _renew_answered(self, call: RenewCall, result: lock_pb2.SessionResult, now_ms: float) -> None:
         lease, answer = call.lease, result.renew
         if answer.state == lock_pb2.LEASE_STATE_ACTIVE:
-            validity_ms = _requests.duration_ms(answer.validity)
+            validity_ms = requests.duration_ms(answer.validity)
             lease.renewed(sent_at_ms=call.sent_at_ms, validity_ms=validity_ms, now_ms=now_ms)
         elif answer.state == lock_pb2.LEASE_STATE_LOST:
             lease.end(LossReason.NOT_HELD, now_ms=now_ms)

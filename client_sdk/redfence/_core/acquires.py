@@ -14,17 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-from redfence._alarms import Alarms
-from redfence._answers import Again, Granted, Refused, read_acquire
-from redfence._calls import AcquireCall, CancelCall, Timed, Waiter, fail
 from redfence._config import ClientOptions
+from redfence._core.alarms import Alarms
+from redfence._core.answers import Again, Granted, Refused, read_acquire
+from redfence._core.calls import AcquireCall, CancelCall, Timed, Waiter, fail
+from redfence._core.lease import LeaseCore
+from redfence._core.link_state import LinkState
+from redfence._core.outbox import Outbox
+from redfence._core.releases import Releases
 from redfence._errors import LeaseLostError, LossReason, RedfenceError
-from redfence._lease_core import LeaseCore
-from redfence._link_state import LinkState
-from redfence._outbox import Outbox
+from redfence._messages.requests import AcquireOrder
 from redfence._randomness import Randomness
-from redfence._releases import Releases
-from redfence._requests import AcquireOrder
 from redfence_proto.v1 import lock_pb2
 
 # How often an acquire is tried that waits in this client, because as many wait at the server as may: its lock may be free,

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Generator
 from types import TracebackType
 
-from redfence._async_session import AsyncSession
+from redfence._aio.session import AsyncSession
+from redfence._core.lease import LeaseCore, LeaseState
 from redfence._errors import RedfenceError
-from redfence._lease_core import LeaseCore, LeaseState
-from redfence._requests import AcquireOrder
+from redfence._messages.requests import AcquireOrder
 
 _log = logging.getLogger("redfence")
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 
-from redfence._calls import ProbeCall
 from redfence._config import ClientOptions
-from redfence._link_state import LinkState
-from redfence._outbox import Outbox
+from redfence._core.calls import ProbeCall
+from redfence._core.link_state import LinkState
+from redfence._core.outbox import Outbox
 
 # How long a server may be silent before it is asked. Lower: every idle client costs its server more. Higher: callers wait
 # longer for nobody. With the rpc timeout a hang is noticed after 20 s; what pings can notice, they notice in 15 s.

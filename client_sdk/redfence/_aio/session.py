@@ -8,15 +8,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from redfence._calls import AcquireCall
 from redfence._clock import Clock
 from redfence._config import ClientOptions
-from redfence._endpoints import Endpoints
+from redfence._core.calls import AcquireCall
+from redfence._core.endpoints import Endpoints
+from redfence._core.lease import LeaseCore
+from redfence._core.session import SessionCore
 from redfence._errors import ClosedError, RedfenceError, UnavailableError
-from redfence._lease_core import LeaseCore
-from redfence._links import AsyncConnector, AsyncLink, Method
-from redfence._requests import AcquireOrder
-from redfence._session_core import SessionCore
+from redfence._messages.requests import AcquireOrder
+from redfence._transport.links import AsyncConnector, AsyncLink, Method
 
 # The loop's clock stops in suspend and ours does not: looking once a second, an expired lease is noticed within a
 # second of waking up.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from redfence._requests import duration_ms
+from redfence._messages.requests import duration_ms
 from redfence_proto.v1 import lock_pb2
 
 

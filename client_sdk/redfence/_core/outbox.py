@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import chain, count
 
-from redfence._calls import AcquireCall, StreamCall, UrgentCall
+from redfence._core.calls import AcquireCall, StreamCall, UrgentCall
 from redfence_proto.v1 import lock_pb2
 
 # A command is at most about 600 bytes (a resource and a holder of 256 bytes each), so a message stays below 64 KiB.

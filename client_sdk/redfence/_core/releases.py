@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 
-from redfence._alarms import Alarms
-from redfence._calls import AcquireCall, ReleaseCall, Timed, Waiter, fail, resolve
 from redfence._config import ClientOptions
+from redfence._core.alarms import Alarms
+from redfence._core.calls import AcquireCall, ReleaseCall, Timed, Waiter, fail, resolve
+from redfence._core.link_state import LinkState
+from redfence._core.outbox import Outbox
 from redfence._errors import OutcomeUnknownError, RedfenceError, from_wire
-from redfence._link_state import LinkState
-from redfence._outbox import Outbox
 from redfence_proto.v1 import lock_pb2
 
 _log = logging.getLogger("redfence")

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 
 from redfence._errors import UnavailableError, from_rpc_error
-from redfence._grpc_channel import CHANNEL_OPTIONS, Metadata
-from redfence._links import Method
+from redfence._transport.grpc_channel import CHANNEL_OPTIONS, Metadata
+from redfence._transport.links import Method
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 
 

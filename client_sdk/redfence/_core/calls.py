@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from redfence import _requests
-from redfence._lease_core import LeaseCore
-from redfence._requests import AcquireOrder
+from redfence._core.lease import LeaseCore
+from redfence._messages import requests
+from redfence._messages.requests import AcquireOrder
 from redfence_proto.v1 import lock_pb2
 
 # The contract has no word for ever. Whoever still waits after this is asked for again, at the end of the server's queue. That
@@ -90,7 +90,7 @@ class AcquireCall:
         self.sent_at_ms = now_ms
         self.times_sent += 1
         self.asked_ms = 0 if self.hurried else int(min(self.wait_ms_left(now_ms), WAIT_MS_MAX))
-        _requests.write_acquire(command, self.order, lease_id=self.lease_id, wait_ms=self.asked_ms)
+        requests.write_acquire(command, self.order, lease_id=self.lease_id, wait_ms=self.asked_ms)
 
 
 @dataclass(slots=True, eq=False)
@@ -111,7 +111,7 @@ class ReleaseCall:
 
     def write(self, command: lock_pb2.SessionCommand, *, now_ms: float) -> None:  # noqa: ARG002
         """Fill in the command."""
-        _requests.write_release(command, resource=self.resource, lease_id=self.lease_id)
+        requests.write_release(command, resource=self.resource, lease_id=self.lease_id)
 
 
 @dataclass(slots=True, eq=False)
@@ -131,7 +131,7 @@ class RenewCall:
     def write(self, command: lock_pb2.SessionCommand, *, now_ms: float) -> None:
         """Fill in the command and note the instant before its sending."""
         self.sent_at_ms = now_ms
-        _requests.write_renew(command, resource=self.lease.resource, lease_id=self.lease.lease_id)
+        requests.write_renew(command, resource=self.lease.resource, lease_id=self.lease.lease_id)
 
 
 @dataclass(slots=True, eq=False)

@@ -7,19 +7,19 @@ from typing import Self
 
 import grpc
 
-from redfence import _reports, _requests
-from redfence._async_lease import AsyncLease, AsyncLock
-from redfence._async_session import AsyncSession
+from redfence._aio.lease import AsyncLease, AsyncLock
+from redfence._aio.session import AsyncSession
 from redfence._clock import Clock, SystemClock
 from redfence._config import ClientOptions
-from redfence._endpoints import Endpoints
-from redfence._grpc_async_link import GrpcAsyncConnector
-from redfence._grpc_channel import Metadata
-from redfence._links import AsyncConnector
+from redfence._core.endpoints import Endpoints
+from redfence._core.session import SessionCore
+from redfence._messages import reports, requests
+from redfence._messages.reports import ClusterReport, LockReport, TokenReport
+from redfence._messages.requests import Seconds
 from redfence._randomness import Randomness, SystemRandomness
-from redfence._reports import ClusterReport, LockReport, TokenReport
-from redfence._requests import Seconds
-from redfence._session_core import SessionCore
+from redfence._transport.grpc_async_link import GrpcAsyncConnector
+from redfence._transport.grpc_channel import Metadata
+from redfence._transport.links import AsyncConnector
 from redfence_proto.v1 import lock_pb2
 
 
@@ -87,7 +87,7 @@ class AsyncClient:
         If the lease is lost, the body is cancelled and the `async with` raises LeaseLostError. The arguments are those
         of `acquire`.
         """
-        order = _requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
+        order = requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
         return AsyncLock(order, self._session)
 
     async def acquire(
@@ -121,7 +121,7 @@ class AsyncClient:
 
         Cancellation: what was or will be granted is released in the background, bounded by the rpc timeout.
         """
-        order = _requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
+        order = requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
         return AsyncLease(await self._session.acquire(order), self._session)
 
     async def get_lock(self, resource: str) -> LockReport:
@@ -131,10 +131,10 @@ class AsyncClient:
             UnavailableError: no server, or no quorum.
             InvalidArgumentError: no resource name.
         """
-        _requests.check_resource(resource)
+        requests.check_resource(resource)
         lease_id = self._session.waiting_lease_id(resource)
         request = lock_pb2.GetLockRequest(resource=resource, lease_id=lease_id)
-        return _reports.read_lock(await self._session.call("GetLock", request))
+        return reports.read_lock(await self._session.call("GetLock", request))
 
     async def check_token(self, resource: str, token: int) -> TokenReport:
         """Return whether `token` belongs to the lease that holds the resource now, for storage without a memory.
@@ -143,10 +143,10 @@ class AsyncClient:
             UnavailableError: no server, or the answering nodes cannot decide it.
             InvalidArgumentError: no resource name, or no fencing token.
         """
-        _requests.check_resource(resource)
-        _requests.check_token(token)
+        requests.check_resource(resource)
+        requests.check_token(token)
         request = lock_pb2.CheckTokenRequest(resource=resource, fencing_token=token)
-        return _reports.read_token(await self._session.call("CheckToken", request))
+        return reports.read_token(await self._session.call("CheckToken", request))
 
     async def cluster_status(self) -> ClusterReport:
         """Return what the server knows of its nodes.
@@ -154,7 +154,7 @@ class AsyncClient:
         Raises:
             UnavailableError: no server could be reached.
         """
-        return _reports.read_cluster(
+        return reports.read_cluster(
             await self._session.call("ClusterStatus", lock_pb2.ClusterStatusRequest())
         )
 

@@ -7,19 +7,19 @@ from typing import Self
 
 import grpc
 
-from redfence import _reports, _requests
 from redfence._clock import Clock, SystemClock
 from redfence._config import ClientOptions
-from redfence._endpoints import Endpoints
-from redfence._grpc_channel import Metadata
-from redfence._grpc_sync_link import GrpcSyncConnector
-from redfence._links import SyncConnector
+from redfence._core.endpoints import Endpoints
+from redfence._core.session import SessionCore
+from redfence._messages import reports, requests
+from redfence._messages.reports import ClusterReport, LockReport, TokenReport
+from redfence._messages.requests import Seconds
 from redfence._randomness import Randomness, SystemRandomness
-from redfence._reports import ClusterReport, LockReport, TokenReport
-from redfence._requests import Seconds
-from redfence._session_core import SessionCore
-from redfence._sync_lease import Lease, Lock
-from redfence._sync_session import SyncSession
+from redfence._threads.lease import Lease, Lock
+from redfence._threads.session import SyncSession
+from redfence._transport.grpc_channel import Metadata
+from redfence._transport.grpc_sync_link import GrpcSyncConnector
+from redfence._transport.links import SyncConnector
 from redfence_proto.v1 import lock_pb2
 
 
@@ -87,7 +87,7 @@ class Client:
         If the lease is lost, `lease.lost` is set, and leaving the `with` raises LeaseLostError. The arguments are those
         of `acquire`.
         """
-        order = _requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
+        order = requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
         return Lock(order, self._session)
 
     def acquire(
@@ -119,7 +119,7 @@ class Client:
             InvalidArgumentError: an argument is out of bounds.
             ClosedError: the client is closed.
         """
-        order = _requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
+        order = requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
         return Lease(self._session.acquire(order), self._session)
 
     def get_lock(self, resource: str) -> LockReport:
@@ -129,10 +129,10 @@ class Client:
             UnavailableError: no server, or no quorum.
             InvalidArgumentError: no resource name.
         """
-        _requests.check_resource(resource)
+        requests.check_resource(resource)
         lease_id = self._session.waiting_lease_id(resource)
         request = lock_pb2.GetLockRequest(resource=resource, lease_id=lease_id)
-        return _reports.read_lock(self._session.call("GetLock", request))
+        return reports.read_lock(self._session.call("GetLock", request))
 
     def check_token(self, resource: str, token: int) -> TokenReport:
         """Return whether `token` belongs to the lease that holds the resource now, for storage without a memory.
@@ -141,10 +141,10 @@ class Client:
             UnavailableError: no server, or the answering nodes cannot decide it.
             InvalidArgumentError: no resource name, or no fencing token.
         """
-        _requests.check_resource(resource)
-        _requests.check_token(token)
+        requests.check_resource(resource)
+        requests.check_token(token)
         request = lock_pb2.CheckTokenRequest(resource=resource, fencing_token=token)
-        return _reports.read_token(self._session.call("CheckToken", request))
+        return reports.read_token(self._session.call("CheckToken", request))
 
     def cluster_status(self) -> ClusterReport:
         """Return what the server knows of its nodes.
@@ -152,7 +152,7 @@ class Client:
         Raises:
             UnavailableError: no server could be reached.
         """
-        return _reports.read_cluster(self._session.call("ClusterStatus", lock_pb2.ClusterStatusRequest()))
+        return reports.read_cluster(self._session.call("ClusterStatus", lock_pb2.ClusterStatusRequest()))
 
     def close(self) -> None:
         """Release what is held, and end the background work. Repeating it is harmless.

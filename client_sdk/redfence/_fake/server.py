@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redfence._clock import Clock
-from redfence._links import Method
-from redfence._requests import duration_ms
+from redfence._messages.requests import duration_ms
+from redfence._transport.links import Method
 from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2
 

@@ -6,8 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from redfence import _requests
-from redfence._calls import AcquireCall
+from redfence._core.calls import AcquireCall
 from redfence._errors import (
     AcquireTimeoutError,
     InvalidArgumentError,
@@ -16,6 +15,7 @@ from redfence._errors import (
     RedfenceError,
     from_wire,
 )
+from redfence._messages import requests
 from redfence_proto.v1 import lock_pb2
 
 # What is left of a wait when a server says that it is over is asked for only if it is more than a round trip, and more than
@@ -81,7 +81,7 @@ def read_acquire(
     """Judge a result of `call`; `others_wait` tells whether other acquires of this client wait at the same server."""
     answer = result.acquire
     if answer.outcome == lock_pb2.ACQUIRE_OUTCOME_GRANTED:
-        return Granted(answer.lease.fencing_token, _requests.duration_ms(answer.lease.validity))
+        return Granted(answer.lease.fencing_token, requests.duration_ms(answer.lease.validity))
     if result.WhichOneof("result") != "acquire":
         return _read_error(call, result.error, address_count=address_count, others_wait=others_wait)
     if call.wait_ms_left(now_ms) > WAIT_REST_MS + call.asked_ms * WAIT_REST_RATIO:
@@ -127,7 +127,7 @@ def _not_acquired(call: AcquireCall, answer: lock_pb2.AcquireResponse) -> NotAcq
         resource=name,
         holder=current.holder,
         token=current.fencing_token if seen else None,
-        remaining=_requests.duration_ms(current.remaining) / 1000 if seen else None,
+        remaining=requests.duration_ms(current.remaining) / 1000 if seen else None,
         position=answer.position,
     )
 

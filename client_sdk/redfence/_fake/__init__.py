@@ -1,0 +1,1 @@
+"""The lock server in memory behind `redfence.testing`."""

@@ -1,0 +1,1 @@
+"""The contract in Python: requests to send, and reports for callers."""

@@ -1,0 +1,1 @@
+"""The connection to a lock server: gRPC streams and unary calls."""

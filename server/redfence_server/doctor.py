@@ -35,9 +35,6 @@ MEMORY_RATIO_WARNING: Final = 0.80
 MEMORY_RATIO_SERIOUS: Final = 0.95
 LATENCY_MS_WARNING: Final = bounds.TTL_MS_MIN / 10
 """For the median round trip. A grant takes one or two, and its lease is valid for that much less."""
-OFFSET_MS_NOTE: Final = 128.0
-"""Beyond it the time daemon ntpd no longer slews a clock but sets it, and that does harm."""
-
 
 _serious = partial(Finding, Severity.SERIOUS, keeps_out=True)
 _warning = partial(Finding, Severity.WARNING)
@@ -68,7 +65,7 @@ def diagnose(nodes: Sequence[Checkup], limits: Limits) -> Diagnosis:
     """
     judged = ClusterJudgement(nodes, assume_durable=limits.assume_durable, familiar=False)
     found = [replace(each, node=node.index) for node in nodes for each in _node(node, judged, limits)]
-    found += [*_ttls(judged, limits), *_wall_clocks(nodes)]
+    found += _ttls(judged, limits)
     voters = frozenset(judged.voting()) - {finding.node for finding in found if finding.keeps_out}
     found += _quorum(nodes, judged, limits, voters)
     # Stable: of equal weight, the cluster comes first and the nodes as they are configured.
@@ -167,13 +164,6 @@ def _verdict(
             what = f"it restarted and forgot nothing, but needs {needed} of the other nodes to vote again"
             advice = "bring the other nodes back first; if they are lost, `redfence cluster recover`"
             yield _serious(Kind.RESTARTED, what, advice)
-    if isinstance(judgement, Admitted) and found.promoted:
-        what = "it was a replica earlier in this run, and has been admitted since"
-        advice = "disable automatic failover to a replica: it always costs a quarantine"
-        yield _note(Kind.PROMOTED, what, advice)
-    if isinstance(judgement, Admitted) and found.evicted:
-        what = f"it has dropped {found.evicted} keys in this run, because its memory was full"
-        yield _note(Kind.EVICTED, what, "nothing: that was before it got its vote")
 
 
 def _durability(
@@ -186,7 +176,7 @@ def _durability(
     if not found.durability_gap:
         if isinstance(judgement, Admitted) and not judgement.identity.durable:
             what = "its settings lose nothing at a crash, but it did not begin this run with them"
-            advice = f"nothing: it goes through {_quarantine(judged)} once more, after its next restart"
+            advice = f"restart one node at a time: after its next restart it goes through {_quarantine(judged)} once more"
             yield _note(Kind.NOT_YET_DURABLE, what, advice)
         return
     kind, mend = Kind.NOT_DURABLE, _SET
@@ -315,29 +305,6 @@ def _ttls(judged: ClusterJudgement, limits: Limits) -> Iterator[Finding]:
             yield replace(_serious(Kind.TTL_DIFFERS, what, advice, keeps_out=False), node=index)
 
 
-def _wall_clocks(nodes: Sequence[Checkup]) -> Iterator[Finding]:
-    """Tell of clocks that are apart. That does no harm, but to set them right in one step does."""
-    offsets = {node.index: offset for node in nodes if (offset := node.clock_offset_ms) is not None}
-    if not offsets:
-        return
-    advice = "nothing, as long as it is slewed and not set while the node runs"
-    off = {index for index, (ms, unsure_ms) in offsets.items() if abs(ms) - unsure_ms > OFFSET_MS_NOTE}
-    first, last = min(offsets, key=offsets.__getitem__), max(offsets, key=offsets.__getitem__)
-    spread_ms = offsets[last][0] - offsets[first][0]
-    unsure_ms = offsets[last][1] + offsets[first][1]
-    if spread_ms - unsure_ms > OFFSET_MS_NOTE:
-        what = f"the clock of node {last} is {_seconds(spread_ms)} ahead of that of node {first} (± {_seconds(unsure_ms)})"
-        yield _note(Kind.CLOCK_SPREAD, what, advice)
-    elif len(off) == len(offsets) > 1:
-        what = f"all nodes agree, and this machine's clock is {_apart(-offsets[first][0])} theirs"
-        yield _note(Kind.CLOCK_OFFSET, what, "nothing: redfence does not go by it")
-        return
-    for index in off:
-        ms, unsure_ms = offsets[index]
-        what = f"its clock is {_apart(ms)} this machine's (± {_seconds(unsure_ms)})"
-        yield replace(_note(Kind.CLOCK_OFFSET, what, advice), node=index)
-
-
 def _quorum(
     nodes: Sequence[Checkup], judged: ClusterJudgement, limits: Limits, voters: frozenset[int]
 ) -> Iterator[Finding]:
@@ -358,11 +325,3 @@ def _quorum(
             advice += f". {forgot} nodes may have forgotten, so too few are left to bring them back: `redfence cluster recover`"
         what = f"{len(voters)} of {count} nodes can vote and {needed} are needed: nothing is granted"
         yield _serious(Kind.NO_QUORUM, what, advice, keeps_out=False)
-
-
-def _apart(offset_ms: float) -> str:
-    return f"{_seconds(abs(offset_ms))} {'ahead of' if offset_ms > 0 else 'behind'}"
-
-
-def _seconds(ms: float) -> str:
-    return f"{ms / 1000:.3f} s"

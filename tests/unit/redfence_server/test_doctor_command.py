@@ -73,7 +73,7 @@ def test_findings_stand_under_their_node_with_what_to_do_and_are_counted() -> No
         finding(2, Severity.SERIOUS, Kind.REPLICA),
         finding(1, Severity.WARNING, Kind.SLOW),
         finding(2, Severity.WARNING, Kind.HAS_REPLICAS),
-        finding(2, Severity.NOTE, Kind.EVICTED),
+        finding(2, Severity.NOTE, Kind.NO_MEMORY_LIMIT),
         cluster_id="",
     )
     blocks = as_table(NODES, told, width=80).split("\n\n")[1:]
@@ -83,7 +83,7 @@ def test_findings_stand_under_their_node_with_what_to_do_and_are_counted() -> No
             "node 2 (10.0.0.3:6379)\n"
             "  serious replica is found\n          -> mend replica\n"
             "  warning has_replicas is found\n          -> mend has_replicas\n"
-            "  note    evicted is found\n          -> mend evicted"
+            "  note    no_memory_limit is found\n          -> mend no_memory_limit"
         ),
         "node 1 (10.0.0.2:6379)\n  warning slow is found\n          -> mend slow",
         "cluster (not formed): 1 of 3 nodes can vote (quorum 2); found: 2 serious, 2 warnings, 1 note",
@@ -93,9 +93,9 @@ def test_findings_stand_under_their_node_with_what_to_do_and_are_counted() -> No
 def test_what_is_the_same_on_several_nodes_is_said_once() -> None:
     """But not what differs in a figure, nor what concerns the cluster."""
     told = diagnosis(
-        finding(None, Severity.NOTE, Kind.CLOCK_OFFSET),
-        finding(0, Severity.NOTE, Kind.CLOCK_OFFSET),
-        finding(1, Severity.NOTE, Kind.CLOCK_OFFSET),
+        finding(None, Severity.NOTE, Kind.NO_MEMORY_LIMIT),
+        finding(0, Severity.NOTE, Kind.NO_MEMORY_LIMIT),
+        finding(1, Severity.NOTE, Kind.NO_MEMORY_LIMIT),
         finding(1, Severity.NOTE, Kind.SLOW, "1 ms"),
         finding(2, Severity.NOTE, Kind.SLOW, "2 ms"),
     )

@@ -21,7 +21,6 @@ from pydantic_settings import (
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
 )
 
 from redfence_server.errors import ConfigError
@@ -102,10 +101,10 @@ class ServeConfig(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Order the sources: flags, environment, file."""
+        """Order the sources: flags, environment, file and defaults of the command."""
         del dotenv_settings, file_secret_settings
         fallbacks = InitSettingsSource(settings_cls, init_kwargs=dict(cls.fallbacks))
-        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls), fallbacks)
+        return (init_settings, env_settings, fallbacks)
 
 
 def load(
@@ -114,22 +113,15 @@ def load(
     config_file: Path | None = None,
     command_defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> ServeConfig:
-    """Return the settings.
-
-    Args:
-        flags: only those that were given.
-        config_file: a TOML file, or None.
-        command_defaults: what a command prefers to the general default; anything given wins over it.
+    """Return the settings. A flag, the environment or the TOML file wins over a default of the command.
 
     Raises:
         ConfigError: a value is wrong or a setting unknown; the message names it.
     """
-    if config_file is not None:
-        _check_file(config_file)
+    from_file = {} if config_file is None else _read_file(config_file)
 
     class FromFile(ServeConfig):
-        model_config = SettingsConfigDict(toml_file=config_file)
-        fallbacks = command_defaults
+        fallbacks = MappingProxyType({**command_defaults, **from_file})
 
     try:
         return FromFile(**flags)
@@ -144,10 +136,9 @@ def _words(problem: ErrorDetails) -> str:
     return problem["msg"]
 
 
-def _check_file(path: Path) -> None:
-    """Fail with the file's name, which a missing or malformed file would otherwise not be given."""
+def _read_file(path: Path) -> dict[str, Any]:
     try:
-        tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"config: cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -11,8 +11,9 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from redfence_proto.rich_error import RichError, to_trailing_metadata
+from redfence_proto.rich_error import RichError
 from redfence_proto.v1 import lock_pb2
+from redfence_server import grpc_errors
 
 # Health and reflection keep the ways of their own libraries.
 _OURS = "/redfence."
@@ -59,8 +60,7 @@ def _guarded(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         if not isinstance(request, Malformed):
             return await method(request, context)
-        code = grpc.StatusCode.INVALID_ARGUMENT
         error = RichError(lock_pb2.ERROR_REASON_MALFORMED_MESSAGE, request.problem)
-        return await context.abort(code, error.message, to_trailing_metadata(code.value[0], error))
+        return await grpc_errors.abort(context, grpc.StatusCode.INVALID_ARGUMENT, error)
 
     return call

@@ -1,7 +1,7 @@
 """How redfence runs a gRPC server: limits, health, reflection, and an orderly end.
 
-The limits were measured, not guessed: without the pending-request options a burst of a thousand calls is cancelled at random, without the ping
-options a frozen peer is noticed after half a minute, and without a bound on streams a flood of resets takes memory.
+The limits were measured. Without the pending-request options, a burst of a thousand calls is cancelled at random. Without the
+ping options, a frozen peer is noticed after half a minute. Without a bound on streams, a flood of resets takes memory.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def stop_signal() -> asyncio.Future[signal.Signals]:
     def note(number: signal.Signals) -> None:
         if not received.done():
             received.set_result(number)
-        # Whoever signals twice wants out now.
+        # A second signal ends the process now.
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(each)
 
@@ -154,34 +154,24 @@ def stop_signal() -> asyncio.Future[signal.Signals]:
     return received
 
 
-async def drain(server: grpc.aio.Server, *, on_drain: Callable[[], Awaitable[None]], grace_s: float) -> None:
-    """Have callers told to go elsewhere, then refuse them, and return when all calls have ended, after `grace_s` at the latest.
-
-    `on_drain` ends the open streams, for `server.stop` alone would wait the whole grace for them, and has new calls answered with a
-    reason. Only then is the door closed: calls that arrive at a closed one are cancelled by gRPC without a word.
-    """
-    await on_drain()
-    lame_s = min(_LAME_DUCK_S, grace_s)
-    await asyncio.sleep(lame_s)
-    await server.stop(grace_s - lame_s)
-
-
 async def run_until_signal(
     server: grpc.aio.Server,
     *,
     on_drain: Callable[[], Awaitable[None]],
     grace_s: float,
-    stop: asyncio.Future[signal.Signals] | None = None,
+    stop: asyncio.Future[signal.Signals],
 ) -> None:
-    """Serve a started server until SIGTERM or SIGINT, then drain it.
+    """Serve until `stop`, then send callers elsewhere, and return when all calls have ended, after `grace_s` at the latest.
 
-    Args:
-        server: serves already.
-        on_drain: tells the open streams.
-        grace_s: bound on the drain.
-        stop: from `stop_signal`, if the signals are caught already; they must be before anybody is told "ready".
+    `stop` comes from `stop_signal`, which must catch the signals before the server says that it is ready.
+
+    `on_drain` ends the open streams, for which `server.stop` alone would wait the whole grace, and has new calls answered with
+    a reason. The server stops only after that: gRPC cancels a call to a stopped server without a reason.
     """
-    number = await (stop or stop_signal())
+    number = await stop
     structlog.get_logger().info("draining", signal=number.name, grace_s=grace_s)
-    await drain(server, on_drain=on_drain, grace_s=grace_s)
+    await on_drain()
+    lame_s = min(_LAME_DUCK_S, grace_s)
+    await asyncio.sleep(lame_s)
+    await server.stop(grace_s - lame_s)
     structlog.get_logger().info("stopped")

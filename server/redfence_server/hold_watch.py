@@ -24,17 +24,6 @@ _SPREAD_MS = 50
 class HoldWatch:
     """Of one resource, as one server sees it. In the beginning nothing is known: a try is worth its while."""
 
-    __slots__ = (
-        "_ended",
-        "_holder",
-        "_node_count",
-        "_seen",
-        "_silent",
-        "_token",
-        "digest",
-        "try_at_ms",
-    )
-
     def __init__(self, node_count: int) -> None:
         self._node_count = node_count
         self._seen: dict[int, int] = {}  # the token of the hold in the way, by node

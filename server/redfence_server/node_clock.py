@@ -55,17 +55,6 @@ class NodeClock:
     in ms of this server's steady clock, but for `node_ms`, which is in ms of the node's: pass its TIME with all its digits.
     """
 
-    __slots__ = (
-        "_distrust_ms",
-        "_distrusted_until_ms",
-        "_hidden",
-        "_lower_ms",
-        "_upper_ms",
-        "offset_bounds_ms",
-        "offset_ms",
-        "steps",
-    )
-
     def __init__(self, *, distrust_ms: float) -> None:
         """Begin without a sample, and trusting.
 

@@ -171,11 +171,7 @@ class Dial(Protocol):
 
 
 async def dial(node: NodeUrl, *, timeout_ms: int) -> DialledNode:
-    """Return an open, authenticated connection.
-
-    Args:
-        node: where to.
-        timeout_ms: bound on connecting, and later on each command until the hand-over.
+    """Return an open, authenticated connection. The timeout bounds connecting, and each command until the hand-over.
 
     Raises:
         DialDeniedError: the node does not let this user in.
@@ -192,33 +188,25 @@ async def dial(node: NodeUrl, *, timeout_ms: int) -> DialledNode:
         socket_connect_timeout=timeout_ms / 1000,
     )
     connection = pool.make_connection()  # type: ignore[no-untyped-call]
+    dialled = DialledNode(connection)
     try:
         async with asyncio.timeout(2 * timeout_ms / 1000):
             await connection.connect()
             _pass_on_cancellation()
-    except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
-        await connection.disconnect(nowait=True)
-        raise DialDeniedError(str(error)) from error
-    except (RedisError, OSError) as error:
-        await connection.disconnect(nowait=True)
-        raise DialError(str(error)) from error
-    except asyncio.CancelledError:
-        await connection.disconnect(nowait=True)
-        raise
-    dialled = DialledNode(connection)
-    try:
         # A label for CLIENT LIST. A refusal is an answer like any other.
         await dialled.commands(("CLIENT", "SETNAME", "redfence"))
-    except DialError as error:
+    except BaseException as error:
         await dialled.close()
-        if isinstance(error.__cause__, AuthenticationError):
-            # The node wants a password, and the URL has none.
+        # The cause tells that the node wants a password, and the URL has none.
+        if isinstance(error, _DENIED) or isinstance(error.__cause__, AuthenticationError):
             raise DialDeniedError(str(error)) from error
-        raise
-    except BaseException:
-        await dialled.close()
+        if isinstance(error, RedisError | OSError):
+            raise DialError(str(error)) from error
         raise
     return dialled
+
+
+_DENIED: Final = (AuthenticationError, AuthorizationError, NoPermissionError)
 
 
 def _pass_on_cancellation() -> None:

@@ -11,13 +11,7 @@ from redfence_server.model import AcquireCall
 
 @dataclass(frozen=True, slots=True)
 class WaiterLimits:
-    """How many acquires may wait.
-
-    Attributes:
-        server: at this server.
-        resource: for one resource.
-        connection: on one connection.
-    """
+    """How many acquires may wait: at this server, for one resource, and on one connection."""
 
     server: int
     resource: int
@@ -29,15 +23,10 @@ class WaitingRoom:
 
     def __init__(self, limits: WaiterLimits) -> None:
         self._limits = limits
-        self._closed = False
+        self.closed = False
         self._count = 0
         self._by_resource: Counter[str] = Counter()
         self._by_connection: Counter[str] = Counter()
-
-    @property
-    def closed(self) -> bool:
-        """Tell whether the room takes no more waiters."""
-        return self._closed
 
     @property
     def empty(self) -> bool:
@@ -46,7 +35,7 @@ class WaitingRoom:
 
     def close(self) -> None:
         """Refuse every acquire from now on."""
-        self._closed = True
+        self.closed = True
 
     def enter(self, call: AcquireCall) -> None:
         """Count one more.
@@ -55,7 +44,7 @@ class WaitingRoom:
             DrainingError: the room is closed.
             TooManyWaitersError: a limit is reached.
         """
-        if self._closed:
+        if self.closed:
             raise DrainingError
         limits = self._limits
         for count, limit, scope in (

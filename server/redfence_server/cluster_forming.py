@@ -1,10 +1,10 @@
 """Form a cluster: give every node of a new quorum its identity, once.
 
-Three passes, so that a crash in between can be told from nodes that were wiped later: every node becomes `forming`; only when all are,
-`assembled`; and only when all are that, `ready`. So an empty node beside one that is more than forming has lost its memory, and beside one
-that is not, no node has ever voted. Giving a fresh identity to one that has would let it vote as if it had forgotten nothing, so that is
-refused. (With two passes, a quorum could be ready, grant and be wiped while the rest is forming still, as in a first forming that broke
-off.) Only if all are empty nobody can tell.
+There are three passes: every node becomes `forming`; only when all are, `assembled`; and only when all are that, `ready`.
+So a crash between the passes can be told from nodes that were wiped later. An empty node beside one that is more than
+`forming` has lost its memory, and must not get a fresh identity: it would vote as if it had forgotten nothing. Beside nodes
+that are all `forming`, no node has ever voted. (With two passes, a quorum could be ready, grant and be wiped while the rest
+is still forming.) If all nodes are empty, the two cases look alike.
 """
 
 from __future__ import annotations
@@ -24,11 +24,7 @@ from redfence_server.redis_dial import NodeUrl
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What forming takes.
-
-    Attributes:
-        to_form: the nodes to write to, in three passes up to `ready`; none if the cluster is formed.
-    """
+    """Write to the nodes `to_form`, in three passes up to `ready`; there are none if the cluster is formed."""
 
     cluster_id: str
     ttl_ms_max: int
@@ -36,13 +32,9 @@ class Plan:
 
 
 def plan(looks: Sequence[Look], *, new_cluster_id: str, ttl_ms_max: int, leaves_wiped: bool = False) -> Plan:
-    """Decide what forming these nodes takes, from what they say of themselves.
+    """Decide what forming these nodes takes, from what they say of themselves; there is one look for each index.
 
-    Args:
-        looks: one for each node, by index.
-        new_cluster_id: if a cluster is formed.
-        ttl_ms_max: the greatest ttl that it will allow, or allows.
-        leaves_wiped: leave an empty node beside formed ones as it is, for servers that take it for the one that was there.
+    With `leaves_wiped`, an empty node beside formed ones stays as it is: the server will adopt it (NodeJoining).
 
     Raises:
         NodeRejectedError: they cannot be formed into one cluster; the message names the node.
@@ -122,13 +114,7 @@ async def form(
 ) -> str:
     """Form the nodes into one cluster and return its id. Repeating it, also after a crash midway, is harmless.
 
-    Args:
-        nodes: in the order of their places.
-        keys: the names of the keys on them.
-        ttl_ms_max: the greatest ttl of a lease.
-        randomness: for ids.
-        dial_timeout_ms: how long each step of connecting, and each command, may take.
-        leaves_wiped: as of `plan`.
+    The order of the nodes is their index. `leaves_wiped` is that of `plan`.
 
     Cancellation: as a crash midway.
 
@@ -173,7 +159,7 @@ async def _form(
 
 
 def _warn(look: Look, decided: Plan, *, node_count: int) -> None:
-    """Say now what would otherwise be learnt at a node's first restart, when it is too late; and who is out."""
+    """Warn of what an operator would otherwise learn at a node's first restart, too late; and of a node that is out."""
     assert look.found is not None, "a node that could not be looked at is not planned for"
     log = structlog.get_logger().bind(node_index=look.index, node_address=look.address)
     if look.found.durability_gap:

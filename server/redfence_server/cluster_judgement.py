@@ -1,6 +1,6 @@
-"""What a lock server would make of the nodes, were it to look at all of them at once. Pure; for operators' commands and the doctor.
+"""Judge all nodes of a cluster at once, as a lock server would. Pure; for operators' commands and the doctor.
 
-A server that runs may know more: what nodes have told it and forgot since. It has quarantined them for it.
+A running server may know more: what a node told it and has forgotten since. That server has quarantined the node.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Shown(Protocol):
     """What was seen of the node at one index; `found` is None if it could not be examined to the end."""
 
     @property
-    def index(self) -> int: ...  # noqa: D102  (told above)
+    def index(self) -> int: ...  # noqa: D102
     @property
     def found(self) -> Findings | None: ...  # noqa: D102
 
@@ -30,15 +30,15 @@ class ClusterJudgement:
     """The nodes of one cluster, and what each of them knows of the others.
 
     Attributes:
-        cluster_id: which most of the nodes belong to; empty if none has an identity.
-        ttl_ms_max: the greatest that any of them tells, for a node that forgot must not stay out for less.
-        members: the identities of that cluster, by the place of the node that showed it.
+        cluster_id: of most nodes; empty if no node has an identity.
+        ttl_ms_max: the greatest that any member tells: a node that forgot must not stay out for less.
+        members: the identities of that cluster, by the index of the node that showed it.
 
     Args:
-        nodes: one for each place, by index.
-        assume_durable: whether the servers have the operator's word that a node which restarted has forgotten nothing.
-        familiar: whether the nodes are known to be those that voted last at these places, so that one which is older or empty has
-            forgotten. Otherwise each is judged as by a server that has just been started.
+        nodes: one for each index.
+        assume_durable: the operator's word that a node which restarted has forgotten nothing.
+        familiar: these nodes voted last at these indices, so an older or empty node has forgotten. Without it, each node
+            is judged as by a server that has just been started.
     """
 
     def __init__(self, nodes: Sequence[Shown], *, assume_durable: bool, familiar: bool) -> None:
@@ -60,9 +60,9 @@ class ClusterJudgement:
             self._memory.learn(identity)
 
     def judge(self, node: Shown) -> Judgement | None:
-        """Return what comes of a node at its place; None if it could not be looked at.
+        """Judge the node at its index; None if it could not be examined.
 
-        If two places show one process, the later place is rejected.
+        If two indices show one process, the later index is rejected.
         """
         if node.found is None:
             return None
@@ -88,10 +88,9 @@ class ClusterJudgement:
         return runs
 
     def voting(self, *, returning: int = 0) -> tuple[int, ...]:
-        """Return which nodes vote, or will by themselves: those that restarted with proof need peers for the fence.
+        """Return the nodes that vote, or will vote without an operator: a restart with proof needs peers for the fence.
 
-        Args:
-            returning: how many nodes that could not be examined come back and have forgotten nothing.
+        `returning` more nodes are counted as peers: they could not be examined, and will come back with their memory.
         """
         judged = {node.index: self.judge(node) for node in self._nodes}
         votes = [index for index, each in judged.items() if isinstance(each, Admitted)]

@@ -33,10 +33,10 @@ from redfence_server.redis_dial import NodeUrl
 
 
 class Outcome(Enum):
-    """What came of it."""
+    """What came of a recovery."""
 
     UNCONFIRMED = auto()
-    """Nothing was changed, for it was not confirmed."""
+    """Nothing was changed, because the operator did not confirm it."""
     RECOVERED = auto()
     """A quorum can vote, and every node that was taken out got its vote back."""
     NODES_LEFT_OUT = auto()
@@ -44,15 +44,7 @@ class Outcome(Enum):
 
 
 class ClusterRecovery:
-    """One recovery.
-
-    Args:
-        nodes: one for each place, by index.
-        visiting: how to reach them.
-        on_look: told what was found.
-        on_plan: told what is to be done, before anything is.
-        on_wait: told for how many ms nothing will happen.
-    """
+    """One recovery. `on_plan` is called before anything is changed, `on_wait` with the ms for which nothing will happen."""
 
     def __init__(
         self,
@@ -73,16 +65,16 @@ class ClusterRecovery:
         self._on_plan = on_plan
         self._on_wait = on_wait
         self.touched = False
-        """Nodes may be out that were not, so it has to be carried out to the end."""
+        """It may have taken nodes out, so an operator has to carry it out to the end."""
         self.floor = 0
-        """Above which tokens go on: what was planned, or what was still granted between look and take-out if that is more."""
+        """Tokens go on above it: the planned floor, or a greater token that was granted between look and take-out."""
         self.left_out: Mapping[str, str] = {}
-        """Which nodes were taken out and did not get their vote back, with the reason."""
+        """The nodes that were taken out and did not get their vote back, with the reason."""
 
     async def run(self, request: Request, *, confirmed: bool) -> Outcome:
-        """Look, tell what is to be done, and do it if it is confirmed.
+        """Examine the nodes, tell the plan, and carry it out if it is confirmed.
 
-        Cancellation: as a crash: the nodes that were taken out stay out until it is repeated.
+        Cancellation: as a crash: the nodes that were taken out stay out until the recovery is repeated.
 
         Raises:
             NodeRejectedError: a node is in the way, or was changed by somebody else; `touched` says whether nodes may be out.
@@ -106,7 +98,7 @@ class ClusterRecovery:
         pause_ms = wait_ms(planned.ttl_ms_max)
         self._on_wait(pause_ms)
         await asyncio.sleep(pause_ms / 1000)
-        # Over new connections: nobody keeps an idle one for minutes.
+        # Over new connections: an idle one need not last for minutes.
         async with visits(self._nodes, self._visiting) as visited:
             await self._give_back([visited[index] for index in planned.nodes], ids)
         return Outcome.NODES_LEFT_OUT if self.left_out else Outcome.RECOVERED

@@ -43,13 +43,7 @@ _note = partial(Finding, Severity.NOTE)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Settings of the servers by which nodes are measured.
-
-    Attributes:
-        node_timeout_ms: how long a node may take to answer before it does not count.
-        assume_durable: the operator's word that a node which restarted has forgotten nothing.
-        key_prefix: what every key on the nodes starts with.
-    """
+    """The settings of the lock servers by which the doctor measures nodes."""
 
     node_timeout_ms: int
     assume_durable: bool = False
@@ -57,12 +51,7 @@ class Limits:
 
 
 def diagnose(nodes: Sequence[Checkup], limits: Limits) -> Diagnosis:
-    """Return everything that is wrong, the worst first.
-
-    Args:
-        nodes: all that are configured, by index.
-        limits: what they are measured by.
-    """
+    """Return everything that is wrong with the configured nodes, the worst first."""
     judged = ClusterJudgement(nodes, assume_durable=limits.assume_durable, familiar=False)
     found = [replace(each, node=node.index) for node in nodes for each in _node(node, judged, limits)]
     found += _ttls(judged, limits)
@@ -112,8 +101,6 @@ def _unreached(node: Checkup, limits: Limits) -> Finding:
     advice = "start it, or repair the network or the address; a stopped process accepts connections and never answers"
     return _serious(Kind.UNREACHABLE, f"it does not answer: {reason}", advice)
 
-
-# --- whether it votes -------------------------------------------------------------------------------------------------
 
 _REPLACE: Final = "`redfence cluster replace {index} URL`"
 _SET: Final = "use CONFIG SET, then CONFIG REWRITE so that its configuration file says the same"
@@ -169,7 +156,7 @@ def _verdict(
 def _durability(
     found: Findings, judgement: Judgement, judged: ClusterJudgement, limits: Limits
 ) -> Iterator[Finding]:
-    """Tell what a crash would cost; `_verdict` tells of a node that must not vote for it."""
+    """Tell what a crash would cost; `_verdict` covers a node that must not vote because of its settings."""
     match judgement:
         case Rejected(Reason.REPLICA | Reason.NOT_DURABLE | Reason.SETTINGS_HIDDEN):
             return
@@ -200,9 +187,6 @@ def _durability(
 
 def _quarantine(judged: ClusterJudgement) -> str:
     return f"quarantine ({judged.ttl_ms_max / 1000:g} s, the greatest ttl)"
-
-
-# --- process, disk, memory --------------------------------------------------------------------------------------------
 
 
 def _process(node: Checkup) -> Iterator[Finding]:
@@ -255,9 +239,6 @@ def _memory(node: Checkup) -> Iterator[Finding]:
         yield tell(Kind.MEMORY_SHORT, what, advice, keeps_out=used >= limit)
 
 
-# --- clock and latency ------------------------------------------------------------------------------------------------
-
-
 def _clock(node: Checkup) -> Iterator[Finding]:
     clock = NodeClock(distrust_ms=1)  # asked for its steps alone
     told = [
@@ -292,11 +273,8 @@ def _latency(trips_ms: Sequence[float], limits: Limits) -> Iterator[Finding]:
         yield _warning(Kind.UNSTEADY, what, f"{nearer}; or raise node_timeout_ms")
 
 
-# --- the cluster ------------------------------------------------------------------------------------------------------
-
-
 def _ttls(judged: ClusterJudgement, limits: Limits) -> Iterator[Finding]:
-    """Tell of nodes that do not agree on how long one that forgot must stay out."""
+    """Find nodes that disagree about how long a node that forgot must stay out."""
     for index, identity in judged.members.items():
         if identity.max_ttl_ms != judged.ttl_ms_max:
             what = f"it allows a ttl of {identity.max_ttl_ms} ms, and another node {judged.ttl_ms_max} ms: after a loss, a node "

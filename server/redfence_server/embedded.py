@@ -58,20 +58,14 @@ class EmbeddedNodes:
     ) -> None:
         """Plan the nodes; nothing is started.
 
-        Args:
-            count: 1, 3, 5 or 7.
-            data_dir: made if it is not there; None for a temporary one that ends with the nodes.
-            binary: what to run; None finds it.
-            randomness: makes the passwords; None for the machine's.
-            choose_port: suggests a port; a suggestion that proves taken is replaced.
-            start_timeout_s: how long a node may take to load its data.
-            stop_timeout_s: how long a node may take to end before it is killed.
+        The data directory is made if it is missing; None makes a temporary one that ends with the nodes. A program is
+        looked for if `binary` is None. A node that does not stop in time is killed.
 
         Raises:
-            EmbeddedNodesError: the count is another.
+            EmbeddedNodesError: the count is not 1, 3, 5 or 7.
         """
         if count not in NODE_COUNTS:
-            raise EmbeddedNodesError(f"{count} nodes cannot be: a quorum has 1, 3, 5 or 7")
+            raise EmbeddedNodesError(f"{count} nodes were asked for; a quorum has 1, 3, 5 or 7")
         self._count = count
         self._data_dir = data_dir
         self._binary = binary

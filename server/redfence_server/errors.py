@@ -1,20 +1,6 @@
-"""What can go wrong, in the server's own terms.
+"""What can go wrong, in the server's own terms; grpc_errors.py maps each class to a status and a reason.
 
-RedfenceServerError
-├── StartupError               the server cannot start; the message is for the operator
-│   ├── ConfigError            a setting is wrong; the message names it
-│   ├── NodeRejectedError      a node must not vote: replica, other cluster, wrong place …
-│   └── EmbeddedNodesError     the embedded nodes cannot be run (embedded.py)
-├── InvalidFieldError          a caller's field is malformed or out of bounds
-├── UnavailableError           the call cannot be decided now; trying again can help
-│   ├── NoQuorumError          fewer than a quorum of nodes answered
-│   ├── ValidityExhaustedError a quorum granted, too late
-│   └── DrainingError          this server is stopping
-└── OverloadedError            a bound on waiting or unanswered work is reached
-    ├── TooManyWaitersError
-    └── TooManyCommandsError
-
-Losing to another holder is not here: it is an outcome. grpc_errors.py maps each class to a status and a reason.
+Losing to another holder is no error: it is an outcome.
 """
 
 from __future__ import annotations
@@ -27,11 +13,11 @@ from redfence_proto.v1 import lock_pb2
 
 
 class RedfenceServerError(Exception):
-    """Root of everything this package raises on purpose."""
+    """Base of every error that this package raises on purpose and lets a caller or an operator see."""
 
 
 class StartupError(RedfenceServerError):
-    """The server cannot start."""
+    """The server or the command cannot start; the message is for the operator."""
 
 
 class ConfigError(StartupError):
@@ -39,7 +25,7 @@ class ConfigError(StartupError):
 
 
 class NodeRejectedError(StartupError):
-    """A configured node must not vote."""
+    """A configured node must not vote, for example a replica or a node of another cluster; the message names it."""
 
 
 @dataclass(eq=False)
@@ -64,7 +50,7 @@ class InvalidFieldError(RedfenceServerError):
 
 
 class UnavailableError(RedfenceServerError):
-    """The call cannot be decided now."""
+    """The call cannot be decided now; trying again can help."""
 
 
 @dataclass(eq=False)
@@ -93,12 +79,7 @@ class NoQuorumError(UnavailableError):
 
 @dataclass(eq=False)
 class ValidityExhaustedError(UnavailableError):
-    """A quorum granted, but so late that the lease was worth nothing any more; it was undone.
-
-    Attributes:
-        elapsed_ms: how long the nodes took.
-        ttl_ms: what was asked for.
-    """
+    """A quorum granted so late that nothing of the ttl was left; the grant was undone."""
 
     elapsed_ms: float
     ttl_ms: int
@@ -118,22 +99,14 @@ class DrainingError(UnavailableError):
 
 @dataclass(eq=False)
 class OverloadedError(RedfenceServerError):
-    """A bound is reached.
-
-    Attributes:
-        limit: the bound.
-    """
+    """A bound on waiting acquires or on unanswered commands is reached."""
 
     limit: int
 
 
 @dataclass(eq=False)
 class TooManyWaitersError(OverloadedError):
-    """So many acquires wait that no more are taken.
-
-    Attributes:
-        scope: what the bound is for: "resource", "server" or "connection".
-    """
+    """So many acquires wait that no more are taken; the scope of the bound is "resource", "server" or "connection"."""
 
     scope: str
 

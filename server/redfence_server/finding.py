@@ -65,9 +65,8 @@ class Finding:
 
     Attributes:
         what: a sentence that does not name the node.
-        advice: what to do.
-        keeps_out: the node does not vote as long as it lasts.
-        node: the node's index; None if it concerns the cluster.
+        keeps_out: the node does not vote as long as this lasts.
+        node: the node's index; None if the finding concerns the cluster.
     """
 
     severity: Severity
@@ -80,14 +79,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All that was found.
-
-    Attributes:
-        findings: the worst first.
-        cluster_id: which most of the formed nodes belong to; empty if none is formed.
-        quorum: how many nodes must vote.
-        voters: the indices of those that can.
-    """
+    """All findings, the worst first. `cluster_id` is that of most formed nodes, and empty if no node is formed."""
 
     findings: tuple[Finding, ...]
     cluster_id: str
@@ -96,7 +88,7 @@ class Diagnosis:
 
     @property
     def serious(self) -> bool:
-        """Tell whether anything is."""
+        """Tell whether any finding is serious."""
         return self.count(Severity.SERIOUS) > 0
 
     def count(self, severity: Severity) -> int:

@@ -11,14 +11,7 @@ from redfence_server.lock_node import NodeState
 
 
 class LinkState:
-    """Begins as JOINING.
-
-    Attributes:
-        state: see `NodeState`.
-        detail: why; empty when all is well.
-        since_ms: the instant at which it came into this state.
-        changes: how often it has changed.
-    """
+    """Begins as JOINING. `detail` says why the node is in its state since `since_ms`; it is empty when all is well."""
 
     def __init__(
         self, *, clock: Clock, log: structlog.typing.FilteringBoundLogger, on_change: Callable[[], None]

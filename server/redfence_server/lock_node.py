@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, Protocol
 
-# --- commands: one per Lua script -------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class Release:
@@ -89,9 +87,7 @@ class Inspect:
 
 
 Command = Mint | Commit | Undo | Renew | Release | Inspect
-
-
-# --- replies ----------------------------------------------------------------------------------------------------
+"""One for each Lua script of the algorithm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +173,9 @@ Reply = Granted | Held | Renewed | Plain | Silence
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A hold has ended on a node before its time. A hint: it may be lost, and another lease may hold the lock by now.
+    """The hold with this token has ended on a node, by index, before its time.
 
-    Attributes:
-        node: by index.
-        token: the token that the hold had on that node.
+    This is a hint: it may be lost, and another lease may hold the lock by now.
     """
 
     node: int
@@ -226,14 +220,13 @@ class NodeReport:
     Attributes:
         address: HOST:PORT or a socket's path, never with a password.
         detail: why it does not vote, or what is wrong with it although it does; empty when all is well.
-        run_id: the node's id of its present run; empty before it was first reached.
+        run_id: of its present run; empty before it was first reached.
         latency_ms: how long the last answered command took; None before the first.
-        since_ms: how long it has been in this state.
-        durability: of its present run.
-        high: the greatest number it was last seen to have minted or learnt.
+        since_ms: for how long it has been in this state.
+        high: the greatest token that it was last seen to have minted or learnt.
         clock_offset_ms: its wall clock less this machine's; None before it was first asked.
         clock_distrusted_ms: for how much longer its votes for new grants do not count, because its clock was set.
-        state_changes: how often its state has changed since the server's start.
+        state_changes: since the server's start.
     """
 
     address: str

@@ -14,11 +14,7 @@ from typing import Final
 from redfence_server import quorum
 from redfence_server.backoff import pauses, revalidation_pauses
 from redfence_server.clock import Clock
-from redfence_server.errors import (
-    DrainingError,
-    NoQuorumError,
-    ValidityExhaustedError,
-)
+from redfence_server.errors import DrainingError, NoQuorumError, ValidityExhaustedError
 from redfence_server.lock_node import REVALIDATION_MS_MAX, Held, NodeState, Plain, Reply, Silence
 from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotGranted
 from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, Renewal, RenewVerdict, TokenVerdict
@@ -100,8 +96,6 @@ class LockService:
         reports = ((node.index, node.report().state) for node in self._redlock.nodes)
         away = [(index, state.name.lower()) for index, state in reports if state is not NodeState.READY]
         self._queues.fail(partial(NoQuorumError.naming, away))
-
-    # --- acquire --------------------------------------------------------------------------------------------------
 
     async def acquire(self, call: AcquireCall) -> Lease | NotGranted:
         """Grant the lease, or tell who holds the resource.
@@ -217,8 +211,6 @@ class LockService:
         elapsed_ms = outcome.elapsed_ms if isinstance(outcome, TooLate) else call.ttl_ms
         return ValidityExhaustedError(elapsed_ms, call.ttl_ms)
 
-    # --- the lease ------------------------------------------------------------------------------------------------
-
     async def renew(self, resource: str, lease_id: LeaseId) -> RenewOutcome:
         """Start the lease's ttl anew; a renewal that comes too late to be worth anything is AT_RISK."""
         sent_at_ms = self._clock.now_ms()
@@ -269,8 +261,6 @@ class LockService:
                 quorum.silent_nodes(released.replies), also="; the lease may be held there until its ttl ends"
             )
         return released.verdict is ReleaseVerdict.RELEASED
-
-    # --- looking --------------------------------------------------------------------------------------------------
 
     async def look(self, resource: str, *, digest: str = "") -> LockView:
         """Tell who holds a resource and who waits for it, and where in the queue the waiter is whose lease id has this digest.

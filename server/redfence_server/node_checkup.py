@@ -31,14 +31,14 @@ _STEPS_MAX: Final = 5
 
 @dataclass(slots=True)
 class Checkup:
-    """What one node has shown. If it broke off, what it showed until then.
+    """What one node has shown, until the checkup ended or broke off.
 
     Attributes:
         address: never with a password.
-        found: the examination; None if it failed.
-        error: why the examination or the watch failed; None if both came to their end.
-        refuses_writes: the node refuses them because of its disk.
-        readings: of its clock. The first came with the examination.
+        found: None if the examination failed.
+        error: why the examination or the watch failed; None if both completed.
+        refuses_writes: the node refuses writes because of its disk.
+        readings: of the node's clock. The first came with the examination.
         wall_ms: how far this machine's wall clock is ahead of its steady clock.
     """
 
@@ -97,15 +97,7 @@ async def check_up(
     watch_ms: int = WATCH_MS,
     dial: Dial = dial,
 ) -> list[Checkup]:
-    """Return what each node has shown, by index.
-
-    Args:
-        urls: of the nodes.
-        keys: the names of the keys on the nodes.
-        dial_timeout_ms: how long each step of connecting, and each command, may take.
-        clock: this machine's.
-        watch_ms: for how long clock and latency are watched.
-        dial: how to connect.
+    """Return what each node has shown, by index. `dial_timeout_ms` bounds each step of connecting and each command.
 
     Cancellation: nothing stays open.
     """

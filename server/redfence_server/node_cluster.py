@@ -65,20 +65,7 @@ class NodeCluster:
             examined again are back after some round trips.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: LinkSettings,
-        clock: WallClock,
-        randomness: Randomness,
-    ) -> None:
-        """Make the links; none is started.
-
-        Args:
-            settings: what the links share.
-            clock: this machine's.
-            randomness: for jitter and ids.
-        """
+    def __init__(self, *, settings: LinkSettings, clock: WallClock, randomness: Randomness) -> None:
         node_count = len(settings.joining.urls)
         self._memory = ClusterMemory(node_count)
         self._witnesses = settings.heartbeat.witnesses

@@ -148,8 +148,6 @@ class NodeConnection(asyncio.BufferedProtocol):
         elif self._overdue:
             self._arm(self._overdue[0][1] + _STALLED_AFTER_TIMEOUTS * self._timeout_s)
 
-    # --- asyncio.BufferedProtocol ---------------------------------------------------------------------------------
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start to carry commands."""
         assert isinstance(transport, asyncio.Transport)

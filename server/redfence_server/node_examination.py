@@ -64,13 +64,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """One look at the node's clock, in ms.
+    """What the node's clock showed at an instant between `sent_ms` and `received_ms` on this machine's steady clock.
 
     Attributes:
-        sent_ms: when the node was asked, on this machine's steady clock.
-        received_ms: when it had answered, on the same clock.
-        node_ms: what the node's clock showed in between.
-        distrusted_ms: how much longer the node's votes for new grants do not count, as servers noted on it.
+        distrusted_ms: for how much longer the node's votes for new grants do not count, as servers noted on it.
     """
 
     sent_ms: float
@@ -89,16 +86,15 @@ class Findings:
     """What a node says of itself.
 
     Attributes:
-        high: the greatest token it ever minted or learnt; None if it has none, and so has forgotten it.
-        key_count: how many keys its database holds.
+        high: the greatest token that the node ever minted or learnt; None if the node has lost it.
         run_id: of its process; empty if INFO shows none. For a process that was promoted from a replica, together with
             the id of its data's history.
         promoted: it was a replica in this run.
         durability_gap: empty when its settings lose nothing at a crash.
         settings_hidden: this user may not read them, which is a gap as well; another user may know better.
-        eviction: by which settings it would drop keys; empty when it would not.
-        evicted: how many keys it has evicted in this run.
-        info: all fields of INFO, as they are.
+        eviction: the settings by which the node would drop keys; empty when it would not.
+        evicted: how many keys the node has evicted in this run.
+        info: all fields of INFO.
     """
 
     identity: Identity | None
@@ -117,11 +113,7 @@ class Findings:
 
 
 class ExaminationRefusedError(DialRefusedError):
-    """The node answers INFO, but refuses the script that reads its identity.
-
-    Attributes:
-        info: all fields of INFO.
-    """
+    """The node answers INFO, but refuses the script that reads its identity."""
 
     def __init__(self, refusal: str, info: Mapping[str, str]) -> None:
         super().__init__(refusal)

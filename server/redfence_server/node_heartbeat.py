@@ -25,13 +25,7 @@ from redfence_server.redis_dial import DialAnswerError, DialError, DialRefusedEr
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatSettings:
-    """What the heartbeats of all nodes share.
-
-    Attributes:
-        interval_ms: how often to examine a node.
-        keys: the names of the keys on the nodes.
-        witnesses: the clocks of all nodes.
-    """
+    """What the heartbeats of all nodes share; each node is examined every `interval_ms`."""
 
     interval_ms: int
     keys: scripts.Keyspace
@@ -84,11 +78,7 @@ class Heartbeat:
         self._now.set()
 
     async def run(self, connection: Examinable, on_alive: Callable[[], None]) -> NotAdmitted:
-        """Return when the node would not be admitted any more.
-
-        Args:
-            connection: under which the node was admitted.
-            on_alive: called after each heartbeat at which the node would be admitted.
+        """Return when the node would not be admitted any more; `on_alive` is called after each heartbeat at which it would.
 
         Cancellation: nothing is changed.
         """
@@ -129,8 +119,6 @@ class Heartbeat:
     def _is_admitted(self, judgement: Judgement) -> bool:
         assert self._identity is not None, "a node that is examined here was admitted"
         return isinstance(judgement, Admitted) and judgement.identity.admission == self._identity.admission
-
-    # --- clock ----------------------------------------------------------------------------------------------------
 
     def counts(self, node_ms: float) -> bool:
         """Tell whether a vote for a new grant counts that came now and shows this instant of the node's clock."""

@@ -59,10 +59,8 @@ class LinkSettings:
 
     Attributes:
         packer: one for all links, so that a command for all nodes is packed once.
-        channel: of this server, for notices.
+        channel: on which this server is given notices.
         node_timeout_ms: how long a command may stay unanswered.
-        joining: how a node gets its vote.
-        heartbeat: how it keeps it.
     """
 
     packer: scripts.Packer
@@ -74,12 +72,7 @@ class LinkSettings:
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """A command on its way.
-
-    Attributes:
-        on_reply: is told the answer exactly once.
-        admission: the id under which it was sent.
-    """
+    """A command on its way, under an admission id; `on_reply` is called exactly once."""
 
     command: Command
     on_reply: Callable[[Reply], None] | None
@@ -90,8 +83,8 @@ class NodeLink:
     """A `LockNode` over the wire. Start it once; it keeps itself connected until closed.
 
     Attributes:
-        turned_away: why the node must not vote, when it was turned away.
-        examined: set once the first try to join has come to an end, good or bad.
+        turned_away: why the node must not vote; None if the node was not turned away.
+        examined: set once the first try to join has ended, good or bad.
     """
 
     def __init__(
@@ -104,16 +97,6 @@ class NodeLink:
         randomness: Randomness,
         on_state: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make a link that is not connected.
-
-        Args:
-            index: of the node.
-            settings: what all links share.
-            memory: likewise.
-            clock: this machine's.
-            randomness: for jitter and ids.
-            on_state: called when the link's state has changed.
-        """
         self.index = index
         self._url = settings.joining.urls[index]
         self._settings = settings
@@ -147,8 +130,6 @@ class NodeLink:
         self._lost: asyncio.Future[str] | None = None
         self.turned_away: TurnedAwayError | None = None
         self.examined = asyncio.Event()
-
-    # --- LockNode -------------------------------------------------------------------------------------------------
 
     def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> bool:
         """Carry out `command` and tell `on_reply` exactly once, later; see `LockNode`."""
@@ -302,8 +283,6 @@ class NodeLink:
             if floor < known:
                 self._log.warning("node_superseded", floor=floor, floor_known=known)
                 self._drop("another process has been given its node index since")
-
-    # --- life -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to connect, and stay connected until `close`."""

@@ -38,9 +38,9 @@ class Newcomer(Enum):
     TO_PREPARE = auto()
     """Empty, or of an earlier time: it gets its identity, in quarantine."""
     PREPARED = auto()
-    """It is in quarantine at its place."""
+    """It is in quarantine at its index."""
     VOTES = auto()
-    """It has the place."""
+    """It votes at its index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,6 @@ class Plan:
     """What the replacement takes.
 
     Attributes:
-        seat: the place.
-        newcomer: what the new node is.
         ends_vote: the old node votes now.
         spare: how many of the other nodes may be lost before the new one votes.
         peers: the other nodes that vote, by index.
@@ -63,20 +61,17 @@ class Plan:
 
 
 def plan(looks: Sequence[Look], new: Look, *, assume_durable: bool) -> Plan:
-    """Decide what it takes to give the new node its place.
+    """Decide what it takes to give the new node its index.
 
-    Args:
-        looks: one for each place, by index, as the servers have them; at the new node's place the old one, or the new one itself.
-        new: the new node.
-        assume_durable: as the servers have it.
+    There is one look for each index, as the servers have the nodes: at the new node's index the old node, or the new one.
 
     Raises:
-        NodeRejectedError: the new node cannot take the place, or too few of the others vote. The message names the nodes.
+        NodeRejectedError: the new node cannot take the index, or too few of the others vote. The message names the nodes.
     """
     new.refuse_strangers()
     place = new.index
     others = [look for look in looks if look.index != place]
-    # What the old node knows does not count: it may be any that was ever at this place.
+    # What the old node knows does not count: it may be any node that was ever at this index.
     unknown = replace(looks[place], found=None)
     nodes = [*others[:place], unknown, *others[place:]]
     judged = ClusterJudgement(nodes, assume_durable=assume_durable, familiar=True)
@@ -106,7 +101,7 @@ def plan(looks: Sequence[Look], new: Look, *, assume_durable: bool) -> Plan:
     )
 
 
-# What shows that the list of nodes is not that of a cluster.
+# The list of nodes is not that of one cluster.
 _WRONG_LIST = frozenset({Reason.OTHER_CLUSTER, Reason.WRONG_PLACE, Reason.SAME_PROCESS})
 
 
@@ -114,8 +109,8 @@ def _newcomer(new: Look, judgement: Judgement | None, *, old_votes: bool) -> New
     match judgement:
         case Admitted() if not old_votes:
             return Newcomer.VOTES
-        # It shows the identity of the place, but nobody has let it in since it was started, or the old node shows the same:
-        # it may be a copy.
+        # It shows the identity of the index, but no server has admitted it since its start, or the old node shows the same
+        # identity: it may be a copy.
         case Admitted() | Restarted() | Forgot() | Rejected(Reason.REPLACED | Reason.FORMING):
             return Newcomer.TO_PREPARE
         case Quarantined():
@@ -149,25 +144,17 @@ async def replace_node(
     randomness: Randomness,
     confirm: Callable[[Plan], bool],
 ) -> bool:
-    """Prepare `new` for a place and end the vote of the node there; return whether it was confirmed. Repeating it is harmless.
+    """Prepare `new` for the index `place` and end the vote of the node there, if `confirm` agrees to the plan.
 
-    Args:
-        place: of the node to replace, from 0.
-        new: the node that takes its place; it may be the one that is there, wiped.
-        nodes: as the servers have them.
-        visiting: how to reach them.
-        assume_durable: as the servers have it.
-        randomness: for ids.
-        confirm: told what is to be done, before anything is; whether to do it.
+    `nodes` are those of the servers; `new` may be the one at that index, wiped. Return whether it was confirmed.
+    Repeating it is harmless.
 
     Cancellation: the new node is prepared or not; repeat it.
 
     Raises:
-        NodeRejectedError: a node is in the way, or was changed by somebody else.
-        ConfigError: there is no such place, or the new node is another one of the cluster.
+        NodeRejectedError: a node is in the way, or was changed by a server or another operator.
+        ConfigError: the new node is another one of the cluster.
     """
-    if not 0 <= place < len(nodes):
-        raise ConfigError(f"node: there is no node {place}; they are 0 to {len(nodes) - 1}")
     for index, each in enumerate(nodes):
         if each.address == new.address and index != place:
             raise ConfigError(f"node: {new.address} is node {index} of the cluster")

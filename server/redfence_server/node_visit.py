@@ -20,12 +20,9 @@ from redfence_server.redis_dial import Dial, DialError, DialledNode, NodeUrl, di
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen of the node at one index.
+    """What was seen of the node at one index; `problem` and `error` say why it could not be examined.
 
-    Attributes:
-        found: None if the node could not be examined.
-        problem: why not.
-        error: the same, if a connection failed or the node refused.
+    `error` is None if this machine is the cause.
     """
 
     index: int
@@ -64,14 +61,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Visiting:
-    """What the visits of one command, or of one server, have in common.
-
-    Attributes:
-        keys: the names of the keys on the nodes.
-        dial_timeout_ms: how long each step of connecting, and each command, may take.
-        clock: this machine's.
-        dial: how to connect.
-    """
+    """What the visits of one command, or of one server, share. `dial_timeout_ms` bounds each step and each command."""
 
     keys: scripts.Keyspace
     dial_timeout_ms: int
@@ -80,12 +70,7 @@ class Visiting:
 
 
 class Visit:
-    """One node, examined, and the connection to it if there is one.
-
-    Attributes:
-        look: what the last examination found.
-        node: the connection; None if the node was not examined at first.
-    """
+    """One node, the last look at it, and the connection; that is None if the first examination failed."""
 
     def __init__(self, look: Look, node: DialledNode | None, visiting: Visiting) -> None:
         self.look = look
@@ -132,13 +117,9 @@ class Visit:
         return str(answer[0].decode())
 
     async def take_vote(self, seat: Seat, *, phase: Phase, quarantine: str, floor: int = 0) -> None:
-        """Take the node out of every quorum, if it still is what was seen.
+        """Take the node out of every quorum, under a random id, if it still is what was seen.
 
-        Args:
-            seat: what it is from now on, as before or for the first time.
-            phase: the state to take.
-            quarantine: random id under which it is out.
-            floor: the least floor that other nodes know for its index.
+        `floor` is the least that other nodes know for its index.
 
         Cancellation: as of `step`.
 
@@ -168,12 +149,9 @@ class Visit:
         return await self.step("reserve_floor", self.identity.admission, floor) == "reserved"
 
     async def raise_floor(self, process: Visit, floor: int, *, admission: str) -> bool:
-        """Raise the floor of another index for the process there, under the id that was seen; tell whether the node did.
+        """Raise the floor of another index to the one that the process there has reserved; tell whether this node did.
 
-        Args:
-            process: in the quarantine for which the floor is raised.
-            floor: the one that it has reserved.
-            admission: id to take from now on.
+        This node takes the new `admission` id, if it still has the one that was seen.
 
         Cancellation, Raises: as of `step`.
         """
@@ -183,13 +161,9 @@ class Visit:
     async def restore_vote(
         self, *, quarantine: str, admission: str, floor: int, floors: Sequence[int]
     ) -> bool:
-        """Give the node its vote; tell whether it was still in that quarantine, with that floor reserved.
+        """Give the node its vote, and tell it the least floor of each node index.
 
-        Args:
-            quarantine: the id under which it is out.
-            admission: id to give.
-            floor: the reserved one.
-            floors: for each node index the least floor there.
+        Return whether it was still in that quarantine, with that floor reserved.
 
         Cancellation, Raises: as of `step`.
         """

@@ -38,9 +38,9 @@ class Request:
     """What the operator asks for.
 
     Attributes:
-        floor: above which tokens go on; None takes it from the clock.
-        ttl_ms_max: of a cluster of which nothing is left; None if not told.
-        assume_durable: the operator's word that a node which restarted has forgotten nothing, as the servers have it.
+        floor: tokens go on above it; None takes it from the clock.
+        ttl_ms_max: needed if no node remembers it; None if not told.
+        assume_durable: the operator's word that a node which restarted has forgotten nothing.
     """
 
     floor: int | None
@@ -50,15 +50,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """All nodes that could be looked at are to be taken out, and after a quarantine to be given the floor.
+    """Take out all nodes that were examined, and give them the floor after the wait.
 
     Attributes:
-        cluster_id: the old one, or a new one if no node remembers it.
-        is_new: it is a new one.
-        floor: every number starts above it.
-        nodes: those that could be looked at.
-        away: those that could not.
-        is_avoidable: with those that are away, if they come back and have forgotten nothing, a quorum would vote without this.
+        is_new: no node remembers the cluster, so its id is a new one.
+        away: the nodes that could not be examined.
+        is_avoidable: a quorum would vote without a recovery if the nodes that are away came back with their memory.
     """
 
     cluster_id: str
@@ -71,13 +68,7 @@ class Recovery:
 
 
 def plan(looks: Sequence[Look], request: Request, *, wall_us: int, new_cluster_id: str) -> Recovery:
-    """Decide what recovering these nodes takes, from what they say of themselves.
-
-    Args:
-        looks: one for each place, by index.
-        request: what is asked for.
-        wall_us: the microseconds since 1970.
-        new_cluster_id: to be taken if no node remembers one.
+    """Decide what a recovery of these nodes takes; there is one look for each index. `wall_us` counts from 1970.
 
     Raises:
         NodeRejectedError: a node is in the way, too few can be reached, or there is nothing to recover; the message names the nodes.
@@ -124,12 +115,12 @@ def greatest_number(looks: Sequence[Look]) -> int:
 
 
 def known_floor(place: int, looks: Sequence[Look]) -> int:
-    """Return the least floor that a node needs at a place, as far as any other node knows."""
+    """Return the least floor that a node needs at an index, as far as any other node knows."""
     known = [look.found.identity for look in looks if look.found is not None]
     return max((identity.known_floors.get(place, 0) for identity in known if identity is not None), default=0)
 
 
-# What a node is excused that is to be given a new beginning.
+# Reasons that do not matter, because the recovery gives the node a new beginning.
 _EXCUSED = frozenset({Reason.NOT_FORMED, Reason.FORMING})
 
 
@@ -144,7 +135,7 @@ def _was_never_formed(looks: Sequence[Look], judged: ClusterJudgement) -> bool:
     """Tell whether no quorum of the cluster can ever have voted."""
     phases = {identity.phase for identity in judged.members.values()}
     if Phase.ASSEMBLED in phases and any(look.found and look.found.identity is None for look in looks):
-        return False  # who is empty had its place, and may have voted there (cluster_forming.py)
+        return False  # the empty node had an identity, and may have voted (cluster_forming.py)
     return bool(phases) and phases <= {Phase.FORMING, Phase.ASSEMBLED}
 
 
@@ -163,7 +154,7 @@ def _ttl_ms_max(judged: ClusterJudgement, request: Request) -> int:
 
 
 def _floor_begun(looks: Sequence[Look]) -> int:
-    """Return the floor that a recovery which broke off has reserved; 0 if there was none."""
+    """Return the floor that an earlier recovery, which broke off, has reserved; 0 if there was none."""
     found = [look.found.identity for look in looks if look.found is not None]
     return max((each.reserved for each in found if each is not None), default=0)
 

@@ -1,4 +1,4 @@
-"""Finds a Redis or Valkey program on this machine that is new enough to be a node."""
+"""Find a Redis or Valkey program on this machine that is new enough to be a node."""
 
 from __future__ import annotations
 
@@ -27,13 +27,7 @@ class RedisBinaryError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RedisBinary:
-    """A program that was asked for its version and is new enough.
-
-    Attributes:
-        path: absolute.
-        engine: "redis" or "valkey".
-        version: major, minor, patch.
-    """
+    """A program, by its absolute path, that told its version and is new enough. The engine is "redis" or "valkey"."""
 
     path: Path
     engine: str

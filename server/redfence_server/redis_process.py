@@ -44,8 +44,6 @@ class NodeConf:
     """What makes one node: where it keeps its data, where it listens and how durable it is.
 
     Attributes:
-        folder: holds everything of the node; made if it is not there.
-        port: on 127.0.0.1.
         password: hex digits. It stands only in a file that this user alone may read.
         appendfsync: anything but "always" forgets acknowledged writes when the machine dies.
     """
@@ -92,10 +90,7 @@ class NodeProcess:
     def __init__(self, conf: NodeConf, *, binary: RedisBinary, inherited_fds: Collection[int] = ()) -> None:
         """Write the configuration and start the process, in a session of its own: a terminal's Ctrl-C is not for it.
 
-        Args:
-            conf: of the node.
-            binary: what to run. A wrapper script must exec the server.
-            inherited_fds: stay open in the process, and with them the locks they hold.
+        The binary may be a wrapper script that execs the server. The process keeps the locks that `inherited_fds` hold.
         """
         conf.write()
         self._conf = conf

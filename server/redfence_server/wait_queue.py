@@ -57,14 +57,7 @@ _LOOK_MS: Final = 100.0
 
 
 class WaitQueue:
-    """The waiters for one resource, and when they try.
-
-    Attributes:
-        line: the waiters.
-
-    Args:
-        at_rest: called once, when the queue is empty and has nothing to remember.
-    """
+    """The waiters for one resource, and when they try. `at_rest` is called once: the queue is empty and remembers nothing."""
 
     def __init__(
         self,
@@ -90,8 +83,6 @@ class WaitQueue:
         self._handing_over = False  # the try is a hand-over
         self._hand_overs = 0  # in a row, while another server waited
         self._round_trip_ms = 0.0  # of the last mint that was granted
-
-    # --- coming and going -----------------------------------------------------------------------------------------
 
     def enter(self, waiter: Waiter) -> None:
         """Add a waiter at the end."""
@@ -156,8 +147,6 @@ class WaitQueue:
         finally:
             timer.cancel()
             waiter.future = None
-
-    # --- trying ---------------------------------------------------------------------------------------------------
 
     def wants_notice(self, waiter: Waiter) -> bool:
         """Tell whether the next mint is to ask for a notice of the end of its hold, because others wait."""
@@ -233,8 +222,6 @@ class WaitQueue:
         self._begin(waiter)
         self._handing_over = True
         waiter.tell(attempt)
-
-    # --- inside ---------------------------------------------------------------------------------------------------
 
     def _begin(self, waiter: Waiter) -> None:
         """Let the head try. News that comes from now on may call for another try after this one."""

@@ -14,7 +14,7 @@ from redfence_server.redis_process import NodeConf
 @pytest.mark.parametrize("count", [-1, 0, 2, 4, 6, 8, 9])
 def test_only_one_three_five_or_seven_nodes_are_accepted(count: int) -> None:
     """An even number of nodes buys nothing and can split in halves."""
-    with pytest.raises(EmbeddedNodesError, match=f"^{count} nodes cannot be"):
+    with pytest.raises(EmbeddedNodesError, match=f"^{count} nodes were asked for"):
         EmbeddedNodes(count=count)
 
 

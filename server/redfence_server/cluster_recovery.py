@@ -77,7 +77,8 @@ class ClusterRecovery:
         Cancellation: as a crash: the nodes that were taken out stay out until the recovery is repeated.
 
         Raises:
-            NodeRejectedError: a node is in the way, or was changed by somebody else; `touched` says whether nodes may be out.
+            NodeRejectedError: a node is in the way, or was changed by a server or another operator; `touched` says whether
+                nodes may be out.
             ConfigError: the request cannot be met; nothing was changed.
         """
         async with visits(self._nodes, self._visiting) as visited:

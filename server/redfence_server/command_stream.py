@@ -1,7 +1,7 @@
 """The commands under way on one stream, and their results on the way back.
 
-Every command is a task of its own, so a slow one holds nobody up. Results that are ready together leave together. The
-stream ends when it was told that no more commands come and every result has been written.
+Every command is a task of its own, so a slow one holds up no other. Results that are ready together leave together. The
+stream ends once `finish` was called and every result has been written.
 """
 
 from __future__ import annotations
@@ -40,11 +40,9 @@ class CommandStream(Generic[Item]):
         *,
         never_begun: Callable[[], Item] | None = None,
     ) -> asyncio.Task[None]:
-        """Run the command that `begin` returns; what it returns is written.
+        """Run the command that `begin` returns, and write its result.
 
-        Args:
-            begin: makes the command.
-            never_begun: makes what is written if it was cancelled before its first step, in which it could have said so itself.
+        `never_begun` returns the result of a command that was cancelled before its first step.
 
         Raises:
             TooManyCommandsError: the bound is reached; the command was not begun.

@@ -36,7 +36,7 @@ SERVICE_NAMES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A lock server that answers. `drain` tells everybody who watches, waits or has a stream to go elsewhere."""
+    """A lock server that answers. `drain` tells every waiter, stream and health watch to go elsewhere."""
 
     port: int
     grpc_server: grpc.aio.Server
@@ -56,7 +56,7 @@ def assemble(
     dial: Dial,
     adopts_empty_nodes: bool = False,
 ) -> tuple[NodeCluster, LockService]:
-    """Return what decides about locks, without the network before it and behind it. Nothing is started.
+    """Return the parts that decide about locks, without gRPC. Nothing is started.
 
     Raises:
         ConfigError: the nodes are no cluster.
@@ -102,10 +102,8 @@ async def lock_server(
 ) -> AsyncIterator[RunningServer]:
     """Run a lock server within `async with`: it answers from the entry on, and nothing of it is left after the exit.
 
-    Args:
-        config: the settings.
-        adopts_empty_nodes: an empty node is one of the cluster that was wiped, also if this server has never seen it: for whoever
-            runs the nodes as well.
+    `adopts_empty_nodes` takes an empty node for one that was wiped, also if this server has never seen it before. It is for
+    a program that runs the nodes itself.
 
     Raises:
         StartupError: a setting is wrong, a node must not vote, or there is no quorum.
@@ -127,7 +125,7 @@ async def lock_server(
     lock_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster.view), server)
     health = grpc_serving.add_health_and_reflection(server, SERVICE_NAMES)
     try:
-        # The port first: it is the likelier mistake, and nobody is connected to a node in vain.
+        # The port first: it is the likelier mistake, and needs no connection to a node.
         port = _bind(server, config.listen)
         await cluster.start(timeout_ms=config.start_timeout_ms)
         await grpc_serving.set_health(health, SERVICE_NAMES, serving=True)

@@ -22,7 +22,7 @@ from redfence_server.redis_binary import RedisBinary, RedisBinaryError, find_red
 from redfence_server.redis_process import HOST, NodeConf, NodeProcess, NodeStartError, PortTakenError
 
 NODE_DIED_EVENT = "embedded_node_died"
-# Each try loses only if somebody takes a port in the few ms since it was seen free.
+# A try fails only if another program takes the port in the few ms since it was seen free.
 _PORT_TRIES_MAX = 8
 _WATCH_INTERVAL_S = 0.25
 
@@ -32,7 +32,7 @@ class EmbeddedNodesError(StartupError):
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody had a moment ago."""
+    """Return a port of 127.0.0.1 that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]

@@ -28,12 +28,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """Bounds of the streaming calls.
-
-    Attributes:
-        commands_max: how many commands of one stream may be unanswered.
-        drain_grace_ms: what a draining server tells its peers.
-    """
+    """How many commands of one stream may be unanswered, and the grace that a draining server tells its peers."""
 
     commands_max: int
     drain_grace_ms: int

@@ -33,13 +33,7 @@ Item = TypeVar("Item")
 
 
 class Stream(ABC, Generic[Item]):
-    """What every stream does: read until the peer closes, answer as results come, end in order.
-
-    Args:
-        context: the call.
-        commands: runs the commands of this stream.
-        notice: what is written among the results when the server drains.
-    """
+    """Reads until the peer closes, answers as results come, and ends in order; `notice` is written when the server drains."""
 
     def __init__(self, context: StreamContext, *, commands: CommandStream[Item], notice: Item) -> None:
         self._context = context
@@ -103,7 +97,7 @@ class Stream(ABC, Generic[Item]):
         try:
             await self._begin_all()
         except Exception:
-            # By the peer; or a defect, and nobody reads this stream any more.
+            # The peer broke the rules, or this is a defect: this stream is not read any more.
             self._rules_broken()
             raise
         finally:
@@ -185,7 +179,7 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
     ) -> Coroutine[None, None, lock_pb2.SessionResult]:
         released: Released | None = None
         if command.HasField("release"):
-            # Somebody may wait for the lock, so it leaves ahead of whatever else the message asks for.
+            # A waiter may need the lock, so the release leaves ahead of all other commands of the message.
             try:
                 released = self._service.begin_release(*messages.read_lease(command.release))
             except InvalidFieldError as error:
@@ -204,7 +198,7 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
         except RedfenceServerError as error:
             result.error.CopyFrom(grpc_errors.to_message(*grpc_errors.describe(error)))
         except asyncio.CancelledError:
-            # By a cancel command; or the stream has ended, and nobody reads this.
+            # A cancel command came; or the stream has ended, and this is never read.
             return _cancelled(command.id)
         except Exception:
             structlog.get_logger().exception("defect", where="session")

@@ -39,7 +39,7 @@ class LinkState:
         if state is NodeState.READY and logged is None:
             self._log.info("node_ready", run_id=run_id)
         elif state is NodeState.READY:
-            # As loud as its loss: whoever was told of that waits for this.
+            # At the level of its loss: an operator who was told of the loss waits for this.
             self._log.warning("node_back", run_id=run_id)
         else:
             self._log.warning("node_lost", state=state.name.lower(), detail=detail)

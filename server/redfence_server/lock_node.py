@@ -215,7 +215,7 @@ class NodeState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What this server knows of one node.
+    """This server's knowledge of one node.
 
     Attributes:
         address: HOST:PORT or a socket's path, never with a password.

@@ -29,7 +29,7 @@ from redfence_server.waiting_room import WaiterLimits
 # does not give away more than a share of a short one.
 _ANSWER_MARGIN_MS_MAX: Final = 50
 _ANSWER_MARGIN_SHARE: Final = 0.25
-# How often an attempt is made anew when the nodes are split between callers and nobody was granted.
+# How often an attempt is made anew when the nodes are split between callers and no caller was granted.
 _SPLIT_TRIES_MAX: Final = 4
 _EMPTY_QUEUE: Final = QueueView(0, (), 0)
 
@@ -45,7 +45,7 @@ class RenewOutcome:
 
 @dataclass(frozen=True, slots=True)
 class LockView:
-    """Who holds a resource: the answer of a quorum, and of each node by index; and who waits for it here."""
+    """The present hold of a resource, the answer of each node by index, and the waiters at this server."""
 
     current: CurrentHold | None
     queue: QueueView
@@ -54,7 +54,7 @@ class LockView:
 
 @dataclass(frozen=True, slots=True)
 class TokenView:
-    """Whether a token is that of the present lease, and who holds the resource as far as the asked nodes saw."""
+    """Whether a token is that of the present lease, and the present hold as far as the asked nodes saw it."""
 
     live: bool
     current: CurrentHold | None
@@ -92,7 +92,7 @@ class LockService:
         self._queues.drain()
 
     def quorum_lost(self) -> None:
-        """Tell those that wait that nobody can be granted, as each of them would find out when its turn comes."""
+        """End every wait: no lease can be granted, and each waiter would find that out at its turn."""
         reports = ((node.index, node.report().state) for node in self._redlock.nodes)
         away = [(index, state.name.lower()) for index, state in reports if state is not NodeState.READY]
         self._queues.fail(partial(NoQuorumError.naming, away))
@@ -155,7 +155,7 @@ class LockService:
                     too_late = self._too_late(call, outcome)
                     queue.failed(waiter)
                 case Refusal(Failure.NO_QUORUM):
-                    # For the others as well: nobody can be granted, and each would find out after the one before.
+                    # For the other waiters as well: no lease can be granted, and each would find that out in its turn.
                     queue.line.fail(partial(_no_quorum, outcome.silent))
                     raise _no_quorum(outcome.silent)
                 case Refusal():
@@ -188,7 +188,7 @@ class LockService:
         return TooLate(elapsed_ms)
 
     async def _try(self, call: AcquireCall) -> Lease | NotGranted:
-        """Attempt once, or a few times while rivals split the nodes so that nobody is granted."""
+        """Attempt once, or a few times while rivals split the nodes so that no caller is granted."""
         split_pauses = pauses(self._randomness)
         for tries_left in reversed(range(_SPLIT_TRIES_MAX)):
             outcome = await self._attempt(_order(call))
@@ -235,9 +235,9 @@ class LockService:
         return self.was_held(await self.begin_release(resource, lease_id))
 
     def begin_release(self, resource: str, lease_id: LeaseId) -> Awaitable[Verdict[ReleaseVerdict]]:
-        """Hand the lock over to the first who waits for it here, or release it openly.
+        """Hand the lock over to the first waiter at this server, or release it openly.
 
-        It is on its way to every node when this returns. What is to be awaited is for `was_held`.
+        The release is on its way to every node when this returns. Await the result and give it to `was_held`.
         """
         digest = lease_id.digest
         queue = self._queues.find(resource)
@@ -263,7 +263,7 @@ class LockService:
         return released.verdict is ReleaseVerdict.RELEASED
 
     async def look(self, resource: str, *, digest: str = "") -> LockView:
-        """Tell who holds a resource and who waits for it, and where in the queue the waiter is whose lease id has this digest.
+        """Show the hold of a resource, its waiters, and the position of the waiter whose lease id has this digest.
 
         Raises:
             NoQuorumError: too few nodes answered.

@@ -1,7 +1,7 @@
 """Structured logs on standard error: one event a line, JSON for machines or columns for a terminal.
 
-Levels by consequence: debug is for the one who reads the code; info is a change of state that was asked for; warning is something lost that
-is being made good (one node); error is something a caller notices (a quorum, a database).
+Levels go by consequence. Debug is for a reader of the code. Info is a change of state that was asked for. Warning is a loss
+that the server mends by itself (one node). Error is something that a caller notices (a quorum, a database).
 """
 
 from __future__ import annotations

@@ -90,9 +90,7 @@ class AcquireCall:
 
     Attributes:
         wait_ms: how long to wait for a held resource; 0 is try-once.
-        arrived_at_ms: when the request reached this server.
-        answer_within_ms: how long after that the caller gives up; None if it never does.
-        connection: which connection it came on.
+        answer_within_ms: how long after its arrival the caller gives up; None if it never does.
     """
 
     resource: str

@@ -19,7 +19,7 @@ from redfence_server.node_examination import Findings, Identity, Phase, version_
 
 
 class Reason(Enum):
-    """Why a node is turned away until somebody mends it."""
+    """Why a node is turned away until an operator mends it."""
 
     NOT_FORMED = auto()
     """It has no identity, and it is not known to be the node that was here before."""
@@ -44,7 +44,7 @@ class Reason(Enum):
     NOT_DURABLE = auto()
     """It was formed durable and its settings are not so any more."""
     SETTINGS_HIDDEN = auto()
-    """It was formed durable, and whoever looks may not read whether its settings still are so."""
+    """It was formed durable, and this user may not read whether its settings still are."""
 
     @property
     def misconfigured(self) -> bool:
@@ -118,7 +118,7 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The node must not vote until somebody mends what is wrong."""
+    """The node must not vote until an operator mends what is wrong."""
 
     reason: Reason
     detail: str

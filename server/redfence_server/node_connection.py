@@ -1,8 +1,8 @@
 """One socket to one node that carries the commands of every caller.
 
 Commands issued in one turn of the event loop leave in one write, and the node answers them with one fsync. Replies come in
-order, so a queue matches them; nobody but this class ever reads the socket, so a caller that goes away cannot leave a
-reply for the next one. Timeouts need one timer for the whole queue: the oldest command is the first to be overdue.
+order, so a queue matches them. Only this class reads the socket, so a caller that goes away cannot leave a reply for the
+next one. Timeouts need one timer for the whole queue: the oldest command is the first to be overdue.
 
 Notices come over the same socket, which speaks RESP3: it tells what was pushed from what was asked for. So a notice can
 neither overtake the reply to an earlier command nor be overtaken by the reply to a later one.
@@ -29,7 +29,7 @@ _STALLED_AFTER_TIMEOUTS: Final = 4
 _READ_BYTES_MAX: Final = 65_536
 _INCOMPLETE: Final = object()
 
-# Whom to tell the reply, and when the command was issued, in seconds of the event loop.
+# The callback for the reply, and when the command was issued, in seconds of the event loop.
 _Unanswered = tuple[Callable[[Any], None], float]
 
 ReplyError: type[Exception] = hiredis.ReplyError
@@ -38,9 +38,8 @@ ReplyError: type[Exception] = hiredis.ReplyError
 class NodeConnection(asyncio.BufferedProtocol):
     """Pipelines packed commands over one transport.
 
-    It reads into one buffer of its own. asyncio would allocate 256 KiB for each read and cut them down to the few hundred bytes
-    that came, thousands of times a second: what else is allocated between settles in the rest, and the heap grows for hours
-    around it.
+    It reads into one buffer of its own. asyncio would allocate 256 KiB for each read and shrink it to the few hundred bytes
+    that came, thousands of times a second. Other objects would settle in the gaps, and the heap would grow for hours.
 
     Args:
         node_timeout_ms: a command without a reply for this long is told `Silence.TIMED_OUT`. Its late reply is dropped.

@@ -231,7 +231,7 @@ class NodeLink:
             self._log.error("node_numbers_exhausted")
             return Silence.REFUSED
         except ValueError:
-            # Somebody else has written to our keys. The answer itself is not for the log: it has a digest.
+            # Another program has written redfence's keys. The answer has a digest, so it is not logged.
             return self._refused("an answer that no script gives")
         return self._watched(reply, raw) if isinstance(reply, Granted) else reply
 
@@ -249,7 +249,7 @@ class NodeLink:
             if code != self._last_error_code:
                 self._log.warning("node_command_failed", problem=problem)
             self._last_error_code = code
-            # It is there, and yet of no use: whoever looks has to see why.
+            # It answers, and yet is of no use: an operator has to see why.
             self._state.detail = f"its last answer was an error: {problem}"
             return Silence.REFUSED
         if code == "NOSCRIPT":

@@ -37,10 +37,10 @@ class Look:
         return f"node {self.index} ({self.address})"
 
     def refuse_strangers(self) -> None:
-        """Refuse a node without an identity that holds keys: they may be anybody's.
+        """Refuse a node without an identity that holds keys: another program may have written them.
 
         Raises:
-            NodeRejectedError: it is one.
+            NodeRejectedError: this is such a node.
         """
         if self.found is not None and self.found.identity is None and self.found.key_count:
             raise NodeRejectedError(

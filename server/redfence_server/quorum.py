@@ -47,9 +47,9 @@ WAIT_DRIFT_RATIO = 0.0005
 
 
 def wait_drift_ms(ttl_ms: int, waited_ms: float) -> float:
-    """Return what to take from the validity of a lease that was waited for, for its caller counts from its sending.
+    """Return what to take from the validity of a lease after a wait, because the caller counts from its sending.
 
-    It is at most half of the ttl, for a lease that is worth nothing serves nobody; who waits that long renews at once.
+    It is at most half of the ttl, so that the lease is worth something. A caller that waited so long renews at once.
     """
     return min(waited_ms * WAIT_DRIFT_RATIO, ttl_ms / 2)
 
@@ -63,7 +63,7 @@ class Failure(Enum):
     HELD = auto()
     """Enough nodes are held by other leases, and one of those may have a quorum."""
     SPLIT = auto()
-    """Enough nodes are held by other leases, but none of those has a quorum: nobody will be granted."""
+    """Enough nodes are held by other leases, but none of those has a quorum: no lease will be granted."""
     NO_QUORUM = auto()
     """Fewer than a quorum of nodes answered."""
     EXPIRED = auto()
@@ -197,7 +197,7 @@ class Tally:
         if len(silent) > node_count - self._quorum:
             return Refusal(Failure.NO_QUORUM, held, silent)
         if node_count - self._replies.count(None) - len(silent) < self._quorum:
-            # Nobody is told that the lock is held on the word of less than a quorum: it may turn out that there is none.
+            # Fewer nodes than a quorum must not decide that the lock is held: there may be no quorum at all.
             return WAIT
         if not held:
             return Refusal(Failure.EXPIRED, held, silent)
@@ -333,7 +333,7 @@ def judge_all_answered(replies: Replies) -> Replies | None:
 
 
 def by_lease(holds: Sequence[Held]) -> list[list[Held]]:
-    """Group holds by lease, the lease on the most nodes first, and of such the one with the greatest number: granted last, most likely."""
+    """Group holds by lease, largest group first; ties go to the highest token, probably the latest grant."""
     groups: dict[str, list[Held]] = {}
     for hold in holds:
         groups.setdefault(hold.digest, []).append(hold)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Randomness(Protocol):
-    """A source of ids nobody can guess and of numbers for jitter."""
+    """A source of ids that cannot be guessed, and of numbers for jitter."""
 
     def hex_id(self) -> str:
         """Return 128 fresh random bits as 32 lower-case hex digits."""

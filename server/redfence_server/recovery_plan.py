@@ -1,16 +1,17 @@
-"""What it takes to start a cluster again of whose nodes more than a minority have forgotten. Pure; cluster_recovery.py does it.
+"""Plan the new start of a cluster after more than a minority of its nodes forgot. Pure; cluster_recovery.py carries it out.
 
-Nobody is left then who knows every number that was granted: a grant stands on f + 1 nodes, and all of those may be among the f + 1 that
-forgot. So the floor comes from outside: from the operator, who can ask the storage for the highest token it has seen, or from the clock.
+No set of nodes is sure to know every token that was granted: a grant stands on f + 1 nodes, and these may be the f + 1 that
+forgot. So the floor comes from outside: from the operator, who can ask the storage for its highest token, or from the clock.
 
-Why the clock. Tokens grow more slowly than the microseconds since 1970. A token is minted from the greatest one that a node
-knows, so the greatest one grows by one at a time, and each step takes a script on a node, which is some ten microseconds.
-Each floor that is reserved for a node adds 2^20, about as much as a second. So as long as nodes come back less often than once
-a second on average, less was minted since the last recovery, at t0, than the microseconds from t0 to now; and
-t0 + 2^20 + that is less than now + 2^20. A new cluster begins at 0, half a century behind the clock. The argument fails if
-the clock is behind where it was at the last recovery, if a floor was given by hand that is still ahead of the clock, or if
-a process restarted, or a fence failed, more than once a second for long. But each token that can still be read counts as well:
-harm needs the loss of every node that knows.
+Why the clock will do: tokens grow more slowly than the microseconds since 1970. Each token takes a script on a node, about ten
+microseconds, and is one above the greatest that this node knows. Each floor that is reserved for a node adds 2^20, about a
+second. Let nodes come back less often than once a second on average. Then the tokens minted since the last recovery, at t0,
+are fewer than the microseconds from t0 to now, and t0 + 2^20 + that is less than now + 2^20. A new cluster begins at 0, half
+a century behind the clock.
+
+The argument fails if the clock is behind where it was at the last recovery, if a floor given by hand is still ahead of the
+clock, or if processes restarted, or fences failed, more than once a second for long. But each token that can still be read
+counts as well, so harm needs the loss of every node that knows.
 """
 
 from __future__ import annotations

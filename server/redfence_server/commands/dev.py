@@ -127,7 +127,7 @@ async def _quorum(arguments: argparse.Namespace, data_dir: Path) -> AsyncIterato
             keys=composition.keyspace(settings),
             ttl_ms_max=bounds.TTL_MS_MAX_DEFAULT,
             randomness=SystemRandomness(),
-            # The server adopts it, for nobody else runs these nodes.
+            # The server adopts an empty node, because it runs the nodes itself.
             leaves_wiped=True,
         )
         yield settings

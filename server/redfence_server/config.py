@@ -1,4 +1,4 @@
-"""What an operator can set: by flag, by environment (`REDFENCE_…`), or in a TOML file, in this order of precedence.
+"""The settings of an operator: by flag, by environment (`REDFENCE_…`), or in a TOML file, in this order of precedence.
 
 Every setting has one name everywhere: `node_timeout_ms` is `--node-timeout-ms`, `REDFENCE_NODE_TIMEOUT_MS`, and
 `node_timeout_ms` in the file. Values are checked once, here, and do not change afterwards.

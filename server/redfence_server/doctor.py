@@ -140,7 +140,7 @@ def _verdict(
             yield _serious(Kind[reason.name], detail, ADVICE[reason].format(index=index, primary=primary))
         case Forgot(detail):
             what = f"it may have forgotten locks and tokens: {detail}"
-            advice = f"nothing, if that was expected: a server takes it through {_quarantine(judged)} if enough others vote"
+            advice = f"wait: a server takes it through {_quarantine(judged)} if enough others vote"
             yield _warning(Kind.FORGOT, what, advice, keeps_out=True)
         case Quarantined():
             what = "it is in quarantine: it may have forgotten locks and tokens"

@@ -1,10 +1,11 @@
 """What the waiters of a resource know of the hold they wait for, and when another try is worth its while. Pure.
 
-A refused attempt tells which nodes hold the lock, with which token and for how long. A notice tells that a node holds it no more. A try
-makes sense as soon as a quorum of nodes may be free: nodes that granted, did not answer yet, have told of the end, or whose time is up.
-All of it is a hint. The truth is the next mint, so being wrong costs one try too many, or a wait until the time is up.
+A refused attempt tells which nodes hold the lock, with which token and for how long. A notice tells that a node holds it no
+more. A try makes sense as soon as a quorum of nodes may be free: each granted, has not answered yet, has told of the end, or
+holds a lease whose time is up. All of this is a hint, and the next mint decides. So an error costs one try too many, or a
+wait until the time is up.
 
-A notice counts for the hold that was seen and not for an older one, because numbers only grow on a node.
+A notice counts for the hold that was seen and not for an older one, because tokens only grow on a node.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SPREAD_MS = 50
 
 
 class HoldWatch:
-    """Of one resource, as one server sees it. In the beginning nothing is known: a try is worth its while."""
+    """What one server knows of the hold of one resource. In the beginning it knows nothing: a try is worth its while."""
 
     def __init__(self, node_count: int) -> None:
         self._node_count = node_count

@@ -38,11 +38,9 @@ _ALLOWED_MS: Final = DRIFT_FIXED_MS + _ROUNDING_MS
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that is certain.
+    """A step that is certain: forward if `by_ms` is above 0, else backward.
 
-    Attributes:
-        by_ms: forward if above 0, else backward. At least by so much: neither what drift may explain nor what the round trip leaves
-            unsure is counted.
+    The clock moved by at least so much: drift and the uncertainty of the round trip are taken off.
     """
 
     by_ms: float
@@ -51,16 +49,15 @@ class Step:
 class NodeClock:
     """The wall clock of one node, as this server sees it: over all connections to the node, and through its restarts.
 
-    Samples are given in the order in which the node took them; on one connection that is the order of the replies. All instants are
-    in ms of this server's steady clock, but for `node_ms`, which is in ms of the node's: pass its TIME with all its digits.
+    Give samples in the order in which the node took them; on one connection that is the order of the replies. Instants are in
+    ms of this server's steady clock. Only `node_ms` is in ms of the node's clock: pass its TIME with all its digits.
     """
 
     def __init__(self, *, distrust_ms: float) -> None:
         """Begin without a sample, and trusting.
 
-        Args:
-            distrust_ms: for how long after a step the node's votes do not count: the greatest ttl of the cluster and its drift. Less: a
-                lease that the step ended early may still be counted on when the node votes again.
+        For `distrust_ms` after a step the node's votes do not count: the greatest ttl of the cluster and its drift. If it were
+        less, a holder might still count on a lease that the step ended early when the node votes again.
         """
         assert distrust_ms > 0, distrust_ms
         self._distrust_ms = distrust_ms
@@ -78,10 +75,8 @@ class NodeClock:
     def note(self, *, sent_ms: float, received_ms: float, node_ms: float) -> Step | None:
         """Judge a full sample, and judge later ones by it.
 
-        Args:
-            sent_ms: no later than the sending of the request.
-            received_ms: no earlier than the receipt of the answer.
-            node_ms: what the node's clock showed in between.
+        The request left at `sent_ms` or later, the answer came at `received_ms` or earlier, and the node's clock showed
+        `node_ms` in between.
         """
         assert sent_ms <= received_ms, (sent_ms, received_ms)
         step = self._forward(received_ms, node_ms) or self._backward(sent_ms, node_ms)

@@ -1,9 +1,9 @@
-"""Becomes another program, which the kernel kills as soon as the parent dies, however it dies.
+"""Become another program, which the kernel kills as soon as the parent dies, however it dies.
 
-Run as a script: `python -I -S process_leash.py PARENT_PID PROGRAM [ARGUMENT…]`. A script and not a `preexec_fn`, because code between
-fork and exec can deadlock in a parent that has threads, and gRPC has. It costs about 10 ms.
+Run as a script: `python -I -S process_leash.py PARENT_PID PROGRAM [ARGUMENT…]`. It is no `preexec_fn`, because code between
+fork and exec can deadlock in a parent with threads, and gRPC has threads. It costs about 10 ms.
 
-The kernel counts the *thread* that started the child as its parent: start children on a thread that lives as long as they should.
+The kernel takes the *thread* that started the child for its parent: start children on a thread that outlives them.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look, print, and tell by the status whether anything is serious."""
+    """Examine the nodes and print the findings; the exit status tells whether any is serious."""
     from redfence_server import composition
     from redfence_server.clock import SystemClock
     from redfence_server.doctor import Limits, diagnose
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def as_json(nodes: Sequence[Checkup], diagnosis: Diagnosis) -> str:
-    """Return all of it for programs; what is not known is null."""
+    """Return the diagnosis for programs; a value that is not known is null."""
     told = {
         "serious": diagnosis.serious,
         "cluster_id": diagnosis.cluster_id or None,
@@ -107,7 +107,7 @@ _COLUMNS = ("NODE", "VERDICT", "VOTE", "SERVER", "LATENCY", "CLOCK", "ADDRESS")
 
 
 def as_table(nodes: Sequence[Checkup], diagnosis: Diagnosis, *, width: int) -> str:
-    """Return all of it for people: a line for each node, the findings, and a summary."""
+    """Return the diagnosis for people: a line for each node, the findings, and a summary."""
     rows = [_COLUMNS, *(_row(node, diagnosis) for node in nodes)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

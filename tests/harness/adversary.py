@@ -15,7 +15,7 @@ C   An undo leaves nothing of its attempt on the node, but what a retry shares.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Self
@@ -246,44 +246,44 @@ class World:
 
     # --- what may happen ------------------------------------------------------------------------------------------
 
-    def moves(self) -> Iterator[Move]:
-        """Yield everything that may happen next."""
+    def moves(self) -> list[Move]:
+        """Return everything that may happen next."""
         limits = self.limits
+        found: list[Move] = []
+        # Half of a walk's time goes by here, so nothing is asked twice.
+        is_open = [player.is_open for player in self.players]
+        idle: list[tuple[int, str]] = []
         for index, player in enumerate(self.players):
             if player.attempt is None:
                 # A lease id is never used again after its release: the contract asks for it.
                 if player.lease not in self.ended:
-                    yield Begin(index)
-            elif limits.give_ups != 0 and player.is_open:
-                yield GiveUp(index)
+                    found.append(Begin(index))
+                    idle.append((index, player.lease))
+            elif limits.give_ups != 0 and is_open[index]:
+                found.append(GiveUp(index))
         for parcel in self.under_way:
-            yield Arrive(parcel)
+            found.append(Arrive(parcel))
             if limits.losses == 0:
                 continue
             if parcel.told:
-                yield Lose(parcel)
-            elif self.players[parcel.attempt].is_open:
-                yield TimeOut(parcel)
+                found.append(Lose(parcel))
+            elif is_open[parcel.attempt]:
+                found.append(TimeOut(parcel))
         for index, node in enumerate(self.nodes):
             if limits.expiries != 0 and node.holds:
-                yield Expire(index)
+                found.append(Expire(index))
             if limits.dropped_counters != 0 and node.counters:
-                yield DropCounter(index)
-        begun = sorted({player.lease for player in self.players if player.attempt})
-        for lease in begun:
+                found.append(DropCounter(index))
+        for lease in sorted({player.lease for player in self.players if player.attempt}):
             if limits.hand_overs != 0:
-                yield from self._hand_overs(lease)
+                found += [HandOver(lease, index) for index, waiting in idle if waiting != lease]
             if lease in self.ended:
                 continue
             if limits.ends != 0:
-                yield End(lease)
+                found.append(End(lease))
             if limits.keeps != 0:
-                yield Keep(lease)
-
-    def _hand_overs(self, lease: str) -> Iterator[Move]:
-        for index, player in enumerate(self.players):
-            if player.attempt is None and player.lease != lease and player.lease not in self.ended:
-                yield HandOver(lease, index)
+                found.append(Keep(lease))
+        return found
 
     def make(self, move: Move) -> None:
         """Let it happen.

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from redfence_server.lock_node import Command, Reply
 
+Way = tuple[int, int, type[Command]]
+
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
@@ -15,6 +17,7 @@ class Parcel:
     Attributes:
         attempt: whose it is; -1 for a release or a renewal.
         told: nobody waits for a reply, or the sender was told that none came in time.
+        way: the attempt, the node and the kind of command.
     """
 
     attempt: int
@@ -22,9 +25,11 @@ class Parcel:
     command: Command
     reply: Reply | None
     told: bool
+    way: Way = field(init=False, repr=False, compare=False)
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "way", (self.attempt, self.node, type(self.command)))
         # A search hashes each of them many times.
         parts = (self.attempt, self.node, self.command, self.reply, self.told)
         object.__setattr__(self, "_hash", hash(parts))

@@ -18,8 +18,9 @@ from harness.adversary_moves import (
     Lose,
     Move,
     TimeOut,
+    Way,
 )
-from redfence_server.lock_node import Command, Commit, Mint, Release, Renew, Undo
+from redfence_server.lock_node import Commit, Mint, Release, Renew, Undo
 
 WEIGHTS: dict[type[Move], float] = {
     Arrive: 12,
@@ -39,8 +40,6 @@ WEIGHTS: dict[type[Move], float] = {
 SLOWNESS = (1.0, 1.0, 0.03)
 """How much less likely parcels move that are on one attempt's way to one node and of one kind: a slow way is overtaken by everything."""
 
-_Way = tuple[int, int, type[Command]]
-
 
 def walk(world: World, *, seed: int, moves_max: int = 400) -> int:
     """Make moves by chance until nothing is left to do; return how many attempts were granted.
@@ -49,8 +48,8 @@ def walk(world: World, *, seed: int, moves_max: int = 400) -> int:
         Violation: an invariant is broken; the message has the seed and the trace.
     """
     chance = random.Random(seed)
-    speeds: dict[_Way, float] = {
-        (attempt, node, kind): chance.choice(SLOWNESS)
+    speeds: dict[Way, float] = {
+        (attempt, node, kind): WEIGHTS[Arrive] * chance.choice(SLOWNESS)
         for attempt in range(-1, len(world.players))
         for node in range(len(world.nodes))
         for kind in (Mint, Commit, Undo, Release, Renew)
@@ -58,22 +57,16 @@ def walk(world: World, *, seed: int, moves_max: int = 400) -> int:
     trace: list[Move] = []
     try:
         for _ in range(moves_max):
-            moves = list(world.moves())
+            moves = world.moves()
             if not moves:
                 break
-            move = chance.choices(moves, [_weight(move, speeds) for move in moves])[0]
+            weights = [speeds[move[0].way] if type(move) is Arrive else WEIGHTS[type(move)] for move in moves]
+            move = chance.choices(moves, weights)[0]
             trace.append(move)
             world.make(move)
     except Violation as found:
         raise Violation(f"seed {seed}: {found}\n{_told(trace)}") from None
     return sum(player.token > 0 for player in world.players)
-
-
-def _weight(move: Move, speeds: dict[_Way, float]) -> float:
-    if isinstance(move, Arrive):
-        parcel = move.parcel
-        return WEIGHTS[Arrive] * speeds[parcel.attempt, parcel.node, type(parcel.command)]
-    return WEIGHTS[type(move)]
 
 
 def world_of(seed: int, rules: Rules | None = None) -> World:
@@ -95,7 +88,7 @@ def search(begin: Callable[[], World], *, states_max: int) -> int:
     first = begin()
     # By hash: a collision would skip a state, once in 2^64 / states^2.
     seen = {first.key()}
-    stack = [(first, list(first.moves()))]
+    stack = [(first, first.moves())]
     trace: list[Move] = []
     while stack:
         world, moves = stack[-1]
@@ -117,7 +110,7 @@ def search(begin: Callable[[], World], *, states_max: int) -> int:
             continue
         seen.add(key)
         assert len(seen) <= states_max, f"more than {states_max} states: nothing is proven"
-        stack.append((after, list(after.moves())))
+        stack.append((after, after.moves()))
     return len(seen)
 
 

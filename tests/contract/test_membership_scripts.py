@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
 
 import hiredis
 import pytest
@@ -15,7 +15,6 @@ from harness.fixture_types import FlushedNodes, FreshNodes
 from harness.joining_commands import (
     DistrustClock,
     Formation,
-    JoiningAnswer,
     JoiningCommand,
     Known,
     Quarantine,
@@ -27,7 +26,7 @@ from harness.joining_commands import (
     Step,
 )
 from harness.lua_node import Database, LuaNode
-from harness.redis_nodes import ENGINES, engine_binary
+from harness.redis_nodes import ENGINES, RedisNode, engine_binary
 from redfence_server import scripts
 from redfence_server.lock_node import (
     Command,
@@ -54,28 +53,27 @@ KEYS = scripts.Keyspace()
 FORMED, NOBODY = Known(ADMITTED, "run"), Known()
 PLACE = Formation("cluster", index=0, node_count=3, max_ttl_ms=TTL_MS)
 Q, NEW, OTHER = "0a" * 16, "0b" * 16, "0c" * 16
+VOTING = Identity("cluster", 0, 3, TTL_MS, ADMITTED, "run", durable=False, phase=Phase.READY)
+OUT = Quarantine(FORMED, Q, PLACE, "run-2")
 RESERVE = ReserveFloor(Q, 1_000)
 RESTORE = RestoreVote(Q, NEW, 1_000, "run-3", (1_000, 70, 0), durable=True, evicted=3)
 FENCE = RaiseFloor(ADMITTED, NEW, 2, 1_000, Q)
 
+Node = FakeNodeState | LuaNode
 
-class Memory(Protocol):
-    """A node of either kind: scripts, one at a time and in a moment."""
 
-    def apply(
-        self, command: Command, now_ms: float, *, admission: str = ..., channel: str = ...
-    ) -> Reply: ...
-    def join(self, command: JoiningCommand) -> JoiningAnswer: ...
-    def keys(self) -> Mapping[str, Mapping[str, str]]: ...
-    def expire(self, resource: str) -> None: ...
-    def drop_counter(self, resource: str) -> None: ...
-    def wipe(self) -> None: ...
-    def save(self) -> Any: ...
-    def restore(self, older: Any) -> None: ...
+@contextmanager
+def formed(redis: RedisNode) -> Iterator[tuple[LuaNode, Database]]:
+    """Form a real node as the first of three. Yield its scripts and the connection that they use."""
+    database = Database(redis.url)
+    try:
+        yield LuaNode(database).load().form(formation=PLACE), database
+    finally:
+        database.close()
 
 
 @pytest.fixture(params=("fake", *ENGINES))
-async def node(request: pytest.FixtureRequest, flushed_nodes: FlushedNodes) -> AsyncIterator[Memory]:
+async def node(request: pytest.FixtureRequest, flushed_nodes: FlushedNodes) -> AsyncIterator[Node]:
     """Yield a fake node and a real one of each engine, just formed as the first of three."""
     if request.param == "fake":
         yield FakeNodeState(formation=PLACE)
@@ -85,31 +83,30 @@ async def node(request: pytest.FixtureRequest, flushed_nodes: FlushedNodes) -> A
         assert os.environ.get("REDFENCE_REQUIRE_REDIS") != "1", f"no {request.param} on this machine"
         pytest.skip(f"no {request.param} on this machine")
     (redis,) = await flushed_nodes(1, binary=binary)
-    database = Database(redis.url)
-    yield LuaNode(database).load().form(formation=PLACE)
-    database.close()
+    with formed(redis) as (real, _):
+        yield real
 
 
-def ask(node: Memory, command: Command, admission: str = ADMITTED) -> Reply:
+def ask(node: Node, command: Command, admission: str = ADMITTED) -> Reply:
     """Carry out a command at an instant of no importance."""
     return node.apply(command, 0.0, admission=admission)
 
 
-def read(node: Memory) -> Sight:
+def read(node: Node) -> Sight:
     """Return what the identity script shows."""
     sight = node.join(ReadIdentity())
     assert isinstance(sight, Sight)
     return sight
 
 
-def identity(node: Memory) -> Identity:
+def identity(node: Node) -> Identity:
     """Return the node's identity."""
     found = read(node).identity
     assert found is not None
     return found
 
 
-def everything(node: Memory) -> tuple[Sight, Mapping[str, Mapping[str, str]]]:
+def everything(node: Node) -> tuple[Sight, Mapping[str, Mapping[str, str]]]:
     """Return all that a node keeps."""
     return read(node), node.keys()
 
@@ -119,21 +116,39 @@ def mint(lease: str = A, nonce: str = "n1", resource: str = R) -> Mint:
     return Mint(resource, lease, nonce, "h", TTL_MS)
 
 
-def take_out(node: Memory, phase: Phase = Phase.QUARANTINED) -> None:
+EVERY_COMMAND = (
+    *(mint(B, "n2", "other"), mint(A, "n2"), Commit(R, A, "n1", 9), Undo(R, "n2", 0)),
+    *(Renew(R, A), Release(R, B, 0), Inspect(R)),
+)
+
+
+def carry_out(node: Node, *commands: JoiningCommand) -> None:
+    """Assert that the node carries out each command."""
+    for command in commands:
+        assert node.join(command) is Step.DONE
+
+
+def refuse(node: Node, *commands: JoiningCommand, step: Step = Step.CHANGED) -> None:
+    """Assert that the node answers each command with `step` and stays as it is."""
+    before = everything(node)
+    for command in commands:
+        assert node.join(command) is step
+    assert everything(node) == before
+
+
+def take_out(node: Node, phase: Phase = Phase.QUARANTINED) -> None:
     """Take the vote of a node, in a new run of its process."""
     found = identity(node)
-    command = Quarantine(Known(found.admission, found.run_id), Q, PLACE, "run-2", phase)
-    assert node.join(command) is Step.DONE
+    carry_out(node, replace(OUT, known=Known(found.admission, found.run_id), phase=phase))
 
 
-def come_back(node: Memory, phase: Phase = Phase.QUARANTINED) -> None:
+def come_back(node: Node, phase: Phase = Phase.QUARANTINED) -> None:
     """Take the vote of a node and restore it with 1,000 as its floor."""
     take_out(node, phase)
-    assert node.join(RESERVE) is Step.DONE
-    assert node.join(RESTORE) is Step.DONE
+    carry_out(node, RESERVE, RESTORE)
 
 
-def lose(node: Memory, key: str) -> None:
+def lose(node: Node, key: str) -> None:
     """Take one key away and leave the rest."""
     if not isinstance(node, FakeNodeState):
         node.restore({name: value for name, value in node.save().items() if name != key.encode()})
@@ -143,12 +158,11 @@ def lose(node: Memory, key: str) -> None:
         node.admission = node.run_id = ""
 
 
-async def test_the_identity_is_shown_with_the_number_of_keys_and_the_greatest_token(node: Memory) -> None:
+async def test_the_identity_is_shown_with_the_number_of_keys_and_the_greatest_token(node: Node) -> None:
     """A node that was wiped shows none of them."""
-    formed = Identity("cluster", 0, 3, TTL_MS, ADMITTED, "run", durable=False, phase=Phase.READY)
-    assert read(node) == Sight(formed, 2, 0)
+    assert read(node) == Sight(VOTING, 2, 0)
     ask(node, mint())
-    assert read(node) == Sight(formed, 4, 1)
+    assert read(node) == Sight(VOTING, 4, 1)
     node.wipe()
     assert read(node) == Sight(None, 0, None)
 
@@ -157,7 +171,7 @@ async def test_the_identity_is_shown_with_the_number_of_keys_and_the_greatest_to
 
 
 @pytest.mark.parametrize("is_dropped", [False, True], ids=["counter kept", "counter dropped"])
-async def test_a_mint_after_the_return_is_above_the_floor(node: Memory, *, is_dropped: bool) -> None:
+async def test_a_mint_after_the_return_is_above_the_floor(node: Node, *, is_dropped: bool) -> None:
     """Also where the node kept a counter of 1 from before it forgot."""
     ask(node, mint())
     come_back(node)
@@ -169,7 +183,7 @@ async def test_a_mint_after_the_return_is_above_the_floor(node: Memory, *, is_dr
 
 
 @pytest.mark.parametrize("lease", [A, B], ids=["its lease", "another lease"])
-async def test_a_hold_that_has_outlived_a_wait_counts_as_ended(node: Memory, lease: str) -> None:
+async def test_a_hold_that_has_outlived_a_wait_counts_as_ended(node: Node, lease: str) -> None:
     """A clock was set back. Its lease is neither shown nor renewed, and a retry gets a new token."""
     ask(node, mint())
     come_back(node)
@@ -179,7 +193,7 @@ async def test_a_hold_that_has_outlived_a_wait_counts_as_ended(node: Memory, lea
     assert ask(node, mint(lease, "n3"), NEW) == Granted("n2", 1_001), "this hold is new"
 
 
-async def test_a_hold_outlives_a_restart_with_proof(node: Memory) -> None:
+async def test_a_hold_outlives_a_restart_with_proof(node: Node) -> None:
     """Its lease is renewed and excludes others. A retry gets a new token, in a hold that no undo deletes."""
     ask(node, mint())
     come_back(node, Phase.RESTARTED)
@@ -193,161 +207,133 @@ async def test_a_hold_outlives_a_restart_with_proof(node: Memory) -> None:
     assert ask(node, Release(R, A, 0), NEW) is Plain.RELEASED
 
 
-async def test_without_its_greatest_token_a_node_mints_commits_and_fences_nothing(node: Memory) -> None:
+async def test_without_its_greatest_token_a_node_mints_commits_and_fences_nothing(node: Node) -> None:
     """Its numbers would start again. A release works all the same."""
     ask(node, mint())
     lose(node, KEYS.high)
     before = everything(node)
     assert ask(node, mint(B, "n2", "other")) is Silence.NOT_ADMITTED
     assert ask(node, Commit(R, A, "n1", 9)) is Silence.NOT_ADMITTED
-    assert node.join(FENCE) is Step.NOT_ADMITTED
     assert everything(node) == before
+    refuse(node, FENCE, step=Step.NOT_ADMITTED)
     assert ask(node, Release(R, A, 0)) is Plain.RELEASED
 
 
 # --- quarantine ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "phase",
-    [Phase.QUARANTINED, Phase.RESTARTED],
-    ids=lambda each: each.value,
-)
-async def test_a_quarantine_takes_the_vote_and_keeps_the_data(node: Memory, phase: Phase) -> None:
+@pytest.mark.parametrize("phase", [Phase.QUARANTINED, Phase.RESTARTED])
+async def test_a_quarantine_takes_the_vote_and_keeps_the_data(node: Node, phase: Phase) -> None:
     """The identity names the quarantine and the run. Servers that were admitted before are refused and change nothing."""
     ask(node, mint())
-    before, keys = identity(node), node.keys()
+    keys = node.keys()
     take_out(node, phase)
-    out = Sight(replace(before, admission=Q, run_id="run-2", phase=phase), 4, 1)
-    for command in (
-        *(mint(B, "n2", "other"), mint(A, "n2"), Commit(R, A, "n1", 9), Undo(R, "n1", 0)),
-        *(Renew(R, A), Release(R, A, 0), Inspect(R)),
-    ):
+    out = Sight(replace(VOTING, admission=Q, run_id="run-2", phase=phase), 4, 1)
+    for command in (*EVERY_COMMAND, Undo(R, "n1", 0), Release(R, A, 0)):
         assert ask(node, command) is Silence.NOT_ADMITTED
     assert everything(node) == (out, keys)
 
 
-async def test_an_empty_node_is_quarantined_with_its_place_and_a_strangers_data_is_left_alone(
-    node: Memory,
-) -> None:
+async def test_an_empty_node_is_quarantined_and_a_strangers_data_is_left_alone(node: Node) -> None:
     """Keys without an identity may be anybody's."""
     ask(node, mint())
     lose(node, KEYS.node)
-    before = everything(node)
-    command = Quarantine(NOBODY, Q, PLACE, "run-2", durable=True)
-    assert node.join(command) is Step.NOT_EMPTY
-    assert everything(node) == before
+    command = replace(OUT, known=NOBODY, durable=True)
+    refuse(node, command, step=Step.NOT_EMPTY)
     node.wipe()
-    assert node.join(command) is Step.DONE
-    place = Identity("cluster", 0, 3, TTL_MS, Q, "run-2", durable=True, phase=Phase.QUARANTINED)
-    assert read(node) == Sight(place, 1, None)
+    carry_out(node, command)
+    out = replace(VOTING, admission=Q, run_id="run-2", durable=True, phase=Phase.QUARANTINED)
+    assert read(node) == Sight(out, 1, None)
 
 
 @pytest.mark.parametrize(
     "known", [NOBODY, Known(ADMITTED, "run-2"), Known(NEW, "run")], ids=["nobody", "run", "admission"]
 )
-async def test_a_node_that_is_not_what_was_judged_is_left_as_it_is(node: Memory, known: Known) -> None:
+async def test_a_node_that_is_not_what_was_judged_is_left_as_it_is(node: Node, known: Known) -> None:
     """Another server was faster, or the node was wiped."""
-    before = everything(node)
-    assert node.join(Quarantine(known, Q, PLACE, "run-2")) is Step.CHANGED
-    assert everything(node) == before
+    refuse(node, replace(OUT, known=known))
     node.wipe()
-    assert node.join(Quarantine(FORMED, Q, PLACE, "run-2")) is Step.CHANGED
-    assert read(node) == Sight(None, 0, None)
+    refuse(node, OUT)
 
 
 @pytest.mark.parametrize(("known", "kept"), [(0, 1_000), (999, 1_000), (1_001, 1_001)])
 async def test_a_quarantine_raises_the_floor_and_voids_a_reservation(
-    node: Memory, known: int, kept: int
+    node: Node, known: int, kept: int
 ) -> None:
     """The floor tells a node that forgot from one that was replaced. Keys evicted in an earlier run do not count."""
     take_out(node)
-    node.join(RESERVE)
-    node.join(Quarantine(Known(Q, "run-2"), OTHER, PLACE, "run-4", floor=known))
+    carry_out(node, RESERVE, Quarantine(Known(Q, "run-2"), OTHER, PLACE, "run-4", floor=known))
     found = identity(node)
     assert (found.floor, found.reserved, found.evicted) == (kept, 0, 0)
-    assert node.join(replace(RESTORE, quarantine=OTHER)) is Step.CHANGED
+    refuse(node, replace(RESTORE, quarantine=OTHER))
 
 
 # --- reserve ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_reservation_is_kept_and_gives_no_vote_and_only_a_greater_one_replaces_it(
-    node: Memory,
-) -> None:
+async def test_a_reservation_gives_no_vote_and_only_a_greater_one_replaces_it(node: Node) -> None:
     """So one of two drivers begins anew, and cannot restore the vote with the lesser floor."""
     take_out(node)
     before = identity(node)
-    assert node.join(RESERVE) is Step.DONE
+    carry_out(node, RESERVE)
     assert identity(node) == replace(before, floor=1_000, reserved=1_000)
-    for floor in (999, 1_000):
-        assert node.join(ReserveFloor(Q, floor)) is Step.CHANGED
-    assert node.join(ReserveFloor(Q, 1_001)) is Step.DONE
-    assert node.join(RESTORE) is Step.CHANGED
+    refuse(node, ReserveFloor(Q, 999), ReserveFloor(Q, 1_000))
+    carry_out(node, ReserveFloor(Q, 1_001))
+    refuse(node, RESTORE)
     assert identity(node) == replace(before, floor=1_001, reserved=1_001)
 
 
 @pytest.mark.parametrize("quarantine", [ADMITTED, Q, ""])
-async def test_a_node_that_votes_or_was_wiped_reserves_nothing(node: Memory, quarantine: str) -> None:
+async def test_a_node_that_votes_or_was_wiped_reserves_nothing(node: Node, quarantine: str) -> None:
     """Nor is its vote restored."""
-    for _ in range(2):
-        before = everything(node)
-        assert node.join(replace(RESERVE, quarantine=quarantine)) is Step.CHANGED
-        assert node.join(replace(RESTORE, quarantine=quarantine)) is Step.CHANGED
-        assert everything(node) == before
-        node.wipe()
+    commands = (replace(RESERVE, quarantine=quarantine), replace(RESTORE, quarantine=quarantine))
+    refuse(node, *commands)
+    node.wipe()
+    refuse(node, *commands)
 
 
 # --- the fence -------------------------------------------------------------------------------------------------------
 
 
 async def test_a_fence_raises_the_greatest_token_notes_the_floor_and_renews_the_admission_id(
-    node: Memory,
+    node: Node,
 ) -> None:
     """Holds and counters go on. Each server has to examine the node before its next command, of any kind."""
     ask(node, mint())
-    before, keys = identity(node), node.keys()
-    assert node.join(FENCE) is Step.DONE
-    after = replace(before, admission=NEW, known_floors={2: 1_000}, known_fences={2: Q})
+    keys = node.keys()
+    carry_out(node, FENCE)
+    after = replace(VOTING, admission=NEW, known_floors={2: 1_000}, known_fences={2: Q})
     assert everything(node) == (Sight(after, 4, 1_000), {**keys, KEYS.high: {"": "1000"}})
-    for command in (
-        *(mint(B, "n2", "other"), mint(A, "n2"), Commit(R, A, "n1", 9), Undo(R, "n2", 0)),
-        *(Renew(R, A), Release(R, B, 0), Inspect(R)),
-    ):
+    for command in EVERY_COMMAND:
         assert ask(node, command) is Silence.NOT_ADMITTED
         assert ask(node, command, NEW) is not Silence.NOT_ADMITTED
-    assert node.join(replace(FENCE, floor=2_000_000)) is Step.NOT_ADMITTED
+    refuse(node, replace(FENCE, floor=2_000_000), step=Step.NOT_ADMITTED)
 
 
-async def test_a_fence_that_is_not_above_every_token_here_changes_nothing(node: Memory) -> None:
+async def test_a_fence_that_is_not_above_every_token_here_changes_nothing(node: Node) -> None:
     """A token was minted since the node was read."""
     ask(node, mint())
     ask(node, Commit(R, A, "n1", 5))
-    before = everything(node)
-    for floor in (4, 5):
-        assert node.join(replace(FENCE, floor=floor)) is Step.GREATER
-    assert everything(node) == before
-    assert node.join(replace(FENCE, floor=6)) is Step.DONE
+    refuse(node, replace(FENCE, floor=4), replace(FENCE, floor=5), step=Step.GREATER)
+    carry_out(node, replace(FENCE, floor=6))
 
 
-async def test_a_later_fence_replaces_the_earlier_one_of_its_index_alone(node: Memory) -> None:
+async def test_a_later_fence_replaces_the_earlier_one_of_its_index_alone(node: Node) -> None:
     """Its floor is greater. No digit is lost up to 2^53."""
     last = 2**53 - 1
-    node.join(FENCE)
-    node.join(RaiseFloor(NEW, OTHER, 1, 2_000, Q))
-    node.join(RaiseFloor(OTHER, NEW, 2, last, OTHER))
+    carry_out(node, FENCE, RaiseFloor(NEW, OTHER, 1, 2_000, Q), RaiseFloor(OTHER, NEW, 2, last, OTHER))
     found = identity(node)
     assert (dict(found.known_floors), dict(found.known_fences)) == ({1: 2_000, 2: last}, {1: Q, 2: OTHER})
     assert read(node).high == last
 
 
 @pytest.mark.parametrize("phase", [Phase.RESTARTED, Phase.QUARANTINED])
-async def test_a_node_without_a_vote_is_fenced_and_keeps_its_id(node: Memory, phase: Phase) -> None:
+async def test_a_node_without_a_vote_is_fenced_and_keeps_its_id(node: Node, phase: Phase) -> None:
     """No server is admitted to it, and its quarantine goes on. One in quarantine may have lost its greatest token."""
     take_out(node, phase)
     if phase is Phase.QUARANTINED:
         lose(node, KEYS.high)
-    assert node.join(replace(FENCE, known=Q)) is Step.DONE
+    carry_out(node, replace(FENCE, known=Q))
     found = identity(node)
     assert (found.admission, found.phase, dict(found.known_floors)) == (Q, phase, {2: 1_000})
     assert read(node).high == 1_000
@@ -358,63 +344,48 @@ async def test_a_node_without_memory_left_shows_its_identity_and_is_not_fenced(
 ) -> None:
     """It could not keep the floor."""
     (redis,) = await fresh_nodes(1, binary=engine)
-    database = Database(redis.url)
-    node = LuaNode(database).load().form(formation=PLACE)
-    before = everything(node)
-    database.call("CONFIG", "SET", "maxmemory", "1")
-    with pytest.raises(hiredis.ReplyError, match="OOM"):
-        node.join(FENCE)
-    assert read(node) == before[0]
-    database.call("CONFIG", "SET", "maxmemory", "0")
-    assert everything(node) == before
-    database.close()
+    with formed(redis) as (node, database):
+        before = everything(node)
+        database.call("CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(hiredis.ReplyError, match="OOM"):
+            node.join(FENCE)
+        assert read(node) == before[0]
+        database.call("CONFIG", "SET", "maxmemory", "0")
+        assert everything(node) == before
 
 
 # --- restore ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_vote_is_restored_with_its_floor_and_the_floors_of_other_indices(node: Memory) -> None:
+async def test_a_vote_is_restored_with_its_floor_and_the_floors_of_other_indices(node: Node) -> None:
     """What the node knew of others and is greater stays; what it is told now belongs to no fence."""
-    node.join(RaiseFloor(ADMITTED, OTHER, 1, 60, OTHER))
-    node.join(RaiseFloor(OTHER, ADMITTED, 2, 90, OTHER))
-    take_out(node)
-    node.join(RESERVE)
+    carry_out(node, RaiseFloor(ADMITTED, OTHER, 1, 60, OTHER), RaiseFloor(OTHER, ADMITTED, 2, 90, OTHER))
     keys = node.keys()
-    assert node.join(RESTORE) is Step.DONE
-    voting = Identity(
-        *("cluster", 0, 3, TTL_MS, NEW, "run-3"),
-        durable=True,
-        phase=Phase.READY,
-        floor=1_000,
-        evicted=3,
-        known_floors={0: 1_000, 1: 70, 2: 90},
-        known_fences={2: OTHER},
-    )
+    come_back(node)
+    present = replace(VOTING, admission=NEW, run_id="run-3", durable=True, floor=1_000, evicted=3)
+    known_floors, known_fences = {0: 1_000, 1: 70, 2: 90}, {2: OTHER}
+    voting = replace(present, known_floors=known_floors, known_fences=known_fences)
     assert read(node) == Sight(voting, 2, 1_000, waited_floor=1_000)
     assert node.keys() == {**keys, KEYS.high: {"": "1000"}}
-    before = everything(node)
-    assert node.join(replace(RESTORE, floor=2_000)) is Step.CHANGED, "another driver was faster"
-    assert everything(node) == before
+    refuse(node, replace(RESTORE, floor=2_000))
 
 
 @pytest.mark.parametrize(
     "command", [replace(RESTORE, quarantine=OTHER), replace(RESTORE, floor=1_001), replace(RESTORE, floor=0)]
 )
 async def test_a_vote_is_restored_only_in_the_very_quarantine_with_the_reserved_floor(
-    node: Memory, command: RestoreVote
+    node: Node, command: RestoreVote
 ) -> None:
     """A node that was taken out once more is not touched, nor one without a reservation."""
     take_out(node)
-    assert node.join(RESTORE) is Step.CHANGED
-    node.join(RESERVE)
-    before = everything(node)
-    assert node.join(command) is Step.CHANGED
-    assert everything(node) == before
+    refuse(node, RESTORE)
+    carry_out(node, RESERVE)
+    refuse(node, command)
 
 
-async def test_a_restored_vote_never_lowers_the_greatest_token(node: Memory) -> None:
+async def test_a_restored_vote_never_lowers_the_greatest_token(node: Node) -> None:
     """A node that an operator recovers may have gone on past the floor before it was taken out."""
-    node.join(replace(FENCE, admission=ADMITTED, floor=5_000))
+    carry_out(node, replace(FENCE, admission=ADMITTED, floor=5_000))
     come_back(node)
     assert ask(node, mint(), NEW) == Granted("n1", 5_001)
 
@@ -422,20 +393,18 @@ async def test_a_restored_vote_never_lowers_the_greatest_token(node: Memory) -> 
 # --- the clock -------------------------------------------------------------------------------------------------------
 
 
-async def test_that_the_clock_was_set_is_noted_until_the_latest_end(node: Memory) -> None:
+async def test_that_the_clock_was_set_is_noted_until_the_latest_end(node: Node) -> None:
     """More than one step can cost is left only where the clock was set back, and is cut. Another id is refused."""
 
     def note(left_ms: int, most_ms: int = 400_000) -> int:
-        assert node.join(DistrustClock(ADMITTED, left_ms, most_ms)) is Step.DONE
+        carry_out(node, DistrustClock(ADMITTED, left_ms, most_ms))
         return read(node).distrusted_until_ms
 
     until_ms = note(300_000)
     assert note(5_000) == until_ms
     assert until_ms < note(390_000)
     assert note(20_000, most_ms=100_000) < until_ms
-    before = everything(node)
-    assert node.join(DistrustClock(NEW, 300_000, 400_000)) is Step.NOT_ADMITTED
-    assert everything(node) == before
+    refuse(node, DistrustClock(NEW, 300_000, 400_000), step=Step.NOT_ADMITTED)
 
 
 async def test_grants_and_the_identity_tell_the_nodes_clock_in_us(
@@ -443,20 +412,18 @@ async def test_grants_and_the_identity_tell_the_nodes_clock_in_us(
 ) -> None:
     """Between the instants that the node tells before and after, but for its own granularity."""
     (redis,) = await flushed_nodes(1, binary=engine)
-    database = Database(redis.url)
-    node = LuaNode(database).load().form()
-
-    def clock_us() -> int:
-        seconds, us = (int(each) for each in database.call("TIME"))
-        return seconds * 1_000_000 + us
-
     # The engines look at the clock once in a ms or at each command, and a script has the time of its beginning.
     lag_us = 1_000
-    for command in (mint(), mint(nonce="n2"), replace(mint(B, "n3"), ends=Release(R, A, 0)), None):
-        before_us = clock_us()
-        if command is None:
-            read(node)
-        else:
-            ask(node, command)
-        assert before_us - lag_us <= node.raw[3 if command is None else 5] <= clock_us() + lag_us
-    database.close()
+    with formed(redis) as (node, database):
+
+        def clock_us() -> int:
+            seconds, us = (int(each) for each in database.call("TIME"))
+            return seconds * 1_000_000 + us
+
+        for command in (mint(), mint(nonce="n2"), replace(mint(B, "n3"), ends=Release(R, A, 0)), None):
+            before_us = clock_us()
+            if command is None:
+                read(node)
+            else:
+                ask(node, command)
+            assert before_us - lag_us <= node.raw[3 if command is None else 5] <= clock_us() + lag_us

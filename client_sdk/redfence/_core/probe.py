@@ -32,7 +32,7 @@ class Probe:
         options: the rpc timeout is how long it has for that.
     """
 
-    __slots__ = ("_asked_at_ms", "_call", "_link", "_options", "_outbox", "_ring_at_ms")
+    __slots__ = ("_asked_at_ms", "_call", "_closed", "_link", "_options", "_outbox", "_ring_at_ms")
 
     def __init__(self, *, outbox: Outbox, link: LinkState, options: ClientOptions) -> None:
         self._outbox = outbox
@@ -42,10 +42,11 @@ class Probe:
         # It counts until something is heard.
         self._asked_at_ms = -math.inf
         self._ring_at_ms = math.inf
+        self._closed = False
 
     def waits_changed(self, now_ms: float) -> None:
         """See whether acquires wait at the server, after any may have been sent or answered."""
-        if not self._outbox.has_waits_in_flight:
+        if self._closed or not self._outbox.has_waits_in_flight:
             self._ring_at_ms = math.inf
         elif self._ring_at_ms == math.inf:
             self._ring_at_ms = now_ms + PROBE_AFTER_MS
@@ -58,6 +59,11 @@ class Probe:
         """Ask nothing more on this stream."""
         self._call = None
         self._ring_at_ms = math.inf
+
+    def close(self) -> None:
+        """Ask nothing more on any stream."""
+        self._closed = True
+        self.end()
 
     def next_alarm_ms(self) -> float:
         """Return when `ring` has to be called; infinite if never."""

@@ -5,8 +5,8 @@ A driver owns a link to one server at a time and tells this core what happens, w
 (`tick`). After each it asks what to write (`take_batch`), when to come back (`next_alarm_ms`), and whether to
 leave this server (`should_leave`). The core is not thread-safe and never blocks.
 
-It keeps the leases itself. How acquisitions go is in `_acquires`, releases and what must end before closing in `_releases`, the
-link's coming and going in `_link_state`, whether a silent server is there in `_probe`, and the order of what is sent in `_outbox`.
+The parts: `acquires`, `held_leases`, `releases` (and what must end before closing), `link_state` (the link's coming and going),
+`probe` (whether a silent server is there) and `outbox` (the order of what is sent).
 
 When a stream breaks, acquires and releases are repeated on the next one. A renewal is not, but counts as failed; its lease
 asks again by itself.
@@ -14,24 +14,21 @@ asks again by itself.
 
 from __future__ import annotations
 
-import logging
-
 from redfence._config import ClientOptions
 from redfence._core.acquires import Acquires
 from redfence._core.alarms import Alarms
 from redfence._core.calls import (
     AcquireCall,
-    LinkCall,
     ProbeCall,
     ReleaseCall,
     RenewCall,
     Timed,
     Waiter,
-    fail,
-    resolve,
 )
-from redfence._core.lease import LeaseCore, LeaseState
+from redfence._core.held_leases import HeldLeases
+from redfence._core.lease import LeaseCore
 from redfence._core.link_state import LinkState
+from redfence._core.link_waiters import LinkWaiters
 from redfence._core.outbox import Outbox
 from redfence._core.probe import Probe
 from redfence._core.releases import Releases
@@ -41,19 +38,22 @@ from redfence._messages.requests import AcquireOrder
 from redfence._randomness import Randomness
 from redfence_proto.v1 import lock_pb2
 
-_log = logging.getLogger("redfence")
-
 
 class SessionCore:
     """The state of one client: its leases, its calls under way, and its link."""
 
     def __init__(self, *, options: ClientOptions, randomness: Randomness, address_count: int) -> None:
-        self._options = options
         self._alarms: Alarms[Timed] = Alarms()
         self._outbox = Outbox()
         self._link = LinkState(address_count=address_count)
         self._probe = Probe(outbox=self._outbox, link=self._link, options=options)
+        self._link_waiters = LinkWaiters(
+            alarms=self._alarms, link=self._link, rpc_timeout_ms=options.rpc_timeout_ms
+        )
         self._releases = Releases(outbox=self._outbox, alarms=self._alarms, link=self._link, options=options)
+        self._leases = HeldLeases(
+            outbox=self._outbox, alarms=self._alarms, link=self._link, releases=self._releases
+        )
         self._acquires = Acquires(
             outbox=self._outbox,
             alarms=self._alarms,
@@ -61,10 +61,8 @@ class SessionCore:
             releases=self._releases,
             options=options,
             randomness=randomness,
-            hold=self._hold,
+            hold=self._leases.add,
         )
-        self._leases: dict[LeaseCore, None] = {}
-        self._link_calls: dict[LinkCall, None] = {}
         self._closed = False
 
     # What callers want.
@@ -86,17 +84,12 @@ class SessionCore:
 
     def release(self, lease: LeaseCore, waiter: Waiter | None, *, now_ms: float) -> None:
         """End a lease; `waiter` gets whether it was still held, or the error."""
-        self._end(lease, LossReason.RELEASED, waiter, now_ms)
+        self._leases.end(lease, LossReason.RELEASED, waiter, now_ms)
 
     def await_link(self, waiter: Waiter, *, now_ms: float) -> None:
         """Resolve `waiter` as soon as a server is reachable, or fail it after the rpc timeout."""
         self.check_open()
-        if self._link.up:
-            waiter.set_result(None)
-            return
-        call = LinkCall(waiter)
-        self._link_calls[call] = None
-        self._alarms.set(call, now_ms + self._options.rpc_timeout_ms)
+        self._link_waiters.add(waiter, now_ms=now_ms)
 
     def check_open(self) -> None:
         """Raise ClosedError if the client was closed."""
@@ -107,12 +100,12 @@ class SessionCore:
         """Give up every call and lease; `waiter` is resolved when all releases were answered or given up."""
         self._closed = True
         # What closing still waits for has bounds of its own.
-        self._probe.end()
+        self._probe.close()
         error = ClosedError("the client was closed during the call")
         self._acquires.give_up_all(error, now_ms=now_ms)
-        self._settle_link_calls(error)
-        for lease in list(self._leases):
-            self._end(lease, LossReason.CLIENT_CLOSED, None, now_ms)
+        self._link_waiters.settle(error)
+        for lease in self._leases:
+            self._leases.end(lease, LossReason.CLIENT_CLOSED, None, now_ms)
         self._releases.when_idle(waiter)
 
     def stop(self) -> None:
@@ -129,7 +122,7 @@ class SessionCore:
     def wants_link(self) -> bool:
         """Whether there is anything to do that needs a server."""
         return bool(
-            self._releases.pending or self._leases or self._link_calls or self._outbox.has_queued_acquires
+            self._releases.pending or self._leases or self._link_waiters or self._outbox.has_queued_acquires
         )
 
     @property
@@ -158,7 +151,7 @@ class SessionCore:
         if not self.has_output:
             return None
         batch = self._outbox.take_batch(now_ms)
-        self._waits_changed(now_ms)
+        self._probe.waits_changed(now_ms)
         return batch
 
     # What happens to the link.
@@ -166,11 +159,9 @@ class SessionCore:
     def link_up(self, *, now_ms: float) -> None:
         """A stream to a server is open."""
         self._link.opened(now_ms)
-        self._settle_link_calls(None)
+        self._link_waiters.settle(None)
         self._acquires.link_changed(now_ms)
-        for lease in self._leases:
-            lease.renew_soon(now_ms)
-            self._alarms.set(lease, lease.wake_at_ms)
+        self._leases.renew_all_soon(now_ms)
 
     def link_failed(self, error: RedfenceError) -> None:
         """An address could not be reached, or refused us."""
@@ -180,7 +171,7 @@ class SessionCore:
         if isinstance(error, AccessDeniedError):
             # No patience helps against wrong credentials.
             self._acquires.refuse_queued(error)
-            self._settle_link_calls(error)
+            self._link_waiters.settle(error)
 
     def link_down(self, error: RedfenceError | None, *, now_ms: float) -> None:
         """The stream is gone, with whatever was unanswered on it; no error means that we left."""
@@ -193,8 +184,7 @@ class SessionCore:
             elif isinstance(call, ReleaseCall):
                 self._outbox.put_first(call)
             elif isinstance(call, RenewCall):
-                call.lease.renewal_failed(sent_at_ms=now_ms, now_ms=now_ms)
-                self._after(call.lease, now_ms)
+                self._leases.renewal_lost(call, now_ms=now_ms)
         self._acquires.link_lost(acquires, now_ms=now_ms)
         if error is not None:
             self.link_failed(error)
@@ -209,10 +199,10 @@ class SessionCore:
             elif type(call) is ReleaseCall:
                 self._releases.answered(call, result, now_ms=now_ms)
             elif type(call) is RenewCall:
-                self._renew_answered(call, result, now_ms)
+                self._leases.renew_answered(call, result, now_ms=now_ms)
             elif type(call) is ProbeCall:
                 self._probe.answered()
-        self._waits_changed(now_ms)
+        self._probe.waits_changed(now_ms)
         if response.HasField("draining"):
             self._link.leave_after_answers(now_ms, grace_ms=requests.duration_ms(response.draining.grace))
 
@@ -222,72 +212,10 @@ class SessionCore:
         self._probe.ring(now_ms)
         for item in self._alarms.take_due(now_ms):
             if isinstance(item, LeaseCore):
-                if item.wake(now_ms):
-                    self._renew(item, now_ms)
-                self._after(item, now_ms)
+                self._leases.due(item, now_ms)
             elif isinstance(item, AcquireCall):
                 self._acquires.overdue(item, now_ms=now_ms)
             elif isinstance(item, ReleaseCall):
                 self._releases.overdue(item, now_ms=now_ms)
             else:
-                del self._link_calls[item]
-                fail(item.waiter, self._link.no_answer("the call", sent=False))
-
-    def _waits_changed(self, now_ms: float) -> None:
-        if not self._closed:
-            self._probe.waits_changed(now_ms)
-
-    def _settle_link_calls(self, error: RedfenceError | None) -> None:
-        """Let those that wait for a link go on, or fail them."""
-        for call in self._link_calls:
-            self._alarms.clear(call)
-            if error is None:
-                resolve(call.waiter, None)
-            else:
-                fail(call.waiter, error)
-        self._link_calls.clear()
-
-    # Leases.
-
-    def _hold(self, lease: LeaseCore) -> None:
-        self._leases[lease] = None
-        self._alarms.set(lease, lease.wake_at_ms)
-
-    def _end(self, lease: LeaseCore, reason: LossReason, waiter: Waiter | None, now_ms: float) -> None:
-        lease.end(reason, now_ms=now_ms)
-        self._after(lease, now_ms)
-        self._releases.start(lease.resource, lease.lease_id, now_ms=now_ms, waiter=waiter)
-
-    def _renew(self, lease: LeaseCore, now_ms: float) -> None:
-        if not self._link.takes_commands:
-            lease.renewal_failed(sent_at_ms=now_ms, now_ms=now_ms)
-            return
-        self._outbox.put_first(RenewCall(lease))
-        if lease.state is LeaseState.AT_RISK and self._link.is_silent_since(lease.asked_at_ms or 0.0):
-            # Not a word since a renewal was asked for: the server may be frozen, and the next one well.
-            self._link.leave_unfit(now_ms)
-
-    def _renew_answered(self, call: RenewCall, result: lock_pb2.SessionResult, now_ms: float) -> None:
-        lease, answer = call.lease, result.renew
-        if answer.state == lock_pb2.LEASE_STATE_ACTIVE:
-            validity_ms = requests.duration_ms(answer.validity)
-            lease.renewed(sent_at_ms=call.sent_at_ms, validity_ms=validity_ms, now_ms=now_ms)
-        elif answer.state == lock_pb2.LEASE_STATE_LOST:
-            lease.end(LossReason.NOT_HELD, now_ms=now_ms)
-        else:
-            lease.renewal_failed(sent_at_ms=call.sent_at_ms, now_ms=now_ms)
-            self._link.leave_unfit(now_ms)
-        self._after(lease, now_ms)
-
-    def _after(self, lease: LeaseCore, now_ms: float) -> None:
-        if lease.ended(now_ms) is None:
-            self._alarms.set(lease, lease.wake_at_ms)
-        elif lease in self._leases:
-            del self._leases[lease]
-            self._alarms.clear(lease)
-            if lease.state is LeaseState.LOST and lease.loss is not None:
-                _log.warning(
-                    "lease_lost resource=%r token=%d why=%s", lease.resource, lease.token, lease.loss.value
-                )
-                if lease.on_lost is not None:
-                    lease.on_lost()
+                self._link_waiters.overdue(item)

@@ -1,0 +1,101 @@
+"""The leases a client holds: when each is renewed, and what the answer means for it. No I/O."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from redfence._core.alarms import Alarms
+from redfence._core.calls import RenewCall, Timed, Waiter
+from redfence._core.lease import LeaseCore, LeaseState
+from redfence._core.link_state import LinkState
+from redfence._core.outbox import Outbox
+from redfence._core.releases import Releases
+from redfence._errors import LossReason
+from redfence._messages import requests
+from redfence_proto.v1 import lock_pb2
+
+_log = logging.getLogger("redfence")
+
+
+class HeldLeases:
+    """Every lease that was granted and has not ended. Each has one alarm: its next renewal or its end."""
+
+    def __init__(self, *, outbox: Outbox, alarms: Alarms[Timed], link: LinkState, releases: Releases) -> None:
+        self._outbox = outbox
+        self._alarms = alarms
+        self._link = link
+        self._releases = releases
+        self._leases: dict[LeaseCore, None] = {}
+
+    def __bool__(self) -> bool:
+        """Tell whether there is any."""
+        return bool(self._leases)
+
+    def __iter__(self) -> Iterator[LeaseCore]:
+        """Yield the leases; they may end meanwhile."""
+        return iter(list(self._leases))
+
+    def add(self, lease: LeaseCore) -> None:
+        """Take a lease that was granted."""
+        self._leases[lease] = None
+        self._alarms.set(lease, lease.wake_at_ms)
+
+    def end(self, lease: LeaseCore, reason: LossReason, waiter: Waiter | None, now_ms: float) -> None:
+        """End a lease and release it; `waiter` gets whether it was still held, or the error."""
+        lease.end(reason, now_ms=now_ms)
+        self._settle(lease, now_ms)
+        self._releases.start(lease.resource, lease.lease_id, now_ms=now_ms, waiter=waiter)
+
+    def renew_all_soon(self, now_ms: float) -> None:
+        """Renew every lease early, for the link is new."""
+        for lease in self._leases:
+            lease.renew_soon(now_ms)
+            self._alarms.set(lease, lease.wake_at_ms)
+
+    def due(self, lease: LeaseCore, now_ms: float) -> None:
+        """Renew a lease whose alarm has rung, or end it."""
+        if lease.wake(now_ms):
+            self._renew(lease, now_ms)
+        self._settle(lease, now_ms)
+
+    def renewal_lost(self, call: RenewCall, *, now_ms: float) -> None:
+        """Count a renewal as failed, for its stream broke; its lease asks again by itself."""
+        call.lease.renewal_failed(sent_at_ms=now_ms, now_ms=now_ms)
+        self._settle(call.lease, now_ms)
+
+    def renew_answered(self, call: RenewCall, result: lock_pb2.SessionResult, *, now_ms: float) -> None:
+        """Take the server's answer to a renewal."""
+        lease, answer = call.lease, result.renew
+        if answer.state == lock_pb2.LEASE_STATE_ACTIVE:
+            validity_ms = requests.duration_ms(answer.validity)
+            lease.renewed(sent_at_ms=call.sent_at_ms, validity_ms=validity_ms, now_ms=now_ms)
+        elif answer.state == lock_pb2.LEASE_STATE_LOST:
+            lease.end(LossReason.NOT_HELD, now_ms=now_ms)
+        else:
+            lease.renewal_failed(sent_at_ms=call.sent_at_ms, now_ms=now_ms)
+            self._link.leave_unfit(now_ms)
+        self._settle(lease, now_ms)
+
+    def _renew(self, lease: LeaseCore, now_ms: float) -> None:
+        if not self._link.takes_commands:
+            lease.renewal_failed(sent_at_ms=now_ms, now_ms=now_ms)
+            return
+        self._outbox.put_first(RenewCall(lease))
+        if lease.state is LeaseState.AT_RISK and self._link.is_silent_since(lease.asked_at_ms or 0.0):
+            # Not a word since a renewal was asked for: the server may be frozen, and the next one well.
+            self._link.leave_unfit(now_ms)
+
+    def _settle(self, lease: LeaseCore, now_ms: float) -> None:
+        """Set the lease's next alarm, or forget it and tell its holder if it has ended."""
+        if lease.ended(now_ms) is None:
+            self._alarms.set(lease, lease.wake_at_ms)
+        elif lease in self._leases:
+            del self._leases[lease]
+            self._alarms.clear(lease)
+            if lease.state is LeaseState.LOST and lease.loss is not None:
+                _log.warning(
+                    "lease_lost resource=%r token=%d why=%s", lease.resource, lease.token, lease.loss.value
+                )
+                if lease.on_lost is not None:
+                    lease.on_lost()

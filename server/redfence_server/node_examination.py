@@ -154,7 +154,7 @@ async def examine(node: Examinable, keys: scripts.Keyspace, clock: Clock) -> Fin
     )
     try:
         return _read_findings(answers, sent_ms=sent_ms, received_ms=clock.now_ms())
-    except (TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise DialAnswerError(f"it answers an examination as no node does: {error}") from error
 
 

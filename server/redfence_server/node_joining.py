@@ -123,7 +123,7 @@ class NodeJoining:
         self._fence_pause_ms = _FENCE_PAUSE_MS_FIRST
         # The last quarantine that this server began, and why.
         self._began = ("", "")
-        # The floor under which this server was last admitted here; None before the first time.
+        # The greatest floor that this server gave a process here, or under which it was admitted; None before the first time.
         self._floor: int | None = None
         self.run_id = ""
 
@@ -155,7 +155,8 @@ class NodeJoining:
                 assert visit.look.found is not None, "what was judged was found"
                 # In the same turn of the loop as the judgement: the next node is judged by what this one has told.
                 self._memory.admit(identity, visit.look.found.run_id)
-                self._floor = identity.floor
+                # A process may still be admitted under an older floor than the one that this server gave to its successor.
+                self._floor = max(self._floor or 0, identity.floor)
                 return visit.look.found
             case Rejected(reason, detail):
                 if reason is Reason.REPLACED:

@@ -213,6 +213,6 @@ def read_reply(raw: list[Any], *, under: str = "") -> Reply:
             raise NotAdmittedError
         if word == b"exhausted":
             raise NumbersExhaustedError
-    except (LookupError, TypeError) as error:  # Lua ends a list at its first nil
+    except (AttributeError, LookupError, TypeError) as error:  # Lua ends a list at its first nil
         raise ValueError(f"no script answers {raw!r}") from error
     raise ValueError(f"no script answers {raw!r}")

@@ -369,3 +369,21 @@ def test_after_a_power_loss_of_all_nodes_grants_go_on_within_10_s(seed: int) -> 
         assert await site.insist(site.second, "b", for_s=10)
 
     assert broken(lose_power, Rules(), seed) == set()
+
+
+def test_a_server_that_gave_an_index_away_takes_the_old_process_back_once_the_new_one_is_gone() -> None:
+    """It is told of its own fence only after the old process has voted again; it still knows what it did."""
+
+    async def lose_the_copy(site: Site) -> None:
+        copy = site.new_process(0, "copy")
+        copy.redis.restart(site.hosts[0].redis.state)
+        site.lead_away(site.second, copy)
+        while not site.hosts[1].redis.state.known_floors:  # noqa: ASYNC110  (on virtual time)
+            await asyncio.sleep(0.0001)
+        copy.kill()
+        del site.second.routed[0]
+        await asyncio.sleep(1)
+        for server in site.servers:
+            await site.until_ready(server, 3)
+
+    assert broken(lose_the_copy, Rules(), 0) == set()

@@ -95,6 +95,7 @@ async def node_wiped(world: World) -> None:
         await _restart(world, host, wiped=True)
     else:
         host.redis.state.wipe()
+        world.lost.add(world.hosts.index(host))
 
 
 @_fault

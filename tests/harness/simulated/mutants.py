@@ -128,6 +128,21 @@ async def _fence_on_f(process: Visit, trusted: Sequence[Visit], **around: Any) -
         return await fence.raise_fence(process, trusted[:size], **around)
 
 
+_RESTORE_VOTE = Visit.restore_vote
+
+
+async def _restore_with_proof(seen: Visit, **ids: Any) -> bool:
+    """Leave out whatever forgot."""
+    return seen.identity.phase is Phase.RESTARTED and await _RESTORE_VOTE(seen, **ids)
+
+
+async def _fence_what_forgot(process: Visit, trusted: Sequence[Visit], **around: Any) -> int:
+    """Leave out whatever restarted with proof."""
+    if process.identity.phase is Phase.RESTARTED:
+        raise fence.FenceError("it restarted")
+    return await fence.raise_fence(process, trusted, **around)
+
+
 def _ask_the_refusing_again(poll: redlock._Poll[Any], asked_in: int, node: int, reply: Reply) -> None:
     """Keep the answers of the nodes that did answer, and ask only the others again."""
     del asked_in
@@ -174,6 +189,8 @@ MUTANTS: Final = {
     "a minority grants": Rules(patches=((quorum, "majority", lambda count: max(1, count // 2)),)),
     "no wait": Rules(patches=(_fencing(wait_ms=lambda _: 0.0),)),
     "holds end at a restart with proof": Rules(node=FloorThatEndsHolds),
+    "a wiped node never votes again": Rules(patches=((Visit, "restore_vote", _restore_with_proof),)),
+    "a restarted node is never fenced": Rules(patches=(_fencing(_fence_what_forgot),)),
 }
 """Each is caught by random worlds."""
 DIRECTED: Final = {
@@ -204,5 +221,7 @@ BREAKS: Final = {
     "a minority grants": {"T1", "T2"},
     "no wait": {"L"},
     "holds end at a restart with proof": {"L", "D"},
+    "a wiped node never votes again": {"P"},
+    "a restarted node is never fenced": {"P"},
 }
 """The promise that each rule is for: one of these letters is found without it."""

@@ -28,37 +28,39 @@ class Route:
         self._chance = chance
         self.latency_ms = latency_ms
         self.blocked = False
-        self._waiting: deque[tuple[Process, Callable[[], None]]] = deque()
+        self._waiting: list[Stream] = []
 
     def carry(self, stream: Stream, arrive: Callable[[], None]) -> None:
         """Have something arrive, after whatever was sent before on the same stream."""
-        loop = asyncio.get_running_loop()
-        due_s = loop.time() + self._chance.uniform(*self.latency_ms) / 1000
-        stream.last_s = max(stream.last_s + 1e-7, due_s)
-        stream.to.at(stream.last_s, self._arrive, stream.to, arrive)
+        stream.under_way.append(arrive)
+        due_s = asyncio.get_running_loop().time() + self._chance.uniform(*self.latency_ms) / 1000
+        stream.last_s = max(stream.last_s, due_s)
+        stream.to.at(stream.last_s, self._arrive, stream)
 
-    def _arrive(self, to: Process, arrive: Callable[[], None]) -> None:
+    def _arrive(self, stream: Stream) -> None:
         if self.blocked:
-            self._waiting.append((to, arrive))
+            self._waiting.append(stream)
         else:
-            arrive()
+            # A paused process or a partition may change the order of these calls; the oldest bytes come first all the same.
+            stream.under_way.popleft()()
 
     def unblock(self) -> None:
-        """Let everything arrive that is on the way, as soon as whom it is for runs."""
+        """Let everything arrive that is on the way, as soon as its receiver runs."""
         self.blocked = False
-        waiting, self._waiting = self._waiting, deque()
-        for to, arrive in waiting:
-            to.soon(self._arrive, to, arrive)
+        waiting, self._waiting = self._waiting, []
+        for stream in waiting:
+            stream.to.soon(self._arrive, stream)
 
 
 class Stream:
     """One direction of one connection: it keeps the order."""
 
-    __slots__ = ("last_s", "to")
+    __slots__ = ("last_s", "to", "under_way")
 
     def __init__(self, to: Process) -> None:
         self.to = to
         self.last_s = 0.0
+        self.under_way: deque[Callable[[], None]] = deque()
 
 
 class NodeHost:
@@ -91,13 +93,15 @@ class NodeHost:
 class Connection(DialledNode, asyncio.Transport):
     """A connection of one server to one node: first for commands one at a time, then for the product's `NodeConnection`."""
 
-    def __init__(self, server: Process, host: NodeHost, there: Route, back: Route) -> None:
+    def __init__(
+        self, server: Process, host: NodeHost, there: Route, back: Route, floors: dict[int, int]
+    ) -> None:
         asyncio.Transport.__init__(self)
         self._server = server
         self._host = host
         self._routes = there, back
         self._there, self._back = Stream(host.process), Stream(server)
-        self._client: Client = host.redis.connect(self._send_back)
+        self._client: Client = host.redis.connect(self._send_back, floors)
         self._reader = hiredis.Reader()
         self._answers: deque[asyncio.Future[Any]] = deque()
         self._protocol: asyncio.BufferedProtocol | None = None
@@ -212,8 +216,8 @@ class Network:
             self.routes[start, end] = Route(self._chance, self._latency_ms)
         return self.routes[start, end]
 
-    async def dial(self, server: Process, name: object, host: NodeHost) -> Connection:
-        """Connect a server to a node; it takes a round trip.
+    async def dial(self, server: Process, name: object, host: NodeHost, floors: dict[int, int]) -> Connection:
+        """Connect a server to a node, which takes a round trip; `floors` are what this run of the server knows.
 
         Raises:
             DialError: the node is down, or the way to it or back is blocked.
@@ -225,4 +229,4 @@ class Network:
             raise DialError("no answer in time")
         if not host.process.alive:
             raise DialError("connection refused")
-        return Connection(server, host, there, back)
+        return Connection(server, host, there, back, floors)

@@ -135,17 +135,27 @@ class Client:
 
     Attributes:
         resp3: it has asked for RESP3.
+        floors: by node index, the greatest floor that this server raised, or under which it was admitted.
+        floor: what the last visit saw.
 
     Args:
         send: takes what the node sends.
     """
 
-    def __init__(self, node: SimulatedRedis, send: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, node: SimulatedRedis, send: Callable[[bytes], None], floors: dict[int, int] | None = None
+    ) -> None:
         self._node = node
+        self.floors = {} if floors is None else floors
+        self.floor = 0
         self._reader = hiredis.Reader()
         self.send = send
         self.channel = b""
         self.resp3 = False
+
+    def note_floor(self, index: int, floor: int) -> None:
+        """Note that the server gave an index this floor, or was admitted there under it."""
+        self.floors[index] = max(floor, self.floors.get(index, 0))
 
     def feed(self, received: bytes) -> None:
         """Carry out every command that is complete."""
@@ -182,9 +192,9 @@ class SimulatedRedis:
         self._runs += 1
         return _sha(f"{self._name} {self._runs}".encode())
 
-    def connect(self, send: Callable[[bytes], None]) -> Client:
-        """Take a new connection."""
-        client = Client(self, send)
+    def connect(self, send: Callable[[bytes], None], floors: dict[int, int] | None = None) -> Client:
+        """Take a new connection; see `Client`."""
+        client = Client(self, send, floors)
         self.clients.append(client)
         return client
 
@@ -209,13 +219,21 @@ class SimulatedRedis:
                 client.channel = channel.encode()
                 return Push((b"subscribe", client.channel, 1))
             case ["SCRIPT", "LOAD", source]:
+                client.note_floor(
+                    self.state.formation.index, client.floor
+                )  # only an admitted server loads scripts
                 return _sha(source.encode())
             case ["INFO"]:
                 return Verbatim("".join(f"{name}:{value}\r\n" for name, value in self._info().items()))
             case ["CONFIG", "GET", name]:
                 return {name: self._setting(name)}
             case ["EVAL", source, count, *rest]:
-                return self._script(_NAMES[_sha(source.encode())], rest[: int(count)], rest[int(count) :])
+                name, client.floor = _NAMES[_sha(source.encode())], self.state.floor
+                answer = self._script(name, rest[: int(count)], rest[int(count) :])
+                if answer == [_DONE["raise_floor"]]:
+                    index, floor = rest[int(count) + 2 : int(count) + 4]
+                    client.note_floor(int(index), int(floor))
+                return answer
             case ["EVALSHA", sha, count, *rest]:
                 return self._script(_NAMES[sha], rest[: int(count)], rest[int(count) :])
         raise AssertionError(command)

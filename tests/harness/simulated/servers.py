@@ -28,12 +28,14 @@ class ServerHost:
         process: the present run.
         service: what answers calls; None while it starts.
         calls: to be told when the process dies.
+        floors: for each run, by node index, the greatest floor that it raised, or under which it was admitted.
         routed: by node index, the process that the index leads this server to, if it is another one than usual.
     """
 
     def __init__(self, name: str, hosts: Sequence[NodeHost], network: Network, chance: Chance) -> None:
         self.name = name
         self._hosts = hosts
+        self.floors: list[dict[int, int]] = []
         self.routed: dict[int, NodeHost] = {}
         self._network = network
         self._chance = chance
@@ -55,6 +57,7 @@ class ServerHost:
     async def _run(self) -> None:
         settings = config.load({"nodes": self._urls, "listen": "127.0.0.1:0"})
         while True:
+            self.floors.append({})
             self.cluster, service = composition.assemble(
                 settings, clock=self.clock, randomness=self._chance, dial=self._dial
             )
@@ -75,7 +78,8 @@ class ServerHost:
     async def _dial(self, node: NodeUrl, *, timeout_ms: int) -> DialledNode:
         del timeout_ms
         index = int(node.address.removeprefix("node-").partition(":")[0])
-        return await self._network.dial(self.process, self, self.routed.get(index, self._hosts[index]))
+        host = self.routed.get(index, self._hosts[index])
+        return await self._network.dial(self.process, self, host, self.floors[-1])
 
     def kill(self) -> None:
         """End the run, as kill -9 does."""

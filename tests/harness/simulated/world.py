@@ -24,6 +24,7 @@ from harness.simulated.processes import ProcessClock, ProcessLoop
 from harness.simulated.redis import SimulatedRedis
 from harness.simulated.servers import START_TIMEOUT_MS, ServerHost
 from harness.waiting_links import Chance, now_ms
+from redfence_server import fence
 from redfence_server.lock_node import NodeState
 from redfence_server.model import LeaseId
 from redfence_server.node_examination import Phase
@@ -72,6 +73,8 @@ class World:
         self.clock_set_at_ms: dict[int, float] = {}
         self.kinds = chance.choice(faults.PROFILES)(chance)
         self.servers_die = "server killed" in self.kinds
+        # Indices at which a process was lost, or forgot something.
+        self.lost: set[int] = set()
         # By node index, a newcomer beside the process there.
         self.newcomers: dict[int, NodeHost] = {}
         self.watches: list[asyncio.Task[None]] = []
@@ -159,6 +162,8 @@ class World:
             remembered = None
         elif disk == "everysec":
             remembered = self._disks.get(host)
+        if remembered is not host.redis.state:
+            self.lost.add(self.hosts.index(host))
         host.redis.restart(remembered)
         host.start()
 
@@ -173,6 +178,7 @@ class World:
 
     def end_double(self, index: int) -> None:
         """Let the index lead every server to one of the two processes; the other one dies."""
+        self.lost.add(index)
         both = [self.hosts[index], self.newcomers.pop(index)]
         stays = self.chance.choice(both)
         self.hosts[index] = stays
@@ -241,17 +247,16 @@ class World:
 
     async def _check_progress(self) -> None:
         """P: somebody is granted each lock within three times its ttl, and every node votes again."""
+        left = self._left_to_an_operator()
+        if len(left) > (len(self.hosts) - 1) // 2:
+            return
         for server in self.servers:
             assert server.cluster is not None
-            view = server.cluster.view()
-            details = [node.detail for node in view.nodes]
-            ready = sum(node.state is NodeState.READY for node in view.nodes)
-            if ready == len(view.nodes):
-                continue
-            if not self._needs_operator(details):
-                self.history.problem(now_ms(), f"P: {server.name} is left without nodes: {details}")
-            if ready <= len(view.nodes) // 2:
-                return  # the cluster waits for the operator
+            for index, node in enumerate(server.cluster.view().nodes):
+                if node.state is not NodeState.READY and index not in left:
+                    self.history.problem(
+                        now_ms(), f"P: {server.name} is left without node {index}: {node.detail}"
+                    )
         for resource in self.resources:
             lease = LeaseId(f"{self.chance.getrandbits(128):032x}")
             began_at_ms = now_ms()
@@ -266,25 +271,27 @@ class World:
                     now_ms(), f"P: nobody is granted {resource} after {taken_ms:.0f} ms of peace"
                 )
 
-    def _needs_operator(self, details: list[str]) -> bool:
-        """Whether only nodes are missing that docs/guarantees.md leaves to an operator, or that wait for such a node.
+    def _left_to_an_operator(self) -> set[int]:
+        """Return the nodes that docs/guarantees.md leaves to an operator, by what happened and not by what a server says.
 
-        Those are empty ones that no server is left to know, one that was lost again when it came back (after its floor
-        was raised for it on one peer, no server knows an empty one any more), and the first of two processes that
-        took turns at one address: the second was given the index.
+        The newest process at an index was lost, with every run of a server that knew it; or too few others are left for a
+        node that waits for its fence.
         """
-        excused = []
-        doubled = any(self.struck[kind] for kind in faults.DOUBLING)
-        losses = sum(self.struck[kind] for kind in ("node wiped", "power lost", *faults.DOUBLING))
-        if self.struck["server killed"] or losses > 1:
-            excused += ["this server has not seen it before", "never formed, or wiped"]
-        if doubled or (self.struck["server killed"] and losses + self.struck["node restarted"] > 1):
-            excused.append("was given its index since")
-        left_out = [any(words in detail for words in excused) for detail in details]
-        return any(left_out) and all(
-            out or not detail or "other nodes that" in detail
-            for out, detail in zip(left_out, details, strict=True)
-        )
+        lost = {index for index in self.lost if self._is_unknown(index)}
+        needed = fence.fence_size(len(self.hosts))
+        waiting = {
+            index
+            for index, host in enumerate(self.hosts)
+            if host.redis.state.phase is not Phase.READY and len(self.hosts) - len(lost | {index}) < needed
+        }
+        return lost | waiting
+
+    def _is_unknown(self, index: int) -> bool:
+        """Tell whether the process at an index is not the newest one there, and no server that runs has known that one."""
+        state = self.hosts[index].redis.state
+        newest = max(floors.get(index, -1) for server in self.servers for floors in server.floors)
+        is_old = not state.admission or state.floor < newest
+        return is_old and all(server.floors[-1].get(index, -1) < newest for server in self.servers)
 
     async def _acquire(self, resource: str, lease: LeaseId, wait_ms: int) -> None:
         await self._probe.acquire(resource, lease, ttl_ms=self.ttl_ms_max, wait_ms=wait_ms)

@@ -121,6 +121,7 @@ class ScriptedNode:
         self.info = dict(INFO)
         self.info_answer: Any = None
         self.script: Any = None
+        self.setting_answer: Any = None
         self.may_read_settings = True
         self._now_ms = 0.0
 
@@ -145,7 +146,7 @@ class ScriptedNode:
                 if not self.may_read_settings:
                     return DialRefusedError("NOPERM")
                 pair = (name.encode(), self.settings[name].encode())
-                return dict([pair]) if self.resp3 else list(pair)
+                return self.setting_answer or (dict([pair]) if self.resp3 else list(pair))
         raise AssertionError(parts)
 
 
@@ -251,6 +252,9 @@ async def test_a_node_drops_keys_if_it_has_a_limit_and_a_policy(policy: str, evi
         ("script", [b"found", [], 4, b"now"]),
         ("script", [b"found", None, 4, 1_000]),
         ("script", b"found"),
+        ("script", {b"appendonly": b"yes"}),
+        ("script", [b"found", [7], 4, 1_000]),
+        ("setting_answer", b"OK"),
         ("high", [b"many"]),
         ("more", {"distrusted_until": "never"}),
     ],

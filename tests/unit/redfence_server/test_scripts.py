@@ -117,6 +117,7 @@ def test_answers_that_count_for_nothing_are_errors() -> None:
             [b"held", b"d"],
             [b"granted", b"n"],
             [b"granted", b"n", 4, 0, 0],
+            [b"granted", 7, 4, 0, 0, 2],
             [b"granted", b"n", 4, 0, 0, 1, 2],
         ),
     ],

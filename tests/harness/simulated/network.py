@@ -34,7 +34,7 @@ class Route:
         """Have something arrive, after whatever was sent before on the same stream."""
         stream.under_way.append(arrive)
         due_s = asyncio.get_running_loop().time() + self._chance.uniform(*self.latency_ms) / 1000
-        stream.last_s = max(stream.last_s, due_s)
+        stream.last_s = max(stream.last_s + 1e-7, due_s)
         stream.to.at(stream.last_s, self._arrive, stream)
 
     def _arrive(self, stream: Stream) -> None:

@@ -33,7 +33,7 @@
 #define NEWCOMER 0     /* 1: an empty process appears at index 0, and process 0 lives on */
 #endif
 #ifndef OLD_IS_OUT
-#define OLD_IS_OUT 0   /* 1: process 0 has lost its data before we begin */
+#define OLD_IS_OUT 0   /* before we begin, process 0 has 1: lost its data; 2: restarted, and reserved 1 */
 #endif
 #ifndef LOSSES
 #define LOSSES 0       /* how often a node loses all data */
@@ -61,11 +61,12 @@ typedef Node {
   byte state;
   byte holder;      /* the lease that holds the lock, counted from 1; 0: the lock is free */
   byte high;        /* the greatest token. Only fences raise it here */
-  byte floor;
+  byte floor;       /* under which it got its vote last */
   byte reserved;    /* in this quarantine; 0: nothing */
   byte floor_0;     /* `floor:0`: the least floor of a process that may vote at index 0 */
   /* the process for which it was noted, in its present quarantine, counted from 1; 0: another one */
   byte fenced_by;
+  byte fenced_for;  /* that process, also when its quarantine is over */
   /* a server that uses the present id of this node has read at least this `floor:0` there */
   byte read_0;
 #if RELAXED
@@ -99,6 +100,8 @@ typedef Driver {
   /* the greatest token that it has read; once it has reserved a floor, that floor */
   byte high;
   byte floor_0;     /* the greatest `floor:0` that it has read */
+  byte floor_0_for; /* the process for which it was raised, counted from 1; 0: not known */
+  bool superseded;  /* a peer knows a fence for another process at index 0, later than this one's vote */
   bool reserved;
   bool waits;
 #if RELAXED
@@ -155,7 +158,7 @@ inline drop_request(x)
 inline leave(x)
 {
   driver[x].goal = OUT; driver[x].current = false; driver[x].read = 0; driver[x].raised = 0; driver[x].high = 0;
-  driver[x].floor_0 = 0; driver[x].reserved = false; driver[x].waits = false;
+  driver[x].floor_0 = 0; driver[x].floor_0_for = 0; driver[x].superseded = false; driver[x].reserved = false; driver[x].waits = false;
 #if RELAXED
   driver[x].out = 0;
 #endif
@@ -358,7 +361,7 @@ inline lose(p)
     losses_left && may_strike(p) ->
     losses_left--;
     N.state = QUARANTINED;
-    N.holder = 0; N.high = 0; N.floor = 0; N.floor_0 = 0; N.fenced_by = 0;
+    N.holder = 0; N.high = 0; N.floor = 0; N.floor_0 = 0; N.fenced_by = 0; N.fenced_for = 0;
 #if RELAXED
     N.nameless = true;
 #endif
@@ -457,16 +460,29 @@ inline adopt(p)
 #define is_known_with(p) (index_of(p) == 0 -> (!(D.read & bit(1)) || agree(p, 1)) && (!(D.read & bit(2)) || agree(p, 2)) \
                                            : (!(D.read & bit(0)) || agree(0, p)) && (!(D.read & bit(3)) || agree(3, p)))
 
+#ifdef RESERVED_COUNTS_AS_VOTED
+#define floor_of_goal larger(G.floor, G.reserved)
+#else
+#define floor_of_goal G.floor
+#endif
+inline note_floor(p)
+{
+  if
+  :: N.floor_0 > D.floor_0 -> D.floor_0 = N.floor_0; D.floor_0_for = N.fenced_for
+  :: N.floor_0 && N.floor_0 == D.floor_0 && N.fenced_for != D.floor_0_for -> D.floor_0_for = 0
+  :: else
+  fi;
+  if
+  :: index_of(D.goal - 1) == 0 && N.floor_0 > floor_of_goal && N.fenced_for != D.goal -> D.superseded = true
+  :: else
+  fi
+}
+
 #if RELAXED
 #define is_out(p) (D.out & bit(p))
-#ifdef RELAXED_WITH_AN_UNSEEN_PEER
-#define may_be_out(p) true
-#define is_exempt(p) true
-#else
 #define may_be_out(p) (N.state == QUARANTINED)
 /* It has no identity, so it cannot take the floor. */
 #define is_exempt(p) N.nameless
-#endif
 /* The goal and the other peer are f + 1 that remember. This one takes the floor as well. */
 inline read_out(p)
 {
@@ -479,7 +495,7 @@ inline read_out(p)
     :: else ->
        D.read = D.read | bit(p);
        D.high = larger(D.high, N.high);
-       D.floor_0 = larger(D.floor_0, N.floor_0)
+       note_floor(p)
     fi;
     printf("driver %d finds that node %d has no vote, and reads %d\n", d, p, N.high)
   }
@@ -497,15 +513,36 @@ inline read_high(p)
     !is_out(p) && !(D.read & bit(p)) && !is_enough(D.read | D.raised) ->
     D.read = D.read | bit(p);
     D.high = larger(D.high, N.high);
-    D.floor_0 = larger(D.floor_0, N.floor_0);
+    note_floor(p);
     printf("driver %d reads %d on node %d\n", d, N.high, p)
+  }
+}
+
+#ifdef SUPERSEDED_DOES_NOT_WAIT
+#define is_superseded false
+#else
+#define is_superseded (D.superseded && G.state == RESTARTED)
+#endif
+/* Another process had a fence at its index since it voted. So its proof does not spare the wait. */
+inline demote()
+{
+  d_step {
+    has_goal && !D.reserved && D.current && is_superseded ->
+    G.state = QUARANTINED;
+    end_quarantine(D.goal - 1);
+    D.current = true;
+    D.read = 0; D.raised = 0; D.superseded = false;
+#if RELAXED
+    D.out = 0;
+#endif
+    printf("driver %d finds that node %d was superseded\n", d, D.goal - 1)
   }
 }
 
 inline reserve()
 {
   d_step {
-    has_goal && !D.reserved && is_enough(D.read | D.raised) && D.current && is_outside(D.goal - 1) && D.high + 1 > G.reserved ->
+    has_goal && !D.reserved && is_enough(D.read | D.raised) && D.current && !is_superseded && is_outside(D.goal - 1) && D.high + 1 > G.reserved ->
     D.high++;
     D.reserved = true;
     G.reserved = D.high;
@@ -519,7 +556,7 @@ inline raise_floor(p)
     has_goal && D.reserved && (D.read & bit(p)) && !(D.raised & bit(p)) && (is_trusted(p) || is_out(p)) && N.high < D.high ->
     D.raised = D.raised | bit(p);
     N.high = D.high;
-    if :: index_of(D.goal - 1) == 0 -> N.floor_0 = D.high; N.fenced_by = (D.current -> D.goal : 0) :: else fi;
+    if :: index_of(D.goal - 1) == 0 -> N.floor_0 = D.high; N.fenced_by = (D.current -> D.goal : 0); N.fenced_for = D.goal :: else fi;
     printf("driver %d raises the floor on node %d to %d\n", d, p, D.high);
 #ifndef FENCE_KEEPS_ADMISSIONS
     if :: N.state == VOTES -> renew_id(p) :: else fi;
@@ -533,16 +570,10 @@ inline raise_floor(p)
   }
 }
 
-#ifdef SUPERSEDED_DOES_NOT_WAIT
-#define is_superseded(p) false
-#else
-/* Another process at its index has had a fence since. */
-#define is_superseded(p) (index_of(p) == 0 && D.floor_0 > N.floor)
-#endif
 #ifdef NO_WAIT
 #define must_wait(p) false
 #else
-#define must_wait(p) (N.state == QUARANTINED || is_superseded(p))
+#define must_wait(p) (N.state == QUARANTINED)
 #endif
 #ifdef RESTORE_IN_ANY_QUARANTINE
 #define is_in_quarantine(p) is_outside(p)
@@ -563,7 +594,10 @@ inline restore_vote(p)
     N.state = VOTES;
     N.floor = D.high;
     N.high = larger(N.high, D.high);
-    if :: index_of(p) -> N.floor_0 = larger(N.floor_0, D.floor_0) :: else fi;
+    if
+    :: index_of(p) && D.floor_0 > N.floor_0 -> N.floor_0 = D.floor_0; N.fenced_for = D.floor_0_for
+    :: else
+    fi;
     end_quarantine(p);
     leave(d);
     renew_id(p)
@@ -584,6 +618,7 @@ end_in_vain:
   :: adopt(3)
 #endif
   READ_ANY_NODE
+  :: demote()
   :: reserve()
   ON_EACH_NODE(raise_floor)
   ON_EACH_NODE(restore_vote)
@@ -594,7 +629,14 @@ end_in_vain:
 
 init {
   atomic {
-    node[0].state = (OLD_IS_OUT -> QUARANTINED : VOTES); node[1].state = VOTES; node[2].state = VOTES;
+#if OLD_IS_OUT == 2
+    node[0].state = RESTARTED; node[0].reserved = 1;
+#elif OLD_IS_OUT
+    node[0].state = QUARANTINED;
+#else
+    node[0].state = VOTES;
+#endif
+    node[1].state = VOTES; node[2].state = VOTES;
     run Asking(0); run Asking(1);
 #if LEASES > 2
     run Asking(2);

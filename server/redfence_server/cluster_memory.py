@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from redfence_server.node_examination import Identity
+from redfence_server.node_examination import LIFE_DIGITS, Identity
 
 
 @dataclass(slots=True)
@@ -18,11 +18,13 @@ class Place:
 
     Attributes:
         floor: the least floor that a process needs to vote there.
+        life: the first `LIFE_DIGITS` of the quarantine's id for which that floor was raised; empty if not known for sure.
         token: the greatest token seen from the process with that floor.
         run_id: the run of the process that this server is admitted to; empty while it is not.
     """
 
     floor: int = 0
+    life: str = ""
     token: int = 0
     run_id: str = ""
 
@@ -47,7 +49,7 @@ class ClusterMemory:
             self.ttl_ms_max = identity.max_ttl_ms
         for index, floor in identity.known_floors.items():
             if index != identity.index and index < len(self.places):
-                self.raise_floor(index, floor)
+                self.raise_floor(index, floor, life=identity.known_fences.get(index, "")[:LIFE_DIGITS])
 
     def admit(self, identity: Identity, run_id: str) -> None:
         """Note that a node votes at its index."""
@@ -55,13 +57,15 @@ class ClusterMemory:
         self.places[identity.index].run_id = run_id
         self.raise_floor(identity.index, identity.floor)
 
-    def raise_floor(self, index: int, floor: int) -> None:
+    def raise_floor(self, index: int, floor: int, *, life: str = "") -> None:
         """Note the least floor that a process needs at an index."""
         place = self.places[index]
         if floor > place.floor:
             # Another process, or one that was recovered: it may have minted less than the one before.
-            place.floor, place.token = floor, 0
+            place.floor, place.life, place.token = floor, life, 0
             self.on_floor(index)
+        elif floor == place.floor and life != place.life:
+            place.life = ""  # two processes may have got the same floor
 
     def see_token(self, index: int, *, floor: int, token: int) -> None:
         """Note a token that the process with this floor has shown."""
@@ -72,6 +76,10 @@ class ClusterMemory:
     def floors(self) -> tuple[int, ...]:
         """Return the least floor for each node index."""
         return tuple(place.floor for place in self.places)
+
+    def lives(self) -> tuple[str, ...]:
+        """Return for which life the floor of each node index was raised."""
+        return tuple(place.life for place in self.places)
 
     def runs_of_others(self, index: int) -> dict[str, int]:
         """Return the runs of the processes that this server is admitted to at other indices, with their indices."""

@@ -11,7 +11,8 @@ reached and stands as it was.
 A recovery that breaks off leaves the nodes in quarantine, and the next one begins anew. If two run at once, the later one
 voids the ids of the earlier, which finds too few of its nodes and stops. Should they cross midway, each node has one floor or
 the other; both are above all that was granted before, and the servers count only nodes with the greater one. Once a quorum
-votes, lock servers bring back the nodes that were left out.
+votes, lock servers bring back the nodes that were left out. One that was away when the floor was reserved looks like a node
+whose index another process got: it needs `redfence cluster replace`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Outcome(Enum):
     RECOVERED = auto()
     """A quorum can vote, and every node that was taken out got its vote back."""
     NODES_LEFT_OUT = auto()
-    """A quorum can vote, but some node that was taken out did not get its vote back; lock servers bring it back."""
+    """A quorum can vote, but some node that was taken out did not get its vote back."""
 
 
 class ClusterRecovery:

@@ -15,7 +15,8 @@ another process at the same index minted it. N = 2f + 1 nodes; the process that 
    there either: what stands on the peer by then is below R, and a commit under the old admission id is refused.
 4. *Wait* the greatest ttl and its drift, counted from the completed fence. Every lease that the older process supported
    was granted or renewed before the fence, so its validity has ended. A process with proof that it forgot nothing
-   does not wait: what it supported it still supports.
+   does not wait: what it supported it still supports. But it must be the last one that voted at its index. If a peer
+   knows of a fence for another process since, this one waits as if it had forgotten.
 5. *Restore the vote*, if the process is still in that quarantine and R is still what was reserved.
 
 Any server may drive, and two at once do no harm: the later reservation wins, and the other driver begins anew. A driver
@@ -38,13 +39,13 @@ docs/model checks these rules with time and with two processes at one index.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from redfence_proto import bounds
 from redfence_server import quorum
 from redfence_server.errors import NodeRejectedError
-from redfence_server.node_examination import Identity, Phase
+from redfence_server.node_examination import LIFE_DIGITS, Identity, Phase
 from redfence_server.node_visit import Visit
 from redfence_server.randomness import Randomness
 
@@ -71,6 +72,27 @@ class TooFewPeersError(FenceError):
 def fence_size(node_count: int) -> int:
     """Return how many peers a fence needs: f + 1 of the 2f, and none for a single node."""
     return min(quorum.majority(node_count), node_count - 1)
+
+
+def quarantine_id(process: Identity, fresh: str) -> str:
+    """Return the id of a quarantine for a process that restarted with proof, from a fresh random id.
+
+    A node that takes the floor notes it under this id. So the process knows its own fences again after a further restart.
+    """
+    return process.admission[:LIFE_DIGITS] + fresh[LIFE_DIGITS:]
+
+
+def is_superseded(process: Identity, peers: Iterable[Identity]) -> bool:
+    """Tell whether a peer knows of a fence for another process at this index since this one voted last.
+
+    The floor that this process has reserved does not count as voted: a driver may have stopped before its fence.
+    """
+    life = process.admission[:LIFE_DIGITS]
+    return any(
+        peer.known_floors.get(process.index, 0) > process.voted_floor
+        and peer.known_fences.get(process.index, "")[:LIFE_DIGITS] != life
+        for peer in peers
+    )
 
 
 def wait_ms(ttl_ms_max: int) -> float:
@@ -107,6 +129,8 @@ async def raise_fence(
     if max((peer.identity.known_floors.get(index, 0) for peer in fenced), default=0) > identity.floor:
         raise FenceError("another process was given its index meanwhile")
     floor, missing = identity.reserved, [peer for peer in fenced if not _is_raised_for(process, peer)]
+    if floor and len(fenced) - len(missing) >= needed:
+        return floor
     if not floor or max(token_seen, *map(_token, missing), 0) >= floor:
         floor = max(token_seen, identity.floor, *map(_token, (process, *fenced))) + TOKENS_JUMP
         missing = list(fenced)

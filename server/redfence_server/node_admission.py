@@ -69,6 +69,7 @@ class Expectation:
         assume_durable: the operator's word that a node which restarted has forgotten nothing.
         floor: the least floor that a process there needs to vote.
         token: the greatest token that this server has seen from the node with that floor.
+        gap_seen: this server has seen that the present run might lose what it answered.
         familiar: this server admitted a process there with that floor, so an empty or older one has forgotten.
         runs: the runs of the other nodes' processes, each with its index.
     """
@@ -80,6 +81,7 @@ class Expectation:
     floor: int = 0
     token: int = 0
     familiar: bool = False
+    gap_seen: bool = False
     runs: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -268,9 +270,11 @@ def _judge_run(
 ) -> Admitted | Restarted | Forgot | Rejected:
     gap = found.durability_gap
     if _is_same_run(identity, found):
-        # A process that runs has forgotten nothing. But a durable one that is not durable any more must not vote: at its
-        # next start it could have forgotten this very change together with the tokens, and would seem durable again
-        # (test_a_node_that_stops_being_durable_does_not_vote_again).
+        # A process that runs has forgotten nothing. But a durable one that is not durable any more must not vote. After a
+        # crash it would seem durable again: what it reads then is older than the change. That lasts until the file
+        # that was switched on again is complete.
+        if expected.gap_seen and found.log_incomplete:
+            gap = gap or "its append-only file is not rewritten yet"
         if identity.durable and gap and not expected.assume_durable:
             return Rejected(Reason.NOT_DURABLE, f"it was durable and is not any more: {gap}")
         return Restarted(identity, noted=True) if identity.phase is Phase.RESTARTED else Admitted(identity)

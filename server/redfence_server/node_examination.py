@@ -28,6 +28,9 @@ class Phase(Enum):
     QUARANTINED = "quarantined"
 
 
+LIFE_DIGITS: Final = 16
+"""A process that restarts with proof, once or again, keeps so many digits of its id until it votes."""
+
 # States that earlier versions gave a node: it is out, and a floor above its own says whether it was replaced.
 _BEFORE_0_2: Final = {"recovering": Phase.QUARANTINED, "retired": Phase.QUARANTINED}
 
@@ -41,10 +44,12 @@ class Identity:
         run_id: the run of its process that a server last let in or took out.
         durable: whether that run, from its beginning, loses nothing at a crash.
         floor: up to which tokens may have been minted here and forgotten; 0 for a node that never came back.
+        voted_floor: the floor under which it got its vote last; 0 if it never came back.
         reserved: the floor that was reserved in the present quarantine; 0 for none.
         evicted: how many keys that run had evicted when the node got its vote.
         known_floors: by node index, the least floor that a process needs to vote there.
-        known_fences: by node index, the id of the quarantine for which the fence was raised on this node.
+        known_fences: by node index, the id of the quarantine for which that floor was raised on this node. If the node was
+            only told the floor, the first `LIFE_DIGITS` of the id, or nothing.
     """
 
     cluster_id: str
@@ -56,6 +61,7 @@ class Identity:
     durable: bool
     phase: Phase
     floor: int = 0
+    voted_floor: int = 0
     reserved: int = 0
     evicted: int = 0
     known_floors: Mapping[int, int] = field(default_factory=dict)
@@ -92,6 +98,8 @@ class Findings:
         promoted: it was a replica in this run.
         durability_gap: empty when its settings lose nothing at a crash.
         settings_hidden: this user may not read them, which is a gap as well; another user may know better.
+        log_incomplete: it rewrites its append-only file, or failed to. If the file was off before, a crash now loses what
+            was answered since.
         eviction: the settings by which the node would drop keys; empty when it would not.
         evicted: how many keys the node has evicted in this run.
         info: all fields of INFO.
@@ -103,6 +111,7 @@ class Findings:
     is_replica: bool = False
     durability_gap: str = ""
     settings_hidden: bool = False
+    log_incomplete: bool = False
     high: int | None = 0
     key_count: int = 0
     promoted: bool = False
@@ -178,6 +187,8 @@ def _read_findings(answers: Sequence[Any], *, sent_ms: float, received_ms: float
         promoted=promoted,
         durability_gap=_durability_gap(settings),
         settings_hidden=settings is None,
+        log_incomplete="1" in (info.get("aof_rewrite_in_progress"), info.get("aof_rewrite_scheduled"))
+        or info.get("aof_last_bgrewrite_status", "ok") != "ok",
         eviction=_eviction(info),
         evicted=int(info.get("evicted_keys", "0")),
         clock=ClockReading(sent_ms, received_ms, node_ms, _distrusted_ms(fields, node_ms)),
@@ -206,6 +217,7 @@ def read_identity(flat: list[bytes]) -> Identity | None:
             durable=fields["durable"] == "1",
             phase=_BEFORE_0_2.get(fields["state"]) or Phase(fields["state"]),
             floor=int(fields.get("floor", "0")),
+            voted_floor=int(fields.get("voted_floor", "0")),
             reserved=int(fields.get("reserved", "0")),
             evicted=int(fields.get("evicted", "0")),
             known_floors={

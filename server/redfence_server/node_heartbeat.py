@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
+from typing import Final
 
 import structlog
 
@@ -21,6 +22,9 @@ from redfence_server.node_examination import ClockReading, Examinable, Findings,
 from redfence_server.node_joining import NodeJoining
 from redfence_server.randomness import Randomness
 from redfence_server.redis_dial import DialAnswerError, DialError, DialRefusedError
+
+_MISSED_MAX: Final = 2
+"""A node that misses so many heartbeats in a row is examined on a new connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ class Heartbeat:
 
         Cancellation: nothing is changed.
         """
+        missed = 0
         while True:
             await self._pause()
             known = self._joining.known()
@@ -89,8 +94,13 @@ class Heartbeat:
                 found = await examine(connection, self._settings.keys, self._clock)
             except (DialRefusedError, DialAnswerError) as error:
                 return NotAdmitted(str(error), admission_is_void=False)
-            except DialError:
-                continue  # a node that is late is examined at the next heartbeat
+            except DialError as error:
+                # A node may be late once. But while it is not examined, nothing shows that it may still vote.
+                missed += 1
+                if missed < _MISSED_MAX:
+                    continue
+                return NotAdmitted(f"it missed {missed} heartbeats: {error}", admission_is_void=False)
+            missed = 0
             judgement = self._joining.judge(found, known)
             if not self._is_admitted(judgement):
                 return NotAdmitted(_reason(judgement), admission_is_void=not self._shows_admission(found))

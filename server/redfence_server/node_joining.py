@@ -120,6 +120,8 @@ class NodeJoining:
         self._randomness = randomness
         self._log = log
         self._fenced = _Fenced("", 0, 0.0)
+        # The run that this server has seen with settings that may lose what it answered.
+        self._gap_in = ""
         self._fence_pause_ms = _FENCE_PAUSE_MS_FIRST
         # The last quarantine that this server began, and why.
         self._began = ("", "")
@@ -183,9 +185,14 @@ class NodeJoining:
             floor=known.floor,
             token=known.token,
             familiar=self._settings.adopts_empty or (self._floor is not None and self._floor >= known.floor),
+            gap_seen=self._gap_in == found.run_id,
             runs=self._memory.runs_of_others(self._index),
         )
         judgement = judge(expected, found)
+        if found.durability_gap:
+            self._gap_in = found.run_id
+        elif isinstance(judgement, Admitted):
+            self._gap_in = ""
         if isinstance(judgement, Admitted) and found.high is not None:
             self._memory.see_token(self._index, floor=judgement.identity.floor, token=found.high)
         return judgement
@@ -214,6 +221,8 @@ class NodeJoining:
         )
         restarted = isinstance(judgement, Restarted)
         quarantine = self._randomness.hex_id()
+        if restarted:
+            quarantine = fence.quarantine_id(visit.identity, quarantine)
         await visit.take_vote(
             seat,
             phase=Phase.RESTARTED if restarted else Phase.QUARANTINED,
@@ -248,6 +257,7 @@ class NodeJoining:
             admission=self._randomness.hex_id(),
             floor=self._fenced.floor,
             floors=self._memory.floors(),
+            lives=self._memory.lives(),
         )
         if not restored:
             raise TurnedAwayError("quarantined: another server is giving it its vote", _FENCE_PAUSE_MS_FIRST)
@@ -257,13 +267,27 @@ class NodeJoining:
         settings = self._settings
         async with settings.fencing, visits(settings.urls, settings.visiting, but=self._index) as peers:
             trusted = [peer for peer in peers if self._trusts(peer.look, visit.identity, proven=proven)]
-            for peer in trusted:
-                self._memory.learn(peer.identity)
+            members = (
+                [visit, *(peer for peer in peers if _is_member(peer.look, visit.identity))] if trusted else []
+            )
+            known = [member.identity for member in members]
+            for identity in known:
+                self._memory.learn(identity)
+            if proven and fence.is_superseded(visit.identity, known):
+                superseded = Forgot("another process may have had its index since")
+                await self._take_out(visit, superseded, floor=visit.identity.floor)
+                raise TurnedAwayError(f"quarantined: {superseded.detail}", _FENCE_PAUSE_MS_FIRST)
             # One of them may know that another was superseded.
-            floors = self._memory.floors()
-            trusted = [peer for peer in trusted if peer.identity.floor >= floors[peer.look.index]]
+            newest = [member for member in members if self._is_newest(member.identity, known)]
+            trusted = [peer for peer in trusted if peer in newest]
             others = [peer for peer in peers if peer not in trusted]
-            all_out = all(self._is_out(peer.look, floors[peer.look.index]) for peer in others)
+            all_out = all(
+                peer.identity.phase in _WITHOUT_VOTE
+                if peer in newest
+                # It shows no floor. Where this server runs the nodes, no other process has its index.
+                else self._settings.adopts_empty and _is_empty(peer.look)
+                for peer in others
+            )
             try:
                 return await fence.raise_fence(
                     visit,
@@ -283,15 +307,11 @@ class NodeJoining:
                     f"{self._out(visit.identity)}; {error}{hint}", self._fence_pause_ms
                 ) from None
 
-    def _is_out(self, look: Look, floor: int) -> bool:
-        """Tell whether a peer has no vote at any server, and no newer process has its index: its floor is the known one.
-
-        An empty node shows no floor. It counts only where this server runs the nodes, so that no other process has its index.
-        """
-        identity = look.found.identity if look.found is not None else None
-        if identity is None:
-            return self._settings.adopts_empty and _is_empty(look)
-        return identity.phase in _WITHOUT_VOTE and identity.floor >= floor
+    def _is_newest(self, identity: Identity, known: Sequence[Identity]) -> bool:
+        """Tell whether no other process has been given the index of this one since, as far as the others know."""
+        if identity.phase is Phase.RESTARTED and fence.is_superseded(identity, known):
+            return False
+        return identity.floor >= self._memory.places[identity.index].floor
 
     def _out(self, identity: Identity) -> str:
         """Return why a node is out, as far as this server knows."""
@@ -318,6 +338,16 @@ class NodeJoining:
             case Restarted(noted=True):
                 return proven
         return False
+
+
+def _is_member(look: Look, process: Identity) -> bool:
+    """Tell whether a peer belongs to the cluster of this process, at its own index."""
+    identity = look.found.identity if look.found is not None else None
+    return identity is not None and (identity.cluster_id, identity.node_count, identity.index) == (
+        process.cluster_id,
+        process.node_count,
+        look.index,
+    )
 
 
 def _is_empty(look: Look) -> bool:

@@ -159,7 +159,7 @@ class Visit:
         return await self.step("raise_floor", self.identity.admission, admission, *fence) == "raised"
 
     async def restore_vote(
-        self, *, quarantine: str, admission: str, floor: int, floors: Sequence[int]
+        self, *, quarantine: str, admission: str, floor: int, floors: Sequence[int], lives: Sequence[str] = ()
     ) -> bool:
         """Give the node its vote, and tell it the least floor of each node index.
 
@@ -171,7 +171,9 @@ class Visit:
         assert found is not None, "only a node that was examined can be changed"
         durable = "0" if found.durability_gap else "1"
         process = (found.run_id, durable, found.evicted)
-        answer = await self.step("restore_vote", quarantine, admission, floor, *process, *floors)
+        answer = await self.step(
+            "restore_vote", quarantine, admission, floor, *process, *floors, *(lives or [""] * len(floors))
+        )
         return answer == "restored"
 
 

@@ -56,7 +56,7 @@ Q, NEW, OTHER = "0a" * 16, "0b" * 16, "0c" * 16
 VOTING = Identity("cluster", 0, 3, TTL_MS, ADMITTED, "run", durable=False, phase=Phase.READY)
 OUT = Quarantine(FORMED, Q, PLACE, "run-2")
 RESERVE = ReserveFloor(Q, 1_000)
-RESTORE = RestoreVote(Q, NEW, 1_000, "run-3", (1_000, 70, 0), durable=True, evicted=3)
+RESTORE = RestoreVote(Q, NEW, 1_000, "run-3", (1_000, 70, 0), ("", OTHER[:16], ""), durable=True, evicted=3)
 FENCE = RaiseFloor(ADMITTED, NEW, 2, 1_000, Q)
 
 Node = FakeNodeState | LuaNode
@@ -362,8 +362,10 @@ async def test_a_vote_is_restored_with_its_floor_and_the_floors_of_other_indices
     carry_out(node, RaiseFloor(ADMITTED, OTHER, 1, 60, OTHER), RaiseFloor(OTHER, ADMITTED, 2, 90, OTHER))
     keys = node.keys()
     come_back(node)
-    present = replace(VOTING, admission=NEW, run_id="run-3", durable=True, floor=1_000, evicted=3)
-    known_floors, known_fences = {0: 1_000, 1: 70, 2: 90}, {2: OTHER}
+    present = replace(
+        VOTING, admission=NEW, run_id="run-3", durable=True, floor=1_000, voted_floor=1_000, evicted=3
+    )
+    known_floors, known_fences = {0: 1_000, 1: 70, 2: 90}, {1: OTHER[:16], 2: OTHER}
     voting = replace(present, known_floors=known_floors, known_fences=known_fences)
     assert read(node) == Sight(voting, 2, 1_000, waited_floor=1_000)
     assert node.keys() == {**keys, KEYS.high: {"": "1000"}}

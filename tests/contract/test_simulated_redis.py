@@ -102,12 +102,13 @@ _commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Release, _name, _lease, st.just(0.0)),
     st.builds(Inspect, _name),
 )
+_lives = st.tuples(*[st.sampled_from(["", Q[:16]])] * 3)
 _joining: st.SearchStrategy[JoiningCommand] = st.one_of(
     st.just(ReadIdentity()),
     st.builds(Quarantine, _known, _ids, st.just(PLACE), _runs, _phases, _numbers, _flag),
     st.builds(ReserveFloor, _ids, st.integers(20, 60)),
     st.builds(RaiseFloor, _ids, _ids, st.integers(0, 2), _numbers, _ids),
-    st.builds(RestoreVote, _ids, _ids, _numbers, _runs, _threes, _flag, _numbers),
+    st.builds(RestoreVote, _ids, _ids, _numbers, _runs, _threes, _lives, _flag, _numbers),
 )
 # Commands come under the node's present id, mostly; a command that changes the identity names it, mostly.
 _NOW = "now"

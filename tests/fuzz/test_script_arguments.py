@@ -256,6 +256,7 @@ _joining: st.SearchStrategy[JoiningCommand] = st.one_of(
         RestoreVote,
         *(st.sampled_from(QUARANTINES), st.sampled_from(ADMISSIONS), _floors, st.just("run-2")),
         st.tuples(_floors, _floors, _floors),
+        st.tuples(*[st.sampled_from(["", QUARANTINES[0][:16]])] * 3),
         st.booleans(),
         st.integers(0, 100),
     ),
@@ -293,6 +294,10 @@ def _play(node: LuaNode | FakeNodeState, step: Step, *, admission: str, now_ms: 
         return node.drop_counter(step.resource) if step.counter else node.expire(step.resource)
     if isinstance(step, RaiseFloor):
         return node.join(replace(step, known=admission))
+    if isinstance(step, Quarantine):
+        return node.join(replace(step, known=replace(step.known, admission=admission)))
+    if isinstance(step, ReserveFloor):
+        return node.join(replace(step, quarantine=admission))
     if isinstance(step, JoiningCommand):
         return node.join(step)
     return node.apply(step, now_ms, admission=admission)
@@ -355,7 +360,7 @@ SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "reserve_floor": (_NUMBERED, (QUARANTINES[0], "3000")),
     "restore_vote": (
         _NUMBERED,
-        (QUARANTINES[0], ADMISSIONS[1], "2000", "run-2", "1", "0", "2000", "70", "0"),
+        (QUARANTINES[0], ADMISSIONS[1], "2000", "run-2", "1", "0", "2000", "70", "0", "", "", ""),
     ),
     "form": (_NUMBERED, (*_PLACED, ADMITTED, "run", "ready", "0", "0")),
 }
@@ -464,6 +469,7 @@ _FIELDS = {
     KEYS.lock(_X): ["digest", "nonce", "token", "ttl_ms", "shared", "holder", "notify"],
     KEYS.node: [
         "floor",
+        "voted_floor",
         "waited_floor",
         "reserved",
         "distrusted_until",

@@ -105,6 +105,7 @@ class FakeNodeState:
         "published",
         "reserved",
         "run_id",
+        "voted_floor",
         "waited_floor",
     )
 
@@ -126,7 +127,7 @@ class FakeNodeState:
         self.durable = durable
         self.evicted = 0
         self.high: int | None = 0
-        self.floor = self.reserved = self.waited_floor = 0
+        self.floor = self.voted_floor = self.reserved = self.waited_floor = 0
         self.distrusted_until_ms = 0
         self.known_floors: dict[int, int] = {}
         self.known_fences: dict[int, str] = {}
@@ -155,7 +156,8 @@ class FakeNodeState:
         """Forget everything, the identity as well: nobody is admitted any more."""
         self.admission = self.run_id = ""
         self.high = None
-        self.floor = self.reserved = self.waited_floor = self.evicted = self.distrusted_until_ms = 0
+        self.floor = self.voted_floor = self.reserved = self.waited_floor = 0
+        self.evicted = self.distrusted_until_ms = 0
         for memory in (self.holds, self.counters, self.known_floors, self.known_fences):
             memory.clear()
 
@@ -168,7 +170,7 @@ class FakeNodeState:
         self.admission, self.formation, self.phase = older.admission, older.formation, older.phase
         self.run_id, self.durable, self.evicted = older.run_id, older.durable, older.evicted
         self.distrusted_until_ms = older.distrusted_until_ms
-        self.high, self.floor = older.high, older.floor
+        self.high, self.floor, self.voted_floor = older.high, older.floor, older.voted_floor
         self.reserved, self.waited_floor = older.reserved, older.waited_floor
         self.known_floors, self.known_fences = older.known_floors.copy(), older.known_fences.copy()
         self.holds = older.holds.copy()
@@ -200,7 +202,7 @@ class FakeNodeState:
         return Identity(
             *(place.cluster_id, place.index, place.node_count, place.max_ttl_ms),
             *(self.admission, self.run_id, self.durable, self.phase),
-            *(self.floor, self.reserved, self.evicted),
+            *(self.floor, self.voted_floor, self.reserved, self.evicted),
             known_floors=self.known_floors.copy(),
             known_fences=self.known_fences.copy(),
         )
@@ -249,10 +251,12 @@ class FakeNodeState:
         if self.phase is not Phase.RESTARTED:
             self.waited_floor = restore.floor
         self.high, self.reserved = max(self.high or 0, restore.floor), 0
-        for index, floor in enumerate(restore.floors):
+        self.voted_floor = restore.floor
+        for index, (floor, life) in enumerate(zip(restore.floors, restore.lives, strict=True)):
             if floor > self.known_floors.get(index, 0):
-                self.known_floors[index] = floor
-                self.known_fences.pop(index, None)
+                self.known_floors[index], self.known_fences[index] = floor, life
+                if not life:
+                    del self.known_fences[index]
         self.admission, self.phase = restore.admission, Phase.READY
         self.run_id, self.durable, self.evicted = restore.run_id, restore.durable, restore.evicted
         return Step.DONE

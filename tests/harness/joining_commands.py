@@ -72,6 +72,7 @@ class RestoreVote:
     floor: int
     run_id: str
     floors: tuple[int, ...]
+    lives: tuple[str, ...] = ("", "", "")
     durable: bool = False
     evicted: int = 0
 

@@ -208,7 +208,7 @@ class LuaNode:
             case RestoreVote():
                 life = (command.quarantine, command.admission, command.floor, command.run_id)
                 present = (int(command.durable), command.evicted)
-                answer = self._identify("restore_vote", *life, *present, *command.floors)
+                answer = self._identify("restore_vote", *life, *present, *command.floors, *command.lives)
             case DistrustClock(known, left_ms, most_ms):
                 answer = self._identify("distrust_clock", known, left_ms, most_ms)
         return _STEPS[answer[0]]

@@ -288,6 +288,30 @@ async def test_a_node_whose_settings_get_worse_while_it_runs_stops_voting(
     history.check()
 
 
+async def test_a_node_votes_only_after_its_log_is_complete_again(
+    fresh_nodes: FreshNodes, serve: Serve
+) -> None:
+    """Its append-only file was off. Until the new file is complete, a crash loses what the node answers."""
+    nodes = await fresh_nodes(3)
+    await form(nodes, ttl_ms_max=TTL_MS)
+    server = await serve(nodes)
+    await until_all_ready(server)
+    # So writing the new file takes seconds: one key, and redfence's own.
+    await nodes[0].call("SET", "redfence:counter:slow", "1")
+    await nodes[0].call("CONFIG", "SET", "rdb-key-save-delay", "1000000")
+    await nodes[0].call("CONFIG", "SET", "appendonly", "no")
+
+    async def shows(detail: str) -> bool:
+        node = (await server.status()).nodes[0]
+        return node.state != NODE_STATE_READY and detail in node.detail
+
+    await until(lambda: shows("appendonly is no"), timeout_s=NOTICED_TIMEOUT_S)
+    await nodes[0].call("CONFIG", "SET", "appendonly", "yes")
+    await until(lambda: shows("not rewritten yet"), timeout_s=RETURN_TIMEOUT_S)
+    await until_all_ready(server, timeout_s=RETURN_TIMEOUT_S)
+    assert b"aof_rewrite_in_progress:0" in await nodes[0].call("INFO", "persistence")  # type: ignore[operator]
+
+
 async def test_a_node_that_does_not_tell_its_run_id_is_refused(fresh_nodes: FreshNodes, serve: Serve) -> None:
     """A filter on the way leaves the run id out of INFO. Without it no restart can be noticed."""
     nodes = await fresh_nodes(3)

@@ -150,6 +150,13 @@ CONFIGURATIONS = {
         protects=EXCLUSIVE,
         reached=("ON_THE_DOUBLE",),
     ),
+    "an empty newcomer, and a reservation of the old process": Configuration(
+        {"NEWCOMER": 1, "OLD_IS_OUT": 2, "DRIVERS": 2},
+        model=EXCLUSION,
+        mutants=("RESERVED_COUNTS_AS_VOTED",),
+        protects=EXCLUSIVE,
+        reached=("ON_THE_DOUBLE",),
+    ),
     "one trusted peer, and a lost one": Configuration(
         {"RELAXED": 1, "RESTARTS": 1, "LOSSES": 1, "DRIVERS": 2},
         model=EXCLUSION,
@@ -159,7 +166,6 @@ CONFIGURATIONS = {
     "one trusted peer, and an empty newcomer": Configuration(
         {"RELAXED": 1, "NEWCOMER": 1, "RESTARTS": 1, "DRIVERS": 2},
         model=EXCLUSION,
-        mutants=("RELAXED_WITH_AN_UNSEEN_PEER",),
         protects=EXCLUSIVE,
         reached=("ON_THE_DOUBLE",),
     ),

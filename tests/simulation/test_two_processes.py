@@ -21,6 +21,7 @@ from harness.simulated.servers import ServerHost
 from harness.simulated.world import Rules
 from harness.waiting_links import Chance, now_ms
 from redfence_server.lock_node import NodeState
+from redfence_server.node_examination import Phase
 from redfence_server.quorum import RenewVerdict, TokenVerdict
 from redfence_server.redlock import AttemptGranted, Order, Redlock
 
@@ -92,10 +93,16 @@ class Site:
         redis.state.wipe()
         return NodeHost(redis, name)
 
-    def lead_away(self, server: ServerHost, newcomer: NodeHost) -> None:
-        """Let index 0 lead a server to another process."""
-        server.routed[0] = newcomer
-        for connection in [each for each in self.hosts[0].connections if each.is_of(server.process)]:
+    def copy_of(self, index: int) -> NodeHost:
+        """Return a process that has started with the data of a node."""
+        copy = self.new_process(index, "copy")
+        copy.redis.restart(self.hosts[index].redis.state)
+        return copy
+
+    def lead_away(self, server: ServerHost, newcomer: NodeHost, index: int = 0) -> None:
+        """Let an index lead a server to another process."""
+        server.routed[index] = newcomer
+        for connection in [each for each in self.hosts[index].connections if each.is_of(server.process)]:
             connection.reset("the address leads elsewhere")
 
     def cut(self, server: ServerHost, index: int) -> None:
@@ -190,9 +197,7 @@ async def a_copy_that_shows_proof(site: Site) -> None:
     site.cut(site.first, 2)
     assert await site.acquire(site.first, "a")
     await site.release(site.first, "a")
-    copy = site.new_process(0, "copy")
-    copy.redis.restart(site.hosts[0].redis.state)
-    site.lead_away(site.second, copy)
+    site.lead_away(site.second, site.copy_of(0))
     await asyncio.sleep(0.1)
     await site.until_ready(site.second, 3)
     site.cut(site.second, 1)
@@ -291,6 +296,87 @@ async def a_server_that_starts_after_a_clock_was_set(site: Site) -> None:
     keeping.cancel()
 
 
+async def a_newcomer_that_gets_a_reserved_floor(site: Site) -> None:
+    """The old process has restarted with proof and reserved a floor; its driver ended before it told a peer."""
+    assert await site.acquire(site.first, "z")
+    await site.release(site.first, "z")
+    old = site.hosts[0]
+    site.cut(site.second, 0)
+    old.kill()
+    old.redis.restart(old.redis.state)
+    old.start()
+    while not old.redis.state.reserved:  # noqa: ASYNC110  (on virtual time)
+        await asyncio.sleep(0.0001)
+    await site.servers.pop(0).end()
+    [second] = site.servers
+    second.routed[0] = site.new_process(0, "newcomer")
+    await site.until_ready(second, 3)
+    site.cut(second, 2)
+    assert await site.acquire(second, "a")
+    keeping = asyncio.create_task(site.keep(second, "a"))
+    third = site.new_server("third")
+    site.servers.append(third)
+    await third.until_serving()
+    await site.until_ready(third, 3)
+    site.cut(third, 1)
+    await site.insist(third, "b", for_s=0.3)
+    keeping.cancel()
+
+
+async def a_superseded_peer(site: Site) -> None:
+    """Index 1 has a new process. A copy of node 0 and node 2 know it, but a new server has the old address."""
+    await site.servers.pop().end()
+    [first] = site.servers
+    successor = site.new_process(1, "successor")
+    site.lead_away(first, successor, 1)
+    await asyncio.sleep(2)
+    await site.until_ready(first, 3)
+    copy = site.copy_of(0)
+    site.cut(first, 2)
+    last = site.hosts[2]
+    last.kill()
+    last.redis.appendfsync = "everysec"  # so it restarts without proof, and has forgotten nothing
+    last.redis.restart(last.redis.state)
+    last.start()
+    third = site.new_server("third")
+    third.routed[0] = copy
+    await asyncio.sleep(0.5)
+    await third.end()
+    fourth = site.new_server("fourth")
+    fourth.routed |= {0: copy, 1: successor}
+    site.servers.append(fourth)
+    await asyncio.sleep(4)
+    site.cut(fourth, 1)
+    await _compete(site, first, fourth)
+
+
+async def a_stranger_at_the_address_of_a_peer(site: Site) -> None:
+    """It is a node of another cluster, without a vote, beside a copy of node 0."""
+    site.cut(site.first, 1)
+    stranger = site.new_process(2, "stranger")
+    stranger.redis.state.restore(
+        FakeNodeState(
+            admission="e" * 32,
+            formation=Formation("another cluster", 2, 3, site.ttl_ms),
+            run_id=stranger.redis.run_id,
+        )
+    )
+    stranger.redis.state.phase = Phase.QUARANTINED
+    site.lead_away(site.second, stranger, 2)
+    await asyncio.sleep(0.2)
+    site.lead_away(site.second, site.copy_of(0))
+    await asyncio.sleep(3)
+    await _compete(site, site.first, site.second)
+
+
+async def _compete(site: Site, one: ServerHost, other: ServerHost) -> None:
+    for _ in range(3):
+        for server, lease in ((one, "c"), (other, "d")):
+            await site.acquire(server, lease)
+        for server, lease in ((one, "c"), (other, "d")):
+            await site.release(server, lease)
+
+
 Scenario = Callable[[Site], Coroutine[Any, Any, None]]
 SEEDS = range(5)
 # A question is made again for no longer than 0.8 s, and a wait has to end within that time.
@@ -326,6 +412,9 @@ SHOWN_BY: dict[str, tuple[Scenario, set[str]]] = {
     "no fence for a durable restart": (a_copy_that_shows_proof, {"T2"}),
     "fence for anybody": (two_newcomers_fenced_at_one_moment, {"T1", "T2"}),
     "a poll combines answers from before and after": (a_question_that_meets_the_fence, {"S"}),
+    "a reserved floor counts as voted": (a_newcomer_that_gets_a_reserved_floor, {"L"}),
+    "nodes without a vote not heeded": (a_superseded_peer, {"T1", "T2", "L"}),
+    "any node is a peer": (a_stranger_at_the_address_of_a_peer, {"T2", "L"}),
     "mint ignores the floor": (an_old_snapshot_with_an_old_counter, {"T2"}),
     "clocks not watched": (a_server_that_starts_after_a_clock_was_set, {"L"}),
     "votes count before the clock is known": (a_server_that_starts_after_a_clock_was_set, {"L"}),

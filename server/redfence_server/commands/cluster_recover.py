@@ -169,7 +169,7 @@ def as_steps(looks: Sequence[Look], planned: Recovery) -> str:
 def as_result(left_out: Mapping[str, str], floor: int) -> str:
     """Return what came of it."""
     lines = [
-        f"{name} is still out: {reason}; a lock server brings it back when it can be reached"
+        f"{name} is still out: {reason}; `redfence cluster status` says what brings it back"
         for name, reason in left_out.items()
     ]
     above = f"tokens go on above {floor}; " if floor else ""

@@ -7,9 +7,12 @@
 --       4 run_id of the present run
 --       5 '1' if the present run loses nothing at a crash, else '0'
 --       6 how many keys the node has evicted in this run
---       7 and on: for each node index the least floor that a process there needs to vote; 0 for none
+--       7 and on: for each node index the least floor that a process there needs to vote; 0 for none. Then as many ids: the
+--         beginning of the quarantine's id for which each floor was raised; '' if that is not known
 -- Returns  {'restored'}
 --          {'changed'}     the node has left that quarantine, or another floor was reserved since; nothing was changed
+--
+-- `voted_floor` tells later under which floor this process voted last: a reservation alone may have raised `floor`.
 --
 -- A node that restarted with proof keeps its holds. Any other has waited until every hold has ended: `waited_floor` says so.
 --
@@ -22,10 +25,14 @@ end
 if not (tonumber(redis.call('GET', KEYS[2]) or 0) >= tonumber(ARGV[3])) then
   redis.call('SET', KEYS[2], ARGV[3])
 end
-for index = 0, #ARGV - 7 do
-  if tonumber(ARGV[index + 7]) > tonumber(redis.call('HGET', KEYS[1], 'floor:' .. index) or 0) then
-    redis.call('HSET', KEYS[1], 'floor:' .. index, ARGV[index + 7])
-    redis.call('HDEL', KEYS[1], 'fence:' .. index)
+local count = math.floor((#ARGV - 6) / 2)
+for index = 0, count - 1 do
+  if tonumber(ARGV[7 + index]) > tonumber(redis.call('HGET', KEYS[1], 'floor:' .. index) or 0) then
+    -- Never a whole id: the floor was not raised here, so it is no part of a fence.
+    redis.call('HSET', KEYS[1], 'floor:' .. index, ARGV[7 + index], 'fence:' .. index, ARGV[7 + count + index])
+    if ARGV[7 + count + index] == '' then
+      redis.call('HDEL', KEYS[1], 'fence:' .. index)
+    end
   end
 end
 if identity[2] ~= 'restarted' then
@@ -33,5 +40,5 @@ if identity[2] ~= 'restarted' then
 end
 redis.call('HDEL', KEYS[1], 'reserved')
 redis.call('HSET', KEYS[1], 'state', 'ready', 'admission', ARGV[2], 'run_id', ARGV[4], 'durable', ARGV[5],
-  'evicted', ARGV[6])
+  'evicted', ARGV[6], 'voted_floor', ARGV[3])
 return {'restored'}

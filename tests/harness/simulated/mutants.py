@@ -83,9 +83,12 @@ class _Any:
     def __eq__(self, other: object) -> bool:
         return True
 
-    def get(self, index: int) -> _Any:
-        del index
+    def get(self, index: int, default: object = None) -> _Any:
+        del index, default
         return self
+
+    def __getitem__(self, _: slice) -> str:
+        return ""
 
 
 def _fenced_for_anybody(seen: Visit) -> Identity:
@@ -108,7 +111,9 @@ async def _wait_before_the_fence(joining: NodeJoining, visit: Visit, *, proven: 
     floor = await joining._fence(visit, proven=proven)
     joining._floor = max(joining._floor or 0, floor)
     ids = {"quarantine": identity.admission, "admission": joining._randomness.hex_id()}
-    await visit.restore_vote(**ids, floor=floor, floors=joining._memory.floors())
+    await visit.restore_vote(
+        **ids, floor=floor, floors=joining._memory.floors(), lives=joining._memory.lives()
+    )
 
 
 async def _reserve_alone(process: Visit, trusted: Sequence[Visit], **around: Any) -> int:
@@ -174,8 +179,32 @@ def _learn_nothing_of_others(memory: ClusterMemory, identity: Identity) -> None:
         memory.cluster_id, memory.ttl_ms_max = identity.cluster_id, identity.max_ttl_ms
 
 
-def _fencing(raise_fence: object = fence.raise_fence, wait_ms: object = fence.wait_ms) -> Patch:
-    return node_joining, "fence", SimpleNamespace(raise_fence=raise_fence, wait_ms=wait_ms)
+_LEARN = ClusterMemory.learn
+
+
+def _learn_from_voters(memory: ClusterMemory, identity: Identity) -> None:
+    """Take over nothing from a node without a vote, not even from the one that is to be fenced."""
+    if identity.phase is Phase.READY:
+        _LEARN(memory, identity)
+
+
+def _count_what_is_reserved(process: Identity, peers: Sequence[Identity]) -> bool:
+    """Take the floor that a process has reserved for the one under which it voted."""
+    return fence.is_superseded(replace(process, voted_floor=process.floor), peers)
+
+
+def _fencing(
+    raise_fence: object = fence.raise_fence,
+    wait_ms: object = fence.wait_ms,
+    is_superseded: object = fence.is_superseded,
+) -> Patch:
+    functions = SimpleNamespace(
+        raise_fence=raise_fence,
+        wait_ms=wait_ms,
+        is_superseded=is_superseded,
+        quarantine_id=fence.quarantine_id,
+    )
+    return node_joining, "fence", functions
 
 
 MUTANTS: Final = {
@@ -208,6 +237,11 @@ DIRECTED: Final = {
         patches=((node_heartbeat.Heartbeat, "_note_sample", _know_no_clock_first),)
     ),
     "others not heeded": Rules(patches=((ClusterMemory, "learn", _learn_nothing_of_others),)),
+    "nodes without a vote not heeded": Rules(patches=((ClusterMemory, "learn", _learn_from_voters),)),
+    "a reserved floor counts as voted": Rules(patches=(_fencing(is_superseded=_count_what_is_reserved),)),
+    "any node is a peer": Rules(
+        patches=((node_joining, "_is_member", lambda look, _: bool(look.found and look.found.identity)),)
+    ),
 }
 """Each is caught by a scenario of its own."""
 BREAKS: Final = {

@@ -336,8 +336,9 @@ class SimulatedRedis:
                 step = self.state.join(RaiseFloor(known, admission, int(index), int(floor), quarantine))
             case "restore_vote", [quarantine, admission, floor, run, durable, evicted, *floors]:
                 process = (durable == "1", int(evicted))
-                numbers = (int(floor), run, tuple(map(int, floors)))
-                step = self.state.join(RestoreVote(quarantine, admission, *numbers, *process))
+                count = len(floors) // 2
+                told = (tuple(map(int, floors[:count])), tuple(floors[count:]))
+                step = self.state.join(RestoreVote(quarantine, admission, int(floor), run, *told, *process))
             case "distrust_clock", [known, left, most]:
                 step = self.state.join(DistrustClock(known, int(left), int(most)), self._clock_ms())
             case _:
@@ -365,6 +366,7 @@ def _flat(sight: Sight) -> Sequence[Any]:
     }
     optional: dict[str, str | int] = {
         "floor": identity.floor,
+        "voted_floor": identity.voted_floor,
         "reserved": identity.reserved,
         "distrusted_until": sight.distrusted_until_ms,
         "waited_floor": sight.waited_floor,

@@ -278,13 +278,19 @@ class World:
         node that waits for its fence.
         """
         lost = {index for index in self.lost if self._is_unknown(index)}
-        needed = fence.fence_size(len(self.hosts))
-        waiting = {
-            index
-            for index, host in enumerate(self.hosts)
-            if host.redis.state.phase is not Phase.READY and len(self.hosts) - len(lost | {index}) < needed
+        out = {
+            i for i, host in enumerate(self.hosts) if i in lost or host.redis.state.phase is not Phase.READY
         }
-        return lost | waiting
+        proven = {i for i in out - lost if self.hosts[i].redis.state.phase is Phase.RESTARTED}
+        # A fence with fewer peers takes every other node, and a lost one cannot take the floor.
+        needed = fence.fence_size(len(self.hosts)) - (not lost)
+        back = {-1}
+        while back:
+            votes = len(self.hosts) - len(out)
+            enough = {i for i in proven if votes + len(proven) - 1 >= needed}
+            back = enough or {i for i in out - lost - proven if votes >= fence.fence_size(len(self.hosts))}
+            out, proven = out - back, proven - back
+        return out
 
     def _is_unknown(self, index: int) -> bool:
         """Tell whether the process at an index is not the newest one there, and no server that runs has known that one."""

@@ -60,10 +60,7 @@ def recovery() -> ClusterRecovery:
 
 
 async def test_a_node_that_was_away_when_the_floor_was_reserved_is_left_out() -> None:
-    """It came back in the wait, still taken out.
-
-    The others are a quorum, and lock servers bring it back.
-    """
+    """It came back in the wait, still taken out. The others are a quorum."""
     nodes = [TakenOut(0), TakenOut(1), TakenOut(2, reserved=0, floor=0)]
     begun = recovery()
     await begun._give_back(nodes, IDS)

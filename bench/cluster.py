@@ -10,18 +10,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from redfence_proto import bounds
-from redfence_server import cluster_forming
-from redfence_server.embedded import EmbeddedNodes
-from redfence_server.node_cluster import check_urls
+from redfence_server.embedded.nodes import EmbeddedNodes
+from redfence_server.nodes.cluster import check_urls
+from redfence_server.operations import forming
 from redfence_server.randomness import SystemRandomness
-from redfence_server.scripts import Keyspace
+from redfence_server.redis_io.scripts import Keyspace
 
 
 @asynccontextmanager
 async def formed_nodes(count: int) -> AsyncIterator[EmbeddedNodes]:
     """Run a formed quorum."""
     async with EmbeddedNodes(count=count) as nodes:
-        await cluster_forming.form(
+        await forming.form(
             check_urls(nodes.urls),
             keys=Keyspace(),
             ttl_ms_max=bounds.TTL_MS_MAX_DEFAULT,

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from bench import cluster, raw_session
 from bench.raw_session import RawSession
 from redfence_proto.v1 import lock_pb2
-from redfence_server.redis_process import call
+from redfence_server.embedded.process import call
 
 RESOURCE_COUNT = 1_000_000
 SESSION_COUNT = 4

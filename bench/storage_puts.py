@@ -104,15 +104,15 @@ def serve_floor() -> None:
 
 async def _serve_floor() -> None:
     from redfence_proto.storage.v1 import storage_pb2, storage_pb2_grpc
-    from redfence_server import grpc_serving
+    from redfence_server.api import serving
 
     class Floor(storage_pb2_grpc.StorageServiceServicer):
         async def Put(self, request: storage_pb2.PutRequest, _: Any) -> storage_pb2.PutResponse:  # noqa: N802
             return storage_pb2.PutResponse(highest_token=request.fencing_token)
 
-    server = grpc_serving.new_server()
+    server = serving.new_server()
     storage_pb2_grpc.add_StorageServiceServicer_to_server(Floor(), server)  # type: ignore[abstract]  # only Put is called
-    port = grpc_serving.bind(server, "127.0.0.1:0")
+    port = serving.bind(server, "127.0.0.1:0")
     await server.start()
     print(f"floor ready on 127.0.0.1:{port}", flush=True)
     await server.wait_for_termination()

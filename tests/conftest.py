@@ -18,8 +18,8 @@ from harness.scratch import memory_folder
 from harness.standstills import MachineMark, StandstillWatch
 from harness.tcp_proxy import TcpProxy
 from harness.tls_front import Certificate, NoOpensslError, make_certificate
-from redfence_server.redis_binary import RedisBinary, RedisBinaryError, find_redis_binary
-from redfence_server.redis_process import AppendFsync
+from redfence_server.embedded.binary import RedisBinary, RedisBinaryError, find_redis_binary
+from redfence_server.embedded.process import AppendFsync
 
 REQUIRE_REDIS = "REDFENCE_REQUIRE_REDIS"
 REQUIRE_CC = "REDFENCE_REQUIRE_CC"

@@ -1,7 +1,7 @@
 /*
  * How redfence grants tokens, and how a node that forgot comes back: everything that can happen, in every order, at small size.
  *
- * The argument is in redlock.py and rejoin.py; this is there to refute it. Three places, so a quorum is two; one resource. Every step below is
+ * The argument is in locking/redlock.py and rejoin.py; this is there to refute it. Three places, so a quorum is two; one resource. Every step below is
  * atomic, and any step that is enabled may be the next. So a server that pauses or dies is one whose steps do not come, a lost message is a
  * step that never comes, and a late one comes late. There is no clock: a hold may end at any moment.
  *

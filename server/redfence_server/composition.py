@@ -11,23 +11,23 @@ from dataclasses import dataclass
 import grpc
 
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
-from redfence_server import grpc_serving
+from redfence_server.api import serving as grpc_serving
+from redfence_server.api.servicer import AdminServicer, LockServicer, StreamSettings
 from redfence_server.clock import SystemClock, WallClock
 from redfence_server.config import ServeConfig
 from redfence_server.errors import ConfigError
-from redfence_server.grpc_servicer import AdminServicer, LockServicer, StreamSettings
 from redfence_server.lock_service import LockService
-from redfence_server.node_clock import ClockWitnesses
-from redfence_server.node_cluster import NodeCluster, check_urls
-from redfence_server.node_heartbeat import HeartbeatSettings
-from redfence_server.node_joining import JoiningSettings
-from redfence_server.node_link import LinkSettings
-from redfence_server.node_visit import Visiting
+from redfence_server.locking.redlock import Redlock
+from redfence_server.membership.heartbeat import HeartbeatSettings
+from redfence_server.membership.joining import JoiningSettings
+from redfence_server.membership.node_clock import ClockWitnesses
+from redfence_server.membership.visit import Visiting
+from redfence_server.nodes.cluster import NodeCluster, check_urls
+from redfence_server.nodes.link import LinkSettings
 from redfence_server.randomness import Randomness, SystemRandomness
-from redfence_server.redis_dial import Dial, dial
-from redfence_server.redlock import Redlock
-from redfence_server.scripts import Keyspace, Packer
-from redfence_server.waiting_room import WaiterLimits
+from redfence_server.redis_io.dial import Dial, dial
+from redfence_server.redis_io.scripts import Keyspace, Packer
+from redfence_server.waiting.waiter_limiter import WaiterLimits
 
 SERVICE_NAMES = tuple(
     lock_pb2.DESCRIPTOR.services_by_name[name].full_name for name in ("LockService", "AdminService")

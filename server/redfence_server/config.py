@@ -25,7 +25,7 @@ from pydantic_settings import (
 
 from redfence_server.errors import ConfigError
 from redfence_server.log_setup import LogFormat, LogLevel
-from redfence_server.scripts import COUNTER_IDLE_MS_DEFAULT, COUNTER_IDLE_MS_MAX
+from redfence_server.redis_io.scripts import COUNTER_IDLE_MS_DEFAULT, COUNTER_IDLE_MS_MAX
 
 _ENV_PREFIX = "REDFENCE_"
 

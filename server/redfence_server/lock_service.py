@@ -1,6 +1,6 @@
 """What the lock server does for its callers. Knows neither gRPC nor Redis.
 
-Takes checked values (model.py), runs the algorithm (redlock.py), waits (wait_queue.py), and answers with values or domain errors.
+Takes checked values (model.py), runs the algorithm (locking/redlock.py), waits (waiting/queue.py), and answers with values or domain errors.
 """
 
 from __future__ import annotations
@@ -11,19 +11,34 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from redfence_server import quorum
-from redfence_server.backoff import pauses, revalidation_pauses
 from redfence_server.clock import Clock
 from redfence_server.errors import DrainingError, NoQuorumError, ValidityExhaustedError
-from redfence_server.lock_node import REVALIDATION_MS_MAX, Held, NodeState, Plain, Reply, Silence
+from redfence_server.locking import quorum
+from redfence_server.locking.backoff import pauses, revalidation_pauses
+from redfence_server.locking.node import REVALIDATION_MS_MAX, Held, NodeState, Plain, Reply, Silence
+from redfence_server.locking.quorum import (
+    Failure,
+    Refusal,
+    ReleaseVerdict,
+    Renewal,
+    RenewVerdict,
+    TokenVerdict,
+)
+from redfence_server.locking.redlock import (
+    Attempt,
+    AttemptGranted,
+    AttemptOutcome,
+    Order,
+    Redlock,
+    TooLate,
+    Verdict,
+)
 from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotGranted
-from redfence_server.quorum import Failure, Refusal, ReleaseVerdict, Renewal, RenewVerdict, TokenVerdict
 from redfence_server.randomness import Randomness
-from redfence_server.redlock import Attempt, AttemptGranted, AttemptOutcome, Order, Redlock, TooLate, Verdict
-from redfence_server.wait_queue import WaitQueue
-from redfence_server.wait_queues import WaitQueues
-from redfence_server.waiting_line import QueueView, Turn, Waiter
-from redfence_server.waiting_room import WaiterLimits
+from redfence_server.waiting.line import QueueView, Turn, Waiter
+from redfence_server.waiting.queue import WaitQueue
+from redfence_server.waiting.queues import WaitQueues
+from redfence_server.waiting.waiter_limiter import WaiterLimits
 
 # The server answers this much before the caller's deadline, for half a network round trip and a busy event loop; but it
 # does not give away more than a share of a short one.
@@ -167,7 +182,7 @@ class LockService:
     async def _attempt(self, order: Order) -> AttemptOutcome:
         """Try once; and again for as long as nodes only have to be examined again, because a fence was raised on them.
 
-        Each time it is a new attempt: what was minted before a fence must not count beside what is minted after it (fence.py).
+        Each time it is a new attempt: what was minted before a fence must not count beside what is minted after it (membership/fence.py).
         """
         give_up_at_ms = self._clock.now_ms() + REVALIDATION_MS_MAX
         for pause_ms in revalidation_pauses():

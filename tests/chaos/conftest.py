@@ -14,7 +14,7 @@ from harness.chaos.crowd import Crowd
 from harness.chaos.node_disk import can_mount
 from harness.chaos.recorder import now_s
 from harness.chaos.strike import Stage, Strike
-from redfence_server.redis_binary import RedisBinary
+from redfence_server.embedded.binary import RedisBinary
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ from harness.tcp_proxy import Flow, TcpProxy
 from redfence import StaleTokenError
 from redfence_proto.rich_error import from_trailing_metadata
 from redfence_proto.v1 import lock_pb2
-from redfence_server.redis_binary import RedisBinary
+from redfence_server.embedded.binary import RedisBinary
 from redfence_storage.client import AsyncStorageClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]

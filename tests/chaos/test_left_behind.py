@@ -13,7 +13,7 @@ from harness.chaos.left_behind import left_behind
 from harness.ports import HOST
 from harness.process_look import look_at_process
 from harness.servers import until
-from redfence_server.redis_binary import RedisBinary
+from redfence_server.embedded.binary import RedisBinary
 
 pytestmark = pytest.mark.slow
 

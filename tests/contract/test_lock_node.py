@@ -16,10 +16,9 @@ from harness.eventually import eventually
 from harness.fake_node import FakeNode, FakeNodeState
 from harness.fixture_types import FlushedNodes
 from harness.redis_nodes import ENGINES, RedisNode, engine_binary
-from redfence_server import cluster_forming
 from redfence_server.clock import SystemClock
-from redfence_server.cluster_memory import ClusterMemory
-from redfence_server.lock_node import (
+from redfence_server.embedded.binary import RedisBinary
+from redfence_server.locking.node import (
     Command,
     Commit,
     Granted,
@@ -37,15 +36,16 @@ from redfence_server.lock_node import (
     Silence,
     Undo,
 )
-from redfence_server.node_clock import ClockWitnesses
-from redfence_server.node_heartbeat import HeartbeatSettings
-from redfence_server.node_joining import JoiningSettings
-from redfence_server.node_link import LinkSettings, NodeLink
-from redfence_server.node_visit import Visiting
+from redfence_server.membership.cluster_memory import ClusterMemory
+from redfence_server.membership.heartbeat import HeartbeatSettings
+from redfence_server.membership.joining import JoiningSettings
+from redfence_server.membership.node_clock import ClockWitnesses
+from redfence_server.membership.visit import Visiting
+from redfence_server.nodes.link import LinkSettings, NodeLink
+from redfence_server.operations import forming
 from redfence_server.randomness import SystemRandomness
-from redfence_server.redis_binary import RedisBinary
-from redfence_server.redis_dial import NodeUrl
-from redfence_server.scripts import Keyspace, Packer
+from redfence_server.redis_io.dial import NodeUrl
+from redfence_server.redis_io.scripts import Keyspace, Packer
 
 R = "orders/42"
 A, B, C = "a" * 64, "b" * 64, "c" * 64
@@ -194,7 +194,7 @@ def fake_site(channel: str = HERE, *, state: FakeNodeState | None = None) -> Fak
 async def real_site(redis: RedisNode) -> RealSite:
     """Return a link that is ready to a node that was just formed."""
     url = NodeUrl(redis.url)
-    await cluster_forming.form([url], keys=KEYS, ttl_ms_max=300_000, randomness=SystemRandomness())
+    await forming.form([url], keys=KEYS, ttl_ms_max=300_000, randomness=SystemRandomness())
     return await linked_site(redis)
 
 

@@ -27,8 +27,8 @@ from harness.joining_commands import (
 )
 from harness.lua_node import Database, LuaNode
 from harness.redis_nodes import ENGINES, RedisNode, engine_binary
-from redfence_server import scripts
-from redfence_server.lock_node import (
+from redfence_server.embedded.binary import RedisBinary
+from redfence_server.locking.node import (
     Command,
     Commit,
     Granted,
@@ -43,8 +43,8 @@ from redfence_server.lock_node import (
     Silence,
     Undo,
 )
-from redfence_server.node_examination import Identity, Phase
-from redfence_server.redis_binary import RedisBinary
+from redfence_server.membership.examination import Identity, Phase
+from redfence_server.redis_io import scripts
 
 R = "orders/42"
 A, B = "a" * 64, "b" * 64

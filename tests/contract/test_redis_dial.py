@@ -10,9 +10,9 @@ import pytest
 from harness.eventually import eventually
 from harness.fixture_types import FlushedNodes
 from harness.tls_front import Certificate, tls_front
-from redfence_server.node_connection import NodeConnection
-from redfence_server.redis_binary import RedisBinary
-from redfence_server.redis_dial import DialDeniedError, DialError, NodeUrl, dial
+from redfence_server.embedded.binary import RedisBinary
+from redfence_server.nodes.connection import NodeConnection
+from redfence_server.redis_io.dial import DialDeniedError, DialError, NodeUrl, dial
 
 
 async def test_a_dialled_connection_is_handed_over_with_nothing_lost(

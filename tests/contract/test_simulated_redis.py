@@ -28,9 +28,9 @@ from harness.joining_commands import (
 )
 from harness.lua_node import Database, LuaNode
 from harness.simulated.redis import SimulatedRedis
-from redfence_server.lock_node import Command, Commit, Inspect, Mint, Release, Renew, Undo
-from redfence_server.node_examination import Phase
-from redfence_server.redis_binary import RedisBinary
+from redfence_server.embedded.binary import RedisBinary
+from redfence_server.locking.node import Command, Commit, Inspect, Mint, Release, Renew, Undo
+from redfence_server.membership.examination import Phase
 
 TTL_MS = 300_000
 PLACE = Formation("cluster", index=0, node_count=3, max_ttl_ms=TTL_MS)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness.fuzz_site import FuzzSite, fuzz_site
-from redfence_server.redis_binary import RedisBinary
+from redfence_server.embedded.binary import RedisBinary
 
 
 @pytest.fixture(scope="module")

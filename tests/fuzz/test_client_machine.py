@@ -28,7 +28,7 @@ from harness.fuzz_site import NODE_COUNT, FuzzSite
 from harness.servers import acquire_request, new_lease_id
 from redfence_proto.bounds import FENCING_TOKEN_MAX
 from redfence_proto.v1 import lock_pb2
-from redfence_server.scripts import Keyspace
+from redfence_server.redis_io.scripts import Keyspace
 from redfence_storage.client import StorageClient
 
 QUORUM = NODE_COUNT // 2 + 1

@@ -37,8 +37,8 @@ from harness.joining_commands import Step as Answer
 from harness.lua_node import SHAS, Database, LuaNode, Memory
 from harness.redis_nodes import NodeSet
 from redfence_proto.bounds import FENCING_TOKEN_MAX, HOLDER_BYTES_MAX, TTL_MS_MAX_MOST, text_problem
-from redfence_server import scripts
-from redfence_server.lock_node import (
+from redfence_server.embedded.binary import RedisBinary
+from redfence_server.locking.node import (
     Command,
     Commit,
     Granted,
@@ -50,8 +50,8 @@ from redfence_server.lock_node import (
     Silence,
     Undo,
 )
-from redfence_server.node_examination import Phase
-from redfence_server.redis_binary import RedisBinary
+from redfence_server.membership.examination import Phase
+from redfence_server.redis_io import scripts
 
 KEYS = scripts.Keyspace()
 # Long beside the tests: nothing expires by itself.

@@ -11,7 +11,7 @@ import pytest
 from harness.process_look import look_at_process
 from harness.soak.judge import Sample, Status, Wanted, judge
 from harness.soak.run import soak
-from redfence_server.redis_binary import RedisBinary
+from redfence_server.embedded.binary import RedisBinary
 
 WANTED = Wanted(pairs_per_second=1_000, streams=1_000, seconds=1_800)
 MIB = 2**20

@@ -35,7 +35,7 @@ from harness.adversary_moves import (
     TimeOut,
 )
 from harness.fake_node import FakeNodeState, Hold
-from redfence_server.lock_node import (
+from redfence_server.locking.node import (
     Command,
     Commit,
     Granted,
@@ -48,9 +48,9 @@ from redfence_server.lock_node import (
     Silence,
     Undo,
 )
-from redfence_server.quorum import Tally
-from redfence_server.redlock import Attempt
-from redfence_server.redlock import AttemptGranted as Grant
+from redfence_server.locking.quorum import Tally
+from redfence_server.locking.redlock import Attempt
+from redfence_server.locking.redlock import AttemptGranted as Grant
 
 RESOURCE = "orders/42"
 TTL_MS = 3_600_000

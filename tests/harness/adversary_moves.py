@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from redfence_server.lock_node import Command, Reply
+from redfence_server.locking.node import Command, Reply
 
 Way = tuple[int, int, type[Command]]
 

@@ -20,7 +20,7 @@ from harness.adversary_moves import (
     TimeOut,
     Way,
 )
-from redfence_server.lock_node import Commit, Mint, Release, Renew, Undo
+from redfence_server.locking.node import Commit, Mint, Release, Renew, Undo
 
 WEIGHTS: dict[type[Move], float] = {
     Arrive: 12,

@@ -24,7 +24,7 @@ from harness.joining_commands import (
     Sight,
     Step,
 )
-from redfence_server.lock_node import (
+from redfence_server.locking.node import (
     Command,
     Commit,
     Granted,
@@ -42,8 +42,8 @@ from redfence_server.lock_node import (
     Silence,
     Undo,
 )
-from redfence_server.node_examination import Identity, Phase
-from redfence_server.scripts import Keyspace
+from redfence_server.membership.examination import Identity, Phase
+from redfence_server.redis_io.scripts import Keyspace
 
 TOKENS_END = 2**53
 """The first number that no node mints."""

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from harness.redis_nodes import RedisNode
 from harness.tcp_proxy import TcpProxy
-from redfence_server.redis_binary import RedisBinary
-from redfence_server.redis_process import AppendFsync
+from redfence_server.embedded.binary import RedisBinary
+from redfence_server.embedded.process import AppendFsync
 
 
 class FlushedNodes(Protocol):

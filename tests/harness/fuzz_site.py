@@ -17,8 +17,8 @@ from harness.processes import CommandProcess, CommandProcesses
 from harness.redis_nodes import NodeSet, RedisNode
 from harness.servers import form
 from redfence_proto.v1 import lock_pb2_grpc
-from redfence_server.redis_binary import RedisBinary
-from redfence_server.redis_process import AppendFsync
+from redfence_server.embedded.binary import RedisBinary
+from redfence_server.embedded.process import AppendFsync
 
 NODE_COUNT = 3
 _START_TIMEOUT_S = 30.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from redfence_server.node_examination import Identity, Phase
+from redfence_server.membership.examination import Identity, Phase
 
 
 @dataclass(frozen=True, slots=True)

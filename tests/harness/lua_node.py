@@ -28,9 +28,9 @@ from harness.joining_commands import (
     Sight,
     Step,
 )
-from redfence_server import scripts
-from redfence_server.lock_node import Command, Reply, Silence
-from redfence_server.node_examination import read_identity
+from redfence_server.locking.node import Command, Reply, Silence
+from redfence_server.membership.examination import read_identity
+from redfence_server.redis_io import scripts
 
 _ANSWER_TIMEOUT_S = 10.0
 _READ_BYTES = 65_536

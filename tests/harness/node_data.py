@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.redis_nodes import RedisNode
-from redfence_server.redis_binary import RedisBinary
+from redfence_server.embedded.binary import RedisBinary
 
 _TOOL_TIMEOUT_S = 10.0
 _Command = tuple[bytes, ...]

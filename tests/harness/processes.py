@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness import patience
-from redfence_server.process_leash import leashed
+from redfence_server.embedded.parent_death import leashed
 
 _LOOK_INTERVAL_S = 0.005
 _KILL_TIMEOUT_S = 10.0

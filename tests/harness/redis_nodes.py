@@ -16,8 +16,8 @@ import hiredis
 
 from harness.moved_clock import MovedClock
 from harness.ports import free_port
-from redfence_server.redis_binary import RedisBinary, RedisBinaryError, inspect, wheel_binary_path
-from redfence_server.redis_process import AppendFsync, NodeConf, NodeProcess, call
+from redfence_server.embedded.binary import RedisBinary, RedisBinaryError, inspect, wheel_binary_path
+from redfence_server.embedded.process import AppendFsync, NodeConf, NodeProcess, call
 
 ENGINES = ("valkey", "redis")
 _START_TIMEOUT_S = 10.0

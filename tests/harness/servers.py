@@ -18,12 +18,13 @@ from harness.redis_nodes import RedisNode
 from harness.tcp_proxy import TcpProxy
 from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
-from redfence_server import cluster_forming, composition, config
+from redfence_server import composition, config
+from redfence_server.api.messages import duration
 from redfence_server.composition import RunningServer
-from redfence_server.messages import duration
-from redfence_server.node_cluster import check_urls
+from redfence_server.nodes.cluster import check_urls
+from redfence_server.operations import forming
 from redfence_server.randomness import SystemRandomness
-from redfence_server.scripts import Keyspace
+from redfence_server.redis_io.scripts import Keyspace
 
 # The whole memory of a node in one atomic look: each key, its value, and the instant at which it expires.
 _DUMP = """
@@ -169,7 +170,7 @@ async def serving(
 
 async def form(nodes: Sequence[RedisNode], *, ttl_ms_max: int = bounds.TTL_MS_MAX_DEFAULT) -> str:
     """Form the nodes into one cluster and return its id."""
-    return await cluster_forming.form(
+    return await forming.form(
         check_urls([node.url for node in nodes]),
         keys=Keyspace(),
         ttl_ms_max=ttl_ms_max,

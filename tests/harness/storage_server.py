@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol, TypeVar
 
 from redfence_proto.storage.v1 import storage_pb2_grpc
-from redfence_server import grpc_serving
+from redfence_server.api import serving as grpc_serving
 from redfence_storage.client import AsyncStorageClient, StorageClient
 from redfence_storage.client_messages import (
     DeleteResult,

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from harness.fake_node import FakeNode, FakeNodeState, _Call, _Push
 from harness.virtual_loop import LoopClock
-from redfence_server.kept_commands import KeptCommands
-from redfence_server.lock_node import Command, Mint, Reply, Silence
+from redfence_server.locking.node import Command, Mint, Reply, Silence
+from redfence_server.nodes.replay_queue import KeptCommands
 
 NODE_TIMEOUT_S = 0.1
 LATENCIES_S = (0.0002, 0.0005, 0.002)

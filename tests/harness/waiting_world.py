@@ -20,9 +20,9 @@ from harness.virtual_loop import LoopClock, VirtualLoop
 from harness.waiting_links import Chance, Link, now_ms
 from redfence_server.errors import NoQuorumError, ValidityExhaustedError
 from redfence_server.lock_service import LockService
+from redfence_server.locking.redlock import Redlock
 from redfence_server.model import AcquireCall, Lease, LeaseId, NotGranted
-from redfence_server.redlock import Redlock
-from redfence_server.waiting_room import WaiterLimits
+from redfence_server.waiting.waiter_limiter import WaiterLimits
 
 RESOURCE = "orders/42"
 CALLERS = 120

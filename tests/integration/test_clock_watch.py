@@ -32,8 +32,8 @@ from redfence_proto.v1.lock_pb2 import (
 )
 from redfence_server import composition
 from redfence_server.clock import SystemClock
-from redfence_server.quorum import DRIFT_FIXED_MS, DRIFT_RATIO
-from redfence_server.redis_binary import RedisBinary
+from redfence_server.embedded.binary import RedisBinary
+from redfence_server.locking.quorum import DRIFT_FIXED_MS, DRIFT_RATIO
 
 NAME = "orders/42"
 STEP_MS = 30_000

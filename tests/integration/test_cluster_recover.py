@@ -34,7 +34,7 @@ from redfence_proto.v1.lock_pb2 import (
     NODE_STATE_UNREACHABLE,
 )
 from redfence_server.errors import StartupError
-from redfence_server.fence import wait_ms
+from redfence_server.membership.fence import wait_ms
 
 pytestmark = pytest.mark.slow
 

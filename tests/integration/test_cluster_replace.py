@@ -30,7 +30,7 @@ from harness.servers import (
 from harness.token_history import TokenHistory
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import NODE_STATE_QUARANTINED, NODE_STATE_READY, NODE_STATE_UNREACHABLE
-from redfence_server.messages import duration
+from redfence_server.api.messages import duration
 
 pytestmark = pytest.mark.slow
 

@@ -19,12 +19,12 @@ from harness.processes import CommandProcess, CommandProcesses
 from harness.redis_nodes import RedisNode
 from harness.servers import FormedNodes, form, until
 from redfence_server.clock import SystemClock
-from redfence_server.doctor import Limits, diagnose
-from redfence_server.finding import Diagnosis, Kind, Severity
-from redfence_server.node_checkup import Checkup, check_up
-from redfence_server.node_cluster import check_urls
-from redfence_server.redis_binary import RedisBinary
-from redfence_server.scripts import Keyspace
+from redfence_server.diagnosis.checkup import Checkup, check_up
+from redfence_server.diagnosis.doctor import Limits, diagnose
+from redfence_server.diagnosis.finding import Diagnosis, Kind, Severity
+from redfence_server.embedded.binary import RedisBinary
+from redfence_server.nodes.cluster import check_urls
+from redfence_server.redis_io.scripts import Keyspace
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 SERIOUS, WARNING, NOTE = Severity

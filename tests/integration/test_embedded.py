@@ -16,14 +16,14 @@ from structlog.testing import capture_logs
 
 from harness.eventually import eventually
 from harness.processes import CommandProcesses
-from redfence_server.embedded import NODE_DIED_EVENT, EmbeddedNodes, EmbeddedNodesError, free_port
-from redfence_server.redis_binary import RedisBinary
-from redfence_server.redis_process import call
+from redfence_server.embedded.binary import RedisBinary
+from redfence_server.embedded.nodes import NODE_DIED_EVENT, EmbeddedNodes, EmbeddedNodesError, free_port
+from redfence_server.embedded.process import call
 
 _PARENT = """
 import asyncio, os, pathlib, sys
-from redfence_server.embedded import EmbeddedNodes
-from redfence_server.redis_binary import inspect
+from redfence_server.embedded.nodes import EmbeddedNodes
+from redfence_server.embedded.binary import inspect
 async def main():
     async with EmbeddedNodes(
         count=3, data_dir=pathlib.Path(sys.argv[1]), binary=inspect(pathlib.Path(sys.argv[2]))

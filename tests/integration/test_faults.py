@@ -41,9 +41,9 @@ from redfence_proto.v1.lock_pb2 import (
     TOKEN_STATE_LIVE,
 )
 from redfence_server.clock import SystemClock
-from redfence_server.node_examination import examine
-from redfence_server.redis_dial import NodeUrl, dial
-from redfence_server.scripts import Keyspace
+from redfence_server.membership.examination import examine
+from redfence_server.redis_io.dial import NodeUrl, dial
+from redfence_server.redis_io.scripts import Keyspace
 
 NAME = "orders/42"
 LOCK_KEY = b"redfence:lock:orders/42"

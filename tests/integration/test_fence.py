@@ -22,7 +22,7 @@ from harness.servers import LockServer, Serve, form, until_all_ready, until_no_l
 from harness.tcp_proxy import TcpProxy
 from harness.vote_watch import VoteWatch
 from redfence_proto.v1.lock_pb2 import NODE_STATE_QUARANTINED, NODE_STATE_READY
-from redfence_server import fence
+from redfence_server.membership import fence
 
 NAME = "orders/42"
 # How the scripts begin.

@@ -19,10 +19,11 @@ from harness.servers import LockServer, acquire_request, form, until, until_all_
 from harness.waiters import TTL_MS, line_up
 from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
-from redfence_server import cluster_forming, composition, config
-from redfence_server.node_cluster import check_urls
+from redfence_server import composition, config
+from redfence_server.nodes.cluster import check_urls
+from redfence_server.operations import forming
 from redfence_server.randomness import SystemRandomness
-from redfence_server.scripts import Keyspace
+from redfence_server.redis_io.scripts import Keyspace
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
@@ -46,7 +47,7 @@ async def restricted(
         assert await node.call("ACL", "SETUSER", "redfence", "reset", "on", ">secret", *rules) == b"OK"
     urls = tuple(f"redis://redfence:secret@127.0.0.1:{node.port}" for node in nodes)
     try:
-        await cluster_forming.form(
+        await forming.form(
             check_urls(urls),
             keys=Keyspace(),
             ttl_ms_max=ttl_ms_max,

@@ -31,7 +31,7 @@ from redfence_proto.v1.lock_pb2 import (
     RELEASE_OUTCOME_RELEASED,
     KeepAliveRequest,
 )
-from redfence_server.redis_binary import RedisBinary
+from redfence_server.embedded.binary import RedisBinary
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from redfence_proto.v1.lock_pb2 import (
 )
 from redfence_server import composition
 from redfence_server.clock import SystemClock
-from redfence_server.quorum import DRIFT_FIXED_MS, DRIFT_RATIO
+from redfence_server.locking.quorum import DRIFT_FIXED_MS, DRIFT_RATIO
 
 NAME = "orders/42"
 TTL_MS = 3_000  # the greatest that the cluster allows

@@ -13,10 +13,8 @@ from harness import patience
 from harness.eventually import eventually
 from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
 from harness.redis_nodes import RedisNode
-from redfence_server import cluster_forming, fence, scripts
 from redfence_server.clock import SystemClock
-from redfence_server.cluster_memory import ClusterMemory
-from redfence_server.lock_node import (
+from redfence_server.locking.node import (
     Command,
     Commit,
     Granted,
@@ -33,15 +31,19 @@ from redfence_server.lock_node import (
     Silence,
     Undo,
 )
-from redfence_server.node_admission import Reason
-from redfence_server.node_clock import ClockWitnesses
-from redfence_server.node_heartbeat import HeartbeatSettings
-from redfence_server.node_joining import JoiningSettings
-from redfence_server.node_link import LinkSettings, NodeLink
-from redfence_server.node_visit import Visiting
+from redfence_server.membership import fence
+from redfence_server.membership.admission import Reason
+from redfence_server.membership.cluster_memory import ClusterMemory
+from redfence_server.membership.heartbeat import HeartbeatSettings
+from redfence_server.membership.joining import JoiningSettings
+from redfence_server.membership.node_clock import ClockWitnesses
+from redfence_server.membership.visit import Visiting
+from redfence_server.nodes.link import LinkSettings, NodeLink
+from redfence_server.operations import forming
 from redfence_server.randomness import SystemRandomness
-from redfence_server.redis_dial import NodeUrl
-from redfence_server.scripts import Keyspace, Packer
+from redfence_server.redis_io import scripts
+from redfence_server.redis_io.dial import NodeUrl
+from redfence_server.redis_io.scripts import Keyspace, Packer
 
 KEYS = Keyspace()
 R, A, B = "orders/42", "a" * 64, "b" * 64
@@ -96,7 +98,7 @@ async def linked(link: NodeLink) -> AsyncIterator[NodeLink]:
 
 async def form(*nodes: RedisNode) -> None:
     """Form these nodes into a cluster."""
-    await cluster_forming.form(
+    await forming.form(
         [NodeUrl(node.url) for node in nodes], keys=KEYS, ttl_ms_max=300_000, randomness=SystemRandomness()
     )
 
@@ -557,7 +559,7 @@ async def test_what_is_wrong_with_a_node_is_told_in_words(
     """Each mistake of a configuration has a message of its own."""
     first, second, lone = await flushed_nodes(3)
     await form(lone)
-    await cluster_forming.form(
+    await forming.form(
         [NodeUrl(node.url) for node in (first, second, *(await fresh_nodes(1)))],
         keys=KEYS,
         ttl_ms_max=300_000,

@@ -16,7 +16,7 @@ from harness.loaded_cluster import loaded_cluster
 from harness.node_data import lose_last, raises_greatest_token, with_settings
 from harness.redis_nodes import RedisNode
 from harness.servers import Serve, until, until_all_ready
-from redfence_server.redis_binary import RedisBinary
+from redfence_server.embedded.binary import RedisBinary
 
 pytestmark = pytest.mark.slow
 

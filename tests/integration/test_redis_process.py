@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness.ports import free_port
-from redfence_server.redis_binary import RedisBinary
-from redfence_server.redis_process import HOST, NodeConf, NodeProcess, PortTakenError
+from redfence_server.embedded.binary import RedisBinary
+from redfence_server.embedded.process import HOST, NodeConf, NodeProcess, PortTakenError
 
 
 async def test_a_process_that_does_not_end_is_killed(tmp_path: Path, redis_binary: RedisBinary) -> None:

@@ -31,14 +31,15 @@ from redfence_proto.v1.lock_pb2 import (
     NODE_STATE_READY,
     NODE_STATE_UNREACHABLE,
 )
-from redfence_server import cluster_forming, node_examination
 from redfence_server.clock import Clock
 from redfence_server.errors import NodeRejectedError
-from redfence_server.node_cluster import check_urls
-from redfence_server.node_examination import Findings
+from redfence_server.membership import examination
+from redfence_server.membership.examination import Findings
+from redfence_server.nodes.cluster import check_urls
+from redfence_server.operations import forming as cluster_forming
 from redfence_server.randomness import SystemRandomness
-from redfence_server.redis_dial import DialledNode
-from redfence_server.scripts import Keyspace
+from redfence_server.redis_io.dial import DialledNode
+from redfence_server.redis_io.scripts import Keyspace
 
 NAME = "orders/42"
 READY = r"^redfence serving on 127\.0\.0\.1:(\d+) \((\d) nodes\)$"
@@ -541,7 +542,7 @@ async def test_of_two_operators_who_form_the_same_nodes_at_once_one_succeeds_and
     nodes = await flushed_nodes(3)
     slow, fast = [[await start_proxy(node) for node in nodes] for _ in range(2)]
     both_have_looked = asyncio.Barrier(2 * len(nodes))
-    examine = node_examination.examine
+    examine = examination.examine
 
     async def examine_together(node: DialledNode, keys: Keyspace, clock: Clock) -> Findings:
         found = await examine(node, keys, clock)
@@ -551,7 +552,7 @@ async def test_of_two_operators_who_form_the_same_nodes_at_once_one_succeeds_and
         fast[0].hold(replies=False)
         return found
 
-    monkeypatch.setattr(node_examination, "examine", examine_together)
+    monkeypatch.setattr(examination, "examine", examine_together)
 
     first, second = [asyncio.create_task(form_through(proxies, nodes)) for proxies in (slow, fast)]
 

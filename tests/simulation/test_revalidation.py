@@ -17,8 +17,7 @@ from harness.simulated.redis import SimulatedRedis
 from harness.simulated.servers import ServerHost
 from harness.virtual_loop import LoopClock
 from harness.waiting_links import Chance
-from redfence_server import kept_commands, node_connection, node_link
-from redfence_server.lock_node import (
+from redfence_server.locking.node import (
     REVALIDATION_MS_MAX,
     Held,
     Inspect,
@@ -26,10 +25,13 @@ from redfence_server.lock_node import (
     Silence,
     Undo,
 )
+from redfence_server.locking.quorum import Refusal, ReleaseVerdict, RenewVerdict, TokenVerdict
+from redfence_server.locking.redlock import AttemptGranted, Order, Redlock
 from redfence_server.model import AcquireCall, Lease, LeaseId
-from redfence_server.node_link import NodeLink
-from redfence_server.quorum import Refusal, ReleaseVerdict, RenewVerdict, TokenVerdict
-from redfence_server.redlock import AttemptGranted, Order, Redlock
+from redfence_server.nodes import connection as node_connection
+from redfence_server.nodes import link as node_link
+from redfence_server.nodes import replay_queue
+from redfence_server.nodes.link import NodeLink
 
 R, A, B = "resource", "a" * 64, "b" * 64
 TTL_MS = 60_000
@@ -213,7 +215,7 @@ def test_an_examination_that_takes_too_long_is_no_answer_and_a_release_is_carrie
 
 def test_a_mint_that_never_went_to_a_node_pushes_out_no_release(monkeypatch: pytest.MonkeyPatch) -> None:
     """It leaves nothing there to undo."""
-    monkeypatch.setattr(kept_commands, "_KEPT_MAX", 10)
+    monkeypatch.setattr(replay_queue, "_KEPT_MAX", 10)
 
     async def test() -> None:
         async with site() as here:
@@ -235,7 +237,7 @@ def test_acquires_and_releases_that_meet_an_examination_succeed_and_push_out_no_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each of many callers tries again and again meanwhile. A lost undo would block the lock until its ttl ends."""
-    monkeypatch.setattr(kept_commands, "_KEPT_MAX", 10)
+    monkeypatch.setattr(replay_queue, "_KEPT_MAX", 10)
 
     async def test() -> None:
         async with site() as here:

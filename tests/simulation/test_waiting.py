@@ -11,11 +11,11 @@ from unittest.mock import patch
 import pytest
 
 from harness.waiting_world import run_waiting_world
-from redfence_server.lock_node import Notice
-from redfence_server.quorum import Tally
-from redfence_server.redlock import Attempt
-from redfence_server.wait_queue import WaitQueue
-from redfence_server.waiting_line import Waiter
+from redfence_server.locking.node import Notice
+from redfence_server.locking.quorum import Tally
+from redfence_server.locking.redlock import Attempt
+from redfence_server.waiting.line import Waiter
+from redfence_server.waiting.queue import WaitQueue
 
 SEEDS = range(40)
 every_seed = pytest.mark.parametrize("seed", SEEDS)

@@ -27,8 +27,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Form the cluster; 0 if it is formed, 2 if it cannot be."""
     from redfence_server import composition
-    from redfence_server.cluster_forming import form
-    from redfence_server.node_cluster import check_urls
+    from redfence_server.nodes.cluster import check_urls
+    from redfence_server.operations.forming import form
     from redfence_server.randomness import SystemRandomness
 
     try:

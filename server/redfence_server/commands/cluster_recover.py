@@ -12,9 +12,9 @@ from redfence_server.commands import cluster_flags
 from redfence_server.errors import StartupError
 
 if TYPE_CHECKING:
-    from redfence_server.cluster_judgement import ClusterJudgement
-    from redfence_server.node_visit import Look
-    from redfence_server.recovery_plan import Recovery
+    from redfence_server.membership.cluster_judgement import ClusterJudgement
+    from redfence_server.membership.visit import Look
+    from redfence_server.operations.recovery_plan import Recovery
 
 HELP = "start a cluster again when more than a minority of its nodes have forgotten"
 EXIT_NODES_LEFT_OUT = 1
@@ -65,11 +65,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Look, tell, and with --yes recover; see the epilog for the exit status."""
     from redfence_server import composition
     from redfence_server.clock import SystemClock
-    from redfence_server.cluster_recovery import ClusterRecovery, Outcome
-    from redfence_server.node_cluster import check_urls
-    from redfence_server.node_visit import Visiting
+    from redfence_server.membership.visit import Visiting
+    from redfence_server.nodes.cluster import check_urls
+    from redfence_server.operations.recovery import ClusterRecovery, Outcome
+    from redfence_server.operations.recovery_plan import Request
     from redfence_server.randomness import SystemRandomness
-    from redfence_server.recovery_plan import Request
 
     recovery: ClusterRecovery | None = None
     try:
@@ -111,7 +111,7 @@ def _say(text: str) -> None:
 
 def as_table(looks: Sequence[Look], *, assume_durable: bool) -> str:
     """Return what was found: a line for each node, and below it what is the matter."""
-    from redfence_server.cluster_judgement import ClusterJudgement
+    from redfence_server.membership.cluster_judgement import ClusterJudgement
 
     judged = ClusterJudgement(looks, assume_durable=assume_durable, familiar=True)
     rows = [_COLUMNS, *(_row(look, judged) for look in looks)]
@@ -132,7 +132,7 @@ _COLUMNS = ("NODE", "STATE", "HIGH", "FLOOR", "ADDRESS")
 
 
 def _row(look: Look, judged: ClusterJudgement) -> tuple[str, ...]:
-    from redfence_server.recovery_plan import state_of
+    from redfence_server.operations.recovery_plan import state_of
 
     found = look.found
     high = "-" if found is None or found.high is None else str(found.high)
@@ -142,7 +142,7 @@ def _row(look: Look, judged: ClusterJudgement) -> tuple[str, ...]:
 
 def as_steps(looks: Sequence[Look], planned: Recovery) -> str:
     """Return what is to be done, step by step."""
-    from redfence_server.fence import wait_ms
+    from redfence_server.membership.fence import wait_ms
 
     names = ", ".join(looks[index].name for index in planned.nodes)
     wait = f"{wait_ms(planned.ttl_ms_max) / 1000:.1f} s"

@@ -11,8 +11,8 @@ from redfence_server.commands import cluster_flags
 from redfence_server.errors import ConfigError, StartupError
 
 if TYPE_CHECKING:
-    from redfence_server.node_replacement import Plan
-    from redfence_server.redis_dial import NodeUrl
+    from redfence_server.operations.replacement import Plan
+    from redfence_server.redis_io.dial import NodeUrl
 
 HELP = "prepare a node to take the place of another, or its own place after it was wiped"
 EXIT_NOT_DONE = 2
@@ -41,11 +41,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prepare the node and tell what is left to do; 0 if it is done, 2 if not."""
     from redfence_server import composition
-    from redfence_server.node_cluster import check_urls
-    from redfence_server.node_replacement import replace_node
-    from redfence_server.node_visit import Visiting
+    from redfence_server.membership.visit import Visiting
+    from redfence_server.nodes.cluster import check_urls
+    from redfence_server.operations.replacement import replace_node
     from redfence_server.randomness import SystemRandomness
-    from redfence_server.redis_dial import NodeUrl
+    from redfence_server.redis_io.dial import NodeUrl
 
     def confirm(planned: Plan) -> bool:
         if planned.ends_vote and not arguments.yes:
@@ -98,8 +98,8 @@ def as_price(planned: Plan, old: NodeUrl) -> str:
 
 def as_text(planned: Plan, old: NodeUrl, new: NodeUrl) -> str:
     """Return what was done and what is left to do."""
-    from redfence_server.fence import wait_ms
-    from redfence_server.node_replacement import Newcomer
+    from redfence_server.membership.fence import wait_ms
+    from redfence_server.operations.replacement import Newcomer
 
     name = f"node {planned.seat.index} ({new.address})"
     lines = []

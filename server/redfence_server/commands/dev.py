@@ -60,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _run(arguments: argparse.Namespace) -> int:
-    from redfence_server import composition, grpc_serving
+    from redfence_server import composition
+    from redfence_server.api import serving as grpc_serving
 
     stop = grpc_serving.stop_signal()
     main = asyncio.current_task()
@@ -111,9 +112,10 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
 async def _quorum(arguments: argparse.Namespace, data_dir: Path) -> AsyncIterator[config.ServeConfig]:
     """Run the nodes, formed into a cluster, and yield the settings of a server over them."""
     from redfence_proto import bounds
-    from redfence_server import cluster_forming, composition
-    from redfence_server.embedded import EmbeddedNodes
-    from redfence_server.node_cluster import check_urls
+    from redfence_server import composition
+    from redfence_server.embedded.nodes import EmbeddedNodes
+    from redfence_server.nodes.cluster import check_urls
+    from redfence_server.operations import forming
     from redfence_server.randomness import SystemRandomness
 
     flags = config.given_flags(arguments)
@@ -122,7 +124,7 @@ async def _quorum(arguments: argparse.Namespace, data_dir: Path) -> AsyncIterato
     log_setup.configure(log_format=checked.log_format, level=checked.log_level)
     async with EmbeddedNodes(count=arguments.node_count, data_dir=data_dir) as nodes:
         settings = checked.model_copy(update={"nodes": nodes.urls})
-        await cluster_forming.form(
+        await forming.form(
             check_urls(nodes.urls),
             keys=composition.keyspace(settings),
             ttl_ms_max=bounds.TTL_MS_MAX_DEFAULT,
@@ -138,7 +140,7 @@ async def _storage(
     arguments: argparse.Namespace, settings: config.ServeConfig, data_dir: Path
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """Run the storage demo as a process of its own, and yield it with its address once it is ready."""
-    from redfence_server.process_leash import leashed
+    from redfence_server.embedded.parent_death import leashed
 
     command = [sys.executable, "-m", "redfence", "storage", "--listen", arguments.storage_listen]
     command += ["--db", str(data_dir / "storage.db")]

@@ -15,11 +15,11 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from redfence_server.commands import cluster_flags
+from redfence_server.diagnosis.finding import Diagnosis, Finding, Severity
 from redfence_server.errors import StartupError
-from redfence_server.finding import Diagnosis, Finding, Severity
 
 if TYPE_CHECKING:
-    from redfence_server.node_checkup import Checkup
+    from redfence_server.diagnosis.checkup import Checkup
 
 HELP = "look at every node: is it fit to vote, and what to do if not"
 EXIT_WELL = 0
@@ -47,9 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Examine the nodes and print the findings; the exit status tells whether any is serious."""
     from redfence_server import composition
     from redfence_server.clock import SystemClock
-    from redfence_server.doctor import Limits, diagnose
-    from redfence_server.node_checkup import check_up
-    from redfence_server.node_cluster import check_urls
+    from redfence_server.diagnosis.checkup import check_up
+    from redfence_server.diagnosis.doctor import Limits, diagnose
+    from redfence_server.nodes.cluster import check_urls
 
     try:
         settings = cluster_flags.settings_of(arguments)

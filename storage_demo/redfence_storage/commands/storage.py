@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal, and return the exit status: 0, or 2 where the options cannot be served."""
     import asyncio
 
-    from redfence_server import grpc_serving
+    from redfence_server.api import serving as grpc_serving
     from redfence_storage.errors import DatabaseUnusable
     from redfence_storage.sqlite_store import SqliteStore
 
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 async def _serve(store: SqliteStore, *, listen: str, db: Path) -> int:
 
     from redfence_proto.storage.v1 import storage_pb2_grpc
-    from redfence_server import grpc_serving
+    from redfence_server.api import serving as grpc_serving
     from redfence_storage.group_commit import GroupCommit
     from redfence_storage.grpc_servicer import SERVICE_NAME, StorageServicer
 

@@ -25,7 +25,7 @@ from harness.chaos.run import Course, Run, run
 from harness.chaos.services import harness_program
 from harness.moved_clock import NoCompilerError, compile_clock_shim
 from redfence_server import log_setup
-from redfence_server.redis_process import AppendFsync
+from redfence_server.embedded.process import AppendFsync
 
 _CLEAN, _BROKEN, _INVALID = 0, 1, 2
 _SHOWN_MAX = 20

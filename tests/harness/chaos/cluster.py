@@ -21,8 +21,8 @@ from harness.process_look import look_at_process
 from harness.processes import CommandProcesses
 from harness.redis_nodes import RedisNode
 from harness.servers import form, until, until_all_ready
-from redfence_server.redis_binary import RedisBinary
-from redfence_server.redis_process import AppendFsync
+from redfence_server.embedded.binary import RedisBinary
+from redfence_server.embedded.process import AppendFsync
 
 TTL_MS_MAX = 2_000
 """The greatest ttl of the cluster, and so about how long a quarantine lasts."""

@@ -11,7 +11,7 @@ from harness.chaos.services import ServerProcess
 from harness.process_look import look_at_process
 from harness.redis_nodes import RedisNode
 from harness.servers import until
-from redfence_server.scripts import Keyspace
+from redfence_server.redis_io.scripts import Keyspace
 
 # Whatever the ttl was, it is over by then.
 _GONE_S = TTL_MS_MAX / 1000 + 3.0

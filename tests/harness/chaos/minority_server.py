@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from redfence._cli.main import main
-from redfence_server import quorum
+from redfence_server.locking import quorum
 
 
 def _minority(node_count: int) -> int:

@@ -22,7 +22,7 @@ from harness.chaos.strike import Stage
 from harness.chaos.workloads import TTL_S
 from harness.servers import new_lease_id
 from redfence import RedfenceError
-from redfence_server.redis_binary import find_redis_binary
+from redfence_server.embedded.binary import find_redis_binary
 
 _CALM_S = 4.0
 _LAST = "last"

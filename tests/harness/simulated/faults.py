@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from harness.simulated.processes import Process
-from redfence_server import fence
-from redfence_server.node_examination import Phase
+from redfence_server.membership import fence
+from redfence_server.membership.examination import Phase
 
 if TYPE_CHECKING:
     from harness.simulated.network import NodeHost

@@ -13,8 +13,8 @@ from harness.simulated.servers import NotServingError, ServerHost, UnknownOutcom
 from harness.waiting_links import Chance, now_ms
 from redfence_server.errors import RedfenceServerError
 from redfence_server.lock_service import LockService
+from redfence_server.locking.quorum import RenewVerdict
 from redfence_server.model import AcquireCall, Lease, LeaseId
-from redfence_server.quorum import RenewVerdict
 
 if TYPE_CHECKING:
     from redfence_server.lock_service import RenewOutcome

@@ -17,12 +17,15 @@ from harness import adversary_mutants
 from harness.fake_node import FakeNodeState, Hold
 from harness.joining_commands import RaiseFloor, RestoreVote, Step
 from harness.simulated.world import Rules
-from redfence_server import fence, node_clock, node_heartbeat, node_joining, quorum, redlock
-from redfence_server.cluster_memory import ClusterMemory
-from redfence_server.lock_node import Command, Mint, Renew, Reply, Silence
-from redfence_server.node_examination import ClockReading, Identity, Phase
-from redfence_server.node_joining import NodeJoining
-from redfence_server.node_visit import Visit
+from redfence_server.locking import quorum, redlock
+from redfence_server.locking.node import Command, Mint, Renew, Reply, Silence
+from redfence_server.membership import fence, node_clock
+from redfence_server.membership import heartbeat as node_heartbeat
+from redfence_server.membership import joining as node_joining
+from redfence_server.membership.cluster_memory import ClusterMemory
+from redfence_server.membership.examination import ClockReading, Identity, Phase
+from redfence_server.membership.joining import NodeJoining
+from redfence_server.membership.visit import Visit
 
 Patch = tuple[object, str, object]
 

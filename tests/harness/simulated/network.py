@@ -13,7 +13,7 @@ from harness.arriving_bytes import deliver
 from harness.simulated.processes import Process
 from harness.simulated.redis import Client, SimulatedRedis
 from harness.waiting_links import Chance
-from redfence_server.redis_dial import DialError, DialledNode, DialRefusedError
+from redfence_server.redis_io.dial import DialError, DialledNode, DialRefusedError
 
 
 class Route:

@@ -25,8 +25,7 @@ from harness.joining_commands import (
     Sight,
     Step,
 )
-from redfence_server import scripts
-from redfence_server.lock_node import (
+from redfence_server.locking.node import (
     Command,
     Commit,
     Granted,
@@ -41,7 +40,8 @@ from redfence_server.lock_node import (
     Silence,
     Undo,
 )
-from redfence_server.node_examination import DURABLE_SETTINGS, Phase
+from redfence_server.membership.examination import DURABLE_SETTINGS, Phase
+from redfence_server.redis_io import scripts
 
 _DONE: Final = {
     "quarantine": b"quarantined",

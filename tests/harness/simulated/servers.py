@@ -12,8 +12,8 @@ from harness.waiting_links import Chance
 from redfence_server import composition, config
 from redfence_server.errors import StartupError
 from redfence_server.lock_service import LockService
-from redfence_server.node_cluster import NodeCluster
-from redfence_server.redis_dial import DialledNode, NodeUrl
+from redfence_server.nodes.cluster import NodeCluster
+from redfence_server.redis_io.dial import DialledNode, NodeUrl
 
 # A supervisor starts it again so soon after its end.
 _RESTART_S = 0.5

@@ -24,10 +24,10 @@ from harness.simulated.processes import ProcessClock, ProcessLoop
 from harness.simulated.redis import SimulatedRedis
 from harness.simulated.servers import START_TIMEOUT_MS, ServerHost
 from harness.waiting_links import Chance, now_ms
-from redfence_server import fence
-from redfence_server.lock_node import NodeState
+from redfence_server.locking.node import NodeState
+from redfence_server.membership import fence
+from redfence_server.membership.examination import Phase
 from redfence_server.model import LeaseId
-from redfence_server.node_examination import Phase
 
 TROUBLE_S: Final = 8.0
 # How long everything may take to be well again: a quarantine, and the longest pause between two looks at a node.

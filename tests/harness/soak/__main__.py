@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.soak.judge import Wanted
 from harness.soak.run import soak
-from redfence_server.redis_binary import find_redis_binary
+from redfence_server.embedded.binary import find_redis_binary
 
 
 def main(words: list[str]) -> int:

@@ -14,7 +14,7 @@ from harness.lua_node import Database
 from harness.process_look import look_at_process
 from harness.processes import CommandProcess, CommandProcesses
 from harness.soak.judge import Judgement, Sample, Status, Wanted, judge
-from redfence_server.redis_binary import RedisBinary
+from redfence_server.embedded.binary import RedisBinary
 
 LOOK_INTERVAL_MAX_S: Final = 10.0
 _PAIRS_PROCESSES: Final = 2

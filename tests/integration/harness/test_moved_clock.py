@@ -11,7 +11,7 @@ import pytest
 
 from harness.fixture_types import FreshNodes
 from harness.moved_clock import MovedClock
-from redfence_server.redis_binary import RedisBinary
+from redfence_server.embedded.binary import RedisBinary
 
 STEP_MS = 30_000
 

@@ -17,8 +17,8 @@ from harness.node_data import (
     transactions,
     with_settings,
 )
-from redfence_server.redis_binary import RedisBinary
-from redfence_server.redis_process import NodeStartError
+from redfence_server.embedded.binary import RedisBinary
+from redfence_server.embedded.process import NodeStartError
 
 _SCRIPT = "redis.call('SET', KEYS[1], ARGV[1]); return redis.call('INCR', 'times')"
 

@@ -11,8 +11,8 @@ import pytest
 from harness.eventually import eventually
 from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
 from harness.redis_nodes import NodeSet, RedisNode
-from redfence_server.redis_binary import RedisBinary
-from redfence_server.redis_process import AppendFsync, NodeStartError
+from redfence_server.embedded.binary import RedisBinary
+from redfence_server.embedded.process import AppendFsync, NodeStartError
 
 
 async def run_id(node: RedisNode) -> bytes:

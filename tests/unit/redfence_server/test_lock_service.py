@@ -14,13 +14,13 @@ from redfence_server.errors import (
     TooManyWaitersError,
     ValidityExhaustedError,
 )
-from redfence_server.lock_node import Mint, Undo
 from redfence_server.lock_service import LockService
+from redfence_server.locking.node import Mint, Undo
+from redfence_server.locking.quorum import RenewVerdict
+from redfence_server.locking.redlock import Redlock
 from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotGranted
-from redfence_server.quorum import RenewVerdict
 from redfence_server.randomness import SystemRandomness
-from redfence_server.redlock import Redlock
-from redfence_server.waiting_room import WaiterLimits
+from redfence_server.waiting.waiter_limiter import WaiterLimits
 
 R = "orders/42"
 MINE, THEIRS = LeaseId("a" * 32), LeaseId("b" * 32)

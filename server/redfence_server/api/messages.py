@@ -1,0 +1,255 @@
+"""Proto <-> values. No decisions: a message that cannot be a value is an error that names the field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from redfence_proto.v1 import lock_pb2
+from redfence_server import model
+from redfence_server.errors import InvalidFieldError
+from redfence_server.lock_service import LockView, RenewOutcome, TokenView
+from redfence_server.locking.node import Durability, Held, NodeReport, NodeState, Plain, Silence
+from redfence_server.locking.quorum import RenewVerdict
+from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotGranted
+from redfence_server.nodes.cluster import ClusterView
+
+# As google/protobuf/duration.proto says: about 10,000 years.
+_DURATION_SECONDS_MAX = 315_576_000_000
+
+
+def duration(milliseconds: float) -> Duration:
+    """Return a wire duration, in whole milliseconds and never negative."""
+    whole = max(0, int(milliseconds))
+    return Duration(seconds=whole // 1000, nanos=whole % 1000 * 1_000_000)
+
+
+def _nanoseconds(message: Message, field: str) -> int | None:
+    """Return a duration field in ns, or None if it is unset.
+
+    Raises:
+        ValueError: it is none that the standard allows.
+    """
+    if not message.HasField(field):
+        return None
+    wire: Duration = getattr(message, field)
+    in_range = abs(wire.seconds) <= _DURATION_SECONDS_MAX and abs(wire.nanos) < 1_000_000_000
+    if not in_range:
+        raise ValueError(
+            "is out of the range of a Duration: seconds within 315,576,000,000, nanos within 999,999,999"
+        )
+    if wire.seconds * wire.nanos < 0:
+        raise ValueError("is no Duration: its seconds and nanos have different signs")
+    return wire.seconds * 1_000_000_000 + wire.nanos
+
+
+def _ttl_ms(request: lock_pb2.AcquireRequest, *, ttl_ms_max: int) -> int:
+    try:
+        nanoseconds = _nanoseconds(request, "ttl")
+    except ValueError as error:
+        raise model.invalid_ttl(str(error), ttl_ms_max=ttl_ms_max) from error
+    if nanoseconds is not None and nanoseconds % 1_000_000:
+        raise model.invalid_ttl(f"is {nanoseconds} ns; whole milliseconds are needed", ttl_ms_max=ttl_ms_max)
+    return model.check_ttl_ms(
+        None if nanoseconds is None else nanoseconds // 1_000_000, ttl_ms_max=ttl_ms_max
+    )
+
+
+def _wait_ms(request: lock_pb2.AcquireRequest) -> int:
+    reason = lock_pb2.ERROR_REASON_INVALID_WAIT_TIMEOUT
+    try:
+        nanoseconds = _nanoseconds(request, "wait_timeout") or 0
+    except ValueError as error:
+        raise InvalidFieldError("wait_timeout", str(error), reason) from error
+    if nanoseconds < 0:
+        shown = f"{nanoseconds} ns" if nanoseconds % 1_000_000 else f"{nanoseconds // 1_000_000} ms"
+        raise InvalidFieldError("wait_timeout", f"is {shown}; it must not be negative", reason)
+    return nanoseconds // 1_000_000
+
+
+def read_acquire(
+    request: lock_pb2.AcquireRequest,
+    *,
+    ttl_ms_max: int,
+    new_lease_id: Callable[[], str],
+    arrived_at_ms: float,
+    connection: str,
+    answer_within_ms: float | None = None,
+) -> AcquireCall:
+    """Return the checked call.
+
+    Raises:
+        InvalidFieldError: a field is malformed or out of bounds.
+    """
+    return AcquireCall(
+        resource=model.check_resource(request.resource),
+        lease_id=LeaseId(request.lease_id or new_lease_id()),
+        ttl_ms=_ttl_ms(request, ttl_ms_max=ttl_ms_max),
+        holder=model.check_holder(request.holder),
+        wait_ms=_wait_ms(request),
+        arrived_at_ms=arrived_at_ms,
+        answer_within_ms=answer_within_ms,
+        connection=connection,
+    )
+
+
+def read_lease(request: lock_pb2.ReleaseRequest | lock_pb2.KeepAliveRequest) -> tuple[str, LeaseId]:
+    """Return which lease a request is about.
+
+    Raises:
+        InvalidFieldError: a field is malformed.
+    """
+    return model.check_resource(request.resource), LeaseId(request.lease_id)
+
+
+def read_get_lock(request: lock_pb2.GetLockRequest) -> tuple[str, str]:
+    """Return which resource to look at, and the digest of the lease id that was asked about; empty if none was.
+
+    Raises:
+        InvalidFieldError: a field is malformed.
+    """
+    resource = model.check_resource(request.resource)
+    return resource, LeaseId(request.lease_id).digest if request.lease_id else ""
+
+
+def acquire_response(call: AcquireCall, outcome: Lease | NotGranted) -> lock_pb2.AcquireResponse:
+    """Answer an Acquire."""
+    if isinstance(outcome, Lease):
+        return lock_pb2.AcquireResponse(
+            outcome=lock_pb2.ACQUIRE_OUTCOME_GRANTED,
+            lease=lock_pb2.Lease(
+                resource=call.resource,
+                lease_id=call.lease_id.secret,
+                fencing_token=outcome.token,
+                ttl=duration(call.ttl_ms),
+                validity=duration(outcome.validity_ms),
+            ),
+        )
+    kind = lock_pb2.ACQUIRE_OUTCOME_WAIT_TIMEOUT if outcome.waited else lock_pb2.ACQUIRE_OUTCOME_HELD
+    return lock_pb2.AcquireResponse(
+        outcome=kind, current=_current(outcome.current), position=outcome.position
+    )
+
+
+def release_response(released: bool) -> lock_pb2.ReleaseResponse:  # noqa: FBT001  (the one thing it says)
+    """Answer a Release."""
+    outcome = lock_pb2.RELEASE_OUTCOME_RELEASED if released else lock_pb2.RELEASE_OUTCOME_NOT_HELD
+    return lock_pb2.ReleaseResponse(outcome=outcome)
+
+
+_STATES = {
+    RenewVerdict.ACTIVE: (lock_pb2.LEASE_STATE_ACTIVE, lock_pb2.LEASE_STATE_REASON_UNSPECIFIED),
+    RenewVerdict.AT_RISK: (lock_pb2.LEASE_STATE_AT_RISK, lock_pb2.LEASE_STATE_REASON_QUORUM_UNAVAILABLE),
+    RenewVerdict.LOST: (lock_pb2.LEASE_STATE_LOST, lock_pb2.LEASE_STATE_REASON_NOT_HELD),
+}
+
+
+def keep_alive_response(
+    request: lock_pb2.KeepAliveRequest, renewed: RenewOutcome
+) -> lock_pb2.KeepAliveResponse:
+    """Answer one renewal."""
+    state, reason = _STATES[renewed.verdict]
+    response = lock_pb2.KeepAliveResponse(
+        resource=request.resource, sequence=request.sequence, state=state, reason=reason
+    )
+    if renewed.verdict is RenewVerdict.ACTIVE:
+        response.fencing_token = renewed.token
+        response.validity.CopyFrom(duration(renewed.validity_ms))
+    return response
+
+
+def get_lock_response(resource: str, view: LockView) -> lock_pb2.GetLockResponse:
+    """Answer a GetLock."""
+    return lock_pb2.GetLockResponse(
+        resource=resource,
+        current=_current(view.current),
+        waiters=view.queue.count,
+        nodes=[_node_hold(index, answer) for index, answer in enumerate(view.nodes)],
+        queue=[
+            lock_pb2.QueuedAcquire(holder=holder, waited=duration(waited_ms))
+            for holder, waited_ms in view.queue.first
+        ],
+        position=view.queue.position,
+    )
+
+
+def check_token_response(view: TokenView) -> lock_pb2.CheckTokenResponse:
+    """Answer a CheckToken."""
+    state = lock_pb2.TOKEN_STATE_LIVE if view.live else lock_pb2.TOKEN_STATE_NOT_LIVE
+    return lock_pb2.CheckTokenResponse(state=state, current=_current(view.current))
+
+
+_ANSWERS = {
+    Silence.TIMED_OUT: lock_pb2.NODE_ANSWER_TIMED_OUT,
+    Silence.UNREACHABLE: lock_pb2.NODE_ANSWER_UNREACHABLE,
+    Silence.QUARANTINED: lock_pb2.NODE_ANSWER_UNREACHABLE,
+    Silence.DISCONNECTED: lock_pb2.NODE_ANSWER_UNREACHABLE,
+    Silence.REFUSED: lock_pb2.NODE_ANSWER_REFUSED,
+    Silence.NOT_ADMITTED: lock_pb2.NODE_ANSWER_REFUSED,
+}
+
+
+def _node_hold(index: int, answer: Held | Plain | Silence) -> lock_pb2.NodeHold:
+    if isinstance(answer, Silence):
+        return lock_pb2.NodeHold(node_index=index, answer=_ANSWERS[answer])
+    hold = None
+    if isinstance(answer, Held):
+        hold = _current(CurrentHold(answer.holder, answer.token, answer.remaining_ms))
+    return lock_pb2.NodeHold(node_index=index, answer=lock_pb2.NODE_ANSWER_ANSWERED, hold=hold)
+
+
+def _current(hold: CurrentHold | None) -> lock_pb2.CurrentHold | None:
+    if hold is None:
+        return None
+    return lock_pb2.CurrentHold(
+        holder=hold.holder, fencing_token=hold.token, remaining=duration(hold.remaining_ms)
+    )
+
+
+_NODE_STATES = {
+    NodeState.JOINING: lock_pb2.NODE_STATE_JOINING,
+    NodeState.READY: lock_pb2.NODE_STATE_READY,
+    NodeState.QUARANTINED: lock_pb2.NODE_STATE_QUARANTINED,
+    NodeState.UNREACHABLE: lock_pb2.NODE_STATE_UNREACHABLE,
+}
+_DURABILITIES = {
+    Durability.UNKNOWN: lock_pb2.DURABILITY_UNSPECIFIED,
+    Durability.PROVEN: lock_pb2.DURABILITY_PROVEN,
+    Durability.DECLARED: lock_pb2.DURABILITY_DECLARED,
+    Durability.NONE: lock_pb2.DURABILITY_NONE,
+}
+
+
+def cluster_status_response(view: ClusterView, *, server_version: str) -> lock_pb2.ClusterStatusResponse:
+    """Answer a ClusterStatus."""
+    return lock_pb2.ClusterStatusResponse(
+        cluster_id=view.cluster_id,
+        quorum=view.quorum,
+        nodes=[_node_status(index, report) for index, report in enumerate(view.nodes)],
+        max_ttl=duration(view.ttl_ms_max),
+        server_version=server_version,
+    )
+
+
+def _node_status(index: int, report: NodeReport) -> lock_pb2.NodeStatus:
+    status = lock_pb2.NodeStatus(
+        index=index,
+        address=report.address,
+        state=_NODE_STATES[report.state],
+        detail=report.detail,
+        run_id=report.run_id,
+        since=duration(report.since_ms),
+        high=report.high,
+        durability=_DURABILITIES[report.durability],
+        clock_distrusted_for=duration(math.ceil(report.clock_distrusted_ms)),
+        state_changes=report.state_changes,
+    )
+    if report.latency_ms is not None:
+        status.latency.FromMicroseconds(int(report.latency_ms * 1000))
+    if report.clock_offset_ms is not None:
+        # Not by `duration`: this one may be negative.
+        status.clock_offset.FromMicroseconds(round(report.clock_offset_ms * 1000))
+    return status

@@ -1,0 +1,66 @@
+"""Bytes that are no message, and strings that are not UTF-8: refused with a reason, like any other bad argument.
+
+gRPC parses a request before any code of ours sees it, and answers UNKNOWN, or raises in the middle of a stream, when that fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from redfence_proto.rich_error import RichError
+from redfence_proto.v1 import lock_pb2
+from redfence_server.api import errors
+
+# Health and reflection keep the ways of their own libraries.
+_OURS = "/redfence."
+
+
+class Malformed:
+    """Stands in a stream for a message that could not be parsed."""
+
+    __slots__ = ("problem",)
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+
+
+class TellMalformedMessages(grpc.aio.ServerInterceptor):
+    """Answers unary calls INVALID_ARGUMENT / MALFORMED_MESSAGE, and hands `Malformed` to streams."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Replace the parser of one call."""
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith(_OURS):
+            return handler
+        handler = handler._replace(request_deserializer=_tolerant(handler.request_deserializer))
+        if handler.unary_unary is None:
+            return handler
+        return handler._replace(unary_unary=_guarded(handler.unary_unary))
+
+
+def _tolerant(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def parse_or_tell(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError as error:
+            return Malformed(f"the message cannot be parsed: {error}")
+
+    return parse_or_tell
+
+
+def _guarded(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        if not isinstance(request, Malformed):
+            return await method(request, context)
+        error = RichError(lock_pb2.ERROR_REASON_MALFORMED_MESSAGE, request.problem)
+        return await errors.abort(context, grpc.StatusCode.INVALID_ARGUMENT, error)
+
+    return call

@@ -1,0 +1,167 @@
+"""The gRPC services: calls in, statuses out. No decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import wraps
+from importlib.metadata import version
+from typing import Any, Final, TypeVar
+
+import grpc
+import structlog
+
+from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
+from redfence_server import model
+from redfence_server.api import errors, messages
+from redfence_server.api.streams import KeepAliveStream, SessionStream, Stream
+from redfence_server.clock import Clock
+from redfence_server.errors import RedfenceServerError
+from redfence_server.lock_service import LockService
+from redfence_server.nodes.cluster import ClusterView
+from redfence_server.randomness import Randomness
+
+# Read from a file, which a server that has run out of them cannot do any more.
+_VERSION: Final = version("redfence")
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """How many commands of one stream may be unanswered, and the grace that a draining server tells its peers."""
+
+    commands_max: int
+    drain_grace_ms: int
+
+
+Self = TypeVar("Self")
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+Method = Callable[[Self, Request, Context], Awaitable[Response]]
+
+
+def _answers_errors(method: Method[Self, Request, Response]) -> Method[Self, Request, Response]:
+    """Make a call end with a rich status whatever goes wrong in it: the boundary where no exception passes."""
+
+    @wraps(method)
+    async def call(servicer: Self, request: Request, context: Context) -> Response:
+        try:
+            return await method(servicer, request, context)
+        except RedfenceServerError as error:
+            return await errors.abort(context, *errors.describe(error))
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            structlog.get_logger().exception("defect", where=method.__name__)
+            return await errors.abort(context, grpc.StatusCode.INTERNAL, errors.INTERNAL)
+
+    return call
+
+
+class LockServicer(lock_pb2_grpc.LockServiceServicer):
+    """LockService over a `LockService` use-case object."""
+
+    def __init__(
+        self, service: LockService, *, clock: Clock, randomness: Randomness, settings: StreamSettings
+    ) -> None:
+        self._service = service
+        self._clock = clock
+        self._randomness = randomness
+        self._settings = settings
+        self._notice = lock_pb2.Draining(grace=messages.duration(settings.drain_grace_ms))
+        self._draining = False
+        self._streams: set[Stream[Any]] = set()
+
+    async def drain(self) -> None:
+        """Tell waiters and streams to go elsewhere, and end the streams once their commands are answered."""
+        self._draining = True
+        self._service.drain()
+        for stream in self._streams:
+            stream.drain()
+
+    @_answers_errors
+    async def Acquire(self, request: lock_pb2.AcquireRequest, context: Context) -> lock_pb2.AcquireResponse:
+        """See the contract."""
+        arrived_at_ms = self._clock.now_ms()
+        time_remaining = context.time_remaining()
+        call = messages.read_acquire(
+            request,
+            ttl_ms_max=self._service.ttl_ms_max,
+            new_lease_id=self._randomness.hex_id,
+            arrived_at_ms=arrived_at_ms,
+            connection=context.peer(),
+            answer_within_ms=None if time_remaining is None else time_remaining * 1000,
+        )
+        return messages.acquire_response(call, await self._service.acquire(call))
+
+    @_answers_errors
+    async def Release(self, request: lock_pb2.ReleaseRequest, _: Context) -> lock_pb2.ReleaseResponse:
+        """See the contract."""
+        return messages.release_response(await self._service.release(*messages.read_lease(request)))
+
+    @_answers_errors
+    async def GetLock(self, request: lock_pb2.GetLockRequest, _: Context) -> lock_pb2.GetLockResponse:
+        """See the contract."""
+        resource, digest = messages.read_get_lock(request)
+        return messages.get_lock_response(resource, await self._service.look(resource, digest=digest))
+
+    @_answers_errors
+    async def CheckToken(
+        self, request: lock_pb2.CheckTokenRequest, _: Context
+    ) -> lock_pb2.CheckTokenResponse:
+        """See the contract."""
+        resource = model.check_resource(request.resource)
+        token = model.check_token(request.fencing_token)
+        return messages.check_token_response(await self._service.check_token(resource, token))
+
+    # grpc.aio also takes a coroutine that reads and writes by itself; the stubs know only generators.
+
+    @_answers_errors
+    async def KeepAlive(self, _: object, context: Context) -> None:  # type: ignore[override]
+        """See the contract."""
+        await self._serve(
+            KeepAliveStream(
+                context,
+                service=self._service,
+                commands_max=self._settings.commands_max,
+                draining=self._notice,
+            )
+        )
+
+    @_answers_errors
+    async def Session(self, _: object, context: Context) -> None:  # type: ignore[override]
+        """See the contract."""
+        await self._serve(
+            SessionStream(
+                context,
+                service=self._service,
+                clock=self._clock,
+                randomness=self._randomness,
+                commands_max=self._settings.commands_max,
+                draining=self._notice,
+            )
+        )
+
+    async def _serve(self, stream: Stream[Any]) -> None:
+        self._streams.add(stream)
+        if self._draining:  # it was on its way when the drain began
+            stream.drain()
+        try:
+            await stream.serve()
+        finally:
+            self._streams.discard(stream)
+
+
+class AdminServicer(lock_pb2_grpc.AdminServiceServicer):
+    """AdminService: what this server knows of its nodes."""
+
+    def __init__(self, status: Callable[[], ClusterView]) -> None:
+        self._status = status
+
+    @_answers_errors
+    async def ClusterStatus(
+        self, _: lock_pb2.ClusterStatusRequest, __: Context
+    ) -> lock_pb2.ClusterStatusResponse:
+        """See the contract."""
+        return messages.cluster_status_response(self._status(), server_version=_VERSION)

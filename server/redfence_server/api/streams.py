@@ -1,0 +1,311 @@
+"""The streaming calls: Session and KeepAlive. Proto in, proto out; what to do is decided by lock_service.py."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Coroutine
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
+
+import grpc
+import structlog
+
+from redfence_proto.v1 import lock_pb2
+from redfence_server.api import errors, messages
+from redfence_server.api.command_stream import CommandStream
+from redfence_server.api.parsing import Malformed
+from redfence_server.clock import Clock
+from redfence_server.errors import InvalidFieldError, RedfenceServerError
+from redfence_server.lock_service import LockService
+from redfence_server.locking.quorum import ReleaseVerdict
+from redfence_server.locking.redlock import Verdict
+from redfence_server.model import AcquireCall, Lease
+from redfence_server.randomness import Randomness
+
+# A result is below 1 KiB and a message below 64 KiB.
+_RESULTS_PER_MESSAGE_MAX: Final = 60
+
+# A release that was begun, or why it could not be.
+Released = Awaitable[Verdict[ReleaseVerdict]] | InvalidFieldError
+StreamContext = grpc.aio.ServicerContext[Any, Any]
+Item = TypeVar("Item")
+
+
+class Stream(ABC, Generic[Item]):
+    """Reads until the peer closes, answers as results come, and ends in order; `notice` is written when the server drains."""
+
+    def __init__(self, context: StreamContext, *, commands: CommandStream[Item], notice: Item) -> None:
+        self._context = context
+        self._commands = commands
+        self._notice = notice
+        self._reading: asyncio.Task[None] | None = None
+        self._draining = False
+
+    @abstractmethod
+    def _begin(self, request: Any) -> None:
+        """Start the commands of one message."""
+
+    @abstractmethod
+    async def _write(self, items: list[Item]) -> None:
+        """Write results."""
+
+    @abstractmethod
+    def _rules_broken(self) -> None:
+        """See to it that nothing under way holds up the end of the stream, which comes once all is answered."""
+
+    @abstractmethod
+    def _ended(self) -> None:
+        """Clean up: nothing more will be written."""
+
+    def drain(self) -> None:
+        """Tell the peer at once, begin nothing more, and end when what is under way is answered."""
+        if self._draining:
+            return
+        self._draining = True
+        self._commands.put(self._notice)
+        self._commands.finish()
+        # A peer that never pauses would otherwise never let the stream end.
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def serve(self) -> None:
+        """Carry out commands until the peer closes, the server drains, or the peer breaks the rules.
+
+        Cancellation: acquires under way are cancelled, and so undone.
+        """
+        self._reading = reading = asyncio.create_task(self._read(), name="stream-read")
+        if self._draining:
+            reading.cancel()
+        try:
+            await self._commands.write_all(self._write)
+        finally:
+            self._commands.cancel()
+            reading.cancel()
+            self._ended()
+            (outcome,) = await asyncio.gather(reading, return_exceptions=True)
+        if isinstance(outcome, Exception):
+            raise outcome
+
+    async def _begin_all(self) -> None:
+        while (request := await self._context.read()) is not grpc.aio.EOF:
+            if isinstance(request, Malformed):
+                raise InvalidFieldError("", request.problem, lock_pb2.ERROR_REASON_MALFORMED_MESSAGE)
+            self._begin(request)
+
+    async def _read(self) -> None:
+        try:
+            await self._begin_all()
+        except Exception:
+            # The peer broke the rules, or this is a defect: this stream is not read any more.
+            self._rules_broken()
+            raise
+        finally:
+            self._commands.finish()
+
+
+class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
+    """One Session call."""
+
+    def __init__(
+        self,
+        context: StreamContext,
+        *,
+        service: LockService,
+        clock: Clock,
+        randomness: Randomness,
+        commands_max: int,
+        draining: lock_pb2.Draining,
+    ) -> None:
+        super().__init__(
+            context,
+            commands=CommandStream(open_max=commands_max, batch_max=_RESULTS_PER_MESSAGE_MAX),
+            notice=draining,
+        )
+        self._service = service
+        self._clock = clock
+        self._randomness = randomness
+        self._connection = context.peer()
+        self._acquires: dict[int, asyncio.Task[None]] = {}
+        self._open_ids: set[int] = set()
+        # Grants that the peer surely has not been told of yet.
+        self._untold: dict[int, tuple[AcquireCall, Lease]] = {}
+
+    def _ended(self) -> None:
+        for call, lease in self._untold.values():
+            self._service.take_back(call, lease)
+
+    async def _write(self, items: list[lock_pb2.SessionResult | lock_pb2.Draining]) -> None:
+        response = lock_pb2.SessionResponse()
+        for item in items:
+            if isinstance(item, lock_pb2.Draining):
+                response.draining.CopyFrom(item)
+                continue
+            response.results.append(item)
+            self._open_ids.discard(item.id)
+            # Before the write: one that fails or is cancelled may have reached the peer all the same.
+            self._untold.pop(item.id, None)
+        await self._context.write(response)
+
+    def _begin(self, request: lock_pb2.SessionRequest) -> None:
+        arrived_at_ms = self._clock.now_ms()
+        for command in request.commands:
+            self._start(command, arrived_at_ms)
+
+    def _rules_broken(self) -> None:
+        for acquire in self._acquires.values():
+            acquire.cancel()
+
+    def _start(self, command: lock_pb2.SessionCommand, arrived_at_ms: float) -> None:
+        command_id = command.id
+        if command_id == 0 or command_id in self._open_ids:
+            problem = "is 0; ids start at 1" if command_id == 0 else f"{command_id} is still unanswered"
+            metadata = {"command_id": str(command_id)}
+            raise InvalidFieldError(
+                "commands.id", problem, lock_pb2.ERROR_REASON_INVALID_COMMAND_ID, metadata
+            )
+        task = self._commands.start(
+            partial(self._begin_command, command, arrived_at_ms),
+            # A cancel of the same message may come first.
+            never_begun=partial(_cancelled, command_id),
+        )
+        self._open_ids.add(command_id)
+        if command.HasField("acquire"):
+            self._acquires[command_id] = task
+            task.add_done_callback(lambda _: self._acquires.pop(command_id, None))
+
+    def _begin_command(
+        self, command: lock_pb2.SessionCommand, arrived_at_ms: float
+    ) -> Coroutine[None, None, lock_pb2.SessionResult]:
+        released: Released | None = None
+        if command.HasField("release"):
+            # A waiter may need the lock, so the release leaves ahead of all other commands of the message.
+            try:
+                released = self._service.begin_release(*messages.read_lease(command.release))
+            except InvalidFieldError as error:
+                released = error
+        return self._answer(command, arrived_at_ms, released)
+
+    async def _answer(
+        self, command: lock_pb2.SessionCommand, arrived_at_ms: float, released: Released | None
+    ) -> lock_pb2.SessionResult:
+        result = lock_pb2.SessionResult(id=command.id)
+        try:
+            if released is not None:
+                await self._carry_out_release(released, result)
+            else:
+                await self._carry_out(command, arrived_at_ms, result)
+        except RedfenceServerError as error:
+            result.error.CopyFrom(errors.to_message(*errors.describe(error)))
+        except asyncio.CancelledError:
+            # A cancel command came; or the stream has ended, and this is never read.
+            return _cancelled(command.id)
+        except Exception:
+            structlog.get_logger().exception("defect", where="session")
+            result.error.CopyFrom(errors.to_message(grpc.StatusCode.INTERNAL, errors.INTERNAL))
+        return result
+
+    async def _carry_out_release(self, released: Released, result: lock_pb2.SessionResult) -> None:
+        if isinstance(released, InvalidFieldError):
+            raise released
+        held = self._service.was_held(await released)
+        result.release.CopyFrom(messages.release_response(held))
+
+    async def _carry_out(
+        self, command: lock_pb2.SessionCommand, arrived_at_ms: float, result: lock_pb2.SessionResult
+    ) -> None:
+        match command.WhichOneof("command"):
+            case "acquire":
+                call = messages.read_acquire(
+                    command.acquire,
+                    ttl_ms_max=self._service.ttl_ms_max,
+                    new_lease_id=self._randomness.hex_id,
+                    arrived_at_ms=arrived_at_ms,
+                    connection=self._connection,
+                )
+                outcome = await self._service.acquire(call)
+                if isinstance(outcome, Lease):
+                    self._untold[command.id] = (call, outcome)
+                result.acquire.CopyFrom(messages.acquire_response(call, outcome))
+            case "renew":
+                renewed = await self._service.renew(*messages.read_lease(command.renew))
+                result.renew.CopyFrom(messages.keep_alive_response(command.renew, renewed))
+            case "cancel":
+                task = self._acquires.get(command.cancel.id)
+                result.cancel.found = task is not None
+                if task is not None:
+                    task.cancel()
+            case _:
+                raise InvalidFieldError(
+                    "commands.command",
+                    "is missing, or of a kind that this server does not know",
+                    lock_pb2.ERROR_REASON_UNKNOWN_COMMAND,
+                    {"command_id": str(command.id)},
+                )
+
+
+def _cancelled(command_id: int) -> lock_pb2.SessionResult:
+    error = errors.to_message(grpc.StatusCode.CANCELLED, errors.CANCELLED)
+    return lock_pb2.SessionResult(id=command_id, error=error)
+
+
+class KeepAliveStream(Stream[lock_pb2.KeepAliveResponse]):
+    """One KeepAlive call."""
+
+    def __init__(
+        self,
+        context: StreamContext,
+        *,
+        service: LockService,
+        commands_max: int,
+        draining: lock_pb2.Draining,
+    ) -> None:
+        super().__init__(
+            context,
+            commands=CommandStream(open_max=commands_max, batch_max=1),
+            notice=lock_pb2.KeepAliveResponse(draining=draining),
+        )
+        self._service = service
+        # The last renewal under way of each lease.
+        self._latest: dict[tuple[str, str], asyncio.Task[None]] = {}
+
+    def _rules_broken(self) -> None:
+        """A renewal ends within the node timeout, or two of them and `REVALIDATION_MS_MAX` where nodes are examined again."""
+
+    def _ended(self) -> None:
+        """There is nothing to clean up: closing a KeepAlive releases nothing."""
+
+    async def _write(self, items: list[lock_pb2.KeepAliveResponse]) -> None:
+        for response in items:
+            await self._context.write(response)
+
+    def _begin(self, request: lock_pb2.KeepAliveRequest) -> None:
+        # Renewals of one lease are answered in order: one that still waits for a slow node might otherwise be told ACTIVE
+        # after a later one was told LOST.
+        lease = (request.resource, request.lease_id)
+        task = self._commands.start(partial(self._answer, request, after=self._latest.get(lease)))
+        self._latest[lease] = task
+        task.add_done_callback(partial(self._forget, lease))
+
+    def _forget(self, lease: tuple[str, str], task: asyncio.Task[None]) -> None:
+        if self._latest.get(lease) is task:
+            del self._latest[lease]
+
+    async def _answer(
+        self, request: lock_pb2.KeepAliveRequest, *, after: asyncio.Task[None] | None
+    ) -> lock_pb2.KeepAliveResponse:
+        response = await self._renew(request)
+        if after is not None:
+            await asyncio.wait([after])
+        return response
+
+    async def _renew(self, request: lock_pb2.KeepAliveRequest) -> lock_pb2.KeepAliveResponse:
+        try:
+            renewed = await self._service.renew(*messages.read_lease(request))
+            return messages.keep_alive_response(request, renewed)
+        except RedfenceServerError as error:
+            failed = errors.to_message(*errors.describe(error))
+        except Exception:
+            structlog.get_logger().exception("defect", where="keepalive")
+            failed = errors.to_message(grpc.StatusCode.INTERNAL, errors.INTERNAL)
+        return lock_pb2.KeepAliveResponse(resource=request.resource, sequence=request.sequence, error=failed)

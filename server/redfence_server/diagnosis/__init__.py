@@ -1,0 +1,1 @@
+"""`redfence doctor`: examine the nodes, and say what is wrong with them."""

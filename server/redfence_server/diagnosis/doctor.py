@@ -1,0 +1,305 @@
+"""Find what is wrong with the nodes of a cluster, and say what to do: checkups in, findings out. Pure.
+
+membership/admission.py decides whether a node may vote, through membership/cluster_judgement.py, as for a server
+that has just been started. The doctor adds advice to each verdict, and finds what does no harm yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+from typing import Final
+
+from redfence_proto import bounds
+from redfence_server.diagnosis.checkup import Checkup
+from redfence_server.diagnosis.finding import Diagnosis, Finding, Kind, Severity
+from redfence_server.membership.admission import (
+    Admitted,
+    Forgot,
+    Judgement,
+    Quarantined,
+    Reason,
+    Rejected,
+    Restarted,
+)
+from redfence_server.membership.cluster_judgement import ClusterJudgement
+from redfence_server.membership.examination import Findings
+from redfence_server.membership.fence import fence_size
+from redfence_server.membership.node_clock import NodeClock
+from redfence_server.redis_io.dial import DialAnswerError, DialDeniedError, DialLoadingError, DialRefusedError
+
+MEMORY_RATIO_WARNING: Final = 0.80
+"""The share of the memory limit. At the limit a node refuses to mint, so warn while there is time."""
+MEMORY_RATIO_SERIOUS: Final = 0.95
+LATENCY_MS_WARNING: Final = bounds.TTL_MS_MIN / 10
+"""For the median round trip. A grant takes one or two, and its lease is valid for that much less."""
+
+_serious = partial(Finding, Severity.SERIOUS, keeps_out=True)
+_warning = partial(Finding, Severity.WARNING)
+_note = partial(Finding, Severity.NOTE)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The settings of the lock servers by which the doctor measures nodes."""
+
+    node_timeout_ms: int
+    assume_durable: bool = False
+    key_prefix: str = "redfence:"
+
+
+def diagnose(nodes: Sequence[Checkup], limits: Limits) -> Diagnosis:
+    """Return everything that is wrong with the configured nodes, the worst first."""
+    judged = ClusterJudgement(nodes, assume_durable=limits.assume_durable, familiar=False)
+    found = [replace(each, node=node.index) for node in nodes for each in _node(node, judged, limits)]
+    found += _ttls(judged, limits)
+    voters = frozenset(judged.voting()) - {finding.node for finding in found if finding.keeps_out}
+    found += _quorum(nodes, judged, limits, voters)
+    # Stable: of equal weight, the cluster comes first and the nodes as they are configured.
+    found.sort(key=lambda each: (list(Severity).index(each.severity), -1 if each.node is None else each.node))
+    return Diagnosis(tuple(found), judged.cluster_id, judged.quorum, voters)
+
+
+def _node(node: Checkup, judged: ClusterJudgement, limits: Limits) -> Iterator[Finding]:
+    """Find what is wrong with one node."""
+    if node.error is not None:
+        yield _unreached(node, limits)
+    judgement = judged.judge(node)
+    if node.found is not None and judgement is not None:
+        yield from _verdict(node.index, node.found, judged, judgement)
+        yield from _durability(node.found, judgement, judged, limits)
+    if node.info:
+        yield from _process(node)
+        yield from _disk(node)
+        yield from _memory(node)
+    yield from _clock(node)
+    if node.trips_ms:
+        yield from _latency(node.trips_ms, limits)
+
+
+def _unreached(node: Checkup, limits: Limits) -> Finding:
+    # Some time-outs of the system have no text.
+    reason = str(node.error) or "no answer in time"
+    match node.error:
+        case DialDeniedError():
+            advice = "compare the user and the password in its URL with its ACL LIST; a database in the URL needs +select"
+            return _serious(Kind.DENIED, f"it does not let this user in: {reason}", advice)
+        case DialLoadingError():
+            advice = "wait and look again: it votes after that, if it has forgotten nothing"
+            return _warning(Kind.LOADING, "it is loading its data from disk", advice, keeps_out=True)
+        case DialRefusedError():
+            rights = f"+info +eval +get +hgetall +dbsize +time ~{limits.key_prefix}*"
+            advice = f"if a right is missing, grant this user {rights}; docs/operations.md has the whole list"
+            return _serious(
+                Kind.REFUSED, f"no server can admit it, for it refuses a command: {reason}", advice
+            )
+        case DialAnswerError():
+            advice = "check that its URL names a Redis or Valkey server, and that no other program writes redfence's keys"
+            return _serious(Kind.UNINTELLIGIBLE, f"it answers what no node does: {reason}", advice)
+    advice = "start it, or repair the network or the address; a stopped process accepts connections and never answers"
+    return _serious(Kind.UNREACHABLE, f"it does not answer: {reason}", advice)
+
+
+_REPLACE: Final = "`redfence cluster replace {index} URL`"
+_SET: Final = "use CONFIG SET, then CONFIG REWRITE so that its configuration file says the same"
+_GRANT_CONFIG: Final = "grant this user +config|get"
+# What to do about a node that servers reject. The reason is also the kind of the finding, and admission
+# words what is wrong.
+ADVICE: Final[Mapping[Reason, str]] = {
+    Reason.REPLICA: "it follows {primary}; name an independent primary. To make it one: REPLICAOF NO ONE, then FLUSHALL "
+    f"(it holds another node's memory), then {_REPLACE}",
+    Reason.TOO_OLD: "install Redis 6.2 or later, or Valkey",
+    Reason.EVICTS: _SET,
+    Reason.NO_RUN_ID: "use Redis 6.2 or later, or Valkey, and do not filter INFO",
+    Reason.SAME_PROCESS: "start a server for it on a machine of its own: one crash would take both",
+    Reason.FORMING: "name the same nodes as before",
+    Reason.OTHER_CLUSTER: f"name the right node. To take this one: FLUSHALL, then {_REPLACE}",
+    Reason.WRONG_PLACE: "name all nodes of the cluster in the order in which it was formed; empty one that was a replica",
+    Reason.REPLACED: f"if this one is to take the place again: {_REPLACE}",
+    Reason.NOT_DURABLE: _SET,
+    Reason.SETTINGS_HIDDEN: _GRANT_CONFIG,
+}
+
+
+def _verdict(
+    index: int, found: Findings, judged: ClusterJudgement, judgement: Judgement
+) -> Iterator[Finding]:
+    match judgement:
+        case Rejected(Reason.NOT_FORMED, detail) if found.key_count:
+            advice = "check first which program wrote them, and the URL and the key prefix"
+            yield _serious(Kind.NOT_EMPTY, detail, advice)
+        case Rejected(Reason.NOT_FORMED):
+            if judged.cluster_id:  # if there is none, _quorum says so once for all nodes
+                what = "it is empty, and other nodes belong to a cluster: it was wiped, or is new"
+                advice = f"a running server that knew it brings it back by itself; else {_REPLACE}"
+                yield _serious(Kind.EMPTY, what, advice.format(index=index))
+        case Rejected(reason, detail):
+            primary = f"{found.info.get('master_host')}:{found.info.get('master_port')}"
+            yield _serious(Kind[reason.name], detail, ADVICE[reason].format(index=index, primary=primary))
+        case Forgot(detail):
+            what = f"it may have forgotten locks and tokens: {detail}"
+            advice = f"wait: a server takes it through {_quarantine(judged)} if enough others vote"
+            yield _warning(Kind.FORGOT, what, advice, keeps_out=True)
+        case Quarantined():
+            what = "it is in quarantine: it may have forgotten locks and tokens"
+            advice = f"wait {judged.ttl_ms_max / 1000:g} s; `redfence cluster status` says what it waits for"
+            yield _warning(Kind.QUARANTINED, what, advice, keeps_out=True)
+        case Restarted() if index not in judged.voting():
+            needed = fence_size(judged.node_count)
+            what = f"it restarted and forgot nothing, but needs {needed} of the other nodes to vote again"
+            advice = "bring the other nodes back first; if they are lost, `redfence cluster recover`"
+            yield _serious(Kind.RESTARTED, what, advice)
+
+
+def _durability(
+    found: Findings, judgement: Judgement, judged: ClusterJudgement, limits: Limits
+) -> Iterator[Finding]:
+    """Tell what a crash would cost; `_verdict` covers a node that must not vote because of its settings."""
+    match judgement:
+        case Rejected(Reason.REPLICA | Reason.NOT_DURABLE | Reason.SETTINGS_HIDDEN):
+            return
+    if not found.durability_gap:
+        if isinstance(judgement, Admitted) and not judgement.identity.durable:
+            what = "its settings lose nothing at a crash, but it did not begin this run with them"
+            advice = f"restart one node at a time: after its next restart it goes through {_quarantine(judged)} once more"
+            yield _note(Kind.NOT_YET_DURABLE, what, advice)
+        return
+    kind, mend = Kind.NOT_DURABLE, _SET
+    what = f"a crash may lose what it has answered: {found.durability_gap}"
+    if found.settings_hidden:
+        kind, mend = Kind.SETTINGS_HIDDEN, _GRANT_CONFIG
+        what = "this user may not read its settings, so it cannot prove that a crash loses nothing"
+    if limits.assume_durable:
+        what = f"{what}; servers take your word for it (assume_durable)"
+        yield _note(kind, what, f"{mend}, and remove assume_durable")
+    elif judged.quorum == 1:
+        what = f"{what}; after a restart a single node grants nothing before `redfence cluster recover`"
+        advice = f"{mend}, before the cluster is formed; or use three nodes"
+        yield _serious(kind, what, advice, keeps_out=False)
+    else:
+        what = f"{what}; after each restart it goes through {_quarantine(judged)} before it votes again"
+        advice = f"{mend}, if possible before the cluster is formed. Until then restart one node at a time: if a majority "
+        advice += "restarts at once (a power cut), nothing is granted before `redfence cluster recover`"
+        yield _warning(kind, what, advice)
+
+
+def _quarantine(judged: ClusterJudgement) -> str:
+    return f"quarantine ({judged.ttl_ms_max / 1000:g} s, the greatest ttl)"
+
+
+def _process(node: Checkup) -> Iterator[Finding]:
+    if node.info.get("cluster_enabled") == "1":
+        what = "it runs in cluster mode, which spreads the keys of one script over several servers"
+        advice = "set cluster-enabled no: every node is a server of its own"
+        yield _serious(Kind.CLUSTER_MODE, what, advice)
+    if replicas := node.number("connected_slaves"):
+        what = f"replicas follow it ({replicas}): a failover would forget what was not copied yet"
+        advice = (
+            "disable automatic failover (sentinel), or remove the replicas: the other nodes are the copies"
+        )
+        yield _warning(Kind.HAS_REPLICAS, what, advice)
+
+
+def _disk(node: Checkup) -> Iterator[Finding]:
+    info = node.info
+    mend = "free space on its disk, and read its own log"
+    refused = "; it refuses all writes until one succeeds"
+    if info.get("aof_last_write_status", "ok") != "ok":
+        what = f"its last write to the append-only file failed{refused}"
+        yield _serious(Kind.LOG_WRITE_FAILED, what, mend)
+    if info.get("aof_last_bgrewrite_status", "ok") != "ok":
+        what = "its last rewrite of the append-only file failed; the file grows until the disk is full"
+        yield _warning(Kind.LOG_REWRITE_FAILED, what, mend)
+    if info.get("rdb_last_bgsave_status", "ok") != "ok":
+        what = f"its last snapshot failed{refused if node.refuses_writes else ''}"
+        advice = f'{mend}; with an append-only file it needs no snapshots (save "")'
+        tell = _serious if node.refuses_writes else _warning
+        yield tell(Kind.SNAPSHOT_FAILED, what, advice, keeps_out=node.refuses_writes)
+    # Counted with `appendfsync everysec` alone.
+    if delays := node.number("aof_delayed_fsync"):
+        what = f"writes waited for its disk for 2 s or more ({delays} times in this run)"
+        yield _warning(Kind.SLOW_DISK, what, "give it a disk of its own that syncs in milliseconds")
+
+
+def _memory(node: Checkup) -> Iterator[Finding]:
+    used, limit = node.memory_bytes
+    policy = node.info.get("maxmemory_policy", "noeviction")
+    if not limit:
+        what = "it has no memory limit: when its machine has no memory left, the kernel kills it"
+        yield _note(Kind.NO_MEMORY_LIMIT, what, "set maxmemory to what its machine can spare")
+        if policy != "noeviction":
+            what = f"its maxmemory-policy is {policy}: once it gets a memory limit, servers refuse it"
+            yield _warning(Kind.EVICTION_POLICY, what, "set maxmemory-policy noeviction")
+    elif used >= MEMORY_RATIO_WARNING * limit:
+        what = f"{used / limit:.0%} of its {limit / 2**20:.1f} MiB are used; when they are full it grants nothing"
+        advice = "raise maxmemory, keep unused counters for a shorter time (counter_idle_ms), or see what else stores there"
+        tell = _serious if used >= MEMORY_RATIO_SERIOUS * limit else _warning
+        yield tell(Kind.MEMORY_SHORT, what, advice, keeps_out=used >= limit)
+
+
+def _clock(node: Checkup) -> Iterator[Finding]:
+    clock = NodeClock(distrust_ms=1)  # asked for its steps alone
+    told = [
+        clock.note(sent_ms=each.sent_ms, received_ms=each.received_ms, node_ms=each.node_ms)
+        for each in node.readings
+    ]
+    by_ms = max((step.by_ms for step in told if step is not None), key=abs, default=0.0)
+    if by_ms:
+        watched_s = (node.readings[-1].received_ms - node.readings[0].sent_ms) / 1000
+        way = "forward" if by_ms > 0 else "back"
+        what = (
+            f"within {watched_s:.1f} s its clock went {abs(by_ms):.0f} ms {way} beyond what a clock may drift"
+        )
+        advice = "slew the clock of its machine and never set it while the node runs (chrony without makestep, ntpd -x); "
+        advice += "its votes do not count until the greatest ttl is over"
+        yield _serious(Kind.CLOCK_STEPS, what, advice)
+
+
+def _latency(trips_ms: Sequence[float], limits: Limits) -> Iterator[Finding]:
+    median_ms, worst_ms = median(trips_ms), max(trips_ms)
+    measured = f"{len(trips_ms)} round trips took {median_ms:.1f} ms (median), the worst {worst_ms:.1f} ms"
+    timeout = f"node_timeout_ms ({limits.node_timeout_ms})"
+    nearer = "bring it and the servers closer together, and see what else keeps it busy (SLOWLOG GET)"
+    if median_ms >= limits.node_timeout_ms:
+        what = f"{measured}: it seldom answers within {timeout}, and then does not count"
+        yield _serious(Kind.SLOW, what, f"{nearer}; or raise node_timeout_ms")
+    elif median_ms > LATENCY_MS_WARNING:
+        what = f"{measured}: a grant takes one or two, which come off the validity of each lease"
+        yield _warning(Kind.SLOW, what, f"{nearer}; or ask for no ttl below {20 * median_ms:.0f} ms")
+    if median_ms < limits.node_timeout_ms <= worst_ms:
+        what = f"{measured}: whenever it takes longer than {timeout}, it does not count"
+        yield _warning(Kind.UNSTEADY, what, f"{nearer}; or raise node_timeout_ms")
+
+
+def _ttls(judged: ClusterJudgement, limits: Limits) -> Iterator[Finding]:
+    """Find nodes that disagree about how long a node that forgot must stay out."""
+    for index, identity in judged.members.items():
+        if identity.max_ttl_ms != judged.ttl_ms_max:
+            what = f"it allows a ttl of {identity.max_ttl_ms} ms, and another node {judged.ttl_ms_max} ms: after a loss, a node "
+            what += "could vote again before the last lease has ended"
+            advice = f"stop the servers, HSET {limits.key_prefix}node max_ttl_ms {judged.ttl_ms_max} on it, and start them again"
+            yield replace(_serious(Kind.TTL_DIFFERS, what, advice, keeps_out=False), node=index)
+
+
+def _quorum(
+    nodes: Sequence[Checkup], judged: ClusterJudgement, limits: Limits, voters: frozenset[int]
+) -> Iterator[Finding]:
+    count, needed = len(nodes), judged.quorum
+    judgements = [judgement for node in nodes if (judgement := judged.judge(node)) is not None]
+    if not judged.cluster_id and judgements:
+        what = f"no node that answers belongs to a cluster, with the key prefix {limits.key_prefix}"
+        advice = "repair what else is found, then run `redfence cluster init`. If there was a cluster, these are not its nodes, "
+        advice += "or all were wiped: `redfence cluster recover`"
+        yield _serious(Kind.NOT_FORMED, what, advice, keeps_out=False)
+    elif len(voters) < needed:
+        advice = "repair what is serious, the node that is easiest to repair first"
+        forgot = sum(
+            isinstance(each, Forgot | Quarantined) or getattr(each, "reason", None) is Reason.NOT_FORMED
+            for each in judgements
+        )
+        if forgot > count - needed:
+            advice += f". {forgot} nodes may have forgotten, so too few are left to bring them back: `redfence cluster recover`"
+        what = f"{len(voters)} of {count} nodes can vote and {needed} are needed: nothing is granted"
+        yield _serious(Kind.NO_QUORUM, what, advice, keeps_out=False)

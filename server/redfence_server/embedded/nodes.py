@@ -1,0 +1,177 @@
+"""Real nodes as child processes: a durable quorum on one machine, for `redfence dev`, laptops and small installations.
+
+One machine is one fate: the nodes survive the death of each of them, not the machine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from redfence_server.embedded.binary import RedisBinary, RedisBinaryError, find_redis_binary
+from redfence_server.embedded.directory import DataDirectory, DataDirectoryError
+from redfence_server.embedded.process import HOST, NodeConf, NodeProcess, NodeStartError, PortTakenError
+from redfence_server.errors import StartupError
+from redfence_server.locking.quorum import NODE_COUNTS
+from redfence_server.randomness import Randomness, SystemRandomness
+
+NODE_DIED_EVENT = "embedded_node_died"
+# A try fails only if another program takes the port in the few ms since it was seen free.
+_PORT_TRIES_MAX = 8
+_WATCH_INTERVAL_S = 0.25
+
+
+class EmbeddedNodesError(StartupError):
+    """There are no nodes; the message, for humans, says why and what to do."""
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class EmbeddedNodes:
+    """N nodes below one data directory, running from `start` to `stop`, or within `async with`.
+
+    A given directory keeps what the nodes know for the next start. Each start has new ports and passwords.
+    """
+
+    def __init__(
+        self,
+        *,
+        count: int = 3,
+        data_dir: Path | None = None,
+        binary: RedisBinary | None = None,
+        randomness: Randomness | None = None,
+        choose_port: Callable[[], int] = free_port,
+        start_timeout_s: float = 30.0,
+        stop_timeout_s: float = 5.0,
+    ) -> None:
+        """Plan the nodes; nothing is started.
+
+        The data directory is made if it is missing; None makes a temporary one that ends with the nodes. A program is
+        looked for if `binary` is None. A node that does not stop in time is killed.
+
+        Raises:
+            EmbeddedNodesError: the count is not 1, 3, 5 or 7.
+        """
+        if count not in NODE_COUNTS:
+            raise EmbeddedNodesError(f"{count} nodes were asked for; a quorum has 1, 3, 5 or 7")
+        self._count = count
+        self._data_dir = data_dir
+        self._binary = binary
+        self._randomness = randomness or SystemRandomness()
+        self._choose_port = choose_port
+        self._start_timeout_s = start_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._directory: DataDirectory | None = None
+        self._confs: dict[int, NodeConf] = {}
+        self._processes: dict[int, NodeProcess] = {}
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The address of every node, by index, passwords included: never log them."""
+        return tuple(self._confs[index].url for index in range(self._count))
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process id of every node, by index."""
+        return tuple(self._processes[index].pid for index in range(self._count))
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Return when every node answers. After a failure nothing is left running.
+
+        Call it on a thread that outlives the nodes: Linux ends them with it.
+
+        Cancellation: as a failure.
+
+        Raises:
+            EmbeddedNodesError: no program to run, a directory that cannot be used, or a node that does not start.
+        """
+        assert self._directory is None, "started twice"
+        try:
+            if self._binary is None:
+                self._binary = await asyncio.to_thread(find_redis_binary)
+            self._directory = directory = await DataDirectory.open(self._data_dir, count=self._count)
+            async with asyncio.TaskGroup() as starts:
+                for index in range(self._count):
+                    starts.create_task(
+                        self._start_node(index, self._binary, directory), name=f"embedded-node-start-{index}"
+                    )
+        except (RedisBinaryError, DataDirectoryError) as error:
+            raise EmbeddedNodesError(str(error)) from error
+        except BaseExceptionGroup as group:
+            await self.stop()
+            first = group.exceptions[0]
+            if isinstance(first, NodeStartError | OSError):
+                raise EmbeddedNodesError(str(first)) from first
+            raise
+        except BaseException:
+            await self.stop()
+            raise
+        self._watch = asyncio.create_task(self._report_deaths(), name="embedded-nodes-watch")
+
+    async def stop(self) -> None:
+        """Return when no node runs; those that do not end in time are killed. Harmless to repeat, also after a failed start.
+
+        Cancellation: the nodes are killed at once.
+        """
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        try:
+            async with asyncio.TaskGroup() as stops:
+                for process in self._processes.values():
+                    stops.create_task(process.stop(timeout_s=self._stop_timeout_s))
+        finally:
+            if self._directory is not None:
+                self._directory.close()
+                self._directory = None
+
+    async def _start_node(self, index: int, binary: RedisBinary, directory: DataDirectory) -> None:
+        """Start one node, on another port when the chosen one is taken."""
+        tries = 0
+        while True:
+            tries += 1
+            # A new password each time: a stranger on a taken port may have been told the last one.
+            conf = NodeConf(directory.node_folder(index), self._choose_port(), self._randomness.hex_id())
+            process = NodeProcess(conf, binary=binary, inherited_fds=(directory.lock_fd,))
+            self._confs[index], self._processes[index] = conf, process
+            try:
+                await process.wait_until_ready(timeout_s=self._start_timeout_s)
+            except PortTakenError:
+                if tries == _PORT_TRIES_MAX:
+                    raise
+            else:
+                return
+
+    async def _report_deaths(self) -> None:
+        """Log every node that ends while it should serve, once."""
+        watched = dict(self._processes)
+        while watched:
+            for index, process in tuple(watched.items()):
+                if process.exit_status is not None:
+                    del watched[index]
+                    structlog.get_logger().error(
+                        NODE_DIED_EVENT, index=index, exit_status=process.exit_status
+                    )
+            await asyncio.sleep(_WATCH_INTERVAL_S)

@@ -1,0 +1,213 @@
+"""One Redis or Valkey process as a node that forgets nothing: its configuration, its start, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import hiredis
+
+from redfence_server.embedded.binary import RedisBinary
+from redfence_server.embedded.parent_death import leashed
+
+HOST = "127.0.0.1"
+CONF_NAME = "node.conf"
+LOG_NAME = "node.log"
+AppendFsync = Literal["always", "everysec", "no"]
+
+_LOG_TAIL_BYTES = 4096
+# How often a starting or stopping process is looked at: first often, for it takes a few ms, then ever less.
+_LOOK_INTERVAL_S_FIRST = 0.002
+_LOOK_INTERVAL_S_MAX = 0.05
+# A stranger on the port may take the connection and say nothing; our process's death must be noticed meanwhile.
+_ANSWER_TIMEOUT_S = 0.2
+_KILL_TIMEOUT_S = 10.0
+
+
+class NodeStartError(Exception):
+    """The process did not become a node; the message has the end of its log."""
+
+
+class PortTakenError(NodeStartError):
+    """Another process has the port: another port may do."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConf:
+    """What makes one node: where it keeps its data, where it listens and how durable it is.
+
+    Attributes:
+        password: hex digits. It stands only in a file that this user alone may read.
+        appendfsync: anything but "always" forgets acknowledged writes when the machine dies.
+    """
+
+    folder: Path
+    port: int
+    password: str = field(repr=False)
+    appendfsync: AppendFsync = "always"
+
+    @property
+    def url(self) -> str:
+        """The node's address, password included."""
+        return f"redis://:{self.password}@{HOST}:{self.port}"
+
+    def write(self) -> None:
+        """Make the folder and the configuration file, both for this user only."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lines = (
+            f"bind {HOST}",
+            f"port {self.port}",
+            "protected-mode yes",
+            f"requirepass {self.password}",
+            "daemonize no",
+            # Paths are relative to the working directory, so no path is ever quoted.
+            "dir .",
+            f"logfile {LOG_NAME}",
+            "appendonly yes",
+            f"appendfsync {self.appendfsync}",
+            # A node whose log has lost its end must not start and vote as if it remembered.
+            "aof-load-truncated no",
+            'save ""',
+            "maxmemory-policy noeviction",
+        )
+        descriptor = os.open(self.folder / CONF_NAME, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            # It may have been there, with other rights.
+            os.fchmod(descriptor, 0o600)
+            file.write("\n".join(lines) + "\n")
+
+
+class NodeProcess:
+    """A started process. Its owner ends it by `stop` or `kill`; Linux ends it if this process dies first."""
+
+    def __init__(self, conf: NodeConf, *, binary: RedisBinary, inherited_fds: Collection[int] = ()) -> None:
+        """Write the configuration and start the process, in a session of its own: a terminal's Ctrl-C is not for it.
+
+        The binary may be a wrapper script that execs the server. The process keeps the locks that `inherited_fds` hold.
+        """
+        conf.write()
+        self._conf = conf
+        log_path = conf.folder / LOG_NAME
+        self._log_start = log_path.stat().st_size if log_path.exists() else 0
+        with log_path.open("ab") as log:
+            # What is wrong with a configuration is told before the log file is open.
+            self._popen = subprocess.Popen(
+                leashed([str(binary.path), CONF_NAME]),
+                cwd=conf.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=tuple(inherited_fds),
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process id, also after its end."""
+        return self._popen.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs; then its exit status, or the signal's number negated."""
+        return self._popen.poll()
+
+    async def wait_until_ready(self, *, timeout_s: float) -> None:
+        """Return once this very process answers commands, its data loaded.
+
+        Cancellation: the process goes on; end it.
+
+        Raises:
+            PortTakenError: it ended because it could not listen.
+            NodeStartError: it ended, or was not ready in time.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                interval_s = _LOOK_INTERVAL_S_FIRST
+                while not await self._answers():
+                    if self.exit_status is not None:
+                        raise self._start_error(f"ended with status {self.exit_status}")
+                    await asyncio.sleep(interval_s)
+                    interval_s = min(interval_s * 1.5, _LOOK_INTERVAL_S_MAX)
+        except TimeoutError:
+            raise self._start_error(f"was not ready after {timeout_s:g} s") from None
+
+    async def stop(self, *, timeout_s: float) -> None:
+        """Ask the process to end (SIGTERM), and end it (SIGKILL) if it has not after `timeout_s`. Harmless to repeat.
+
+        Cancellation: it is killed at once.
+        """
+        self.send_signal(signal.SIGTERM)
+        interval_s = _LOOK_INTERVAL_S_FIRST
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.exit_status is None:
+                    await asyncio.sleep(interval_s)
+                    interval_s = min(interval_s * 1.5, _LOOK_INTERVAL_S_MAX)
+        except TimeoutError:
+            pass
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """End the process at once (SIGKILL) and return when it is gone. Harmless to repeat."""
+        self.send_signal(signal.SIGKILL)
+        self._popen.wait(_KILL_TIMEOUT_S)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal; nothing happens if the process has ended, and its id is never another process's."""
+        self._popen.send_signal(number)
+
+    async def _answers(self) -> bool:
+        with contextlib.suppress(OSError, TimeoutError, hiredis.HiredisError):
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                _, pong, info = await call(
+                    self._conf.port, ("AUTH", self._conf.password), ("PING",), ("INFO", "server")
+                )
+                # A stranger may have been faster on the port; it would say PONG as well.
+                return pong == b"PONG" and isinstance(info, bytes) and b"process_id:%d\r\n" % self.pid in info
+        return False
+
+    def _start_error(self, what: str) -> NodeStartError:
+        with (self._conf.folder / LOG_NAME).open("rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_start, end - _LOG_TAIL_BYTES))
+            tail = log.read().decode(errors="replace").strip()
+        kind = PortTakenError if "address already in use" in tail.lower() else NodeStartError
+        return kind(f"the node in {self._conf.folder} {what}; its log ends with:\n{tail}")
+
+
+async def call(port: int, *commands: tuple[str | int | bytes, ...]) -> list[object]:
+    """Return the replies to commands sent over a connection of their own; an error reply is a value.
+
+    Cancellation: the connection is closed; whether the commands were carried out is unknown.
+
+    Raises:
+        OSError: no connection, or it broke before the last reply.
+        hiredis.ProtocolError: another kind of server listens there.
+    """
+    reader, writer = await asyncio.open_connection(HOST, port)
+    try:
+        # Its stub says a tuple of one.
+        writer.write(b"".join(hiredis.pack_command(command) for command in commands))  # type: ignore[arg-type]
+        parser = hiredis.Reader()
+        replies: list[object] = []
+        while len(replies) < len(commands):
+            received = await reader.read(64 * 1024)
+            if not received:
+                raise ConnectionResetError("the connection was closed before the last reply")
+            parser.feed(received)
+            # False: no whole reply is there. (RESP2 has no booleans.)
+            while (reply := parser.gets()) is not False:
+                replies.append(reply)
+        return replies
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()

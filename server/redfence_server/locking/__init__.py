@@ -1,0 +1,1 @@
+"""The algorithm: mint, decide on a quorum, commit, undo."""

@@ -1,0 +1,358 @@
+"""Decide, from what the nodes answered. Pure: no clock, no I/O, no randomness.
+
+Every attempt to grant a lease is judged by one rule. A node *stands at* the token it minted for the attempt, raised to M
+once it has acknowledged a commit of M. The attempt is granted when a quorum stands at one token. Until then, nodes below M, the greatest
+token that any node has answered so far, are asked to commit it. In the steady state a quorum mints M at once and nothing is
+committed: a commit that coincides with its mint.
+
+Why a node counts only at exactly that token: it must not have minted more, for what it minted is what proves that the token is greater than
+those before. So a late, greater answer raises M and the commits start over; that happens at most once per node.
+
+docs/algorithm.md has the safety argument. tests/unit/redfence_server/locking/test_quorum.py enumerates all reply vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from redfence_server.locking.node import Granted, Held, Plain, Renewed, Reply, Silence
+
+NODE_COUNTS = (1, 3, 5, 7)
+"""An even number of nodes tolerates no more failures than the odd number below it, and can split in two halves."""
+
+DRIFT_RATIO = 0.01
+"""How much of a ttl node clocks may gain on ours. Raised: leases are shorter for their holders. Lowered: a fast
+node clock frees the lock while its holder still counts on it."""
+DRIFT_FIXED_MS = 2
+"""What expiry rounding (1 ms) on the nodes can take from a short ttl, doubled."""
+
+
+def majority(node_count: int) -> int:
+    """Return the size of a quorum: any two quorums share a node."""
+    assert node_count in NODE_COUNTS, node_count
+    size = node_count // 2 + 1
+    assert 2 * size > node_count
+    return size
+
+
+def validity_left_ms(ttl_ms: int, elapsed_ms: float) -> float:
+    """Return how long a lease can still be counted on, `elapsed_ms` after the instant its ttl is counted from."""
+    return ttl_ms - elapsed_ms - (ttl_ms * DRIFT_RATIO + DRIFT_FIXED_MS)
+
+
+WAIT_DRIFT_RATIO = 0.0005
+"""How much the clocks of a caller and of this server may part while the caller waits: as much as a clock is ever slewed."""
+
+
+def wait_drift_ms(ttl_ms: int, waited_ms: float) -> float:
+    """Return what to take from the validity of a lease after a wait, because the caller counts from its sending.
+
+    It is at most half of the ttl, so that the lease is worth something. A caller that waited so long renews at once.
+    """
+    return min(waited_ms * WAIT_DRIFT_RATIO, ttl_ms / 2)
+
+
+# --- acquire ----------------------------------------------------------------------------------------------------
+
+
+class Failure(Enum):
+    """Why an attempt cannot be granted any more."""
+
+    HELD = auto()
+    """Enough nodes are held by other leases, and one of those may have a quorum."""
+    SPLIT = auto()
+    """Enough nodes are held by other leases, but none of those has a quorum: no lease will be granted."""
+    NO_QUORUM = auto()
+    """Fewer than a quorum of nodes answered."""
+    EXPIRED = auto()
+    """Holds ended between mint and commit: the nodes were slower than the ttl is long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Send a commit of `token` to these nodes (index, nonce); an empty tuple means wait."""
+
+    token: int
+    targets: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A quorum stands at `token`."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The attempt has failed. `held` are the holds in its way and `silent` the nodes that did not answer, each by node index."""
+
+    failure: Failure
+    held: tuple[tuple[int, Held], ...]
+    silent: tuple[tuple[int, Silence], ...]
+
+
+Decision = Ask | Grant | Refusal
+WAIT = Ask(0, ())
+
+
+class Tally:
+    """The answers to one attempt so far. Feed it every answer; it returns what to do next."""
+
+    def __init__(self, node_count: int, *, nonce: str | None = None) -> None:
+        """Begin with no answers.
+
+        Args:
+            node_count: of the configured nodes.
+            nonce: the attempt's own. A node that answers another shows the hold of an earlier try of this lease.
+        """
+        self._quorum = majority(node_count)
+        self._nonce = nonce
+        self._replies: list[Reply | None] = [None] * node_count
+        self._standing = [0] * node_count  # 0: not granted here, or the hold was lost
+        self._asked = [0] * node_count  # the greatest token this node was asked to commit
+        self._greatest = 0
+        self._granted = 0
+        self._repeats = False  # whether an earlier try of this lease was found, which may have been granted
+
+    def minted(self, node: int, reply: Reply) -> Decision:
+        """Note a node's answer to the mint."""
+        assert self._replies[node] is None, "a mint is answered once"
+        if isinstance(reply, Granted) and not reply.counts:
+            # The hold that was in the way may have ended before its time.
+            reply = Silence.CLOCK_SET
+        self._replies[node] = reply
+        if isinstance(reply, Granted):
+            self._standing[node] = reply.token
+            self._greatest = max(self._greatest, reply.token)
+            self._repeats |= self._nonce is not None and reply.nonce != self._nonce
+        return self._decide()
+
+    def committed(self, node: int, token: int, reply: Reply) -> Decision:
+        """Note a node's answer to the commit of `token`."""
+        if reply is Plain.COMMITTED:
+            # A hold lost to an earlier commit's silence stays lost: being wrong in that direction is safe.
+            if self._standing[node]:
+                self._standing[node] = max(self._standing[node], token)
+        else:
+            self._standing[node] = 0
+            if isinstance(reply, Silence):
+                self._replies[node] = reply
+        return self._decide()
+
+    def _decide(self) -> Decision:
+        # The order matters: a grant is sound whatever else was answered.
+        if token := self._token_of_a_quorum():
+            self._granted = token
+            return Grant(token)
+        standing = len(self._standing) - self._standing.count(0)
+        if standing >= self._quorum:
+            return WAIT if self._may_repeat() else self._ask(self._greatest)
+        if standing + self._replies.count(None) < self._quorum:
+            return self._refuse()
+        return WAIT
+
+    def _token_of_a_quorum(self) -> int:
+        """Return the token at which a quorum stands, or 0.
+
+        Below the greatest only before any commit was asked for: the nodes asked may stand higher by now than we know.
+        """
+        candidates = {self._greatest} if any(self._asked) else set(self._standing)
+        return next((each for each in candidates if each and self._standing.count(each) >= self._quorum), 0)
+
+    def _may_repeat(self) -> bool:
+        """Tell whether the answers still missing can show the grant of an earlier try.
+
+        It is worth waiting for: a retried Acquire shall get the same token, and a node that was ahead and missed by the first try shows a
+        greater one.
+        """
+        if not self._repeats or any(self._asked):
+            return False
+        most = max(self._standing.count(each) for each in self._standing if each)
+        return None in self._replies and most + self._replies.count(None) >= self._quorum
+
+    def late(self, node: int, reply: Reply) -> Ask:
+        """Note a mint answered after the grant. A node left behind is aligned, so that the next attempt needs no commit."""
+        assert self._replies[node] is None, "a mint is answered once"
+        self._replies[node] = reply
+        if isinstance(reply, Granted) and reply.token < self._granted:
+            return Ask(self._granted, ((node, reply.nonce),))
+        return WAIT
+
+    def _ask(self, token: int) -> Ask:
+        targets: list[tuple[int, str]] = []
+        for node, reply in enumerate(self._replies):
+            behind = 0 < self._standing[node] < token and self._asked[node] < token
+            if behind and isinstance(reply, Granted):
+                self._asked[node] = token
+                targets.append((node, reply.nonce))
+        return Ask(token, tuple(targets))
+
+    def _refuse(self) -> Decision:
+        held = tuple((node, reply) for node, reply in enumerate(self._replies) if isinstance(reply, Held))
+        silent = silent_nodes(self._replies)
+        node_count = len(self._replies)
+        if len(silent) > node_count - self._quorum:
+            return Refusal(Failure.NO_QUORUM, held, silent)
+        if node_count - self._replies.count(None) - len(silent) < self._quorum:
+            # Fewer nodes than a quorum must not decide that the lock is held: there may be no quorum at all.
+            return WAIT
+        if not held:
+            return Refusal(Failure.EXPIRED, held, silent)
+        unknown = len(silent) + self._replies.count(None)
+        most = max(len(group) for group in by_lease([reply for _, reply in held]))
+        split = most + unknown < self._quorum
+        return Refusal(Failure.SPLIT if split else Failure.HELD, held, silent)
+
+
+# --- renew, release, inspect: vectors of replies, None where none has come yet; None returned means wait --------
+
+Replies = Sequence[Reply | None]
+
+
+class RenewVerdict(Enum):
+    """What a renewal came to."""
+
+    ACTIVE = auto()
+    """Renewed on a quorum."""
+    LOST = auto()
+    """So many nodes do not hold the lease that it can never again have a quorum."""
+    AT_RISK = auto()
+    """Too few nodes answered to tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """The verdict; when ACTIVE the ttl and the token, which is 0 if no quorum of the answers agrees on it."""
+
+    verdict: RenewVerdict
+    token: int = 0
+    ttl_ms: int = 0
+
+
+def judge_renew(replies: Replies) -> Renewal | None:
+    """Decide a renewal."""
+    quorum = majority(len(replies))
+    renewed = [reply for reply in replies if isinstance(reply, Renewed)]
+    if len(renewed) >= quorum:
+        tokens = [reply.token for reply in renewed]
+        agreed = next((token for token in tokens if tokens.count(token) >= quorum), 0)
+        return Renewal(RenewVerdict.ACTIVE, agreed, min(reply.ttl_ms for reply in renewed))
+    if replies.count(Plain.NOT_HELD) > len(replies) - quorum:
+        return Renewal(RenewVerdict.LOST)
+    return None if None in replies else Renewal(RenewVerdict.AT_RISK)
+
+
+class ReleaseVerdict(Enum):
+    """What a release came to."""
+
+    RELEASED = auto()
+    """The lease held the lock on a node and does not any more."""
+    NOT_HELD = auto()
+    """A quorum does not hold the lease, so it was not held."""
+    NO_QUORUM = auto()
+    """Too few nodes answered to tell."""
+
+
+def judge_release(replies: Replies) -> ReleaseVerdict | None:
+    """Decide a release: a lease that was held has a node in every quorum of answers."""
+    quorum = majority(len(replies))
+    released = replies.count(Plain.RELEASED)
+    if released + replies.count(Plain.NOT_HELD) >= quorum:
+        return ReleaseVerdict.RELEASED if released else ReleaseVerdict.NOT_HELD
+    return ReleaseVerdict.NO_QUORUM if len(silent_nodes(replies)) > len(replies) - quorum else None
+
+
+def release_part(reply: Reply) -> Reply:
+    """Return what a node's answer to a hand-over says of the lease that was to end."""
+    match reply:
+        case Granted(released=True):
+            return Plain.RELEASED
+        case Granted() | Held():
+            return Plain.NOT_HELD
+    return reply
+
+
+class TokenVerdict(Enum):
+    """Whether a token is that of the lease which holds the lock."""
+
+    LIVE = auto()
+    """The lease with this token holds a quorum."""
+    NOT_LIVE = auto()
+    """It cannot hold a quorum."""
+    NO_QUORUM = auto()
+    """Too few nodes answered to tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenJudgement:
+    """The verdict, and the hold that most of the nodes asked so far see."""
+
+    verdict: TokenVerdict
+    current: Held | None
+
+
+def judge_token(replies: Replies, token: int) -> TokenJudgement | None:
+    """Decide whether the lease with this token holds a quorum."""
+    quorum = majority(len(replies))
+    holds = [reply for reply in replies if isinstance(reply, Held)]
+    unknown = len(replies) - len(holds) - replies.count(Plain.FREE)
+    groups = [[hold.token for hold in group] for group in by_lease(holds)]
+    if any(_shows(group, token, quorum) for group in groups):
+        verdict = TokenVerdict.LIVE
+    # An unknown node can at best show the token itself, for whichever lease.
+    elif not any(_shows(group + [token] * unknown, token, quorum) for group in [*groups, []]):
+        verdict = TokenVerdict.NOT_LIVE
+    elif None in replies:
+        return None
+    else:
+        verdict = TokenVerdict.NO_QUORUM
+    return TokenJudgement(verdict, present_hold(holds, quorum=quorum))
+
+
+def _shows(tokens: Sequence[int], token: int, quorum: int) -> bool:
+    """Tell whether what nodes show for one lease proves that this is its token.
+
+    A node the grant never reached may show another number for the lease, even one that an earlier lease was granted. But that
+    lease's quorum shares a node with any quorum of this one, and there this one minted more: so the greatest number of a
+    quorum is never a stale one, and a smaller one counts only if a quorum shows it.
+    """
+    return tokens.count(token) >= quorum or (len(tokens) >= quorum and token == max(tokens))
+
+
+def silent_nodes(replies: Replies) -> tuple[tuple[int, Silence], ...]:
+    """Return the nodes that surely will not answer, by index, and why."""
+    return tuple((node, reply) for node, reply in enumerate(replies) if isinstance(reply, Silence))
+
+
+def judge_all_answered(replies: Replies) -> Replies | None:
+    """Wait for every node; each answers in bounded time."""
+    return None if None in replies else replies
+
+
+def by_lease(holds: Sequence[Held]) -> list[list[Held]]:
+    """Group holds by lease, largest group first; ties go to the highest token, probably the latest grant."""
+    groups: dict[str, list[Held]] = {}
+    for hold in holds:
+        groups.setdefault(hold.digest, []).append(hold)
+    return sorted(groups.values(), key=_weight, reverse=True)
+
+
+def _weight(group: Sequence[Held]) -> tuple[int, int]:
+    return len(group), max(hold.token for hold in group)
+
+
+def present_hold(holds: Sequence[Held], *, quorum: int) -> Held | None:
+    """Sum up what the nodes say of the lease that is on most of them, for a human; None if there is no hold.
+
+    Of a lease that is on a quorum the number is no earlier lease's, for the reason in `_shows`.
+    """
+    groups = by_lease(holds)
+    if not groups:
+        return None
+    group = groups[0]
+    tokens = [hold.token for hold in group]
+    token = next((each for each in tokens if tokens.count(each) >= quorum), max(tokens))
+    return Held(group[0].digest, token, group[0].holder, max(hold.remaining_ms for hold in group))

@@ -1,0 +1,1 @@
+"""Membership: which process may vote at which node index."""

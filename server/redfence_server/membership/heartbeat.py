@@ -1,0 +1,186 @@
+"""The heartbeat of one node that votes: the server examines it as admission does, again and again, and samples its clock.
+
+A node that would not be admitted now loses its vote at this server within one heartbeat, and its votes for new grants count
+only while its clock is trusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from typing import Final
+
+import structlog
+
+from redfence_server.clock import Clock
+from redfence_server.membership import fence
+from redfence_server.membership.admission import Admitted, Forgot, Judgement, Rejected
+from redfence_server.membership.examination import ClockReading, Examinable, Findings, Identity, examine
+from redfence_server.membership.joining import NodeJoining
+from redfence_server.membership.node_clock import ClockWitnesses, NodeClock, Step
+from redfence_server.randomness import Randomness
+from redfence_server.redis_io import scripts
+from redfence_server.redis_io.dial import DialAnswerError, DialError, DialRefusedError
+
+_MISSED_MAX: Final = 2
+"""A node that misses so many heartbeats in a row is examined on a new connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatSettings:
+    """What the heartbeats of all nodes share; each node is examined every `interval_ms`."""
+
+    interval_ms: int
+    keys: scripts.Keyspace
+    witnesses: ClockWitnesses
+
+
+@dataclass(frozen=True, slots=True)
+class NotAdmitted:
+    """Why a node that voted has to be examined on a new connection.
+
+    Attributes:
+        admission_is_void: its admission id has changed, so the node refuses every command under the old one.
+    """
+
+    reason: str
+    admission_is_void: bool
+
+
+class Heartbeat:
+    """Of one node, over all connections to it."""
+
+    def __init__(
+        self,
+        index: int,
+        *,
+        settings: HeartbeatSettings,
+        joining: NodeJoining,
+        clock: Clock,
+        randomness: Randomness,
+        log: structlog.typing.FilteringBoundLogger,
+    ) -> None:
+        self._index = index
+        self._settings = settings
+        self._joining = joining
+        self._clock = clock
+        self._randomness = randomness
+        self._log = log
+        self._now = asyncio.Event()
+        self._identity: Identity | None = None
+        self.node_clock: NodeClock | None = None
+        """None until the node was first admitted."""
+
+    def begin(self, found: Findings) -> None:
+        """Take what was found at the admission, before the first vote: no vote counts while the clock is unknown."""
+        self._identity = found.identity
+        self._note_sample(found.clock)
+
+    def bring_forward(self) -> None:
+        """Let the next heartbeat come now."""
+        self._now.set()
+
+    async def run(self, connection: Examinable, on_alive: Callable[[], None]) -> NotAdmitted:
+        """Return when the node would not be admitted any more; `on_alive` is called after each heartbeat at which it would.
+
+        Cancellation: nothing is changed.
+        """
+        missed = 0
+        while True:
+            await self._pause()
+            known = self._joining.known()
+            try:
+                found = await examine(connection, self._settings.keys, self._clock)
+            except (DialRefusedError, DialAnswerError) as error:
+                return NotAdmitted(str(error), admission_is_void=False)
+            except DialError as error:
+                # A node may be late once. But while it is not examined, nothing shows that it may still vote.
+                missed += 1
+                if missed < _MISSED_MAX:
+                    continue
+                return NotAdmitted(f"it missed {missed} heartbeats: {error}", admission_is_void=False)
+            missed = 0
+            judgement = self._joining.judge(found, known)
+            if not self._is_admitted(judgement):
+                return NotAdmitted(_reason(judgement), admission_is_void=not self._shows_admission(found))
+            self._note_sample(found.clock)
+            try:
+                await self._tell_of_step(connection)
+            except DialError as error:
+                self._log.warning("node_clock_step_untold", problem=str(error))
+            on_alive()
+
+    async def _pause(self) -> None:
+        try:
+            async with asyncio.timeout(
+                self._settings.interval_ms * self._randomness.uniform(0.9, 1.1) / 1000
+            ):
+                await self._now.wait()
+        except TimeoutError:
+            return
+        # Only now: it may have been brought forward while the node was examined.
+        self._now.clear()
+
+    def _shows_admission(self, found: Findings) -> bool:
+        assert self._identity is not None, "a node that is examined here was admitted"
+        return found.identity is not None and found.identity.admission == self._identity.admission
+
+    def _is_admitted(self, judgement: Judgement) -> bool:
+        assert self._identity is not None, "a node that is examined here was admitted"
+        return isinstance(judgement, Admitted) and judgement.identity.admission == self._identity.admission
+
+    def counts(self, node_ms: float) -> bool:
+        """Tell whether a vote for a new grant counts that came now and shows this instant of the node's clock."""
+        assert self.node_clock is not None, "the clock was read at the admission"
+        now_ms = self._clock.now_ms()
+        self._note_step(self.node_clock.check(received_ms=now_ms, node_ms=node_ms))
+        return self.node_clock.trusted(now_ms)
+
+    def _note_sample(self, reading: ClockReading) -> None:
+        """Take a full sample of the node's clock, and what other servers noted of it."""
+        cost_ms = self._step_cost_ms()
+        if self.node_clock is None:
+            self.node_clock = NodeClock(distrust_ms=cost_ms)
+        if reading.distrusted_ms:
+            self.node_clock.distrust_until(reading.received_ms + min(reading.distrusted_ms, cost_ms))
+        step = self.node_clock.note(
+            sent_ms=reading.sent_ms, received_ms=reading.received_ms, node_ms=reading.node_ms
+        )
+        self._note_step(step)
+        self._settings.witnesses.note_sample(
+            self._index, self.node_clock, sent_ms=reading.sent_ms, received_ms=reading.received_ms
+        )
+
+    def _step_cost_ms(self) -> float:
+        """Return for how long a step costs the node its votes: every lease from before has ended by then."""
+        assert self._identity is not None, "a node that is examined here was admitted"
+        return fence.wait_ms(self._identity.max_ttl_ms)
+
+    def _note_step(self, step: Step | None) -> None:
+        if step is None or self.node_clock is None:
+            return
+        now_ms = self._clock.now_ms()
+        distrusted_ms = self.node_clock.distrusted_for_ms(now_ms)
+        self._log.warning("node_clock_set", by_ms=round(step.by_ms), votes_count_in_ms=round(distrusted_ms))
+        self._settings.witnesses.note_step(self._index, step, seen_at_ms=now_ms)
+
+    async def _tell_of_step(self, connection: Examinable) -> None:
+        """Note a step on the node, for other servers, once other nodes' clocks show that it is the node's own."""
+        if (
+            self._identity is None
+            or self.node_clock is None
+            or not self._settings.witnesses.confirm(self._index)
+        ):
+            return
+        left_ms = ceil(self.node_clock.distrusted_for_ms(self._clock.now_ms()))
+        note = ("EVAL", scripts.load("distrust_clock"), 1, self._settings.keys.node, self._identity.admission)
+        await connection.commands((*note, left_ms, ceil(self._step_cost_ms())))
+
+
+def _reason(judgement: Judgement) -> str:
+    match judgement:
+        case Forgot(detail) | Rejected(_, detail):
+            return detail
+    return "its admission id has changed"

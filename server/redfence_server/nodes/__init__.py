@@ -1,0 +1,1 @@
+"""The links to the nodes: sockets, commands and their replies, replay after a break."""

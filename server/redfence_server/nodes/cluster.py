@@ -1,0 +1,187 @@
+"""All links of one server, and whether it may start with them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from redfence_server.clock import WallClock
+from redfence_server.errors import ConfigError, NodeRejectedError
+from redfence_server.locking import quorum
+from redfence_server.locking.node import REVALIDATION_MS_MAX, NodeReport, NodeState
+from redfence_server.membership.cluster_memory import ClusterMemory
+from redfence_server.nodes.link import LinkSettings, NodeLink
+from redfence_server.randomness import Randomness
+from redfence_server.redis_io.dial import NodeUrl
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """What this server knows of its cluster. `cluster_id` is empty while no node was admitted."""
+
+    cluster_id: str
+    quorum: int
+    ttl_ms_max: int
+    nodes: tuple[NodeReport, ...]
+
+
+def check_urls(urls: Sequence[str]) -> tuple[NodeUrl, ...]:
+    """Return the nodes' addresses, in the order that is their index.
+
+    Raises:
+        ConfigError: a URL is malformed, a node is named twice, or their number is not 1, 3, 5 or 7.
+    """
+    nodes = tuple(_check_url(index, url) for index, url in enumerate(urls))
+    seen: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        if node.address in seen:
+            raise ConfigError(
+                f"node: {node.address} is named twice, as node {seen[node.address]} and node {index}"
+            )
+        seen[node.address] = index
+    if len(nodes) not in quorum.NODE_COUNTS:
+        raise ConfigError(
+            f"node: {len(nodes)} nodes are configured; 1, 3, 5 or 7 are needed, for an even number tolerates no more "
+            "failures than one less"
+        )
+    return nodes
+
+
+def _check_url(index: int, url: str) -> NodeUrl:
+    try:
+        return NodeUrl(url)
+    except ValueError as error:
+        raise ConfigError(f"node {index}: {error}") from None
+
+
+class NodeCluster:
+    """Starts and ends the links; a server without a quorum at its start does not start.
+
+    Attributes:
+        on_quorum_lost: told when no quorum votes, and none will in a moment: nodes that have to be
+            examined again are back after some round trips.
+    """
+
+    def __init__(self, *, settings: LinkSettings, clock: WallClock, randomness: Randomness) -> None:
+        node_count = len(settings.joining.urls)
+        self._memory = ClusterMemory(node_count)
+        self._witnesses = settings.heartbeat.witnesses
+        self._clock = clock
+        self._is_clock_wrong = False
+        self._blink: asyncio.TimerHandle | None = None
+        self.on_quorum_lost: Callable[[], None] = lambda: None
+        self.links = [
+            NodeLink(
+                index,
+                settings=settings,
+                memory=self._memory,
+                clock=clock,
+                randomness=randomness,
+                on_state=self._on_state,
+            )
+            for index in range(node_count)
+        ]
+        self._memory.on_floor = lambda index: self.links[index].drop_if_superseded()
+        self._witnesses.on_step = self._on_step
+        self._witnesses.on_confirmed = lambda index: self.links[index].heartbeat.bring_forward()
+
+    def ttl_ms_max(self) -> int:
+        """Return the greatest ttl the cluster allows."""
+        assert self._memory.ttl_ms_max is not None, "asked before a node was admitted"
+        return self._memory.ttl_ms_max
+
+    def view(self) -> ClusterView:
+        """Tell what is known, without asking a node."""
+        return ClusterView(
+            cluster_id=self._memory.cluster_id or "",
+            quorum=quorum.majority(len(self.links)),
+            ttl_ms_max=self._memory.ttl_ms_max or 0,
+            nodes=tuple(link.report() for link in self.links),
+        )
+
+    async def start(self, *, timeout_ms: int) -> None:
+        """Connect to all nodes; return once each was tried and a quorum is ready.
+
+        Raises:
+            NodeRejectedError: a node is misconfigured, or no quorum was ready in time. The message names the nodes.
+        """
+        for link in self.links:
+            link.start()
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await asyncio.gather(*(link.examined.wait() for link in self.links))
+                self._refuse_misconfigured()
+                while not self._has_quorum():
+                    await asyncio.sleep(0.02)
+                    self._refuse_misconfigured()
+        except TimeoutError as error:
+            self._refuse_misconfigured()
+            if not self._has_quorum():
+                raise NodeRejectedError(f"no quorum of nodes is ready: {self._problems()}") from error
+
+    async def close(self) -> None:
+        """End all links."""
+        await asyncio.gather(*(link.close() for link in self.links))
+        self._end_blink()
+
+    def _sample_clocks(self) -> None:
+        for link in self.links:
+            link.heartbeat.bring_forward()
+
+    def _on_step(self) -> None:
+        """Look at every clock at once: whose clock moved decides whether other servers have to know."""
+        self._sample_clocks()
+        together = self._witnesses.stepped_together(now_ms=self._clock.now_ms())
+        was_wrong, self._is_clock_wrong = (
+            self._is_clock_wrong,
+            together >= quorum.majority(len(self.links)) > 1,
+        )
+        if self._is_clock_wrong and not was_wrong:
+            structlog.get_logger().error(
+                "server_clock_wrong",
+                consequence="a quorum of node clocks moved together against this server's clock: it stood still or runs "
+                "wrong; this server grants nothing until the greatest ttl is over; other servers are not told",
+            )
+
+    def _on_state(self) -> None:
+        # A clock is a witness for the time since its first sample. So all are sampled again as soon as one is new.
+        self._sample_clocks()
+        if self._has_quorum():
+            self._end_blink()
+        elif not self._has_quorum(NodeState.UNREACHABLE):
+            self.on_quorum_lost()
+        elif self._blink is None:
+            self._blink = asyncio.get_running_loop().call_later(
+                REVALIDATION_MS_MAX / 1000, self._on_long_blink
+            )
+
+    def _on_long_blink(self) -> None:
+        self._blink = None
+        self.on_quorum_lost()
+
+    def _end_blink(self) -> None:
+        if self._blink is not None:
+            self._blink.cancel()
+            self._blink = None
+
+    def _has_quorum(self, *also: NodeState) -> bool:
+        """Tell whether a quorum of nodes votes, or would if those in the other states did."""
+        counted = sum(link.report().state in {NodeState.READY, *also} for link in self.links)
+        return counted >= quorum.majority(len(self.links))
+
+    def _refuse_misconfigured(self) -> None:
+        for link in self.links:
+            away = link.turned_away
+            if away is not None and away.reason is not None and away.reason.misconfigured:
+                raise NodeRejectedError(f"node {link.index} ({link.report().address}): {away.detail}")
+
+    def _problems(self) -> str:
+        reports = [(link.index, link.report()) for link in self.links]
+        return "; ".join(
+            f"node {index} ({report.address}): {report.detail}"
+            for index, report in reports
+            if report.state is not NodeState.READY
+        )

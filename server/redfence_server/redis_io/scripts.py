@@ -1,0 +1,218 @@
+"""The Lua scripts: how a command becomes an EVALSHA, and how its reply is read.
+
+One file per operation under lua/, loaded once; each file's head is its contract.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, Final
+
+import hiredis
+
+from redfence_server.locking.node import (
+    Command,
+    Commit,
+    Granted,
+    Held,
+    Inspect,
+    Mint,
+    Notice,
+    Plain,
+    Release,
+    Renew,
+    Renewed,
+    Reply,
+    Undo,
+)
+
+REDIS_VERSION_MIN: Final = (6, 2)
+"""Of Redis, for the commands in the scripts; every Valkey is newer."""
+ADMISSION_DIGITS: Final = 32
+COUNTER_IDLE_MS_DEFAULT = 24 * 3_600_000
+COUNTER_IDLE_MS_MAX = 365 * COUNTER_IDLE_MS_DEFAULT
+
+
+# Read once: a server that has run out of files can still examine its nodes, and finish a rejoin that it began.
+_LUA: Final = {
+    file.name.removesuffix(".lua"): file.read_bytes()
+    for file in resources.files(__package__).joinpath("lua").iterdir()
+}
+
+
+def load(name: str) -> bytes:
+    """Return the source of one script."""
+    return _LUA[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Keyspace:
+    """Names of the keys on a node.
+
+    Attributes:
+        prefix: what every key starts with.
+        counter_idle_ms: how long the counter of a resource is kept after its last use. It then starts again at the node's
+            `high`, so any value is safe; a short one saves memory and makes numbers jump.
+    """
+
+    prefix: str = "redfence:"
+    counter_idle_ms: int = COUNTER_IDLE_MS_DEFAULT
+
+    @property
+    def node(self) -> str:
+        """The node's identity."""
+        return f"{self.prefix}node"
+
+    @property
+    def high(self) -> str:
+        """The greatest number the node ever minted or learnt."""
+        return f"{self.prefix}high"
+
+    def lock(self, resource: str) -> str:
+        """The hold of a resource."""
+        return f"{self.prefix}lock:{resource}"
+
+    def counter(self, resource: str) -> str:
+        """The last number minted or learnt for a resource."""
+        return f"{self.prefix}counter:{resource}"
+
+    def channel(self, server_id: str) -> str:
+        """The channel on which one server is told that a hold has ended. Other servers do not hear it."""
+        return f"{self.prefix}notice:{server_id}"
+
+
+_NAMES: dict[type[Command], str] = {
+    Mint: "mint",
+    Commit: "commit",
+    Undo: "undo",
+    Renew: "renew",
+    Release: "release",
+    Inspect: "inspect",
+}
+_SOURCES = {kind: load(name) for kind, name in _NAMES.items()}
+# SHA-1 is the name that EVALSHA wants, not a protection.
+_SHAS = {kind: hashlib.sha1(source, usedforsecurity=False).hexdigest() for kind, source in _SOURCES.items()}
+
+
+def sources() -> list[bytes]:
+    """Return every script that a connection must have loaded before its first command."""
+    return list(_SOURCES.values())
+
+
+class Packer:
+    """Turns commands into the bytes to send. A command for N nodes is packed once: only the admission id differs.
+
+    Args:
+        keys: the names on the nodes.
+        channel: of this server, for notices.
+    """
+
+    # Stands for the admission id in what is packed once; no caller can send it, for names have no control characters.
+    _HOLE: Final = "\0" * ADMISSION_DIGITS
+
+    def __init__(self, keys: Keyspace, *, channel: str) -> None:
+        self._keys = keys
+        self._channel = channel
+        self._command: Command | None = None
+        self._head = self._tail = b""
+
+    def pack(self, command: Command, admission: str) -> bytes:
+        """Return the bytes to send for `command` to a node that admitted the server under `admission`."""
+        assert len(admission) == ADMISSION_DIGITS, "the hole is as long as what fills it"
+        if command is not self._command:
+            packed: bytes = hiredis.pack_command(self._parts(command))  # type: ignore[arg-type]  # its stub says: a tuple of one
+            self._head, _, self._tail = packed.partition(self._HOLE.encode())
+            self._command = command
+        return self._head + admission.encode() + self._tail
+
+    def _parts(self, command: Command) -> tuple[str | int, ...]:
+        keys, hole = self._keys, self._HOLE
+        sha = _SHAS[type(command)]
+        lock = keys.lock(command.resource)
+        match command:
+            case Mint(resource, digest, nonce, holder, ttl_ms, ends, notify, behind):
+                head = ("EVALSHA", sha, 4, keys.node, keys.high, lock, keys.counter(resource), hole)
+                told = (self._channel, int(notify), int(behind))
+                ended = ends.digest if ends else ""
+                return (*head, digest, nonce, holder, ttl_ms, keys.counter_idle_ms, ended, *told)
+            case Commit(resource, digest, nonce, token, _):
+                head = ("EVALSHA", sha, 4, keys.node, keys.high, lock, keys.counter(resource), hole)
+                return (*head, digest, nonce, token, keys.counter_idle_ms)
+            case Undo(_, nonce):
+                return ("EVALSHA", sha, 2, keys.node, lock, hole, nonce)
+            case Renew(digest=digest):
+                return ("EVALSHA", sha, 2, keys.node, lock, hole, digest)
+            case Release(digest=digest):
+                return ("EVALSHA", sha, 2, keys.node, lock, hole, digest)
+            case Inspect():
+                return ("EVALSHA", sha, 2, keys.node, lock, hole)
+
+
+class NotAdmittedError(Exception):
+    """The node is not the one the server was admitted to: its identity is gone or was changed by another server."""
+
+
+class NumbersExhaustedError(Exception):
+    """The node has minted every number below 2^53."""
+
+
+def read_notice(payload: bytes, *, keys: Keyspace, node: int) -> Notice:
+    """Return the notice that a script published.
+
+    Raises:
+        ValueError: no script publishes this.
+    """
+    token, key = payload.decode().split(" ", 1)
+    start = keys.lock("")
+    if not key.startswith(start):
+        raise ValueError(f"no script publishes {payload!r}")
+    return Notice(node, key.removeprefix(start), int(token))
+
+
+_PLAIN = {
+    b"committed": Plain.COMMITTED,
+    b"lost": Plain.LOST,
+    b"undone": Plain.UNDONE,
+    b"kept": Plain.KEPT,
+    b"not_held": Plain.NOT_HELD,
+    b"released": Plain.RELEASED,
+    b"free": Plain.FREE,
+}
+
+
+def read_clock_ms(raw: list[Any]) -> float:
+    """Return the node's clock, from a `granted` that `read_reply` has read."""
+    clock_us: int = raw[5]
+    return clock_us / 1000
+
+
+def read_reply(raw: list[Any], *, under: str = "") -> Reply:
+    """Return what a script answered, which was sent under an admission id.
+
+    Raises:
+        NotAdmittedError: the script changed nothing because the admission id was wrong.
+        NumbersExhaustedError: no number is left to mint.
+        ValueError: the answer is none of those that the scripts give.
+    """
+    try:
+        word = raw[0]
+        if word in _PLAIN:
+            return _PLAIN[word]
+        if word == b"granted":
+            if len(raw) != 6:
+                raise ValueError(f"no script answers {raw!r}")
+            return Granted(raw[1].decode(), raw[2], raw[3] > 0, raw[4] == 1, under=under)
+        if word == b"held":
+            # PTTL is negative for a hold that expires in this very millisecond.
+            return Held(raw[1].decode(), raw[2], raw[3].decode(errors="replace"), max(0, raw[4]))
+        if word == b"renewed":
+            return Renewed(raw[1], raw[2])
+        if word == b"not_admitted":
+            raise NotAdmittedError
+        if word == b"exhausted":
+            raise NumbersExhaustedError
+    except (AttributeError, LookupError, TypeError) as error:  # Lua ends a list at its first nil
+        raise ValueError(f"no script answers {raw!r}") from error
+    raise ValueError(f"no script answers {raw!r}")

@@ -1,0 +1,624 @@
+"""The real algorithm over fake nodes: who is told what, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable
+
+import pytest
+
+from harness.fake_node import ADMITTED, TOKENS_END, Counter, FakeNode
+from harness.virtual_loop import LoopClock, on_virtual_time
+from redfence_server.locking.node import (
+    REVALIDATION_MS_MAX,
+    Command,
+    Commit,
+    Granted,
+    Held,
+    Inspect,
+    Mint,
+    Plain,
+    Undo,
+)
+from redfence_server.locking.quorum import Failure, Refusal, ReleaseVerdict, RenewVerdict, TokenVerdict
+from redfence_server.locking.redlock import Attempt, AttemptOutcome, Order, Redlock, TooLate, Verdict
+from redfence_server.locking.redlock import AttemptGranted as Grant
+
+R = "orders/42"
+A, B, C = "a" * 64, "b" * 64, "c" * 64
+TTL_MS = 1_000
+TTL_MS_MAX = 300_000
+
+
+class Ids:
+    """Ids in order, and no jitter."""
+
+    def __init__(self, first: int = 0) -> None:
+        self._ids = itertools.count(first)
+
+    def hex_id(self) -> str:
+        """Return the next id."""
+        return f"nonce-{next(self._ids)}"
+
+    def uniform(self, low: float, high: float) -> float:
+        """Return the greatest number allowed."""
+        return high
+
+
+def fake_nodes(count: int = 3) -> list[FakeNode]:
+    """Return nodes that share the loop's clock."""
+    return [FakeNode(index, now_ms=LoopClock().now_ms) for index in range(count)]
+
+
+def redlock(nodes: list[FakeNode], *, first_id: int = 0) -> Redlock:
+    """Return the algorithm as one server runs it."""
+    return Redlock(nodes, clock=LoopClock(), randomness=Ids(first_id))
+
+
+async def acquire(lock: Redlock, lease: str = A) -> AttemptOutcome:
+    """Try once."""
+    return await lock.attempt(Order(R, lease, TTL_MS, "h"))
+
+
+async def settle(nodes: list[FakeNode]) -> None:
+    """Let everything arrive that is still under way, and what is sent because of it."""
+    for _ in range(5):
+        for node in nodes:
+            node.settle()
+        await asyncio.sleep(0.001)
+
+
+def give(node: FakeNode, lease: str, *, nonce: str = "") -> None:
+    """Let a lease hold the lock on one node."""
+    reply = node.state.apply(Mint(R, lease, nonce or f"of {lease[0]}", "", TTL_MS), LoopClock().now_ms())
+    assert isinstance(reply, Granted)
+
+
+def hand_over(lock: Redlock) -> tuple[Attempt, Awaitable[Verdict[ReleaseVerdict]]]:
+    """Hand A over to B."""
+    return lock.hand_over(Order(R, B, TTL_MS, "h"), ends=A, ttl_ms_max=TTL_MS_MAX)
+
+
+def held_on(nodes: list[FakeNode]) -> list[int]:
+    """Return which nodes hold the resource."""
+    looks = [node.state.apply(Inspect(R), LoopClock().now_ms()) for node in nodes]
+    return [index for index, look in enumerate(looks) if isinstance(look, Held)]
+
+
+def sent(node: FakeNode, kind: type[Command]) -> list[Command]:
+    """Return the commands of one kind that a node was sent."""
+    return [command for command in node.sent if isinstance(command, kind)]
+
+
+def raise_counter(node: FakeNode, value: int) -> None:
+    """Bring a node's counter on, as attempts did that reached only this one."""
+    for number in range(value):
+        assert node.state.apply(Mint(R, B, f"earlier-{number}", "", TTL_MS), 0.0)
+        assert node.state.apply(Undo(R, f"earlier-{number}", 0), 0.0) is Plain.UNDONE
+
+
+@on_virtual_time
+async def test_a_steady_grant_takes_one_round_trip() -> None:
+    """One mint per node and nothing else."""
+    nodes = fake_nodes()
+    assert await acquire(redlock(nodes)) == Grant(1, 0.0)
+    await settle(nodes)
+    assert [len(node.sent) for node in nodes] == [1, 1, 1]
+
+
+@on_virtual_time
+async def test_a_slow_node_delays_nobody_and_is_aligned_when_it_answers() -> None:
+    """The quorum decides; a late mint is raised to the grant by a commit, so that the next attempt needs none."""
+    nodes = fake_nodes()
+    for node in nodes[:2]:
+        raise_counter(node, 4)
+    nodes[2].hold_requests = True
+    assert await acquire(redlock(nodes)) == Grant(5, 0.0)
+    await settle(nodes)
+    assert sent(nodes[2], Commit) == [Commit(R, A, "nonce-0", 5, ADMITTED)]
+    assert [node.state.holds[R].token for node in nodes] == [5, 5, 5]
+
+
+@on_virtual_time
+async def test_nodes_that_disagree_commit_the_greatest() -> None:
+    """The example on which the popular recipe fails: (2, 0, 0), and the nodes with 2 and 0 answer."""
+    nodes = fake_nodes()
+    raise_counter(nodes[0], 2)
+    nodes[2].unreachable = True
+    assert await acquire(redlock(nodes)) == Grant(3, 0.0)
+    await settle(nodes)
+    assert nodes[1].state.holds[R].token == 3
+
+
+@on_virtual_time
+async def test_after_a_failure_every_node_that_may_hold_is_undone_and_no_other() -> None:
+    """Also the silent ones, which may apply the mint later; not those that answered that another lease holds."""
+    nodes = fake_nodes(5)
+    for node in nodes[:3]:
+        node.state.apply(Mint(R, B, "theirs", "", TTL_MS), 0.0)
+    nodes[4].hold_requests = True
+    outcome = await acquire(redlock(nodes))
+    assert isinstance(outcome, Refusal)
+    assert outcome.failure is Failure.HELD
+    assert [len(sent(node, Undo)) for node in nodes] == [0, 0, 0, 1, 1]
+    await settle(nodes)
+    assert held_on(nodes) == [0, 1, 2]
+
+
+@on_virtual_time
+async def test_no_undo_is_sent_where_the_mint_never_went() -> None:
+    """It would be kept for a node that is away, thousands of times, and push out what somebody waits for."""
+    nodes = fake_nodes()
+    nodes[0].unreachable = True
+    for node in nodes[1:]:
+        node.state.apply(Mint(R, B, "theirs", "", TTL_MS), 0.0)
+    assert isinstance(await acquire(redlock(nodes)), Refusal)
+    await settle(nodes)
+    assert [len(sent(node, Undo)) for node in nodes] == [0, 0, 0]
+
+
+@on_virtual_time
+async def test_without_a_quorum_of_answers_what_was_minted_is_undone() -> None:
+    """A minority's hold would stand in the way of the next attempt for a whole ttl."""
+    nodes = fake_nodes()
+    nodes[0].unreachable = nodes[1].unreachable = True
+    outcome = await acquire(redlock(nodes))
+    assert isinstance(outcome, Refusal)
+    assert outcome.failure is Failure.NO_QUORUM
+    assert [node for node, _ in outcome.silent] == [0, 1]
+    await settle(nodes)
+    assert held_on(nodes) == []
+
+
+@pytest.mark.parametrize("turns", range(8))
+@on_virtual_time
+async def test_a_cancelled_acquire_leaves_nothing_wherever_it_was(turns: int) -> None:
+    """Cancelled after any number of turns of the loop, with any part of the commands delivered."""
+    for held_back in itertools.product((False, True), repeat=3):
+        nodes = fake_nodes()
+        raise_counter(nodes[0], 2)  # so that there is a commit to be cancelled in
+        for node, back in zip(nodes, held_back, strict=True):
+            node.hold_requests = back
+        task = asyncio.ensure_future(acquire(redlock(nodes)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        told_of_a_grant = task.done()
+        task.cancel()
+        await asyncio.wait([task])
+        await settle(nodes)
+        assert bool(held_on(nodes)) == told_of_a_grant
+
+
+@on_virtual_time
+async def test_a_grant_in_the_very_turn_of_a_cancellation_is_undone() -> None:
+    """Nobody will be told of it."""
+    nodes = fake_nodes()
+    for node in nodes:
+        node.hold_replies = True
+    task = asyncio.ensure_future(acquire(redlock(nodes)))
+    await asyncio.sleep(0.001)
+    assert held_on(nodes) == [0, 1, 2]
+    for node in nodes:
+        node.answer()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await settle(nodes)
+    assert held_on(nodes) == []
+
+
+@on_virtual_time
+async def test_validity_counts_from_before_the_send_and_a_grant_too_late_is_undone() -> None:
+    """A quorum that takes as long as the ttl grants nothing that is worth having."""
+    for late_ms, is_granted in ((980, True), (990, False), (5_000, False)):
+        nodes = fake_nodes()
+        for node in nodes:
+            node.hold_replies = True
+        began_at_ms = LoopClock().now_ms()
+        task = asyncio.ensure_future(acquire(redlock(nodes)))
+        await asyncio.sleep(late_ms / 1000)
+        for node in nodes:
+            node.answer()
+        outcome = await task
+        await settle(nodes)
+        if is_granted:
+            assert isinstance(outcome, Grant)
+            assert outcome.minted_at_ms == began_at_ms
+        else:
+            assert isinstance(outcome, TooLate)
+            assert outcome.elapsed_ms == pytest.approx(late_ms, abs=1)
+            assert held_on(nodes) == []
+
+
+@on_virtual_time
+async def test_a_retry_of_a_granted_lease_at_another_server_gets_the_same_token() -> None:
+    """The first answer was lost; the retry finds the holds and shares them."""
+    nodes = fake_nodes()
+    first = await acquire(redlock(nodes))
+    retried = await acquire(redlock(nodes, first_id=100))
+    assert isinstance(first, Grant)
+    assert isinstance(retried, Grant)
+    assert retried.token == first.token
+    assert all(node.state.holds[R].shared for node in nodes)
+
+
+@on_virtual_time
+async def test_a_retry_gets_the_same_token_also_where_a_node_was_ahead() -> None:
+    """Granted 1 by two nodes; the third minted 5 for it and answers the retry first."""
+    nodes = fake_nodes()
+    raise_counter(nodes[2], 4)
+    nodes[2].hold_requests = True
+    assert await acquire(redlock(nodes)) == Grant(1, 0.0)
+    await settle(nodes)
+    nodes[0].hold_requests = True
+    retry = asyncio.ensure_future(acquire(redlock(nodes, first_id=100)))
+    await asyncio.sleep(0.001)
+    await settle(nodes)
+    retried = await retry
+    assert isinstance(retried, Grant)
+    assert retried.token == 1
+
+
+@on_virtual_time
+async def test_a_failed_retry_does_not_end_the_grant_that_it_repeats() -> None:
+    """Its undo goes by its own nonce."""
+    nodes = fake_nodes()
+    await acquire(redlock(nodes))
+    nodes[0].unreachable = nodes[1].unreachable = True
+    outcome = await acquire(redlock(nodes, first_id=100))
+    assert isinstance(outcome, Refusal)
+    nodes[0].unreachable = nodes[1].unreachable = False
+    await settle(nodes)
+    assert held_on(nodes) == [0, 1, 2]
+
+
+@on_virtual_time
+async def test_an_undo_of_the_first_try_does_not_end_the_grant_of_its_retry() -> None:
+    """The retry shared what the first try had made, just before the first try's undo came."""
+    nodes = fake_nodes()
+    for node in nodes:
+        node.hold_replies = True
+    first = asyncio.ensure_future(acquire(redlock(nodes)))
+    await asyncio.sleep(0.001)
+    for node in nodes:
+        node.hold_requests = True  # the undo will be on its way
+    for node in nodes:
+        node.time_out()
+    assert isinstance(await first, Refusal)
+    retry = Mint(R, A, "nonce-100", "h", TTL_MS)
+    assert [node.state.apply(retry, 0.0) for node in nodes] == [Granted("nonce-0", 1)] * 3
+    await settle(nodes)
+    assert held_on(nodes) == [0, 1, 2]
+
+
+@on_virtual_time
+async def test_two_rivals_never_both_have_it_and_the_later_token_is_greater() -> None:
+    """Over and over, with releases in between."""
+    nodes = fake_nodes(5)
+    mine, theirs = redlock(nodes), redlock(nodes, first_id=1_000)
+    last = 0
+    for _ in range(20):
+        outcomes = await asyncio.gather(acquire(mine, A), acquire(theirs, B))
+        await settle(nodes)
+        granted = [
+            (lease, each) for lease, each in zip((A, B), outcomes, strict=True) if isinstance(each, Grant)
+        ]
+        assert len(granted) == 1
+        ((lease, grant),) = granted
+        assert grant.token > last
+        last = grant.token
+        assert (
+            await mine.release(resource=R, digest=lease, ttl_ms_max=300_000)
+        ).verdict is ReleaseVerdict.RELEASED
+        await settle(nodes)
+        assert held_on(nodes) == []
+
+
+@on_virtual_time
+async def test_a_lease_is_renewed_and_released_by_any_server() -> None:
+    """It lives in the nodes."""
+    nodes = fake_nodes()
+    await acquire(redlock(nodes))
+    other = redlock(nodes)
+    assert (await other.renew(resource=R, digest=A)).verdict is RenewVerdict.ACTIVE
+    assert (await other.renew(resource=R, digest=B)).verdict is RenewVerdict.LOST
+    assert (await other.release(resource=R, digest=B, ttl_ms_max=300_000)).verdict is ReleaseVerdict.NOT_HELD
+    assert (await other.release(resource=R, digest=A, ttl_ms_max=300_000)).verdict is ReleaseVerdict.RELEASED
+    assert all(isinstance(reply, Plain | Held) for reply in await other.inspect(R))
+
+
+# --- nodes that have to be examined again -------------------------------------------------------------------------------
+
+
+@on_virtual_time
+async def test_answers_from_before_and_after_an_examination_are_never_combined() -> None:
+    """A lease that was on node 0 before and is on node 1 after has no quorum: all nodes are asked again."""
+    nodes = fake_nodes()
+    for node in nodes[:2]:
+        give(node, A)
+    nodes[1].state.admission = nodes[2].state.admission = "another"
+    asked = asyncio.ensure_future(redlock(nodes).check_token(resource=R, token=1))
+    await asyncio.sleep(0.001)
+    nodes[0].state.expire(R)
+    nodes[0].hold_replies = True
+    nodes[1].state.admission = nodes[2].state.admission = ADMITTED
+    await asyncio.sleep(0.02)
+    nodes[0].settle()
+    assert (await asked).verdict.verdict is TokenVerdict.NOT_LIVE
+    assert [len(node.sent) for node in nodes] == [2, 2, 2]
+
+
+@on_virtual_time
+async def test_nodes_that_decide_alone_do_not_wait_for_one_that_has_to_be_examined() -> None:
+    """That one is left with the release, which it has missed."""
+    nodes = fake_nodes()
+    for node in nodes:
+        give(node, A)
+    nodes[2].state.admission = "another"
+    released = await redlock(nodes).release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX)
+    assert released.verdict is ReleaseVerdict.RELEASED
+    assert LoopClock().now_ms() < 1
+    await asyncio.sleep(1)
+    assert [len(node.sent) for node in nodes] == [1, 1, 2]
+
+
+@on_virtual_time
+async def test_a_release_is_remembered_over_rounds_also_where_it_was_heard_late() -> None:
+    """In the next round the node that released it does not hold it any more."""
+    for late in (False, True):
+        nodes = fake_nodes()
+        give(nodes[0], A)
+        for node in nodes[1:]:
+            node.state.admission = "another"
+        nodes[0].hold_replies = late
+        asked = redlock(nodes).release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX)
+        await asyncio.sleep(0.001)
+        for node in nodes[1:]:
+            node.state.admission = ADMITTED
+        nodes[0].settle()
+        assert (await asked).verdict is ReleaseVerdict.RELEASED
+
+
+@on_virtual_time
+async def test_a_poll_gives_up_on_nodes_that_stay_away() -> None:
+    """Within the time that an examination may take, and one more round."""
+    nodes = fake_nodes()
+    for node in nodes:
+        node.state.admission = "another"
+    began_ms = LoopClock().now_ms()
+    released = await redlock(nodes).release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX)
+    assert released.verdict is ReleaseVerdict.NO_QUORUM
+    assert REVALIDATION_MS_MAX <= LoopClock().now_ms() - began_ms < REVALIDATION_MS_MAX + 100
+    assert 10 < len(nodes[0].sent) < 20
+
+
+@on_virtual_time
+async def test_a_release_whose_caller_goes_away_reaches_nodes_that_had_to_be_examined() -> None:
+    """Whenever the caller goes: before, between or after their answers."""
+    for turns in range(6):
+        nodes = fake_nodes()
+        for node in nodes:
+            give(node, A)
+        nodes[0].state.admission = nodes[1].state.admission = "another"
+        nodes[2].hold_replies = True
+        asked = asyncio.ensure_future(redlock(nodes).release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        asked.cancel()
+        nodes[0].state.admission = nodes[1].state.admission = ADMITTED
+        nodes[2].settle()
+        await asyncio.sleep(0.1)
+        assert held_on(nodes) == [], turns
+
+
+# --- hand-over ------------------------------------------------------------------------------------------------------
+
+
+@on_virtual_time
+async def test_a_hand_over_releases_and_grants_in_one_round_trip() -> None:
+    """One command to each node, which tells of both."""
+    nodes = fake_nodes()
+    lock = redlock(nodes)
+    await acquire(lock, A)
+    attempt, released = hand_over(lock)
+    assert await lock.finish(attempt) == Grant(2, 0.0)
+    assert (await released).verdict is ReleaseVerdict.RELEASED
+    await settle(nodes)
+    assert [len(node.sent) for node in nodes] == [2, 2, 2]
+    assert {node.state.holds[R].digest for node in nodes} == {B}
+
+
+@pytest.mark.parametrize("caller", ["stays", "goes"])
+@on_virtual_time
+async def test_a_hand_over_is_a_release_also_on_a_node_that_cannot_mint_and_answers_last(caller: str) -> None:
+    """The others have decided by then, or the caller has gone; the ended lease would block this node until its ttl."""
+    nodes = fake_nodes()
+    lock = redlock(nodes)
+    await acquire(lock, A)
+    nodes[2].state.counters[R] = Counter(TOKENS_END - 1, float("inf"))
+    nodes[2].hold_requests = True
+    attempt, released = hand_over(lock)
+    if caller == "stays":
+        assert (await released).verdict is ReleaseVerdict.RELEASED
+    else:
+        asyncio.ensure_future(released).cancel()
+    attempt.give_up()
+    await settle(nodes)
+    assert R not in nodes[2].state.holds
+
+
+def world_of(states: tuple[str, ...]) -> list[FakeNode]:
+    """Return nodes that do not agree; each held by A, by A and its retry (a), by B, by C, by nobody (-), or away (!)."""
+    nodes = fake_nodes()
+    for number, (node, state) in enumerate(zip(nodes, states, strict=True)):
+        raise_counter(node, number)
+        node.unreachable = state == "!"
+        if state in "AaBC":
+            give(node, {"A": A, "a": A, "B": B, "C": C}[state])
+        if state == "a":
+            give(node, A, nonce="retry")
+    return nodes
+
+
+@on_virtual_time
+async def test_a_hand_over_comes_to_what_a_release_and_then_an_attempt_come_to() -> None:
+    """Whoever holds on each node, and whichever is away: the same verdict, the same outcome, and the same holds are left."""
+    for states in itertools.product("AaBC-!", repeat=3):
+        nodes, twins = world_of(states), world_of(states)
+        attempt, released = hand_over(redlock(nodes))
+        at_once = await redlock(nodes).finish(attempt)
+        open_release = await redlock(twins).release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX)
+        await settle(twins)
+        then = await acquire(redlock(twins), B)
+        await settle(nodes)
+        await settle(twins)
+        assert (await released).verdict is open_release.verdict, states
+        assert _gist(at_once) == _gist(then), states
+        assert [_hold(node) for node in nodes] == [_hold(node) for node in twins], states
+
+
+def _gist(outcome: AttemptOutcome) -> object:
+    match outcome:
+        case Refusal(failure):
+            return failure
+        case Grant(token):
+            return token
+    return outcome
+
+
+def _hold(node: FakeNode) -> object:
+    hold = node.state.holds.get(R)
+    return None if hold is None else (hold.digest, hold.nonce, hold.shared, hold.token)
+
+
+@pytest.mark.parametrize("turns", range(8))
+@on_virtual_time
+async def test_a_hand_over_that_is_given_up_is_a_release_and_leaves_nothing(turns: int) -> None:
+    """After any number of turns of the loop, with any part of the commands delivered: nobody has the lock."""
+    for held_back in itertools.product((False, True), repeat=3):
+        nodes = fake_nodes()
+        raise_counter(nodes[0], 2)  # so that there is a commit
+        for node, back in zip(nodes, held_back, strict=True):
+            give(node, A)
+            node.hold_requests = back
+        attempt, released = hand_over(redlock(nodes))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        attempt.give_up()
+        await settle(nodes)
+        assert (await released).verdict is ReleaseVerdict.RELEASED
+        assert held_on(nodes) == []
+
+
+@on_virtual_time
+async def test_who_releases_by_a_hand_over_may_go_away() -> None:
+    """Neither the release nor the attempt depends on it."""
+    nodes = fake_nodes()
+    lock = redlock(nodes)
+    await acquire(lock, A)
+    attempt, released = hand_over(lock)
+    asyncio.ensure_future(released).cancel()
+    assert await lock.finish(attempt) == Grant(2, 0.0)
+    await settle(nodes)
+    assert {node.state.holds[R].digest for node in nodes} == {B}
+
+
+@on_virtual_time
+async def test_a_slow_node_delays_neither_part_of_a_hand_over_and_is_aligned_when_it_answers() -> None:
+    """The quorum decides both; the late node ends the old lease as well."""
+    nodes = fake_nodes()
+    for node in nodes[:2]:
+        raise_counter(node, 4)
+    for node in nodes:
+        give(node, A)
+    nodes[2].hold_requests = True
+    lock = redlock(nodes)
+    attempt, released = hand_over(lock)
+    assert await lock.finish(attempt) == Grant(6, 0.0)
+    assert (await released).verdict is ReleaseVerdict.RELEASED
+    await settle(nodes)
+    assert [(node.state.holds[R].digest, node.state.holds[R].token) for node in nodes] == [(B, 6)] * 3
+
+
+@on_virtual_time
+async def test_where_nothing_can_be_minted_a_hand_over_is_a_release_all_the_same() -> None:
+    """Out of memory or out of numbers: the lock is not left to a holder that has gone."""
+    nodes = fake_nodes()
+    lock = redlock(nodes)
+    await acquire(lock, A)
+    await settle(nodes)
+    for node in nodes[:2]:
+        node.state.counters[R] = Counter(TOKENS_END - 1, float("inf"))
+    attempt, released = hand_over(lock)
+    assert _gist(await lock.finish(attempt)) is Failure.NO_QUORUM
+    assert (await released).verdict is ReleaseVerdict.RELEASED
+    await settle(nodes)
+    assert held_on(nodes) == []
+
+
+@on_virtual_time
+async def test_a_hand_over_without_answers_grants_nothing_cannot_tell_and_is_carried_out_late() -> None:
+    """The lease ends where it arrives, and the attempt's undo follows on the same way."""
+    nodes = fake_nodes()
+    lock = redlock(nodes)
+    await acquire(lock, A)
+    await settle(nodes)
+    for node in nodes[:2]:
+        node.hold_requests = True
+    attempt, released = hand_over(lock)
+    await asyncio.sleep(0.001)
+    for node in nodes[:2]:
+        node.time_out()
+    assert _gist(await lock.finish(attempt)) is Failure.NO_QUORUM
+    assert (await released).verdict is ReleaseVerdict.NO_QUORUM
+    await settle(nodes)
+    assert held_on(nodes) == []
+
+
+@on_virtual_time
+async def test_a_hand_over_that_is_answered_too_late_is_a_release_and_undone() -> None:
+    """The ttl of the next lease counts from the sending; the old one has ended whatever comes of it."""
+    nodes = fake_nodes()
+    for node in nodes:
+        give(node, A)
+        node.hold_replies = True
+    lock = redlock(nodes)
+    attempt, released = hand_over(lock)
+    await asyncio.sleep(0.99)
+    for node in nodes:
+        node.answer()
+    assert isinstance(await lock.finish(attempt), TooLate)
+    assert (await released).verdict is ReleaseVerdict.RELEASED
+    await settle(nodes)
+    assert held_on(nodes) == []
+
+
+@on_virtual_time
+async def test_a_grant_tells_whether_another_server_waits_for_its_end() -> None:
+    """Passed on by hand-overs; this server's own waiters do not count."""
+    nodes = fake_nodes()
+    elsewhere = [
+        FakeNode(node.index, now_ms=LoopClock().now_ms, state=node.state, channel="there") for node in nodes
+    ]
+    lock, other = redlock(nodes), redlock(elsewhere, first_id=100)
+    first = await lock.attempt(Order(R, A, TTL_MS, "h", behind=True))
+    assert isinstance(first, Grant)
+    assert not first.contended
+    assert isinstance(await other.attempt(Order(R, C, TTL_MS, "h", notify=True)), Refusal)
+    attempt, _ = hand_over(lock)
+    second = await lock.finish(attempt)
+    assert isinstance(second, Grant)
+    assert second.contended
+
+
+@on_virtual_time
+async def test_an_order_tells_each_node_which_notices_it_asks_for() -> None:
+    """Each in its own command."""
+    nodes = fake_nodes(1)
+    lock = redlock(nodes)
+    await lock.attempt(Order(R, A, TTL_MS, "h", notify=True))
+    await lock.attempt(Order(R, A, TTL_MS, "h", behind=True))
+    notify, behind = nodes[0].sent
+    assert notify == Mint(R, A, "nonce-0", "h", TTL_MS, notify=True)
+    assert behind == Mint(R, A, "nonce-1", "h", TTL_MS, behind=True)

@@ -1,0 +1,61 @@
+"""What a server knows of its cluster: it only grows, and each link hears of a greater floor in time."""
+
+from __future__ import annotations
+
+import pytest
+
+from redfence_server.membership.cluster_memory import ClusterMemory
+from redfence_server.membership.examination import Identity, Phase
+
+
+def identity(index: int, **more: object) -> Identity:
+    """Return a node of three."""
+    return Identity("c", index, 3, 9_000, "a" * 32, f"run-{index}", True, Phase.READY, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def memory() -> ClusterMemory:
+    """What a server of three nodes knows at its start."""
+    return ClusterMemory(3)
+
+
+def test_the_first_node_tells_which_cluster_it_is(memory: ClusterMemory) -> None:
+    """The others are held to it."""
+    memory.admit(identity(1), "run-1")
+    memory.learn(Identity("d", 0, 3, 8_000, "a" * 32, "run-0", True, Phase.READY))
+    assert (memory.cluster_id, memory.ttl_ms_max) == ("c", 9_000)
+
+
+def test_floors_and_tokens_only_rise_and_a_greater_floor_begins_without_a_token(
+    memory: ClusterMemory,
+) -> None:
+    """What nodes tell may be old. A process with a greater floor may have minted less than the one before."""
+    told: list[tuple[int, int]] = []
+    memory.on_floor = lambda index: told.append((index, memory.places[index].floor))
+    memory.learn(identity(0, known_floors={1: 4, 2: 7, 5: 9}))
+    memory.learn(identity(1, known_floors={2: 3}))
+    for floor, token in ((7, 20), (7, 19), (6, 99), (8, 99)):
+        memory.see_token(2, floor=floor, token=token)
+    assert (memory.floors(), memory.places[2].token) == ((0, 4, 7), 20)
+    memory.learn(identity(0, known_floors={1: 4, 2: 8}))
+    assert (memory.floors(), memory.places[2].token) == ((0, 4, 8), 0)
+    memory.see_token(2, floor=7, token=21)
+    assert memory.places[2].token == 0
+    assert told == [(1, 4), (2, 7), (2, 8)]
+
+
+def test_what_a_node_says_of_its_own_index_counts_only_when_it_is_admitted(memory: ClusterMemory) -> None:
+    """Then its own floor counts, and not the floor that it once knew for another process there."""
+    memory.learn(identity(0, floor=9, known_floors={0: 12}))
+    assert memory.places[0].floor == 0
+    memory.admit(identity(0, floor=9, known_floors={0: 12}), "run-0")
+    assert memory.places[0].floor == 9
+
+
+def test_runs_are_those_of_other_places_that_vote(memory: ClusterMemory) -> None:
+    """One that is gone is nobody's twin."""
+    memory.admit(identity(0), "run-0")
+    memory.admit(identity(2), "run-2")
+    assert memory.runs_of_others(0) == {"run-2": 2}
+    memory.places[2].run_id = ""
+    assert memory.runs_of_others(0) == {}

@@ -1,0 +1,316 @@
+"""The fence: what is read, reserved and raised, and when it is complete. The nodes are in memory.
+
+tests/contract holds the scripts behind each step to real nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from redfence_proto import bounds
+from redfence_server.clock import SystemClock
+from redfence_server.errors import NodeRejectedError
+from redfence_server.membership.examination import Findings, Identity, Phase
+from redfence_server.membership.fence import (
+    TOKENS_JUMP,
+    FenceError,
+    TooFewPeersError,
+    fence_size,
+    raise_fence,
+)
+from redfence_server.membership.visit import Look, Visit, Visiting
+from redfence_server.redis_io.scripts import Keyspace
+
+INDEX = 2
+
+
+class Ids:
+    """Ids in order."""
+
+    def __init__(self) -> None:
+        self._ids = count(1)
+
+    def hex_id(self) -> str:
+        """Return the next id."""
+        return f"{next(self._ids):032x}"
+
+    def uniform(self, low: float, high: float) -> float:
+        """Not asked for."""
+        raise NotImplementedError
+
+
+class MemoryNode(Visit):
+    """A visit to a node whose steps do in memory what the scripts do.
+
+    Attributes:
+        journal: the steps of all nodes, in order.
+        fails_before, fails_after: the connection breaks before or after the next step.
+    """
+
+    def __init__(self, index: int, identity: Identity, *, high: int | None, journal: list[str]) -> None:
+        findings = Findings(identity=identity, run_id=identity.run_id, version="7.2.4", high=high)
+        look = Look(index, f"n{index}:6379", findings)
+        super().__init__(look, None, Visiting(Keyspace(), 1_000, SystemClock()))
+        self.now = identity
+        self.high = high
+        self.journal = journal
+        self.fails_before = self.fails_after = False
+
+    async def look_again(self) -> None:
+        """See the node as it is now."""
+        found = Findings(identity=self.now, run_id=self.now.run_id, version="7.2.4", high=self.high)
+        self.look = replace(self.look, found=found)
+
+    async def step(self, script: str, *arguments: str | int) -> str:
+        """Carry out a script."""
+        await asyncio.sleep(0)
+        if self.fails_before:
+            raise NodeRejectedError("the connection broke")
+        answer = self._reserve(*arguments) if script == "reserve_floor" else self._raise(*arguments)
+        self.journal.append(f"{script} {self.look.index}: {answer}")
+        if self.fails_after:
+            raise NodeRejectedError("the connection broke")
+        return answer
+
+    def _reserve(self, quarantine: str | int, floor: str | int) -> str:
+        if self.now.admission != quarantine or self.now.phase is Phase.READY or int(floor) <= self.now.floor:
+            return "changed"
+        self.now = replace(self.now, floor=int(floor), reserved=int(floor))
+        return "reserved"
+
+    def _raise(
+        self, admission: str | int, new: str | int, index: str | int, floor: str | int, quarantine: str | int
+    ) -> str:
+        if self.now.admission != admission or self.high is None:
+            return "not_admitted"
+        if self.high >= int(floor):
+            return "greater"
+        self.high = int(floor)
+        known = {**self.now.known_floors, int(index): int(floor)}
+        fences = {**self.now.known_fences, int(index): str(quarantine)}
+        admission = str(new) if self.now.phase is Phase.READY else self.now.admission
+        self.now = replace(self.now, known_floors=known, known_fences=fences, admission=admission)
+        return "raised"
+
+
+class Nodes:
+    """The nodes of a cluster: a process in quarantine, and its peers, of which some vote."""
+
+    def __init__(self, node_count: int = 3, *, highs: Sequence[int] = (), high: int | None = 0) -> None:
+        self.journal: list[str] = []
+        self._count = node_count
+        self.process = self.another(f"{INDEX}" * 32, high=high)
+        indices = [index for index in range(node_count) if index != INDEX]
+        self.peers = [
+            MemoryNode(index, self._identity(index, Phase.READY), high=each, journal=self.journal)
+            for index, each in zip(indices, highs or [0] * len(indices), strict=True)
+        ]
+
+    def another(
+        self, quarantine: str, *, phase: Phase = Phase.QUARANTINED, high: int | None = 0
+    ) -> MemoryNode:
+        """Return a process at the index."""
+        identity = replace(self._identity(INDEX, phase), admission=quarantine)
+        return MemoryNode(INDEX, identity, high=high, journal=self.journal)
+
+    def _identity(self, index: int, phase: Phase) -> Identity:
+        return Identity("c", index, self._count, 9_000, f"{index}" * 32, f"run-{index}", True, phase)
+
+    async def fence(
+        self,
+        process: MemoryNode | None = None,
+        *,
+        token_seen: int = 0,
+        trusted: Sequence[MemoryNode] | None = None,
+    ) -> int:
+        """Look at all of them, and raise the fence."""
+        process = process or self.process
+        trusted = self.peers if trusted is None else trusted
+        for node in (process, *trusted):
+            await node.look_again()
+        return await raise_fence(process, trusted, token_seen=token_seen, randomness=Ids())
+
+    def raised_to(self, floor: int) -> int:
+        """Return how many peers show that floor."""
+        return [peer.now.known_floors.get(INDEX) for peer in self.peers].count(floor)
+
+
+@pytest.mark.parametrize("greatest", ["peer 0", "peer 1", "process", "floor", "seen"])
+async def test_the_floor_is_a_jump_above_everything_that_is_known(greatest: str) -> None:
+    """Tokens of peers and of the process, its floor, and what the caller saw at this index."""
+    values = dict.fromkeys(("peer 0", "peer 1", "process", "floor", "seen"), 7) | {greatest: 1_000}
+    nodes = Nodes(highs=(values["peer 0"], values["peer 1"]), high=values["process"])
+    nodes.process.now = replace(nodes.process.now, floor=values["floor"])
+    assert await nodes.fence(token_seen=values["seen"]) == 1_000 + TOKENS_JUMP
+
+
+async def test_the_process_reserves_the_floor_before_any_peer_is_told() -> None:
+    """Otherwise peers could know a floor that the process there will never have.
+
+    Voting peers take new admission ids.
+    """
+    nodes = Nodes()
+    before = [peer.now.admission for peer in nodes.peers]
+    floor = await nodes.fence()
+    assert nodes.journal == ["reserve_floor 2: reserved", "raise_floor 0: raised", "raise_floor 1: raised"]
+    assert (nodes.process.now.reserved, nodes.raised_to(floor)) == (floor, 2)
+    after = [peer.now.admission for peer in nodes.peers]
+    assert len({*before, *after}) == 4
+
+
+@pytest.mark.parametrize("node_count", [3, 5, 7])
+async def test_f_plus_one_peers_are_needed_to_read_and_to_raise(node_count: int) -> None:
+    """With one less, nothing is changed.
+
+    Where too few take the floor, the next driver raises it on the others.
+
+    A peer that has minted past the floor meanwhile makes it a new and greater one.
+    """
+    needed = node_count // 2 + 1
+    assert fence_size(node_count) == needed
+    nodes = Nodes(node_count)
+    with pytest.raises(
+        TooFewPeersError, match=f"needs {needed} other nodes that vote, and found {needed - 1}"
+    ):
+        await nodes.fence(trusted=nodes.peers[: needed - 1])
+    assert nodes.journal == []
+    for taken in range(node_count - 1):
+        nodes = Nodes(node_count)
+        for peer in nodes.peers[taken:]:
+            peer.fails_before = True
+        if taken >= needed:
+            assert nodes.raised_to(await nodes.fence()) == taken
+            continue
+        with pytest.raises(FenceError, match=f"needed on {needed} other nodes, and {taken} took it"):
+            await nodes.fence()
+        for peer in nodes.peers:
+            peer.fails_before = False
+        incomplete = nodes.process.now.reserved
+        has_minted = taken % 2 == 1
+        if has_minted:
+            nodes.peers[-1].high = incomplete
+        floor = await nodes.fence()
+        assert (floor > incomplete) == has_minted
+        assert nodes.raised_to(floor) == node_count - 1
+
+
+async def test_a_complete_fence_is_found_and_not_raised_again() -> None:
+    """Also where the driver that raised it never learnt that. An incomplete fence is raised anew."""
+    nodes = Nodes()
+    nodes.peers[0].fails_after = True
+    with pytest.raises(FenceError):
+        await nodes.fence()
+    nodes.peers[0].fails_after = False
+    nodes.journal.clear()
+    complete = nodes.process.now.reserved
+    assert await nodes.fence() == complete
+    assert nodes.journal == []
+    # One peer has forgotten the floor since.
+    nodes.peers[0].now = replace(nodes.peers[0].now, known_floors={})
+    assert await nodes.fence() > complete
+
+
+async def test_drivers_at_once_overtake_each_other_and_one_fence_is_complete() -> None:
+    """Each has looked before the other acted.
+
+    The reservation that stays is the one that peers know, or one tries again.
+    """
+    nodes = Nodes()
+    with pytest.raises(FenceError, match="another server is giving it its vote"):
+        await asyncio.gather(nodes.fence(), nodes.fence())
+    floor = await nodes.fence()
+    assert (nodes.process.now.reserved, nodes.raised_to(floor)) == (floor, 2)
+
+
+async def test_a_process_that_was_superseded_raises_no_fence() -> None:
+    """A single peer that knows a greater floor for the index is enough."""
+    for peer in range(2):
+        nodes = Nodes()
+        nodes.peers[peer].now = replace(nodes.peers[peer].now, known_floors={INDEX: 5})
+        with pytest.raises(FenceError, match="another process was given its index"):
+            await nodes.fence()
+        assert nodes.journal == []
+
+
+async def test_a_process_that_left_its_quarantine_reserves_nothing() -> None:
+    """It was let in or taken out by another server since it was looked at."""
+    for change in ({"phase": Phase.READY}, {"admission": "f" * 32}):
+        nodes = Nodes()
+        nodes.process.now = replace(nodes.process.now, **change)
+        with pytest.raises(FenceError, match="another server"):
+            await raise_fence(nodes.process, nodes.peers, token_seen=0, randomness=Ids())
+        assert nodes.raised_to(0) == 0
+
+
+async def test_peers_without_a_vote_keep_their_ids() -> None:
+    """After a power loss, nodes with proof fence each other. No server is admitted to them yet."""
+    nodes = Nodes()
+    for peer in nodes.peers:
+        peer.now = replace(peer.now, phase=Phase.RESTARTED)
+    before = [peer.now.admission for peer in nodes.peers]
+    assert nodes.raised_to(await nodes.fence()) == 2
+    assert [peer.now.admission for peer in nodes.peers] == before
+
+
+async def test_a_fence_that_would_use_up_the_tokens_is_not_raised() -> None:
+    """The peers would take the floor as their greatest token, and none could be granted above."""
+    nodes = Nodes(highs=(bounds.FENCING_TOKEN_MAX - TOKENS_JUMP, 0))
+    with pytest.raises(FenceError, match="used up"):
+        await nodes.fence()
+    assert nodes.journal == []
+
+
+async def test_a_single_node_comes_back_with_proof_alone() -> None:
+    """It has no peers that could remember what it forgot."""
+    nodes = Nodes(1)
+    with pytest.raises(TooFewPeersError):
+        await nodes.fence(trusted=[])
+    assert nodes.journal == []
+    proven = nodes.another("a" * 32, phase=Phase.RESTARTED, high=5)
+    assert await nodes.fence(proven, trusted=[]) == 5 + TOKENS_JUMP
+    assert await nodes.fence(proven, trusted=[]) == 5 + TOKENS_JUMP
+
+
+class Far(MemoryNode):
+    """Another driver's visit to the same node; its steps take longer."""
+
+    def __init__(self, node: MemoryNode) -> None:
+        super().__init__(node.look.index, node.now, high=node.high, journal=node.journal)
+        self._near = node
+
+    async def look_again(self) -> None:
+        """See the node as it is now."""
+        await self._near.look_again()
+        self.look = self._near.look
+
+    async def step(self, script: str, *arguments: str | int) -> str:
+        """Carry out a script, late."""
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return await self._near.step(script, *arguments)
+
+
+async def test_two_processes_at_one_index_never_both_have_a_complete_fence() -> None:
+    """Two drivers read the same peers at once, and each reaches another peer first.
+
+    So both floors may be equal.
+    """
+    nodes = Nodes()
+    one, two = nodes.peers
+    rivals = [nodes.another("a" * 32), nodes.another("b" * 32)]
+    ways = [(one, Far(two)), (Far(one), two)]
+    tries = [nodes.fence(process, trusted=way) for process, way in zip(rivals, ways, strict=True)]
+    assert all(isinstance(each, FenceError) for each in await asyncio.gather(*tries, return_exceptions=True))
+    floors = []
+    for process in rivals:
+        try:
+            floors.append(await nodes.fence(process))
+        except FenceError:
+            floors.append(0)
+    complete = [floor for floor in floors if floor and nodes.raised_to(floor) == 2]
+    assert len(complete) == 1, nodes.journal

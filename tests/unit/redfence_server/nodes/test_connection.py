@@ -1,0 +1,352 @@
+"""One pipelined socket for every caller, on virtual time with a transport that the test holds in its hand."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+
+from harness.arriving_bytes import deliver
+from harness.virtual_loop import on_virtual_time
+from redfence_server.locking.node import Silence
+from redfence_server.nodes import connection as node_connection
+from redfence_server.nodes.connection import NodeConnection, ReplyError
+from redfence_server.redis_io.dial import DialError, DialRefusedError
+
+TIMEOUT_MS = 100
+
+
+class Wire(asyncio.Transport):
+    """The near end of a socket: keeps what was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.aborted = False
+        self.connection: NodeConnection | None = None
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        """Keep a write."""
+        self.writes.append(bytes(data))
+
+    def abort(self) -> None:
+        """End, as a real transport does: the protocol is told in a later turn."""
+        if not self.aborted:
+            self.aborted = True
+            assert self.connection is not None
+            asyncio.get_running_loop().call_soon(self.connection.connection_lost, None)
+
+
+class Bench:
+    """A connection, its wire, and what was told to whom, when; `heard` has everything in order, notices as well."""
+
+    def __init__(self) -> None:
+        self.lost: list[str] = []
+        self.heard: list[Any] = []
+        self.told: dict[object, list[Any]] = {}
+        self.told_at: dict[object, float] = {}
+        self.wire = Wire()
+        self.connection = NodeConnection(
+            node_timeout_ms=TIMEOUT_MS, on_lost=self.lost.append, on_notice=self.heard.append
+        )
+        self.wire.connection = self.connection
+        self.connection.connection_made(self.wire)
+
+    def call(self, name: object) -> bool:
+        """Send a command that is its own name."""
+
+        def note(raw: Any) -> None:
+            self.heard.append(raw)
+            self.told.setdefault(name, []).append(raw)
+            self.told_at[name] = round(asyncio.get_running_loop().time() * 1000)
+
+        return self.connection.call(f"<{name}>".encode(), note)
+
+    def subscribe(self) -> list[str]:
+        """Subscribe to a channel; return the list in which the node's answer will be told: a refusal, or nothing."""
+        told: list[str] = []
+        self.connection.subscribe("ours", told.append)
+        return told
+
+    def answer(self, *texts: object) -> None:
+        """Let replies arrive in one piece."""
+        self.arrive(b"".join(f"+{text}\r\n".encode() for text in texts))
+
+    def arrive(self, data: bytes) -> None:
+        """Let bytes arrive."""
+        deliver(self.connection, data)
+
+
+@on_virtual_time
+async def test_commands_of_one_turn_of_the_loop_leave_in_one_write() -> None:
+    """So the node answers them with one fsync."""
+    bench = Bench()
+    for name in range(50):
+        bench.call(name)
+    assert bench.wire.writes == []
+    await asyncio.sleep(0)
+    assert bench.wire.writes == [b"".join(f"<{name}>".encode() for name in range(50))]
+    bench.call("a")
+    await asyncio.sleep(0)
+    assert len(bench.wire.writes) == 2
+
+
+@on_virtual_time
+async def test_replies_are_matched_in_order_whatever_pieces_they_come_in() -> None:
+    """Each caller is told its own, once."""
+    bench = Bench()
+    for name in range(3):
+        bench.call(name)
+    for byte in b"+zero\r\n-ERR one\r\n*2\r\n$1\r\nx\r\n:2\r\n":
+        bench.arrive(bytes([byte]))
+    assert bench.told[0] == [b"zero"]
+    assert isinstance(bench.told[1][0], ReplyError)
+    assert bench.told[2] == [[b"x", 2]]
+
+
+@on_virtual_time
+async def test_a_reply_longer_than_what_is_read_at_once_is_put_together() -> None:
+    """And the one behind it is not lost."""
+    bench = Bench()
+    bench.call("long")
+    bench.call("short")
+    long = b"x" * 200_000
+    bench.arrive(b"$%d\r\n%s\r\n:1\r\n" % (len(long), long))
+    assert bench.told == {"long": [long], "short": [1]}
+
+
+@on_virtual_time
+async def test_commands_time_out_in_order_each_at_its_own_time() -> None:
+    """One timer serves them all and delays none."""
+    bench = Bench()
+    for name in range(5):
+        bench.call(name)
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.3)
+    assert bench.told == {name: [Silence.TIMED_OUT] for name in range(5)}
+    assert bench.told_at == {name: TIMEOUT_MS + 20 * name for name in range(5)}
+
+
+@on_virtual_time
+async def test_a_late_reply_is_dropped_and_the_next_caller_gets_its_own() -> None:
+    """A reply that comes after its time-out must not be taken for the answer to a later command."""
+    bench = Bench()
+    bench.call("slow")
+    await asyncio.sleep(0.15)
+    bench.call("next")
+    bench.answer("for slow")
+    assert bench.told == {"slow": [Silence.TIMED_OUT]}
+    bench.answer("for next")
+    assert bench.told["next"] == [b"for next"]
+
+
+@pytest.mark.parametrize("at_ms", [100, 150, 250, 290])
+@on_virtual_time
+async def test_a_command_after_an_overdue_one_is_told_within_the_node_timeout(at_ms: int) -> None:
+    """The timer that watches for a stall must not hide the next command's own."""
+    bench = Bench()
+    bench.call("overdue")
+    await asyncio.sleep(at_ms / 1000)
+    bench.call("next")
+    await asyncio.sleep(1)
+    assert bench.told_at["next"] <= at_ms + TIMEOUT_MS
+
+
+@on_virtual_time
+async def test_a_caller_that_answers_a_time_out_with_a_command_starts_no_second_timer() -> None:
+    """An undo is sent from within a time-out; timers that multiply would eat the loop."""
+    bench = Bench()
+    loop = asyncio.get_running_loop()
+
+    def call_next(name: int, _: object) -> None:
+        bench.call(name)
+
+    for name in range(10):
+        bench.connection.call(b"mint", partial(call_next, name))
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.15)
+    timers = [each for each in loop._scheduled if not each.cancelled()]  # type: ignore[attr-defined]
+    assert len(timers) <= 1
+
+
+@on_virtual_time
+async def test_a_node_that_owes_answers_for_four_timeouts_is_given_up() -> None:
+    """Whoever still waits is told that the connection broke, and then its owner is."""
+    bench = Bench()
+    bench.call("first")
+    await asyncio.sleep(0.35)
+    bench.call("last")
+    await asyncio.sleep(0.06)
+    assert bench.wire.aborted
+    assert bench.told == {"first": [Silence.TIMED_OUT], "last": [Silence.DISCONNECTED]}
+    assert bench.lost == ["it answers nothing any more"]
+    assert not bench.call("too late")
+    assert "too late" not in bench.told
+
+
+@on_virtual_time
+async def test_a_node_that_is_slow_but_answers_is_kept() -> None:
+    """Overdue is not dead."""
+    bench = Bench()
+    for name in range(20):
+        bench.call(name)
+        await asyncio.sleep(0.05)
+        if name >= 4:
+            bench.answer(name - 4)
+    assert not bench.wire.aborted
+
+
+SUBSCRIBED = b">3\r\n$9\r\nsubscribe\r\n$4\r\nours\r\n:1\r\n"
+NO_PERMISSION = b"-NOPERM no permissions to run the 'subscribe' command\r\n"
+
+
+def push(payload: str) -> bytes:
+    """Return a message published on our channel, as RESP3 has it."""
+    return f">3\r\n$7\r\nmessage\r\n$4\r\nours\r\n${len(payload)}\r\n{payload}\r\n".encode()
+
+
+@on_virtual_time
+async def test_a_subscription_goes_out_ahead_of_every_command() -> None:
+    """Its answer is told by its place."""
+    bench = Bench()
+    told = bench.subscribe()
+    bench.call("first")
+    await asyncio.sleep(0)
+    assert bench.wire.writes == [b"*2\r\n$9\r\nSUBSCRIBE\r\n$4\r\nours\r\n", b"<first>"]
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "refusal"),
+    [(SUBSCRIBED, ""), (NO_PERMISSION, "NOPERM no permissions to run the 'subscribe' command")],
+    ids=["granted", "refused"],
+)
+@on_virtual_time
+async def test_the_answer_to_the_subscription_is_nobody_elses(answer: bytes, refusal: str) -> None:
+    """Granted it is a push, refused a plain error; either way the commands sent meanwhile get their own replies."""
+    bench = Bench()
+    told = bench.subscribe()
+    bench.call("first")
+    bench.call("second")
+    for byte in answer + b"+for first\r\n-ERR for second\r\n":
+        bench.arrive(bytes([byte]))
+    assert told == [refusal]
+    assert bench.told["first"] == [b"for first"]
+    assert str(bench.told["second"][0]) == "ERR for second"
+    assert not bench.wire.aborted
+
+
+@on_virtual_time
+async def test_a_notice_among_the_replies_shifts_none_and_is_told_in_its_place() -> None:
+    """Before, between and after them, and in the middle of those that are overdue."""
+    bench = Bench()
+    bench.subscribe()
+    bench.call("overdue")
+    await asyncio.sleep(0.15)
+    assert bench.heard == [Silence.TIMED_OUT]
+    bench.call("first")
+    bench.call("second")
+    told = SUBSCRIBED + push("1") + b"+too late\r\n" + push("2") + b"+for first\r\n" + push("3") + push("4")
+    for byte in told + b"*2\r\n$4\r\nheld\r\n:7\r\n" + push("5"):
+        bench.arrive(bytes([byte]))
+    assert bench.heard[1:] == [b"1", b"2", b"for first", b"3", b"4", [b"held", 7], b"5"]
+    assert not bench.wire.aborted
+
+
+@on_virtual_time
+async def test_a_push_that_is_no_message_is_passed_over() -> None:
+    """As the answer to a subscription that ended."""
+    bench = Bench()
+    bench.subscribe()
+    bench.arrive(SUBSCRIBED + SUBSCRIBED.replace(b"$9\r\n", b"$11\r\nun"))
+    bench.call("first")
+    bench.answer("for first")
+    assert bench.told == {"first": [b"for first"]}
+    assert bench.heard == [b"for first"]
+
+
+@pytest.mark.parametrize("noise", [b"+nobody asked\r\n", b"HTTP/1.1 400\r\n"])
+@on_virtual_time
+async def test_a_peer_that_talks_out_of_turn_or_no_redis_is_left(noise: bytes) -> None:
+    """From then on no reply could be trusted to be anybody's."""
+    bench = Bench()
+    bench.arrive(noise)
+    await asyncio.sleep(0)
+    assert bench.wire.aborted
+    assert bench.lost
+
+
+@on_virtual_time
+async def test_unanswered_commands_are_bounded_overdue_ones_included(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound the node is as good as unreachable, and nothing is told."""
+    monkeypatch.setattr(node_connection, "_UNANSWERED_MAX", 3)
+    bench = Bench()
+    assert [bench.call(name) for name in range(4)] == [True, True, True, False]
+    await asyncio.sleep(0.15)
+    assert not bench.call("overdue ones count")
+    bench.answer(0)
+    assert bench.call("there is room again")
+
+
+@on_virtual_time
+async def test_a_batch_of_raw_commands_is_answered_in_order_among_the_others() -> None:
+    """In one write, as RESP; an error stands in its place and the rest counts."""
+    bench = Bench()
+    bench.call("first")
+    batch = asyncio.ensure_future(bench.connection.commands(("INFO", "server"), ("GET", b"k"), ("PING",)))
+    await asyncio.sleep(0)
+    bench.call("last")
+    await asyncio.sleep(0)
+    assert b"".join(bench.wire.writes) == (
+        b"<first>*2\r\n$4\r\nINFO\r\n$6\r\nserver\r\n*2\r\n$3\r\nGET\r\n$1\r\nk\r\n*1\r\n$4\r\nPING\r\n<last>"
+    )
+    bench.arrive(b"+1\r\n%1\r\n$1\r\na\r\n:2\r\n-NOPERM no\r\n$4\r\nPONG\r\n+5\r\n")
+    info, refused, pong = await batch
+    assert (info, pong) == ({b"a": 2}, b"PONG")
+    assert isinstance(refused, DialRefusedError)
+    assert str(refused) == "GET: NOPERM no"
+    assert bench.told == {"first": [b"1"], "last": [b"5"]}
+
+
+@pytest.mark.parametrize("end", ["late", "lost", "full", "closed"])
+@on_virtual_time
+async def test_a_batch_without_all_its_answers_is_an_error(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends within the node timeout, and the connection goes on where it can."""
+    bench = Bench()
+    if end == "full":
+        monkeypatch.setattr(node_connection, "_UNANSWERED_MAX", 1)
+    if end == "closed":
+        bench.connection.connection_lost(None)
+    batch = asyncio.ensure_future(bench.connection.commands(("ONE",), ("TWO",)))
+    await asyncio.sleep(0)
+    bench.answer(*(["one"] if end in {"late", "lost"} else []))
+    if end == "lost":
+        bench.wire.abort()
+    reasons = {
+        "late": "TWO: timed out",
+        "lost": "TWO: disconnected",
+        "full": "TWO: the",
+        "closed": "ONE: the",
+    }
+    with pytest.raises(DialError, match=reasons[end]):
+        await batch
+    assert asyncio.get_running_loop().time() * 1000 <= TIMEOUT_MS + 1
+    if end == "late":
+        bench.call("next")
+        bench.answer("two", "next")
+        assert bench.told == {"next": [b"next"]}
+
+
+@on_virtual_time
+async def test_a_batch_whose_caller_goes_away_takes_no_other_commands_answers() -> None:
+    """Its answers are dropped in their places."""
+    bench = Bench()
+    batch = asyncio.ensure_future(bench.connection.commands(("ONE",), ("TWO",)))
+    await asyncio.sleep(0)
+    batch.cancel()
+    await asyncio.wait([batch])
+    bench.call("next")
+    bench.answer("one", "two", "next")
+    assert bench.told == {"next": [b"next"]}

@@ -1,0 +1,69 @@
+"""What is kept for a node that is away: what ends a hold, the newest of it, and only as long as there may be something to end."""
+
+from __future__ import annotations
+
+import pytest
+
+from redfence_server.locking.node import Inspect, Mint, Release, Renew, Undo
+from redfence_server.nodes import replay_queue
+from redfence_server.nodes.replay_queue import KeptCommands
+
+
+def undo(number: int, *, worthless_at_ms: float = 100.0) -> Undo:
+    """Return one of several undos."""
+    return Undo("r", f"nonce-{number}", worthless_at_ms)
+
+
+def test_only_what_ends_a_hold_is_kept_also_that_of_a_hand_over() -> None:
+    """The rest means nothing later."""
+    kept = KeptCommands()
+    release = Release("r", "a", 100.0)
+    for command in (
+        undo(1),
+        Renew("r", "a"),
+        Inspect("r"),
+        Mint("r", "b", "n", "", 10),
+        Mint("r", "b", "n", "", 10, ends=release),
+    ):
+        kept.keep(command)
+    assert kept.take(now_ms=0.0) == [undo(1), release]
+    assert kept.take(now_ms=0.0) == []
+
+
+def test_a_command_is_kept_once_at_its_first_place_as_it_was_kept_last() -> None:
+    """A release that every heartbeat fails to deliver stays one. Another resource or another lease is another command."""
+    kept = KeptCommands()
+    kept.keep(Release("r", "a", 100.0))
+    kept.keep(undo(1))
+    others: list[Undo | Release] = [Release("s", "a", 100.0), Release("r", "b", 100.0)]
+    again: list[Undo | Release] = [Release("r", "a", 200.0), undo(1, worthless_at_ms=150.0)]
+    for command in (*others, *again):
+        kept.keep(command)
+    assert kept.take(now_ms=0.0) == [*again, *others]
+
+
+def test_what_is_worthless_by_now_is_not_taken() -> None:
+    """The hold has expired."""
+    kept = KeptCommands()
+    for number, until_ms in enumerate((10.0, 30.0, 20.0)):
+        kept.keep(undo(number, worthless_at_ms=until_ms))
+    assert kept.take(now_ms=20.0) == [undo(1, worthless_at_ms=30.0)]
+
+
+def test_a_few_are_taken_at_a_time_the_oldest_first() -> None:
+    """And the others stay."""
+    kept = KeptCommands()
+    for number in range(5):
+        kept.keep(undo(number, worthless_at_ms=0.0 if number == 1 else 100.0))
+    assert kept.take(now_ms=1.0, at_most=2) == [undo(0), undo(2)]
+    assert kept.take(now_ms=1.0, at_most=0) == []
+    assert kept.take(now_ms=1.0) == [undo(3), undo(4)]
+
+
+def test_the_oldest_are_dropped_beyond_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that stays away costs no more memory than that."""
+    monkeypatch.setattr(replay_queue, "_KEPT_MAX", 3)
+    kept = KeptCommands()
+    for number in range(5):
+        kept.keep(undo(number))
+    assert kept.take(now_ms=0.0) == [undo(2), undo(3), undo(4)]

@@ -1,0 +1,85 @@
+"""The end of a recovery: which nodes get their votes back.
+
+The rest runs against real nodes in tests/integration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from redfence_server.clock import SystemClock
+from redfence_server.errors import NodeRejectedError
+from redfence_server.membership.examination import Findings, Identity, Phase
+from redfence_server.membership.visit import Look, Visit, Visiting
+from redfence_server.operations.recovery import ClusterRecovery
+from redfence_server.randomness import SystemRandomness
+from redfence_server.redis_io.dial import NodeUrl
+from redfence_server.redis_io.scripts import Keyspace
+
+VISITING = Visiting(Keyspace(), 1_000)
+FLOOR = 5_000
+IDS = {index: f"{index}" * 32 for index in range(3)}
+TAKEN_OUT = Identity("c", 0, 3, 9_000, "", "run", True, Phase.QUARANTINED, floor=FLOOR, reserved=FLOOR)
+
+
+class TakenOut(Visit):
+    """A node that was taken out; `restored` once it has its vote."""
+
+    def __init__(self, index: int, **change: Any) -> None:
+        fields: dict[str, Any] = {"index": index, "admission": IDS[index]} | change
+        identity = replace(TAKEN_OUT, **fields)
+        found = Findings(identity=identity, run_id="run", version="7.2.4", high=7)
+        super().__init__(Look(index, f"n{index}:6379", found), None, VISITING)
+        self.restored = False
+
+    async def step(self, script: str, *arguments: str | int) -> str:
+        """Restore the vote, as restore_vote.lua does."""
+        self.restored = (script, *arguments[:1], arguments[2]) == (
+            *("restore_vote", self.identity.admission),
+            self.identity.reserved,
+        )
+        return "restored" if self.restored else "changed"
+
+
+def recovery() -> ClusterRecovery:
+    """Return a recovery whose nodes are out, with the floor reserved."""
+    begun = ClusterRecovery(
+        [NodeUrl(f"redis://n{index}:6379") for index in range(3)],
+        visiting=VISITING,
+        clock=SystemClock(),
+        randomness=SystemRandomness(),
+        on_look=lambda _: None,
+        on_plan=lambda *_: None,
+        on_wait=lambda _: None,
+    )
+    begun.floor = FLOOR
+    return begun
+
+
+async def test_a_node_that_was_away_when_the_floor_was_reserved_is_left_out() -> None:
+    """It came back in the wait, still taken out. The others are a quorum."""
+    nodes = [TakenOut(0), TakenOut(1), TakenOut(2, reserved=0, floor=0)]
+    begun = recovery()
+    await begun._give_back(nodes, IDS)
+    assert [node.restored for node in nodes] == [True, True, False]
+    assert list(begun.left_out) == ["node 2 (n2:6379)"]
+    assert "when the floor 5000 was reserved" in begun.left_out["node 2 (n2:6379)"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"reserved": 0, "floor": 0}, "when the floor 5000 was reserved"),
+        ({"admission": "f" * 32}, "another operator"),
+        ({"admission": "f" * 32, "phase": Phase.READY}, "another operator"),
+    ],
+)
+async def test_no_node_votes_again_if_fewer_than_a_quorum_are_left(change: dict[str, Any], told: str) -> None:
+    """Two of three are not as this recovery left them."""
+    nodes = [TakenOut(0), TakenOut(1, **change), TakenOut(2, **change)]
+    with pytest.raises(NodeRejectedError, match=f"fewer than a quorum .*{told}"):
+        await recovery()._give_back(nodes, IDS)
+    assert not any(node.restored for node in nodes)

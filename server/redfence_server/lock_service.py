@@ -14,25 +14,12 @@ from typing import Final
 from redfence_server.clock import Clock
 from redfence_server.errors import DrainingError, NoQuorumError, ValidityExhaustedError
 from redfence_server.locking import quorum
+from redfence_server.locking.attempt import Attempt, AttemptGranted, AttemptOutcome, TooLate
 from redfence_server.locking.backoff import pauses, revalidation_pauses
 from redfence_server.locking.node import REVALIDATION_MS_MAX, Held, NodeState, Plain, Reply, Silence
-from redfence_server.locking.quorum import (
-    Failure,
-    Refusal,
-    ReleaseVerdict,
-    Renewal,
-    RenewVerdict,
-    TokenVerdict,
-)
-from redfence_server.locking.redlock import (
-    Attempt,
-    AttemptGranted,
-    AttemptOutcome,
-    Order,
-    Redlock,
-    TooLate,
-    Verdict,
-)
+from redfence_server.locking.quorum import ReleaseVerdict, Renewal, RenewVerdict, TokenVerdict
+from redfence_server.locking.redlock import Order, Redlock, Verdict
+from redfence_server.locking.tally import Failure, Refusal
 from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotGranted
 from redfence_server.randomness import Randomness
 from redfence_server.waiting.line import QueueView, Turn, Waiter

@@ -35,6 +35,8 @@ from harness.adversary_moves import (
     TimeOut,
 )
 from harness.fake_node import FakeNodeState, Hold
+from redfence_server.locking.attempt import Attempt
+from redfence_server.locking.attempt import AttemptGranted as Grant
 from redfence_server.locking.node import (
     Command,
     Commit,
@@ -48,9 +50,7 @@ from redfence_server.locking.node import (
     Silence,
     Undo,
 )
-from redfence_server.locking.quorum import Tally
-from redfence_server.locking.redlock import Attempt
-from redfence_server.locking.redlock import AttemptGranted as Grant
+from redfence_server.locking.tally import Tally
 
 RESOURCE = "orders/42"
 TTL_MS = 3_600_000

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from harness.adversary import Rules
 from harness.fake_node import FakeNodeState, Hold
+from redfence_server.locking.attempt import Attempt
 from redfence_server.locking.node import Commit, Granted, Mint, Plain, Release, Reply, Undo
-from redfence_server.locking.quorum import Decision, Grant, Tally
-from redfence_server.locking.redlock import Attempt
+from redfence_server.locking.tally import Decision, Grant, Tally
 
 
 class MaxWithoutCommit(Tally):

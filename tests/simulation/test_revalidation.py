@@ -17,6 +17,7 @@ from harness.simulated.redis import SimulatedRedis
 from harness.simulated.servers import ServerHost
 from harness.virtual_loop import LoopClock
 from harness.waiting_links import Chance
+from redfence_server.locking.attempt import AttemptGranted
 from redfence_server.locking.node import (
     REVALIDATION_MS_MAX,
     Held,
@@ -25,8 +26,9 @@ from redfence_server.locking.node import (
     Silence,
     Undo,
 )
-from redfence_server.locking.quorum import Refusal, ReleaseVerdict, RenewVerdict, TokenVerdict
-from redfence_server.locking.redlock import AttemptGranted, Order, Redlock
+from redfence_server.locking.quorum import ReleaseVerdict, RenewVerdict, TokenVerdict
+from redfence_server.locking.redlock import Order, Redlock
+from redfence_server.locking.tally import Refusal
 from redfence_server.model import AcquireCall, Lease, LeaseId
 from redfence_server.nodes import connection as node_connection
 from redfence_server.nodes import link as node_link

@@ -20,9 +20,10 @@ from harness.simulated.redis import SimulatedRedis
 from harness.simulated.servers import ServerHost
 from harness.simulated.world import Rules
 from harness.waiting_links import Chance, now_ms
+from redfence_server.locking.attempt import AttemptGranted
 from redfence_server.locking.node import NodeState
 from redfence_server.locking.quorum import RenewVerdict, TokenVerdict
-from redfence_server.locking.redlock import AttemptGranted, Order, Redlock
+from redfence_server.locking.redlock import Order, Redlock
 from redfence_server.membership.examination import Phase
 
 R = "resource"

@@ -11,9 +11,9 @@ from unittest.mock import patch
 import pytest
 
 from harness.waiting_world import run_waiting_world
+from redfence_server.locking.attempt import Attempt
 from redfence_server.locking.node import Notice
-from redfence_server.locking.quorum import Tally
-from redfence_server.locking.redlock import Attempt
+from redfence_server.locking.tally import Tally
 from redfence_server.waiting.line import Waiter
 from redfence_server.waiting.queue import WaitQueue
 

@@ -1,33 +1,28 @@
 """The algorithm: mint on all nodes, decide on a quorum, commit where needed, undo what failed.
 
 Two grants of one resource never carry one token, and a later grant never the smaller one, whatever clocks, pauses, delays and
-lost replies do. docs/algorithm.md has the argument. It rests on three rules that this module and locking/quorum.py keep:
+lost replies do. docs/algorithm.md has the argument. It rests on three rules that locking/attempt.py and locking/tally.py keep:
 
 1. A node counts only if it *stands at* the token of the grant: it minted that token, or acknowledged a commit of it.
 2. A commit goes to the very hold that the mint answered, told by its nonce, and under the admission id of that mint.
 3. What a failed attempt may have minted is undone by its nonce, detached from the caller's cancellation.
-
-An attempt is callbacks on one object, not a task per node: the quorum is reached in the turn of the event loop in which the
-deciding reply is read, and slower nodes are not waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
 from redfence_server.clock import Clock
 from redfence_server.locking import quorum
+from redfence_server.locking.attempt import Attempt, AttemptOutcome
 from redfence_server.locking.backoff import revalidation_pauses
 from redfence_server.locking.node import (
     REVALIDATION_MS_MAX,
     Command,
-    Commit,
-    Granted,
-    Held,
     Inspect,
     LockNode,
     Mint,
@@ -38,16 +33,7 @@ from redfence_server.locking.node import (
     Silence,
     Undo,
 )
-from redfence_server.locking.quorum import (
-    Ask,
-    Failure,
-    Grant,
-    Refusal,
-    ReleaseVerdict,
-    Renewal,
-    Tally,
-    TokenJudgement,
-)
+from redfence_server.locking.quorum import ReleaseVerdict, Renewal, TokenJudgement
 from redfence_server.randomness import Randomness
 
 Judged = TypeVar("Judged")
@@ -59,33 +45,6 @@ class Verdict(Generic[Judged]):
 
     verdict: Judged
     replies: quorum.Replies
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptGranted:
-    """The lease is granted.
-
-    Attributes:
-        token: greater than every token granted before for the resource.
-        minted_at_ms: the instant before the mint was sent, from which the ttl counts.
-        nonce: of the attempt, for `take_back`.
-        contended: another server wants to be told of the end of this lease.
-    """
-
-    token: int
-    minted_at_ms: float
-    nonce: str = field(default="", compare=False)
-    contended: bool = field(default=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class TooLate:
-    """A quorum granted when nothing of the ttl was left; it is being undone."""
-
-    elapsed_ms: float
-
-
-AttemptOutcome = AttemptGranted | TooLate | Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,100 +238,3 @@ class _Poll(Generic[Judged]):
         """Have a node that missed a release carry it out once it votes again: this poll does not ask it any more."""
         if reply is Silence.NOT_ADMITTED and self.verdict.done() and isinstance(self._command, Release):
             self._nodes[node].send(self._command)
-
-
-class Attempt:
-    """One try to grant one lease. Its nonce is new, and it mints at most once on each node.
-
-    Args:
-        on_reply: is told every node's answer to the mint, also when the attempt is over.
-    """
-
-    def __init__(
-        self,
-        nodes: Sequence[LockNode],
-        mint: Mint,
-        *,
-        clock: Clock,
-        on_reply: Callable[[int, Reply], None] | None = None,
-    ) -> None:
-        self._nodes = nodes
-        self._mint = mint
-        self._clock = clock
-        self._on_reply = on_reply
-        self._contended = False
-        self._under = [""] * len(nodes)
-        self._may_hold = [False] * len(nodes)
-        self._tally = Tally(len(nodes), nonce=mint.nonce)
-        self._minted_at_ms = 0.0
-        self.outcome: asyncio.Future[AttemptOutcome] = asyncio.get_running_loop().create_future()
-
-    def start(self) -> None:
-        """Send the mint to every node at once."""
-        self._minted_at_ms = self._clock.now_ms()
-        for node in self._nodes:
-            self._may_hold[node.index] = node.send(self._mint, partial(self._on_mint, node.index))
-
-    def give_up(self) -> None:
-        """Undo whatever was or will be minted. Later replies change nothing."""
-        self._undo()
-        if not self.outcome.done():
-            self.outcome.cancel()
-
-    def _on_mint(self, node: int, reply: Reply) -> None:
-        if self._on_reply is not None:
-            self._on_reply(node, reply)
-        if isinstance(reply, Granted):
-            self._contended |= reply.contended
-            self._under[node] = reply.under
-        elif isinstance(reply, Held):
-            # It mints at most once on a node, and that answer was it.
-            self._may_hold[node] = False
-        if not self.outcome.done():
-            self._act(self._tally.minted(node, reply))
-        elif self._is_granted():
-            self._commit(self._tally.late(node, reply))
-
-    def _on_commit(self, node: int, token: int, reply: Reply) -> None:
-        if not self.outcome.done():
-            self._act(self._tally.committed(node, token, reply))
-
-    def _act(self, decision: quorum.Decision) -> None:
-        match decision:
-            case Ask():
-                self._commit(decision)
-            case Grant(token):
-                # Counted from before the send, and checked after everything else (field note 5: others count from the reply).
-                elapsed_ms = self._clock.now_ms() - self._minted_at_ms
-                if quorum.validity_left_ms(self._mint.ttl_ms, elapsed_ms) > 0:
-                    self.outcome.set_result(
-                        AttemptGranted(token, self._minted_at_ms, self._mint.nonce, self._contended)
-                    )
-                else:
-                    self._undo()
-                    self.outcome.set_result(TooLate(elapsed_ms))
-            case Refusal():
-                self._undo()
-                self.outcome.set_result(decision)
-
-    def _commit(self, ask: Ask) -> None:
-        for node, nonce in ask.targets:
-            commit = Commit(self._mint.resource, self._mint.digest, nonce, ask.token, self._under[node])
-            self._nodes[node].send(commit, partial(self._on_commit, node, ask.token))
-
-    def _undo(self) -> None:
-        """Undo on every node that may hold something, also the silent ones: a mint that timed out may still be applied, but before this.
-
-        Not where the mint never went: such undos are kept, and would push out those that a waiter needs.
-        """
-        worthless_at_ms = self._clock.now_ms() + self._mint.ttl_ms
-        undo = Undo(self._mint.resource, self._mint.nonce, worthless_at_ms)
-        for node in self._nodes:
-            if self._may_hold[node.index]:
-                node.send(undo)
-
-    def _is_granted(self) -> bool:
-        return not self.outcome.cancelled() and isinstance(self.outcome.result(), AttemptGranted)
-
-
-__all__ = ["Attempt", "AttemptGranted", "AttemptOutcome", "Failure", "Order", "Redlock", "TooLate"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from redfence_server.locking import quorum
 from redfence_server.locking.node import Held, Notice
-from redfence_server.locking.quorum import Refusal
+from redfence_server.locking.tally import Refusal
 from redfence_server.model import CurrentHold
 
 # Nodes count in whole milliseconds and end a key in the one after its last.

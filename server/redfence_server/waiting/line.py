@@ -10,8 +10,8 @@ from itertools import islice
 from typing import Final
 
 from redfence_server.errors import RedfenceServerError
+from redfence_server.locking.attempt import Attempt
 from redfence_server.locking.backoff import pauses
-from redfence_server.locking.redlock import Attempt
 from redfence_server.model import AcquireCall
 from redfence_server.randomness import Randomness
 

@@ -32,9 +32,9 @@ from typing import Final
 
 from redfence_server.clock import Clock
 from redfence_server.errors import DrainingError, TooManyWaitersError
+from redfence_server.locking.attempt import Attempt, AttemptGranted
 from redfence_server.locking.node import Notice
-from redfence_server.locking.quorum import Failure, Refusal
-from redfence_server.locking.redlock import Attempt, AttemptGranted
+from redfence_server.locking.tally import Failure, Refusal
 from redfence_server.model import CurrentHold
 from redfence_server.randomness import Randomness
 from redfence_server.waiting.hold_watch import HoldWatch

@@ -17,7 +17,7 @@ from harness import adversary_mutants
 from harness.fake_node import FakeNodeState, Hold
 from harness.joining_commands import RaiseFloor, RestoreVote, Step
 from harness.simulated.world import Rules
-from redfence_server.locking import quorum, redlock
+from redfence_server.locking import attempt, quorum, redlock
 from redfence_server.locking.node import Command, Mint, Renew, Reply, Silence
 from redfence_server.membership import fence, node_clock
 from redfence_server.membership import heartbeat as node_heartbeat
@@ -214,7 +214,7 @@ MUTANTS: Final = {
     "fencing off": Rules(fenced=False),
     "validity counted from the answer": Rules(counts_from_answer=True),
     "extend that re-creates": Rules(node=ExtendThatRecreates),
-    "max without commit": Rules(patches=((redlock, "Tally", adversary_mutants.MaxWithoutCommit),)),
+    "max without commit": Rules(patches=((attempt, "Tally", adversary_mutants.MaxWithoutCommit),)),
     "undo of a shared hold": Rules(node=adversary_mutants.UndoOfAShared),
     "undo by lease": Rules(patches=((redlock, "Attempt", adversary_mutants.UndoByLease),)),
     "counter from zero": Rules(node=adversary_mutants.CounterFromZero),

@@ -10,6 +10,8 @@ import pytest
 
 from harness.fake_node import ADMITTED, TOKENS_END, Counter, FakeNode
 from harness.virtual_loop import LoopClock, on_virtual_time
+from redfence_server.locking.attempt import Attempt, AttemptOutcome, TooLate
+from redfence_server.locking.attempt import AttemptGranted as Grant
 from redfence_server.locking.node import (
     REVALIDATION_MS_MAX,
     Command,
@@ -21,9 +23,9 @@ from redfence_server.locking.node import (
     Plain,
     Undo,
 )
-from redfence_server.locking.quorum import Failure, Refusal, ReleaseVerdict, RenewVerdict, TokenVerdict
-from redfence_server.locking.redlock import Attempt, AttemptOutcome, Order, Redlock, TooLate, Verdict
-from redfence_server.locking.redlock import AttemptGranted as Grant
+from redfence_server.locking.quorum import ReleaseVerdict, RenewVerdict, TokenVerdict
+from redfence_server.locking.redlock import Order, Redlock, Verdict
+from redfence_server.locking.tally import Failure, Refusal
 
 R = "orders/42"
 A, B, C = "a" * 64, "b" * 64, "c" * 64

@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from redfence_server.locking.node import Held, Notice, Silence
-from redfence_server.locking.quorum import Failure, Refusal, majority
+from redfence_server.locking.quorum import majority
+from redfence_server.locking.tally import Failure, Refusal
 from redfence_server.model import CurrentHold
 from redfence_server.waiting.hold_watch import HoldWatch
 

@@ -291,7 +291,7 @@ def test_what_finds_no_room_on_a_connection_is_sent_a_little_at_each_heartbeat(
             counts = []
             for _ in range(10_000):
                 await asyncio.sleep(0.001)
-                counts.append(len(link._kept._kept))
+                counts.append(len(link._commands._kept._kept))
             assert list(dict.fromkeys(counts)) == [7, 5, 3, 1, 0]
             assert "undone" not in here.hosts[1].redis.state.holds
             assert [each.report().state_changes for each in here.links] == changes, (

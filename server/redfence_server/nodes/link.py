@@ -12,32 +12,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
 
 from redfence_server.clock import WallClock
 from redfence_server.locking.node import (
-    REVALIDATION_MS_MAX,
-    Command,
-    Commit,
     Durability,
-    Granted,
     NodeReport,
     NodeState,
     Notice,
-    Reply,
-    Silence,
 )
 from redfence_server.membership.cluster_memory import ClusterMemory
-from redfence_server.membership.examination import Findings, Identity
+from redfence_server.membership.examination import Findings
 from redfence_server.membership.heartbeat import Heartbeat, HeartbeatSettings, NotAdmitted
 from redfence_server.membership.joining import JoiningSettings, NodeJoining, TurnedAwayError
-from redfence_server.nodes.connection import NodeConnection, ReplyError
+from redfence_server.nodes.commands import NodeCommands
+from redfence_server.nodes.connection import NodeConnection
 from redfence_server.nodes.link_state import LinkState
-from redfence_server.nodes.replay_queue import KeptCommands
 from redfence_server.randomness import Randomness
 from redfence_server.redis_io import scripts
 from redfence_server.redis_io.dial import DialError, DialledNode, DialRefusedError
@@ -49,8 +42,6 @@ _BACKOFF_MS_LAST: Final = 2_000
 _SERVED_WELL_MS: Final = 1_000
 # How many of the commands kept for the node are sent after each heartbeat.
 _KEPT_PER_HEARTBEAT: Final = 100
-# Scripts flushed, turned into a replica, password or rights changed: admission finds out what it is.
-_MENDED_BY_RECONNECTING: Final = frozenset({"NOSCRIPT", "READONLY", "NOAUTH", "NOPERM"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +59,6 @@ class LinkSettings:
     node_timeout_ms: int
     joining: JoiningSettings
     heartbeat: HeartbeatSettings
-
-
-@dataclass(slots=True, eq=False)
-class _Sent:
-    """A command on its way, under an admission id; `on_reply` is called exactly once."""
-
-    command: Command
-    on_reply: Callable[[Reply], None] | None
-    admission: str
 
 
 class NodeLink:
@@ -108,8 +90,6 @@ class NodeLink:
         self.joining = NodeJoining(
             index, settings=settings.joining, memory=memory, clock=clock, randomness=randomness, log=self._log
         )
-        self._connection: NodeConnection | None = None
-        self._identity: Identity | None = None
         self.heartbeat = Heartbeat(
             index,
             settings=settings.heartbeat,
@@ -120,49 +100,24 @@ class NodeLink:
         )
         self._state = LinkState(clock=clock, log=self._log, on_change=on_state)
         self._latency_ms: float | None = None
-        self._last_error_code = ""
+        self._commands = NodeCommands(
+            index,
+            packer=settings.packer,
+            memory=memory,
+            heartbeat=self.heartbeat,
+            state=self._state,
+            clock=clock,
+            log=self._log,
+        )
+        # Every command goes this way, so there is no method in between.
+        self.send = self._commands.send
+        self.drop_if_superseded = self._commands.drop_if_superseded
         self._notice_gap = ""
-        self._kept = KeptCommands()
-        self._revalidating_until_ms = 0.0
-        self._void_admission = ""
         self._on_notice: Callable[[Notice], None] = _ignore
         self._task: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[str] | None = None
         self.turned_away: TurnedAwayError | None = None
         self.examined = asyncio.Event()
-
-    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> bool:
-        """Carry out `command` and tell `on_reply` exactly once, later; see `LockNode`."""
-        if self._connection is not None and self._identity is not None:
-            admission = self._identity.admission
-            if isinstance(command, Commit) and command.under:
-                admission = command.under
-            sent = _Sent(command, on_reply, admission)
-            if self._connection.call(
-                self._settings.packer.pack(command, admission), partial(self._on_raw, sent)
-            ):
-                return True
-        absence = self._absence()
-        self._keep(command, absence, is_awaited=on_reply is not None)
-        if on_reply is not None:
-            asyncio.get_running_loop().call_soon(on_reply, absence)
-        return False
-
-    def _keep(self, command: Command, silence: Silence, *, is_awaited: bool) -> None:
-        """Keep what ends a hold for later, unless its caller makes it again: that one must be the first to arrive."""
-        if not (is_awaited and silence is Silence.NOT_ADMITTED):
-            self._kept.keep(command)
-
-    def _absence(self) -> Silence:
-        """Return why a command cannot be sent."""
-        if self._is_revalidating:
-            return Silence.NOT_ADMITTED
-        return Silence.QUARANTINED if self._state.state is NodeState.QUARANTINED else Silence.UNREACHABLE
-
-    @property
-    def _is_revalidating(self) -> bool:
-        """Tell whether the node has to be examined again, and not for too long."""
-        return self._clock.now_ms() < self._revalidating_until_ms
 
     def listen(self, on_notice: Callable[[Notice], None]) -> None:
         """Pass on the notices that this server asked for; see `LockNode`."""
@@ -184,7 +139,9 @@ class NodeLink:
             state=self._state.state,
             detail=self._state.detail or clock_set or self._notice_gap,
             run_id=self.joining.run_id,
-            latency_ms=self._connection.latency_ms if self._connection else self._latency_ms,
+            latency_ms=self._commands.connection.latency_ms
+            if self._commands.connection
+            else self._latency_ms,
             since_ms=now_ms - self._state.since_ms,
             durability=self._durability(),
             high=self._place.token,
@@ -194,95 +151,11 @@ class NodeLink:
         )
 
     def _durability(self) -> Durability:
-        if self._identity is None:
+        if self._commands.identity is None:
             return Durability.UNKNOWN
-        if self._identity.durable:
+        if self._commands.identity.durable:
             return Durability.PROVEN
         return Durability.DECLARED if self._settings.joining.assume_durable else Durability.NONE
-
-    def _on_raw(self, sent: _Sent, raw: Any) -> None:
-        """Take what came of a command that was sent."""
-        reply: Reply
-        if isinstance(raw, ReplyError):
-            reply = self._failed(sent.command, str(raw))
-        elif isinstance(raw, Silence):
-            # A node refuses a void admission id for ever, so it has refused what it did not answer as well.
-            reply = Silence.NOT_ADMITTED if sent.admission == self._void_admission else raw
-            # What timed out may still be carried out; but if the connection is given up, it is not. Once more is no harm.
-            self._keep(sent.command, reply, is_awaited=sent.on_reply is not None)
-        else:
-            reply = self._answered(sent, raw)
-        if sent.on_reply is not None:
-            sent.on_reply(reply)
-
-    def _answered(self, sent: _Sent, raw: Any) -> Reply:
-        """Return what a script answered."""
-        if self._last_error_code:
-            self._last_error_code = self._state.detail = ""
-        try:
-            reply = scripts.read_reply(raw, under=sent.admission)
-        except scripts.NotAdmittedError:
-            self._keep(sent.command, Silence.NOT_ADMITTED, is_awaited=sent.on_reply is not None)
-            # A late commit of an attempt that began under an earlier id tells nothing of the present one.
-            if self._identity is not None and sent.admission == self._identity.admission:
-                self._revalidate("it refused a command: not_admitted")
-            return Silence.NOT_ADMITTED
-        except scripts.NumbersExhaustedError:
-            self._log.error("node_numbers_exhausted")
-            return Silence.REFUSED
-        except ValueError:
-            # Another program has written redfence's keys. The answer has a digest, so it is not logged.
-            return self._refused("an answer that no script gives")
-        return self._watched(reply, raw) if isinstance(reply, Granted) else reply
-
-    def _watched(self, reply: Granted, raw: list[Any]) -> Granted:
-        """Take from a granted mint what it shows of the node's memory and clock."""
-        assert self._identity is not None, "a node that answers was admitted"
-        self._memory.see_token(self.index, floor=self._identity.floor, token=reply.token)
-        return reply if self.heartbeat.counts(scripts.read_clock_ms(raw)) else replace(reply, counts=False)
-
-    def _failed(self, command: Command, problem: str) -> Silence:
-        """Take an error reply: start over where a new connection can mend it, and otherwise go on."""
-        code = problem.partition(" ")[0]
-        if code not in _MENDED_BY_RECONNECTING:
-            # Out of memory, disk full, a busy script: it may pass, and reconnecting would only take the others along.
-            if code != self._last_error_code:
-                self._log.warning("node_command_failed", problem=problem)
-            self._last_error_code = code
-            # It answers, and yet is of no use: an operator has to see why.
-            self._state.detail = f"its last answer was an error: {problem}"
-            return Silence.REFUSED
-        if code == "NOSCRIPT":
-            self._kept.keep(command)  # the next connection loads it
-        return self._refused(problem)
-
-    def _refused(self, problem: str) -> Silence:
-        """Start over with the node: its role or its scripts are not what was found at admission."""
-        if self._connection is not None:
-            self._log.warning("node_refused_command", problem=problem)
-            self._drop(f"it refused a command: {problem}")
-        return Silence.REFUSED
-
-    def _revalidate(self, reason: str) -> None:
-        """Examine the node again on a new connection, for the admission id is void; until then commands are NOT_ADMITTED."""
-        if self._connection is not None and self._identity is not None:
-            self._void_admission = self._identity.admission
-            self._revalidating_until_ms = self._clock.now_ms() + REVALIDATION_MS_MAX
-            self._log.info("node_revalidation", reason=reason)
-            self._drop(reason)
-
-    def _drop(self, reason: str) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.abort(reason)
-
-    def drop_if_superseded(self) -> None:
-        """Drop the node if another process has got its index since it was admitted."""
-        if self._identity is not None and self._connection is not None:
-            floor, known = self._identity.floor, self._place.floor
-            if floor < known:
-                self._log.warning("node_superseded", floor=floor, floor_known=known)
-                self._drop("another process has been given its node index since")
 
     def start(self) -> None:
         """Begin to connect, and stay connected until `close`."""
@@ -316,11 +189,11 @@ class NodeLink:
                 DialError,
                 OSError,
             ) as error:  # the latter when the machine refuses a file, which may pass
-                self._revalidating_until_ms = 0.0
+                self._commands.stop_waiting()
                 self._become(NodeState.UNREACHABLE, str(error))
                 backoff_ms = min(2 * backoff_ms, _BACKOFF_MS_LAST)
             except TurnedAwayError as error:
-                self._revalidating_until_ms = 0.0
+                self._commands.stop_waiting()
                 self.turned_away = error
                 self._become(NodeState.QUARANTINED, error.detail)
                 pause_ms = error.recheck_ms
@@ -350,7 +223,7 @@ class NodeLink:
                 connection.subscribe(self._settings.channel, self._on_subscribed)
             await self._serve(connection, found)
         finally:
-            self._connection = None
+            self._commands.connection = None
             self.joining.leave()
             await dialled.close()
 
@@ -358,12 +231,8 @@ class NodeLink:
         """Send commands to a node that was admitted, until the connection ends."""
         assert self._lost is not None, "the loss of the connection is told"
         self.turned_away = None
-        self._identity = found.identity
         self.heartbeat.begin(found)
-        self._connection = connection
-        self._revalidating_until_ms = 0.0
-        self._send_kept()
-        self._last_error_code = ""
+        self._commands.begin(connection, found.identity)
         self._become(NodeState.READY, "")
         self.examined.set()
         self.drop_if_superseded()
@@ -382,18 +251,14 @@ class NodeLink:
 
     def _note_end(self, end: NotAdmitted) -> None:
         if end.admission_is_void:
-            self._revalidate(end.reason)
+            self._commands.revalidate(end.reason)
         else:
             self._log.warning("node_dropped", reason=end.reason)
-            self._drop(end.reason)
+            self._commands.drop(end.reason)
 
     def _send_some_kept(self) -> None:
         # There is room now for what found none. A few at a time: repetition must not make a late node later.
-        self._send_kept(at_most=_KEPT_PER_HEARTBEAT)
-
-    def _send_kept(self, *, at_most: int | None = None) -> None:
-        for command in self._kept.take(now_ms=self._clock.now_ms(), at_most=at_most):
-            self.send(command)
+        self._commands.send_kept(at_most=_KEPT_PER_HEARTBEAT)
 
     async def _ask_for_resp3(self, dialled: DialledNode) -> bool:
         try:
@@ -419,9 +284,9 @@ class NodeLink:
         self._on_notice(notice)
 
     def _note_loss(self, reason: str) -> None:
-        if self._connection is not None:
-            self._latency_ms = self._connection.latency_ms
-        self._connection = None
+        if self._commands.connection is not None:
+            self._latency_ms = self._commands.connection.latency_ms
+        self._commands.connection = None
         if self._lost is not None and not self._lost.done():
             self._lost.set_result(reason)
 

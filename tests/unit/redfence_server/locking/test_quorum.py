@@ -12,7 +12,7 @@ import pytest
 from redfence_server.locking import quorum
 from redfence_server.locking.node import Granted, Held, Plain, Renewed, Reply, Silence
 from redfence_server.locking.quorum import ReleaseVerdict, RenewVerdict, TokenVerdict
-from redfence_server.locking.tally import Ask, Decision, Failure, Grant, Refusal, Tally
+from redfence_server.locking.tally import WAIT, Ask, Decision, Failure, Grant, Refusal, Tally
 
 X = Held("x", 7, "holder x", 900)
 Y = Held("y", 8, "holder y", 500)
@@ -177,8 +177,8 @@ def test_every_vector_of_five_is_decided_by_the_rule() -> None:
 def test_the_steady_state_needs_no_commit_and_does_not_wait_for_the_slowest() -> None:
     """Nodes that agree decide by the quorum-th answer, in one round trip."""
     tally = Tally(5)
-    assert tally.minted(4, granted(3)) == tally.WAIT
-    assert tally.minted(0, granted(3)) == tally.WAIT
+    assert tally.minted(4, granted(3)) == WAIT
+    assert tally.minted(0, granted(3)) == WAIT
     assert tally.minted(2, granted(3)) == Grant(3)
 
 
@@ -201,7 +201,7 @@ def test_a_node_that_answers_after_the_grant_is_aligned_and_never_lowered() -> N
     for node in range(3):
         tally.minted(node, granted(4, node))
     assert tally.late(3, granted(1, 3)) == Ask(4, ((3, "nonce-3"),))
-    assert tally.late(4, granted(9, 4)) == tally.WAIT
+    assert tally.late(4, granted(9, 4)) == WAIT
 
 
 @pytest.mark.parametrize(
@@ -232,8 +232,8 @@ def test_nobody_is_told_that_the_lock_is_held_by_less_than_a_quorum_of_answers()
         (granted(1), Failure.HELD),
     ):
         tally = Tally(3)
-        assert tally.minted(2, X) == tally.WAIT
-        assert tally.minted(0, Silence.NOT_ADMITTED) == tally.WAIT
+        assert tally.minted(2, X) == WAIT
+        assert tally.minted(0, Silence.NOT_ADMITTED) == WAIT
         refusal = tally.minted(1, last)
         assert isinstance(refusal, Refusal)
         assert refusal.failure is failure

@@ -1,7 +1,4 @@
-"""What the lock server does for its callers. Knows neither gRPC nor Redis.
-
-Takes checked values (model.py), runs the algorithm (locking/redlock.py), waits (waiting/queue.py), and answers with values or domain errors.
-"""
+"""What the lock server does for its callers, in checked values (model.py) and domain errors. Knows neither gRPC nor Redis."""
 
 from __future__ import annotations
 

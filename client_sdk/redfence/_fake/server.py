@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redfence._clock import Clock
+from redfence._fake.locks import FakeHold, FakeLocks, answer_grant, validity_ms
 from redfence._messages.requests import duration_ms
 from redfence._transport.links import Method
 from redfence_proto import bounds
@@ -21,28 +22,8 @@ Deliver = Callable[[lock_pb2.SessionResponse | None], None]
 """Takes each response of a session; None when it ends. Called with the server's lock held: it must only pass it on."""
 
 _INVALID_ARGUMENT, _UNAVAILABLE, _CANCELLED = 3, 14, 1
-# As the contract says of Lease.validity and of GetLock.
-_WAIT_DRIFT_RATIO = 0.0005
+# As the contract says of GetLock.
 _SHOWN_MAX = 100
-
-
-@dataclass(slots=True)
-class FakeHold:
-    """One lease.
-
-    Attributes:
-        lease_id: its secret.
-        holder: its label.
-        token: its fencing token.
-        ttl_ms: as asked for.
-        expires_at_ms: when it ends unless renewed.
-    """
-
-    lease_id: str = field(repr=False)  # a secret
-    holder: str
-    token: int
-    ttl_ms: float
-    expires_at_ms: float
 
 
 @dataclass(slots=True, eq=False)
@@ -89,8 +70,7 @@ class FakeServer:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.RLock()
-        self._holds: dict[str, FakeHold] = {}
-        self._tokens: dict[str, int] = {}
+        self._locks = FakeLocks(clock)
         self._waiting: dict[str, deque[_Waiting]] = {}
         self._sessions: dict[FakeSession, None] = {}
         # The faults.
@@ -173,19 +153,19 @@ class FakeServer:
         """Return who holds a resource."""
         with self._lock:
             self._expire()
-            return self._holds.get(resource)
+            return self._locks.get(resource)
 
     def end(self, resource: str) -> bool:
         """End a lease as if its time were over; return whether there was one."""
         with self._lock:
-            ended = self._holds.pop(resource, None) is not None
+            ended = self._locks.end(resource)
             self._grant_next(resource)
             return ended
 
     def grant(self, resource: str, *, holder: str, ttl_ms: float) -> int:
         """Give a resource to somebody else, whoever holds it; return the new token."""
         with self._lock:
-            return self._grant(resource, lease_id="-" * 32, holder=holder, ttl_ms=ttl_ms).token
+            return self._locks.grant(resource, lease_id="-" * 32, holder=holder, ttl_ms=ttl_ms).token
 
     def waiters(self, resource: str) -> int:
         """Return how many acquires wait for a resource."""
@@ -200,8 +180,8 @@ class FakeServer:
             self._expire()
             if method == "ClusterStatus":
                 return self._cluster_status()
-            current = self._holds.get(request.resource)
-            hold = self._current(current) if current else None
+            current = self._locks.get(request.resource)
+            hold = self._locks.current(current) if current else None
             if method == "GetLock":
                 return self._look(request, hold)
             live = current is not None and current.token == request.fencing_token
@@ -227,7 +207,7 @@ class FakeServer:
         state = lock_pb2.NODE_STATE_UNREACHABLE if self.quorum_lost else lock_pb2.NODE_STATE_READY
         # Memory is lost with the process.
         node = response.nodes.add(index=0, address="memory", state=state, durability=lock_pb2.DURABILITY_NONE)
-        node.high = max(self._tokens.values(), default=0)
+        node.high = self._locks.greatest_token()
         node.clock_offset.FromMilliseconds(0)
         return response
 
@@ -272,22 +252,22 @@ class FakeServer:
                 result, _UNAVAILABLE, lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE, "no quorum of nodes answered"
             )
             return True
-        hold = self._holds.get(request.resource)
+        hold = self._locks.get(request.resource)
         queue = self._waiting.setdefault(request.resource, deque())
         if hold is not None and hold.lease_id == request.lease_id:
             # A retry: the same grant again.
             hold.expires_at_ms = now_ms + hold.ttl_ms
-            self._answer_grant(result, request, hold, waited_ms=0)
+            answer_grant(result, request, hold, waited_ms=0)
         elif hold is None and not queue:
-            hold = self._grant_to(request)
-            self._answer_grant(result, request, hold, waited_ms=0)
+            hold = self._locks.grant_to(request)
+            answer_grant(result, request, hold, waited_ms=0)
         elif wait_ms := duration_ms(request.wait_timeout):
             queue.append(_Waiting(session, command_id, request, now_ms, now_ms + wait_ms))
             return False
         else:
             result.acquire.outcome = lock_pb2.ACQUIRE_OUTCOME_HELD
             if hold is not None:
-                result.acquire.current.CopyFrom(self._current(hold))
+                result.acquire.current.CopyFrom(self._locks.current(hold))
         return True
 
     def _release(self, request: lock_pb2.ReleaseRequest, result: lock_pb2.SessionResult) -> None:
@@ -296,7 +276,7 @@ class FakeServer:
                 result, _UNAVAILABLE, lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE, "no quorum of nodes answered"
             )
             return
-        hold = self._holds.get(request.resource)
+        hold = self._locks.get(request.resource)
         if hold is None or hold.lease_id != request.lease_id:
             result.release.outcome = lock_pb2.RELEASE_OUTCOME_NOT_HELD
             return
@@ -308,7 +288,7 @@ class FakeServer:
     ) -> None:
         renewed = result.renew
         renewed.resource = request.resource
-        hold = self._holds.get(request.resource)
+        hold = self._locks.get(request.resource)
         if self.quorum_lost:
             renewed.state = lock_pb2.LEASE_STATE_AT_RISK
             renewed.reason = lock_pb2.LEASE_STATE_REASON_QUORUM_UNAVAILABLE
@@ -319,7 +299,7 @@ class FakeServer:
             hold.expires_at_ms = now_ms + hold.ttl_ms
             renewed.state = lock_pb2.LEASE_STATE_ACTIVE
             renewed.fencing_token = hold.token
-            renewed.validity.FromMilliseconds(int(_validity_ms(hold.ttl_ms)))
+            renewed.validity.FromMilliseconds(int(validity_ms(hold.ttl_ms)))
 
     def _cancel(self, session: FakeSession, command_id: int, result: lock_pb2.SessionResult) -> None:
         result.cancel.found = False
@@ -335,7 +315,7 @@ class FakeServer:
 
     def _expire(self) -> float:
         now_ms = self._clock.now_ms()
-        for resource in [name for name, hold in self._holds.items() if hold.expires_at_ms <= now_ms]:
+        for resource in self._locks.expired():
             self.end(resource)
         for queue in self._waiting.values():
             for waiting in [w for w in queue if w.until_ms <= now_ms]:
@@ -343,62 +323,21 @@ class FakeServer:
                 result.acquire.outcome = lock_pb2.ACQUIRE_OUTCOME_WAIT_TIMEOUT
                 result.acquire.position = queue.index(waiting) + 1
                 queue.remove(waiting)
-                if hold := self._holds.get(waiting.request.resource):
-                    result.acquire.current.CopyFrom(self._current(hold))
+                if hold := self._locks.get(waiting.request.resource):
+                    result.acquire.current.CopyFrom(self._locks.current(hold))
                 waiting.session.deliver(lock_pb2.SessionResponse(results=[result]))
         return now_ms
 
     def _grant_next(self, resource: str) -> None:
         queue = self._waiting.get(resource)
-        if not queue or resource in self._holds:
+        if not queue or self._locks.get(resource) is not None:
             return
         waiting = queue.popleft()
-        hold = self._grant_to(waiting.request)
+        hold = self._locks.grant_to(waiting.request)
         result = lock_pb2.SessionResult(id=waiting.command_id)
         waited_ms = self._clock.now_ms() - waiting.arrived_at_ms
-        self._answer_grant(result, waiting.request, hold, waited_ms=waited_ms)
+        answer_grant(result, waiting.request, hold, waited_ms=waited_ms)
         waiting.session.deliver(lock_pb2.SessionResponse(results=[result]))
-
-    def _grant_to(self, request: lock_pb2.AcquireRequest) -> FakeHold:
-        return self._grant(
-            request.resource,
-            lease_id=request.lease_id,
-            holder=request.holder,
-            ttl_ms=duration_ms(request.ttl),
-        )
-
-    def _grant(self, resource: str, *, lease_id: str, holder: str, ttl_ms: float) -> FakeHold:
-        token = self._tokens[resource] = self._tokens.get(resource, 0) + 1
-        hold = self._holds[resource] = FakeHold(
-            lease_id, holder, token, ttl_ms, self._clock.now_ms() + ttl_ms
-        )
-        return hold
-
-    def _answer_grant(
-        self,
-        result: lock_pb2.SessionResult,
-        request: lock_pb2.AcquireRequest,
-        hold: FakeHold,
-        *,
-        waited_ms: float,
-    ) -> None:
-        result.acquire.outcome = lock_pb2.ACQUIRE_OUTCOME_GRANTED
-        lease = result.acquire.lease
-        lease.resource = request.resource
-        lease.lease_id = request.lease_id
-        lease.fencing_token = hold.token
-        lease.ttl.CopyFrom(request.ttl)
-        wait_drift_ms = min(waited_ms * _WAIT_DRIFT_RATIO, hold.ttl_ms / 2)
-        lease.validity.FromMilliseconds(int(waited_ms + _validity_ms(hold.ttl_ms) - wait_drift_ms))
-
-    def _current(self, hold: FakeHold) -> lock_pb2.CurrentHold:
-        current = lock_pb2.CurrentHold(holder=hold.holder, fencing_token=hold.token)
-        current.remaining.FromMilliseconds(int(max(0.0, hold.expires_at_ms - self._clock.now_ms())))
-        return current
-
-
-def _validity_ms(ttl_ms: float) -> float:
-    return ttl_ms - (ttl_ms / 100 + 2)
 
 
 def _error(

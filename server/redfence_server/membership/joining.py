@@ -31,6 +31,7 @@ from redfence_server.membership.admission import (
 from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.examination import Findings, Identity, Phase
 from redfence_server.membership.fence import FenceError, TooFewPeersError
+from redfence_server.membership.peers import choose_peers
 from redfence_server.membership.visit import Look, Seat, Visit, Visiting, visits
 from redfence_server.randomness import Randomness
 from redfence_server.redis_io.dial import DialError, DialledNode, NodeUrl
@@ -39,9 +40,6 @@ from redfence_server.redis_io.dial import DialError, DialledNode, NodeUrl
 _RECHECK_MS: Final = 2_000
 # A fence that another driver overtook, or that lacks peers, is tried again after a pause that doubles each time.
 _FENCE_PAUSE_MS_FIRST: Final = 100.0
-
-
-_WITHOUT_VOTE: Final = frozenset({Phase.QUARANTINED, Phase.RESTARTED})
 
 
 @dataclass(eq=False)
@@ -266,35 +264,24 @@ class NodeJoining:
     async def _fence(self, visit: Visit, *, proven: bool) -> int:
         settings = self._settings
         async with settings.fencing, visits(settings.urls, settings.visiting, but=self._index) as peers:
-            trusted = [peer for peer in peers if self._trusts(peer.look, visit.identity, proven=proven)]
-            members = (
-                [visit, *(peer for peer in peers if _is_member(peer.look, visit.identity))] if trusted else []
+            chosen = choose_peers(
+                visit,
+                peers,
+                memory=self._memory,
+                assume_durable=self._settings.assume_durable,
+                accept_empty=self._settings.adopts_empty,
             )
-            known = [member.identity for member in members]
-            for identity in known:
-                self._memory.learn(identity)
-            if proven and fence.is_superseded(visit.identity, known):
+            if proven and chosen.process_is_superseded:
                 superseded = Forgot("another process may have had its index since")
                 await self._take_out(visit, superseded, floor=visit.identity.floor)
                 raise TurnedAwayError(f"quarantined: {superseded.detail}", _FENCE_PAUSE_MS_FIRST)
-            # One of them may know that another was superseded.
-            newest = [member for member in members if self._is_newest(member.identity, known)]
-            trusted = [peer for peer in trusted if peer in newest]
-            others = [peer for peer in peers if peer not in trusted]
-            all_out = all(
-                peer.identity.phase in _WITHOUT_VOTE
-                if peer in newest
-                # It shows no floor. Where this server runs the nodes, no other process has its index.
-                else self._settings.adopts_empty and _is_empty(peer.look)
-                for peer in others
-            )
             try:
                 return await fence.raise_fence(
                     visit,
-                    trusted,
+                    chosen.trusted,
                     token_seen=self._place.token,
                     randomness=self._randomness,
-                    out=[peer for peer in others if not _is_empty(peer.look)] if all_out else None,
+                    out=chosen.out,
                 )
             except FenceError as error:
                 # What peers may know from now on is for the process that was examined here.
@@ -307,48 +294,9 @@ class NodeJoining:
                     f"{self._out(visit.identity)}; {error}{hint}", self._fence_pause_ms
                 ) from None
 
-    def _is_newest(self, identity: Identity, known: Sequence[Identity]) -> bool:
-        """Tell whether no other process has been given the index of this one since, as far as the others know."""
-        if identity.phase is Phase.RESTARTED and fence.is_superseded(identity, known):
-            return False
-        return identity.floor >= self._memory.places[identity.index].floor
-
     def _out(self, identity: Identity) -> str:
         """Return why a node is out, as far as this server knows."""
         if identity.phase is Phase.RESTARTED:
             return "restarted: it forgot nothing"
         quarantine, why = self._began
         return f"quarantined: {why if quarantine == identity.admission else 'it may have forgotten locks and tokens'}"
-
-    def _trusts(self, look: Look, process: Identity, *, proven: bool) -> bool:
-        """Tell whether a peer may be read and fenced: it votes, or both it and the process restarted with proof."""
-        if look.found is None:
-            return False
-        place = self._memory.places[look.index]
-        expected = Expectation(
-            index=look.index,
-            node_count=process.node_count,
-            cluster_id=process.cluster_id,
-            assume_durable=self._settings.assume_durable,
-            floor=place.floor,
-        )
-        match judge(expected, look.found):
-            case Admitted():
-                return True
-            case Restarted(noted=True):
-                return proven
-        return False
-
-
-def _is_member(look: Look, process: Identity) -> bool:
-    """Tell whether a peer belongs to the cluster of this process, at its own index."""
-    identity = look.found.identity if look.found is not None else None
-    return identity is not None and (identity.cluster_id, identity.node_count, identity.index) == (
-        process.cluster_id,
-        process.node_count,
-        look.index,
-    )
-
-
-def _is_empty(look: Look) -> bool:
-    return look.found is not None and look.found.identity is None and not look.found.key_count

@@ -19,7 +19,7 @@ from harness.joining_commands import RaiseFloor, RestoreVote, Step
 from harness.simulated.world import Rules
 from redfence_server.locking import attempt, quorum, redlock
 from redfence_server.locking.node import Command, Mint, Renew, Reply, Silence
-from redfence_server.membership import fence, node_clock
+from redfence_server.membership import fence, node_clock, peers
 from redfence_server.membership import heartbeat as node_heartbeat
 from redfence_server.membership import joining as node_joining
 from redfence_server.membership.cluster_memory import ClusterMemory
@@ -196,17 +196,8 @@ def _count_what_is_reserved(process: Identity, peers: Sequence[Identity]) -> boo
     return fence.is_superseded(replace(process, voted_floor=process.floor), peers)
 
 
-def _fencing(
-    raise_fence: object = fence.raise_fence,
-    wait_ms: object = fence.wait_ms,
-    is_superseded: object = fence.is_superseded,
-) -> Patch:
-    functions = SimpleNamespace(
-        raise_fence=raise_fence,
-        wait_ms=wait_ms,
-        is_superseded=is_superseded,
-        quarantine_id=fence.quarantine_id,
-    )
+def _fencing(raise_fence: object = fence.raise_fence, wait_ms: object = fence.wait_ms) -> Patch:
+    functions = SimpleNamespace(raise_fence=raise_fence, wait_ms=wait_ms, quarantine_id=fence.quarantine_id)
     return node_joining, "fence", functions
 
 
@@ -241,9 +232,11 @@ DIRECTED: Final = {
     ),
     "others not heeded": Rules(patches=((ClusterMemory, "learn", _learn_nothing_of_others),)),
     "nodes without a vote not heeded": Rules(patches=((ClusterMemory, "learn", _learn_from_voters),)),
-    "a reserved floor counts as voted": Rules(patches=(_fencing(is_superseded=_count_what_is_reserved),)),
+    "a reserved floor counts as voted": Rules(
+        patches=((peers, "fence", SimpleNamespace(is_superseded=_count_what_is_reserved)),)
+    ),
     "any node is a peer": Rules(
-        patches=((node_joining, "_is_member", lambda look, _: bool(look.found and look.found.identity)),)
+        patches=((peers, "_is_member", lambda look, _: bool(look.found and look.found.identity)),)
     ),
 }
 """Each is caught by a scenario of its own."""

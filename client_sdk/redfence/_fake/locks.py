@@ -1,0 +1,94 @@
+"""The locks of the server in memory: who holds what, and which token comes next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from redfence._clock import Clock
+from redfence._messages.requests import duration_ms
+from redfence_proto.v1 import lock_pb2
+
+# As the contract says of Lease.validity.
+_WAIT_DRIFT_RATIO = 0.0005
+
+
+@dataclass(slots=True)
+class FakeHold:
+    """One lease.
+
+    Attributes:
+        lease_id: its secret.
+        holder: its label.
+        token: its fencing token.
+        ttl_ms: as asked for.
+        expires_at_ms: when it ends unless renewed.
+    """
+
+    lease_id: str = field(repr=False)  # a secret
+    holder: str
+    token: int
+    ttl_ms: float
+    expires_at_ms: float
+
+
+class FakeLocks:
+    """A dictionary of holds, and ordered tokens. Not thread-safe."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._holds: dict[str, FakeHold] = {}
+        self._tokens: dict[str, int] = {}
+
+    def get(self, resource: str) -> FakeHold | None:
+        """Return the hold of a resource."""
+        return self._holds.get(resource)
+
+    def expired(self) -> list[str]:
+        """Return the resources whose hold has run out."""
+        now_ms = self._clock.now_ms()
+        return [name for name, hold in self._holds.items() if hold.expires_at_ms <= now_ms]
+
+    def end(self, resource: str) -> bool:
+        """End a hold; return whether there was one."""
+        return self._holds.pop(resource, None) is not None
+
+    def grant(self, resource: str, *, lease_id: str, holder: str, ttl_ms: float) -> FakeHold:
+        """Give a resource to a lease with the next token, whatever lease held it."""
+        token = self._tokens[resource] = self._tokens.get(resource, 0) + 1
+        expires_at_ms = self._clock.now_ms() + ttl_ms
+        hold = self._holds[resource] = FakeHold(lease_id, holder, token, ttl_ms, expires_at_ms)
+        return hold
+
+    def grant_to(self, request: lock_pb2.AcquireRequest) -> FakeHold:
+        """Give a resource to the lease that asks for it."""
+        ttl_ms = duration_ms(request.ttl)
+        return self.grant(request.resource, lease_id=request.lease_id, holder=request.holder, ttl_ms=ttl_ms)
+
+    def greatest_token(self) -> int:
+        """Return the greatest token of all resources."""
+        return max(self._tokens.values(), default=0)
+
+    def current(self, hold: FakeHold) -> lock_pb2.CurrentHold:
+        """Return a hold as the contract shows it."""
+        current = lock_pb2.CurrentHold(holder=hold.holder, fencing_token=hold.token)
+        current.remaining.FromMilliseconds(int(max(0.0, hold.expires_at_ms - self._clock.now_ms())))
+        return current
+
+
+def answer_grant(
+    result: lock_pb2.SessionResult, request: lock_pb2.AcquireRequest, hold: FakeHold, *, waited_ms: float
+) -> None:
+    """Write a grant as the answer to an acquire that has waited so long."""
+    result.acquire.outcome = lock_pb2.ACQUIRE_OUTCOME_GRANTED
+    lease = result.acquire.lease
+    lease.resource = request.resource
+    lease.lease_id = request.lease_id
+    lease.fencing_token = hold.token
+    lease.ttl.CopyFrom(request.ttl)
+    wait_drift_ms = min(waited_ms * _WAIT_DRIFT_RATIO, hold.ttl_ms / 2)
+    lease.validity.FromMilliseconds(int(waited_ms + validity_ms(hold.ttl_ms) - wait_drift_ms))
+
+
+def validity_ms(ttl_ms: float) -> float:
+    """Return for how long a holder may count on a grant from the instant it asked."""
+    return ttl_ms - (ttl_ms / 100 + 2)

@@ -10,14 +10,14 @@ from typing import NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
-from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
-from harness.moved_clock import NoCompilerError, compile_clock_shim
-from harness.processes import CommandProcesses
-from harness.redis_nodes import ENGINES, NodeSet, RedisNode, engine_binary
-from harness.scratch import memory_folder
-from harness.standstills import MachineMark, StandstillWatch
-from harness.tcp_proxy import TcpProxy
-from harness.tls_front import Certificate, NoOpensslError, make_certificate
+from harness.processes.commands import CommandProcesses
+from harness.processes.fixture_types import FlushedNodes, FreshNodes, StartProxy
+from harness.processes.redis_nodes import ENGINES, NodeSet, RedisNode, engine_binary
+from harness.processes.scratch import memory_folder
+from harness.processes.tcp_proxy import TcpProxy
+from harness.processes.tls_front import Certificate, NoOpensslError, make_certificate
+from harness.time.moved_clock import NoCompilerError, compile_clock_shim
+from harness.time.stalls import MachineMark, StandstillWatch
 from redfence_server.embedded.binary import RedisBinary, RedisBinaryError, find_redis_binary
 from redfence_server.embedded.process import AppendFsync
 

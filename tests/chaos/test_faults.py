@@ -23,12 +23,12 @@ from harness.chaos.faults import DISK_FULL, FAULTS, LOG_CUT, NODE_COPIED, SERVER
 from harness.chaos.process_faults import node_killed
 from harness.chaos.recorder import now_s
 from harness.chaos.strike import Stage, Strike, every_server
-from harness.moved_clock import MovedClock
-from harness.node_data import log_file
-from harness.processes import CommandProcess
-from harness.redis_nodes import RedisNode
-from harness.servers import new_lease_id, until
-from harness.tcp_proxy import Flow, TcpProxy
+from harness.processes.commands import CommandProcess
+from harness.processes.node_data import log_file
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import new_lease_id, until
+from harness.processes.tcp_proxy import Flow, TcpProxy
+from harness.time.moved_clock import MovedClock
 from redfence import StaleTokenError
 from redfence_proto.rich_error import from_trailing_metadata
 from redfence_proto.v1 import lock_pb2

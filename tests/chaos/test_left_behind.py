@@ -10,9 +10,9 @@ import pytest
 from harness.chaos import left_behind as module
 from harness.chaos.cluster import TTL_MS_MAX, ChaosCluster, Plan
 from harness.chaos.left_behind import left_behind
-from harness.ports import HOST
-from harness.process_look import look_at_process
-from harness.servers import until
+from harness.processes.ports import HOST
+from harness.processes.process_look import look_at_process
+from harness.processes.servers import until
 from redfence_server.embedded.binary import RedisBinary
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import redfence
-from harness.grpc_fake import serving
-from harness.processes import CommandProcess, CommandProcesses
+from harness.doubles.grpc_fake import serving
+from harness.processes.commands import CommandProcess, CommandProcesses
 from redfence.testing import FakeLockServer
 
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.eventually import eventually
-from harness.fake_node import FakeNode, FakeNodeState
-from harness.fixture_types import FlushedNodes
-from harness.redis_nodes import ENGINES, RedisNode, engine_binary
+from harness.doubles.fake_node import FakeNode, FakeNodeState
+from harness.processes.fixture_types import FlushedNodes
+from harness.processes.redis_nodes import ENGINES, RedisNode, engine_binary
+from harness.time.eventually import eventually
 from redfence_server.clock import SystemClock
 from redfence_server.embedded.binary import RedisBinary
 from redfence_server.locking.node import (

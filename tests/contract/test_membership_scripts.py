@@ -10,9 +10,8 @@ from dataclasses import replace
 import hiredis
 import pytest
 
-from harness.fake_node import ADMITTED, FakeNodeState
-from harness.fixture_types import FlushedNodes, FreshNodes
-from harness.joining_commands import (
+from harness.doubles.fake_node import ADMITTED, FakeNodeState
+from harness.doubles.joining_commands import (
     DistrustClock,
     Formation,
     JoiningCommand,
@@ -25,8 +24,9 @@ from harness.joining_commands import (
     Sight,
     Step,
 )
-from harness.lua_node import Database, LuaNode
-from harness.redis_nodes import ENGINES, RedisNode, engine_binary
+from harness.doubles.lua_node import Database, LuaNode
+from harness.processes.fixture_types import FlushedNodes, FreshNodes
+from harness.processes.redis_nodes import ENGINES, RedisNode, engine_binary
 from redfence_server.embedded.binary import RedisBinary
 from redfence_server.locking.node import (
     Command,

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.fake_node import ADMITTED, FakeNodeState
-from harness.fixture_types import FlushedNodes, FreshNodes
-from harness.joining_commands import (
+from harness.doubles.fake_node import ADMITTED, FakeNodeState
+from harness.doubles.joining_commands import (
     Formation,
     JoiningCommand,
     Known,
@@ -26,7 +25,8 @@ from harness.joining_commands import (
     RestoreVote,
     Step,
 )
-from harness.lua_node import Database, LuaNode
+from harness.doubles.lua_node import Database, LuaNode
+from harness.processes.fixture_types import FlushedNodes, FreshNodes
 from harness.simulated.redis import SimulatedRedis
 from redfence_server.embedded.binary import RedisBinary
 from redfence_server.locking.node import Command, Commit, Inspect, Mint, Release, Renew, Undo

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.fuzz_site import FuzzSite, fuzz_site
+from harness.fuzz.site import FuzzSite, fuzz_site
 from redfence_server.embedded.binary import RedisBinary
 
 

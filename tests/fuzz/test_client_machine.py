@@ -23,9 +23,9 @@ from hypothesis.stateful import (
 )
 
 import redfence
-from harness.fuzz_settings import factor, tried
-from harness.fuzz_site import NODE_COUNT, FuzzSite
-from harness.servers import acquire_request, new_lease_id
+from harness.fuzz.settings import factor, tried
+from harness.fuzz.site import NODE_COUNT, FuzzSite
+from harness.processes.servers import acquire_request, new_lease_id
 from redfence_proto.bounds import FENCING_TOKEN_MAX
 from redfence_proto.v1 import lock_pb2
 from redfence_server.redis_io.scripts import Keyspace

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.eventually import eventually
-from harness.fuzz_flood import flood
-from harness.fuzz_methods import LIBRARY_METHODS, OWN_UNARY, Ending, Method, is_too_large
-from harness.fuzz_settings import factor, tried
-from harness.fuzz_site import FuzzSite
-from harness.fuzz_wire import inputs
-from harness.process_look import ProcessLook, look_at_process
-from harness.servers import acquire_request, new_lease_id
+from harness.fuzz.flood import flood
+from harness.fuzz.methods import LIBRARY_METHODS, OWN_UNARY, Ending, Method, is_too_large
+from harness.fuzz.settings import factor, tried
+from harness.fuzz.site import FuzzSite
+from harness.fuzz.wire import inputs
+from harness.processes.process_look import ProcessLook, look_at_process
+from harness.processes.servers import acquire_request, new_lease_id
+from harness.time.eventually import eventually
 from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_proto.v1.lock_pb2 import KeepAliveRequest, SessionRequest

@@ -20,9 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.fake_node import ADMITTED, FakeNodeState
-from harness.fuzz_settings import factor, tried
-from harness.joining_commands import (
+from harness.doubles.fake_node import ADMITTED, FakeNodeState
+from harness.doubles.joining_commands import (
     Formation,
     JoiningCommand,
     Known,
@@ -33,9 +32,10 @@ from harness.joining_commands import (
     RestoreVote,
     Sight,
 )
-from harness.joining_commands import Step as Answer
-from harness.lua_node import SHAS, Database, LuaNode, Memory
-from harness.redis_nodes import NodeSet
+from harness.doubles.joining_commands import Step as Answer
+from harness.doubles.lua_node import SHAS, Database, LuaNode, Memory
+from harness.fuzz.settings import factor, tried
+from harness.processes.redis_nodes import NodeSet
 from redfence_proto.bounds import FENCING_TOKEN_MAX, HOLDER_BYTES_MAX, TTL_MS_MAX_MOST, text_problem
 from redfence_server.embedded.binary import RedisBinary
 from redfence_server.locking.node import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.process_look import look_at_process
+from harness.processes.process_look import look_at_process
 from harness.soak.judge import Sample, Status, Wanted, judge
 from harness.soak.run import soak
 from redfence_server.embedded.binary import RedisBinary

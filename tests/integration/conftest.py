@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from harness.fixture_types import FlushedNodes, FreshNodes
-from harness.redis_nodes import RedisNode
-from harness.servers import FormedNodes, LockServer, Serve, form, serving
-from harness.session_caller import SessionCaller
-from harness.tcp_proxy import TcpProxy
+from harness.load.session_caller import SessionCaller
+from harness.processes.fixture_types import FlushedNodes, FreshNodes
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import FormedNodes, LockServer, Serve, form, serving
+from harness.processes.tcp_proxy import TcpProxy
 
 
 @pytest.fixture

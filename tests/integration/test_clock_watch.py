@@ -15,12 +15,12 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from harness.failures import Failure
-from harness.fixture_types import FreshNodes
-from harness.lock_load import LockLoad
-from harness.redis_nodes import RedisNode
-from harness.servers import LockServer, Serve, form, locks_left, new_lease_id, now_ms, until
-from harness.session_caller import SessionCaller
+from harness.load.failures import Failure
+from harness.load.lock_load import LockLoad
+from harness.load.session_caller import SessionCaller
+from harness.processes.fixture_types import FreshNodes
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import LockServer, Serve, form, locks_left, new_lease_id, now_ms, until
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,
     ERROR_REASON_QUORUM_UNAVAILABLE,

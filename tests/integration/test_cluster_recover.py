@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from harness.failures import failure_of
-from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
-from harness.processes import CommandProcess, CommandProcesses
-from harness.redis_nodes import RedisNode
-from harness.servers import (
+from harness.history.token_history import TokenHistory
+from harness.load.failures import failure_of
+from harness.processes.commands import CommandProcess, CommandProcesses
+from harness.processes.fixture_types import FlushedNodes, FreshNodes, StartProxy
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import (
     LockServer,
     Serve,
     form,
@@ -24,7 +25,6 @@ from harness.servers import (
     serving,
     until,
 )
-from harness.token_history import TokenHistory
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,

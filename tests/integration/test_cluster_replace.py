@@ -9,13 +9,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 import redfence
-from harness.eventually import eventually
-from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
-from harness.lock_load import LockLoad
-from harness.ports import HOST, free_port
-from harness.processes import CommandProcess, CommandProcesses
-from harness.redis_nodes import RedisNode
-from harness.servers import (
+from harness.history.token_history import TokenHistory
+from harness.load.lock_load import LockLoad
+from harness.processes.commands import CommandProcess, CommandProcesses
+from harness.processes.fixture_types import FlushedNodes, FreshNodes, StartProxy
+from harness.processes.ports import HOST, free_port
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import (
     LockServer,
     Serve,
     call_counts,
@@ -27,7 +27,7 @@ from harness.servers import (
     serving,
     until,
 )
-from harness.token_history import TokenHistory
+from harness.time.eventually import eventually
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import NODE_STATE_QUARANTINED, NODE_STATE_READY, NODE_STATE_UNREACHABLE
 from redfence_server.api.messages import duration

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import redfence
-from harness.eventually import eventually
-from harness.processes import CommandProcess, CommandProcesses
+from harness.processes.commands import CommandProcess, CommandProcesses
+from harness.time.eventually import eventually
 from redfence_storage.client import AsyncStorageClient
 
 READY = r"^redfence ready: lock server on (\S+), storage on (\S+), (\d) nodes in (\S+); Ctrl-C stops all$"

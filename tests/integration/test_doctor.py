@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
-from harness.ports import HOST, free_port
-from harness.processes import CommandProcess, CommandProcesses
-from harness.redis_nodes import RedisNode
-from harness.servers import FormedNodes, form, until
+from harness.processes.commands import CommandProcess, CommandProcesses
+from harness.processes.fixture_types import FlushedNodes, FreshNodes, StartProxy
+from harness.processes.ports import HOST, free_port
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import FormedNodes, form, until
 from redfence_server.clock import SystemClock
 from redfence_server.diagnosis.checkup import Checkup, check_up
 from redfence_server.diagnosis.doctor import Limits, diagnose

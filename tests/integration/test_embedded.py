@@ -14,8 +14,8 @@ import hiredis
 import pytest
 from structlog.testing import capture_logs
 
-from harness.eventually import eventually
-from harness.processes import CommandProcesses
+from harness.processes.commands import CommandProcesses
+from harness.time.eventually import eventually
 from redfence_server.embedded.binary import RedisBinary
 from redfence_server.embedded.nodes import NODE_DIED_EVENT, EmbeddedNodes, EmbeddedNodesError, free_port
 from redfence_server.embedded.process import call

@@ -9,11 +9,12 @@ from typing import Any
 import grpc
 import pytest
 
-from harness.eventually import eventually
-from harness.failures import Failure, failure_of
-from harness.lock_load import LockLoad
-from harness.redis_nodes import RedisNode
-from harness.servers import (
+from harness.load.failures import Failure, failure_of
+from harness.load.lock_load import LockLoad
+from harness.load.session_caller import SessionCaller
+from harness.load.waiters import TTL_MS, line_up
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import (
     FormedNodes,
     LockServer,
     Serve,
@@ -26,8 +27,7 @@ from harness.servers import (
     until,
     until_no_locks,
 )
-from harness.session_caller import SessionCaller
-from harness.waiters import TTL_MS, line_up
+from harness.time.eventually import eventually
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,

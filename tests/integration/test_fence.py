@@ -11,16 +11,16 @@ from typing import Final
 import grpc
 import pytest
 
-from harness.eventually import eventually
-from harness.fixture_types import FreshNodes, StartProxy
-from harness.loaded_cluster import TTL_MS
-from harness.lock_load import LockLoad
-from harness.ports import HOST
-from harness.processes import CommandProcess, CommandProcesses
-from harness.redis_nodes import RedisNode
-from harness.servers import LockServer, Serve, form, until_all_ready, until_no_locks
-from harness.tcp_proxy import TcpProxy
-from harness.vote_watch import VoteWatch
+from harness.history.vote_watch import VoteWatch
+from harness.load.lock_load import LockLoad
+from harness.processes.commands import CommandProcess, CommandProcesses
+from harness.processes.fixture_types import FreshNodes, StartProxy
+from harness.processes.loaded_cluster import TTL_MS
+from harness.processes.ports import HOST
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import LockServer, Serve, form, until_all_ready, until_no_locks
+from harness.processes.tcp_proxy import TcpProxy
+from harness.time.eventually import eventually
 from redfence_proto.v1.lock_pb2 import NODE_STATE_QUARANTINED, NODE_STATE_READY
 from redfence_server.membership import fence
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from harness.fixture_types import FreshNodes
-from harness.redis_nodes import RedisNode
-from harness.servers import LockServer, Serve, form, new_lease_id, until, until_all_ready
-from harness.session_caller import SessionCaller
+from harness.load.session_caller import SessionCaller
+from harness.processes.fixture_types import FreshNodes
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import LockServer, Serve, form, new_lease_id, until, until_all_ready
 from redfence_proto.v1.lock_pb2 import RELEASE_OUTCOME_RELEASED
 
 RESOURCES = 5_000

@@ -12,11 +12,11 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from harness.fixture_types import FlushedNodes, FreshNodes
-from harness.processes import CommandProcesses
-from harness.redis_nodes import RedisNode
-from harness.servers import LockServer, acquire_request, form, until, until_all_ready
-from harness.waiters import TTL_MS, line_up
+from harness.load.waiters import TTL_MS, line_up
+from harness.processes.commands import CommandProcesses
+from harness.processes.fixture_types import FlushedNodes, FreshNodes
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import LockServer, acquire_request, form, until, until_all_ready
 from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_server import composition, config

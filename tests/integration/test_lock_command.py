@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.eventually import eventually
-from harness.grpc_fake import GrpcFake, serving
-from harness.ports import free_port
-from harness.processes import CommandProcess, CommandProcesses
+from harness.doubles.grpc_fake import GrpcFake, serving
+from harness.processes.commands import CommandProcess, CommandProcesses
+from harness.processes.ports import free_port
+from harness.time.eventually import eventually
 
 Lock = Callable[..., CommandProcess]
 

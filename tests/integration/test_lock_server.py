@@ -9,10 +9,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from harness.eventually import eventually
-from harness.failures import Failure
-from harness.late_loop import LateLoop
-from harness.servers import (
+from harness.history.token_history import TokenHistory
+from harness.load.failures import Failure
+from harness.load.session_caller import SessionCaller
+from harness.processes.servers import (
     FormedNodes,
     LockServer,
     Serve,
@@ -24,8 +24,8 @@ from harness.servers import (
     until,
     until_no_locks,
 )
-from harness.session_caller import SessionCaller
-from harness.token_history import TokenHistory
+from harness.time.eventually import eventually
+from harness.time.loop_lag import LateLoop
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,

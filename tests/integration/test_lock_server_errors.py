@@ -12,8 +12,9 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from structlog.testing import capture_logs
 
-from harness.failures import Failure, failure_of
-from harness.servers import (
+from harness.load.failures import Failure, failure_of
+from harness.load.session_caller import SessionCaller, StreamEndedError
+from harness.processes.servers import (
     FormedNodes,
     LockServer,
     Serve,
@@ -22,7 +23,6 @@ from harness.servers import (
     new_lease_id,
     until_no_locks,
 )
-from harness.session_caller import SessionCaller, StreamEndedError
 from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import (

@@ -10,10 +10,10 @@ from typing import Any, Self
 import grpc
 import pytest
 
-from harness.eventually import eventually
-from harness.failures import failure_of
-from harness.servers import FormedNodes, LockServer, Serve, memories, new_lease_id, now_ms, until
-from harness.session_caller import SessionCaller
+from harness.load.failures import failure_of
+from harness.load.session_caller import SessionCaller
+from harness.processes.servers import FormedNodes, LockServer, Serve, memories, new_lease_id, now_ms, until
+from harness.time.eventually import eventually
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_HELD,

@@ -8,11 +8,12 @@ from collections import Counter
 
 import pytest
 
-from harness.eventually import eventually
-from harness.fixture_types import FlushedNodes
-from harness.leftovers import open_files, running_tasks
-from harness.lock_load import LockLoad
-from harness.servers import (
+from harness.history.token_history import TokenHistory
+from harness.load.lock_load import LockLoad
+from harness.load.session_caller import SessionCaller
+from harness.processes.fixture_types import FlushedNodes
+from harness.processes.leftovers import open_files, running_tasks
+from harness.processes.servers import (
     FormedNodes,
     LockServer,
     Serve,
@@ -23,8 +24,7 @@ from harness.servers import (
     until,
     until_no_locks,
 )
-from harness.session_caller import SessionCaller
-from harness.token_history import TokenHistory
+from harness.time.eventually import eventually
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,
     ACQUIRE_OUTCOME_HELD,

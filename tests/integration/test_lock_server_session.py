@@ -8,10 +8,10 @@ from collections import Counter
 import grpc
 import pytest
 
-from harness.eventually import eventually
-from harness.failures import Failure
-from harness.redis_nodes import RedisNode
-from harness.servers import (
+from harness.load.failures import Failure
+from harness.load.session_caller import SessionCaller, StreamEndedError
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import (
     FormedNodes,
     LockServer,
     Serve,
@@ -23,7 +23,7 @@ from harness.servers import (
     until,
     until_no_locks,
 )
-from harness.session_caller import SessionCaller, StreamEndedError
+from harness.time.eventually import eventually
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,

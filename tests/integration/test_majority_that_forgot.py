@@ -9,14 +9,14 @@ from typing import Any
 import grpc
 import pytest
 
-from harness.failures import Failure, failure_of
-from harness.fixture_types import FreshNodes
-from harness.loaded_cluster import TTL_MS
-from harness.lock_load import LockLoad
-from harness.processes import CommandProcesses
-from harness.servers import LockServer, Serve, form, now_ms, until, until_all_ready
-from harness.session_caller import SessionCaller
-from harness.vote_watch import VoteWatch
+from harness.history.vote_watch import VoteWatch
+from harness.load.failures import Failure, failure_of
+from harness.load.lock_load import LockLoad
+from harness.load.session_caller import SessionCaller
+from harness.processes.commands import CommandProcesses
+from harness.processes.fixture_types import FreshNodes
+from harness.processes.loaded_cluster import TTL_MS
+from harness.processes.servers import LockServer, Serve, form, now_ms, until, until_all_ready
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import (
     ERROR_REASON_QUORUM_UNAVAILABLE,

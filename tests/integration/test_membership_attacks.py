@@ -14,14 +14,14 @@ from urllib.parse import urlsplit
 import grpc
 import pytest
 
-from harness.fixture_types import FlushedNodes, FreshNodes
-from harness.node_data import copy_data, put_back
-from harness.ports import HOST
-from harness.redis_nodes import RedisNode
-from harness.servers import LockServer, Serve, form, now_ms, until, until_all_ready
-from harness.session_caller import SessionCaller
-from harness.tcp_proxy import TcpProxy
-from harness.token_history import Grant, TokenHistory
+from harness.history.token_history import Grant, TokenHistory
+from harness.load.session_caller import SessionCaller
+from harness.processes.fixture_types import FlushedNodes, FreshNodes
+from harness.processes.node_data import copy_data, put_back
+from harness.processes.ports import HOST
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import LockServer, Serve, form, now_ms, until, until_all_ready
+from harness.processes.tcp_proxy import TcpProxy
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,
     LEASE_STATE_ACTIVE,

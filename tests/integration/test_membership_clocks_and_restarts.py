@@ -12,10 +12,10 @@ from functools import partial
 import grpc
 import pytest
 
-from harness.fixture_types import FreshNodes, StartProxy
-from harness.lock_load import LockLoad
-from harness.servers import LockServer, Serve, form, now_ms, serving, until, until_all_ready
-from harness.token_history import TokenHistory
+from harness.history.token_history import TokenHistory
+from harness.load.lock_load import LockLoad
+from harness.processes.fixture_types import FreshNodes, StartProxy
+from harness.processes.servers import LockServer, Serve, form, now_ms, serving, until, until_all_ready
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,
     NODE_STATE_READY,

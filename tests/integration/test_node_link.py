@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from structlog.testing import capture_logs
 
-from harness import patience
-from harness.eventually import eventually
-from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
-from harness.redis_nodes import RedisNode
+from harness.processes.fixture_types import FlushedNodes, FreshNodes, StartProxy
+from harness.processes.redis_nodes import RedisNode
+from harness.time import timeouts
+from harness.time.eventually import eventually
 from redfence_server.clock import SystemClock
 from redfence_server.locking.node import (
     Command,
@@ -61,11 +61,11 @@ def new_link(
     memory: ClusterMemory | None = None,
     assume_durable: bool = False,
     channel: str = CHANNEL,
-    node_timeout_ms: int = patience.NODE_TIMEOUT_MS,
+    node_timeout_ms: int = timeouts.NODE_TIMEOUT_MS,
     heartbeat_interval_ms: int = 60_000,
 ) -> NodeLink:
     """Return a link that is not started. The other nodes of its cluster are out of its reach."""
-    visiting = Visiting(KEYS, patience.NODE_TIMEOUT_MS)
+    visiting = Visiting(KEYS, timeouts.NODE_TIMEOUT_MS)
     urls = [NodeUrl(url) if each == index else NodeUrl("redis://127.0.0.1:1") for each in range(node_count)]
     joining = JoiningSettings(
         urls, visiting, assume_durable=assume_durable, adopts_empty=False, fencing=asyncio.Lock()
@@ -257,7 +257,7 @@ async def test_the_release_of_a_missed_hand_over_is_sent_when_the_node_is_back(
     (node,) = await flushed_nodes(1)
     await form(node)
     proxy = await start_proxy(node)
-    timeout_ms = NODE_TIMEOUT_MS if way == "swallowed" else patience.NODE_TIMEOUT_MS
+    timeout_ms = NODE_TIMEOUT_MS if way == "swallowed" else timeouts.NODE_TIMEOUT_MS
     async with linked(new_link(proxy.url(node.url), node_timeout_ms=timeout_ms)) as link:
         assert await ask(link, mint()) == Granted("n1", 1)
         if way == "refused":

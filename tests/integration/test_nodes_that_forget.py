@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.fixture_types import FreshNodes
-from harness.loaded_cluster import loaded_cluster
-from harness.node_data import lose_last, raises_greatest_token, with_settings
-from harness.redis_nodes import RedisNode
-from harness.servers import Serve, until, until_all_ready
+from harness.processes.fixture_types import FreshNodes
+from harness.processes.loaded_cluster import loaded_cluster
+from harness.processes.node_data import lose_last, raises_greatest_token, with_settings
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import Serve, until, until_all_ready
 from redfence_server.embedded.binary import RedisBinary
 
 pytestmark = pytest.mark.slow

@@ -9,16 +9,16 @@ from urllib.parse import urlsplit
 import grpc
 import pytest
 
-from harness.fixture_types import FreshNodes, StartProxy
-from harness.loaded_cluster import TTL_MS, loaded_cluster
-from harness.lock_load import LockLoad
-from harness.node_data import copy_data, lose_last, put_back, raises_greatest_token
-from harness.ports import HOST
-from harness.redis_nodes import RedisNode
-from harness.servers import LockServer, Serve, form, now_ms, serving, until, until_all_ready
-from harness.tcp_proxy import TcpProxy
-from harness.token_history import TokenHistory
-from harness.vote_watch import VoteWatch
+from harness.history.token_history import TokenHistory
+from harness.history.vote_watch import VoteWatch
+from harness.load.lock_load import LockLoad
+from harness.processes.fixture_types import FreshNodes, StartProxy
+from harness.processes.loaded_cluster import TTL_MS, loaded_cluster
+from harness.processes.node_data import copy_data, lose_last, put_back, raises_greatest_token
+from harness.processes.ports import HOST
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import LockServer, Serve, form, now_ms, serving, until, until_all_ready
+from harness.processes.tcp_proxy import TcpProxy
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,
     NODE_STATE_QUARANTINED,

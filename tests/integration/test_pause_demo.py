@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from harness.processes import CommandProcesses
+from harness.processes.commands import CommandProcesses
 
 
 def told(pattern: str, story: str) -> re.Match[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.processes import CommandProcesses
+from harness.processes.commands import CommandProcesses
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.ports import free_port
+from harness.processes.ports import free_port
 from redfence_server.embedded.binary import RedisBinary
 from redfence_server.embedded.process import HOST, NodeConf, NodeProcess, PortTakenError
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import redfence
-from harness.eventually import eventually
-from harness.grpc_fake import GrpcFake, serving
-from harness.processes import CommandProcesses
-from harness.servers import LockServer, until_no_locks
+from harness.doubles.grpc_fake import GrpcFake, serving
+from harness.processes.commands import CommandProcesses
+from harness.processes.servers import LockServer, until_no_locks
+from harness.time.eventually import eventually
 from redfence._clock import SystemClock
 
 

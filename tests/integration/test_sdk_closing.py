@@ -13,9 +13,9 @@ import pytest
 from grpc import aio
 
 import redfence
-from harness.eventually import eventually
-from harness.grpc_fake import GrpcFake, serving
-from harness.servers import LockServer
+from harness.doubles.grpc_fake import GrpcFake, serving
+from harness.processes.servers import LockServer
+from harness.time.eventually import eventually
 from redfence._transport import grpc_async_link
 
 # The close gives up long before the calls would by themselves.

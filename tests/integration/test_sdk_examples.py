@@ -15,8 +15,8 @@ import pytest
 import redfence
 import redfence.testing
 import redfence_storage.client
-from harness.grpc_fake import GrpcFake, serving
-from harness.storage_server import serving as serving_storage
+from harness.doubles.grpc_fake import GrpcFake, serving
+from harness.processes.storage_server import serving as serving_storage
 from redfence_storage.client import AsyncStorageClient, StorageClient
 from redfence_storage.client_messages import GetResult
 from redfence_storage.group_commit import GroupCommit

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 import redfence
-from harness.eventually import eventually
-from harness.grpc_fake import GrpcFake, serving
-from harness.ports import free_port
+from harness.doubles.grpc_fake import GrpcFake, serving
+from harness.processes.ports import free_port
+from harness.time.eventually import eventually
 from redfence._clock import SystemClock
 from redfence._fake.server import FakeServer
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import redfence
-from harness.eventually import eventually
-from harness.processes import CommandProcesses
-from harness.servers import FormedNodes, Serve, until
+from harness.processes.commands import CommandProcesses
+from harness.processes.servers import FormedNodes, Serve, until
+from harness.time.eventually import eventually
 
 _WAITS = 80
 # Longer than the ttl of what is held meanwhile, which is itself longer than a busy machine stands still.

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 import redfence
-from harness.eventually import eventually
-from harness.grpc_fake import GrpcFake, serving
-from harness.late_loop import LateLoop
-from harness.servers import now_ms
+from harness.doubles.grpc_fake import GrpcFake, serving
+from harness.processes.servers import now_ms
+from harness.time.eventually import eventually
+from harness.time.loop_lag import LateLoop
 from redfence.testing import FakeLockServer, ManualClock
 
 _TTL = 1.0

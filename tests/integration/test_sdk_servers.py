@@ -13,10 +13,10 @@ from typing import Protocol, Self
 import pytest
 
 import redfence
-from harness.eventually import eventually
-from harness.processes import CommandProcess, CommandProcesses
-from harness.redis_nodes import RedisNode
-from harness.servers import FormedNodes, until, until_no_locks
+from harness.processes.commands import CommandProcess, CommandProcesses
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import FormedNodes, until, until_no_locks
+from harness.time.eventually import eventually
 from redfence._core import probe
 
 

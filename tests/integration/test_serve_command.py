@@ -15,15 +15,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from harness.eventually import eventually
-from harness.failures import failure_of
-from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
-from harness.ports import free_port
-from harness.processes import CommandProcess, CommandProcesses
-from harness.redis_nodes import RedisNode
-from harness.servers import FormedNodes, LockServer, form, memories, memory, now_ms, until
-from harness.session_caller import SessionCaller
-from harness.tcp_proxy import TcpProxy
+from harness.load.failures import failure_of
+from harness.load.session_caller import SessionCaller
+from harness.processes.commands import CommandProcess, CommandProcesses
+from harness.processes.fixture_types import FlushedNodes, FreshNodes, StartProxy
+from harness.processes.ports import free_port
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import FormedNodes, LockServer, form, memories, memory, now_ms, until
+from harness.processes.tcp_proxy import TcpProxy
+from harness.time.eventually import eventually
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,

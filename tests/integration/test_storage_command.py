@@ -9,8 +9,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from harness.ports import free_port
-from harness.processes import CommandProcesses
+from harness.processes.commands import CommandProcesses
+from harness.processes.ports import free_port
 from redfence_storage.client import AsyncStorageClient
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from harness.storage_model import StorageModel, comparable
-from harness.storage_server import connected, serving
+from harness.doubles.storage_model import StorageModel, comparable
+from harness.processes.storage_server import connected, serving
 from redfence import NotFoundError, StaleTokenError
 from redfence_storage.errors import StaleToken
 from redfence_storage.group_commit import GroupCommit

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.eventually import eventually
-from harness.processes import CommandProcess, CommandProcesses
+from harness.processes.commands import CommandProcess, CommandProcesses
+from harness.time.eventually import eventually
 from redfence import RedfenceError, StaleTokenError
 from redfence_storage.client import AsyncStorageClient
 from redfence_storage.client_messages import GetResult

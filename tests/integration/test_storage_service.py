@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
-from harness.eventually import eventually
-from harness.storage_server import HeldStore, StorageCalls, connected, full_disk, serving
+from harness.processes.storage_server import HeldStore, StorageCalls, connected, full_disk, serving
+from harness.time.eventually import eventually
 from redfence import (
     ClosedError,
     InvalidArgumentError,

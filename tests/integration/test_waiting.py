@@ -8,7 +8,9 @@ from contextlib import AsyncExitStack
 import grpc
 import pytest
 
-from harness.servers import (
+from harness.load.session_caller import SessionCaller
+from harness.load.waiters import TTL_MS, Waiter, line_up
+from harness.processes.servers import (
     FormedNodes,
     LockServer,
     Serve,
@@ -19,8 +21,6 @@ from harness.servers import (
     until,
     until_no_locks,
 )
-from harness.session_caller import SessionCaller
-from harness.waiters import TTL_MS, Waiter, line_up
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,

@@ -10,12 +10,20 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from harness.eventually import eventually
-from harness.processes import CommandProcess, CommandProcesses
-from harness.servers import FormedNodes, LockServer, Serve, locks_left, until, until_idle, until_no_locks
-from harness.session_caller import SessionCaller
-from harness.tcp_proxy import TcpProxy
-from harness.waiters import TTL_MS, Waiter, line_up
+from harness.load.session_caller import SessionCaller
+from harness.load.waiters import TTL_MS, Waiter, line_up
+from harness.processes.commands import CommandProcess, CommandProcesses
+from harness.processes.servers import (
+    FormedNodes,
+    LockServer,
+    Serve,
+    locks_left,
+    until,
+    until_idle,
+    until_no_locks,
+)
+from harness.processes.tcp_proxy import TcpProxy
+from harness.time.eventually import eventually
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import NODE_STATE_READY, RELEASE_OUTCOME_RELEASED
 

@@ -7,8 +7,10 @@ from itertools import groupby
 
 import pytest
 
-from harness.eventually import eventually
-from harness.servers import (
+from harness.history.token_history import TokenHistory
+from harness.load.session_caller import SessionCaller
+from harness.load.waiters import TTL_MS, Waiter, line_up
+from harness.processes.servers import (
     FormedNodes,
     LockServer,
     Serve,
@@ -19,9 +21,7 @@ from harness.servers import (
     until_idle,
     until_no_locks,
 )
-from harness.session_caller import SessionCaller
-from harness.token_history import TokenHistory
-from harness.waiters import TTL_MS, Waiter, line_up
+from harness.time.eventually import eventually
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import (
     ERROR_REASON_CANCELLED,

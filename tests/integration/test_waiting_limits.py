@@ -8,12 +8,12 @@ from typing import Any
 import grpc
 import pytest
 
-from harness.eventually import eventually
-from harness.failures import Failure
-from harness.processes import CommandProcesses
-from harness.servers import FormedNodes, LockServer, Serve
-from harness.session_caller import SessionCaller
-from harness.waiters import TTL_MS, Waiter, line_up
+from harness.load.failures import Failure
+from harness.load.session_caller import SessionCaller
+from harness.load.waiters import TTL_MS, Waiter, line_up
+from harness.processes.commands import CommandProcesses
+from harness.processes.servers import FormedNodes, LockServer, Serve
+from harness.time.eventually import eventually
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import ACQUIRE_OUTCOME_GRANTED, ACQUIRE_OUTCOME_HELD
 

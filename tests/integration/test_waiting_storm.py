@@ -11,12 +11,12 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from harness.failures import Failure
-from harness.leftovers import open_files, running_tasks
-from harness.servers import FormedNodes, LockServer, Serve, now_ms, until, until_no_locks
-from harness.session_caller import SessionCaller
-from harness.token_history import TokenHistory
-from harness.waiters import TTL_MS, Waiter
+from harness.history.token_history import TokenHistory
+from harness.load.failures import Failure
+from harness.load.session_caller import SessionCaller
+from harness.load.waiters import TTL_MS, Waiter
+from harness.processes.leftovers import open_files, running_tasks
+from harness.processes.servers import FormedNodes, LockServer, Serve, now_ms, until, until_no_locks
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import ERROR_REASON_CANCELLED
 

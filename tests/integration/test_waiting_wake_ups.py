@@ -9,11 +9,11 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from harness.eventually import eventually
-from harness.late_loop import LateLoop
-from harness.processes import CommandProcesses
-from harness.redis_nodes import RedisNode
-from harness.servers import (
+from harness.load.session_caller import SessionCaller
+from harness.load.waiters import TTL_MS, Waiter, line_up
+from harness.processes.commands import CommandProcesses
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import (
     FormedNodes,
     LockServer,
     Serve,
@@ -23,8 +23,8 @@ from harness.servers import (
     until_idle,
     until_no_locks,
 )
-from harness.session_caller import SessionCaller
-from harness.waiters import TTL_MS, Waiter, line_up
+from harness.time.eventually import eventually
+from harness.time.loop_lag import LateLoop
 from redfence_proto.v1.lock_pb2 import LEASE_STATE_ACTIVE, NODE_STATE_READY, RELEASE_OUTCOME_RELEASED
 
 NAME = "orders/42"

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from harness.fixture_types import FreshNodes
-from harness.redis_nodes import RedisNode
-from harness.servers import FormedNodes, Serve, form, now_ms, until, until_all_ready
-from harness.session_caller import SessionCaller
-from harness.waiters import TTL_MS, Waiter, line_up
+from harness.load.session_caller import SessionCaller
+from harness.load.waiters import TTL_MS, Waiter, line_up
+from harness.processes.fixture_types import FreshNodes
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import FormedNodes, Serve, form, now_ms, until, until_all_ready
 from redfence_proto.v1.lock_pb2 import (
     ERROR_REASON_QUORUM_UNAVAILABLE,
     NODE_STATE_QUARANTINED,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import spin
-from harness.spin import Search
+from harness.model import spin
+from harness.model.spin import Search
 
 REQUIRE_VARIABLE = "REDFENCE_REQUIRE_MODEL"
 

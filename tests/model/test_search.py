@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from harness.adversary import Limits, Rules, Violation, World
-from harness.adversary_moves import Begin, Expire, Lose, TimeOut
-from harness.adversary_mutants import MUTANTS
-from harness.adversary_search import search
+from harness.model.adversary import Limits, Rules, Violation, World
+from harness.model.moves import Begin, Expire, Lose, TimeOut
+from harness.model.mutants import MUTANTS
+from harness.model.search import search
 from redfence_server.locking.node import Commit
 
 NO_FAULT = Limits(losses=0, expiries=0, dropped_counters=0, give_ups=0, ends=0, hand_overs=0, keeps=0)

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from harness.adversary import Rules, Violation
-from harness.adversary_mutants import MUTANTS
-from harness.adversary_search import walk, world_of
+from harness.model.adversary import Rules, Violation
+from harness.model.mutants import MUTANTS
+from harness.model.search import walk, world_of
 
 WALKS = 10_000
 # The rarest mutant is caught about once in ten thousand walks; test_search.py finds it for sure.

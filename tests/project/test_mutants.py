@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import adversary_mutants
+from harness.model import mutants as adversary_mutants
 from harness.simulated import mutants as simulated_mutants
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -6,7 +6,7 @@ import asyncio
 
 from harness.simulated.network import Route, Stream
 from harness.simulated.processes import Process, ProcessLoop
-from harness.waiting_links import Chance
+from harness.simulated.waiting_links import Chance
 
 
 def test_a_partition_and_a_pause_reorder_nothing() -> None:

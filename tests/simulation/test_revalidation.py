@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from harness.fake_node import FakeNodeState
-from harness.joining_commands import Formation
+from harness.doubles.fake_node import FakeNodeState
+from harness.doubles.joining_commands import Formation
 from harness.simulated.network import Network, NodeHost
 from harness.simulated.processes import ProcessClock, ProcessLoop
 from harness.simulated.redis import SimulatedRedis
 from harness.simulated.servers import ServerHost
-from harness.virtual_loop import LoopClock
-from harness.waiting_links import Chance
+from harness.simulated.waiting_links import Chance
+from harness.time.virtual_loop import LoopClock
 from redfence_server.locking.attempt import AttemptGranted
 from redfence_server.locking.node import (
     REVALIDATION_MS_MAX,

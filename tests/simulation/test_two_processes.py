@@ -11,15 +11,15 @@ from unittest.mock import patch
 
 import pytest
 
-from harness.fake_node import FakeNodeState
-from harness.joining_commands import Formation
+from harness.doubles.fake_node import FakeNodeState
+from harness.doubles.joining_commands import Formation
 from harness.simulated.mutants import DIRECTED, MUTANTS
 from harness.simulated.network import Network, NodeHost
 from harness.simulated.processes import ProcessClock, ProcessLoop
 from harness.simulated.redis import SimulatedRedis
 from harness.simulated.servers import ServerHost
+from harness.simulated.waiting_links import Chance, now_ms
 from harness.simulated.world import Rules
-from harness.waiting_links import Chance, now_ms
 from redfence_server.locking.attempt import AttemptGranted
 from redfence_server.locking.node import NodeState
 from redfence_server.locking.quorum import RenewVerdict, TokenVerdict

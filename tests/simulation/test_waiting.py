@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from harness.waiting_world import run_waiting_world
+from harness.simulated.waiting_world import run_waiting_world
 from redfence_server.locking.attempt import Attempt
 from redfence_server.locking.node import Notice
 from redfence_server.locking.tally import Tally

@@ -23,7 +23,7 @@ from harness.chaos.records import Kind, Outcome, line
 from harness.chaos.report import write_report
 from harness.chaos.run import Course, Run, run
 from harness.chaos.services import harness_program
-from harness.moved_clock import NoCompilerError, compile_clock_shim
+from harness.time.moved_clock import NoCompilerError, compile_clock_shim
 from redfence_server import log_setup
 from redfence_server.embedded.process import AppendFsync
 

@@ -16,11 +16,11 @@ import hiredis
 
 from harness.chaos.node_disk import NodeDisk
 from harness.chaos.services import REDFENCE, ServerProcess, Service, StorageProcess, environment
-from harness.node_data import with_settings
-from harness.process_look import look_at_process
-from harness.processes import CommandProcesses
-from harness.redis_nodes import RedisNode
-from harness.servers import form, until, until_all_ready
+from harness.processes.commands import CommandProcesses
+from harness.processes.node_data import with_settings
+from harness.processes.process_look import look_at_process
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import form, until, until_all_ready
 from redfence_server.embedded.binary import RedisBinary
 from redfence_server.embedded.process import AppendFsync
 

@@ -16,7 +16,7 @@ from harness.chaos.cluster import ChaosCluster
 from harness.chaos.recorder import settled
 from harness.chaos.records import Kind, Operation, Outcome, in_order, read_operations
 from harness.chaos.services import environment, harness_program
-from harness.processes import CommandProcess
+from harness.processes.commands import CommandProcess
 
 _START_S = 60.0
 # The longest call of a client, and the closing of its connections.

@@ -8,9 +8,9 @@ import hiredis
 
 from harness.chaos.cluster import TTL_MS_MAX, ChaosCluster
 from harness.chaos.services import ServerProcess
-from harness.process_look import look_at_process
-from harness.redis_nodes import RedisNode
-from harness.servers import until
+from harness.processes.process_look import look_at_process
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import until
 from redfence_server.redis_io.scripts import Keyspace
 
 # Whatever the ttl was, it is over by then.

@@ -24,9 +24,9 @@ from harness.chaos.strike import (
     server_of,
     until_seen_by_all,
 )
-from harness.ports import HOST
-from harness.redis_nodes import RedisNode
-from harness.servers import new_lease_id, until
+from harness.processes.ports import HOST
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import new_lease_id, until
 
 _STANDARD_FILES = 3
 _STEP_MS = 30_000.0

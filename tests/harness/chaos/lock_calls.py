@@ -12,7 +12,7 @@ import grpc
 
 from harness.chaos.recorder import Call, Recorder
 from harness.chaos.records import Kind, Outcome
-from harness.servers import acquire_request, new_lease_id
+from harness.processes.servers import acquire_request, new_lease_id
 from redfence_proto.rich_error import from_trailing_metadata
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 

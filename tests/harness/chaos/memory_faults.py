@@ -8,8 +8,8 @@ from random import Random
 from harness.chaos.recorder import now_s
 from harness.chaos.records import MAJORITY_WIPED, Fault
 from harness.chaos.strike import STORAGE, Stage, Strike, every_server, network_of, node_of, until_seen
-from harness.node_data import repair_log
-from harness.redis_nodes import RedisNode
+from harness.processes.node_data import repair_log
+from harness.processes.redis_nodes import RedisNode
 
 _CUT_BYTES_MAX = 4_000
 # By so many bytes a node has too much memory in use; a few keys have 1,000 and all of them much less than the last.

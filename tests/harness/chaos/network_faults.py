@@ -9,9 +9,9 @@ from random import Random
 
 from harness.chaos.cluster import TTL_MS_MAX
 from harness.chaos.strike import Stage, Strike, every_server, network_of, node_of, until_seen_by_all
-from harness.node_data import copy_data
-from harness.servers import until
-from harness.tcp_proxy import TcpProxy
+from harness.processes.node_data import copy_data
+from harness.processes.servers import until
+from harness.processes.tcp_proxy import TcpProxy
 
 _RESETS_MAX = 20
 _TTL_S = TTL_MS_MAX / 1000

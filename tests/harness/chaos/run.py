@@ -20,7 +20,7 @@ from harness.chaos.recorder import Recorder, now_s, settled
 from harness.chaos.records import History, Operation, in_order, read_operations
 from harness.chaos.strike import Stage
 from harness.chaos.workloads import TTL_S
-from harness.servers import new_lease_id
+from harness.processes.servers import new_lease_id
 from redfence import RedfenceError
 from redfence_server.embedded.binary import find_redis_binary
 

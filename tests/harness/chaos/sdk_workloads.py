@@ -11,7 +11,7 @@ from random import Random
 from harness.chaos.recorder import Call, Recorder, now_s
 from harness.chaos.records import Kind
 from harness.chaos.workloads import TTL_S, Work, list_name
-from harness.servers import new_lease_id
+from harness.processes.servers import new_lease_id
 from redfence import (
     AsyncClient,
     AsyncLease,

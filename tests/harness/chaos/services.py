@@ -14,12 +14,12 @@ from typing import Final
 import grpc
 
 from harness.chaos.lock_calls import CHANNEL_OPTIONS
-from harness.moved_clock import MovedClock
-from harness.ports import HOST, free_port
-from harness.processes import CommandProcess, CommandProcesses
-from harness.redis_nodes import RedisNode
-from harness.servers import LockServer, new_lease_id, until
-from harness.tcp_proxy import TcpProxy
+from harness.processes.commands import CommandProcess, CommandProcesses
+from harness.processes.ports import HOST, free_port
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import LockServer, new_lease_id, until
+from harness.processes.tcp_proxy import TcpProxy
+from harness.time.moved_clock import MovedClock
 from redfence_proto.v1.lock_pb2 import ACQUIRE_OUTCOME_GRANTED, NODE_STATE_READY
 
 REDFENCE: Final = (str(Path(sys.executable).with_name("redfence")),)

@@ -11,7 +11,7 @@ from harness.chaos.cluster import ChaosCluster
 from harness.chaos.crowd import Crowd
 from harness.chaos.recorder import now_s
 from harness.chaos.records import Fault
-from harness.servers import until
+from harness.processes.servers import until
 
 # A node that has forgotten comes back after a quarantine, in which a server has to be up without a break.
 _REJOIN_S = 60.0

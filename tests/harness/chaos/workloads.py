@@ -11,7 +11,7 @@ from harness.chaos.lock_calls import Beats, Held, LockCalls
 from harness.chaos.recorder import Recorder, now_s
 from harness.chaos.records import Outcome
 from harness.chaos.storage_calls import StorageCalls
-from harness.servers import new_lease_id
+from harness.processes.servers import new_lease_id
 
 TTL_S = 2.0
 # Some that end before many a fault does.

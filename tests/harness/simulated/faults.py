@@ -13,8 +13,8 @@ from redfence_server.membership.examination import Phase
 
 if TYPE_CHECKING:
     from harness.simulated.network import NodeHost
+    from harness.simulated.waiting_links import Chance
     from harness.simulated.world import World
-    from harness.waiting_links import Chance
 
 # Between two looks of a server at a node's clock, and what a slow network adds.
 _LOOKS_MS: Final = 2_000.0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from harness.simulated.history import FencedStorage, Grant, History
 from harness.simulated.processes import Process
 from harness.simulated.servers import NotServingError, ServerHost, UnknownOutcomeError, Wire
-from harness.waiting_links import Chance, now_ms
+from harness.simulated.waiting_links import Chance, now_ms
 from redfence_server.errors import RedfenceServerError
 from redfence_server.lock_service import LockService
 from redfence_server.locking.quorum import RenewVerdict

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
-from harness import adversary_mutants
-from harness.fake_node import FakeNodeState, Hold
-from harness.joining_commands import RaiseFloor, RestoreVote, Step
+from harness.doubles.fake_node import FakeNodeState, Hold
+from harness.doubles.joining_commands import RaiseFloor, RestoreVote, Step
+from harness.model import mutants
 from harness.simulated.world import Rules
 from redfence_server.locking import attempt, quorum, redlock
 from redfence_server.locking.node import Command, Mint, Renew, Reply, Silence
@@ -205,10 +205,10 @@ MUTANTS: Final = {
     "fencing off": Rules(fenced=False),
     "validity counted from the answer": Rules(counts_from_answer=True),
     "extend that re-creates": Rules(node=ExtendThatRecreates),
-    "max without commit": Rules(patches=((attempt, "Tally", adversary_mutants.MaxWithoutCommit),)),
-    "undo of a shared hold": Rules(node=adversary_mutants.UndoOfAShared),
-    "undo by lease": Rules(patches=((redlock, "Attempt", adversary_mutants.UndoByLease),)),
-    "counter from zero": Rules(node=adversary_mutants.CounterFromZero),
+    "max without commit": Rules(patches=((attempt, "Tally", mutants.MaxWithoutCommit),)),
+    "undo of a shared hold": Rules(node=mutants.UndoOfAShared),
+    "undo by lease": Rules(patches=((redlock, "Attempt", mutants.UndoByLease),)),
+    "counter from zero": Rules(node=mutants.CounterFromZero),
     "a minority grants": Rules(patches=((quorum, "majority", lambda count: max(1, count // 2)),)),
     "no wait": Rules(patches=(_fencing(wait_ms=lambda _: 0.0),)),
     "holds end at a restart with proof": Rules(node=FloorThatEndsHolds),

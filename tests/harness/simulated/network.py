@@ -9,10 +9,10 @@ from typing import Any
 
 import hiredis
 
-from harness.arriving_bytes import deliver
+from harness.simulated.arriving_bytes import deliver
 from harness.simulated.processes import Process
 from harness.simulated.redis import Client, SimulatedRedis
-from harness.waiting_links import Chance
+from harness.simulated.waiting_links import Chance
 from redfence_server.redis_io.dial import DialError, DialledNode, DialRefusedError
 
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVarTuple
 
-from harness.virtual_loop import VirtualLoop
+from harness.time.virtual_loop import VirtualLoop
 
 Arguments = TypeVarTuple("Arguments")
 _process: contextvars.ContextVar[Process] = contextvars.ContextVar("process")

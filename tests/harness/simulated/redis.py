@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import hiredis
 
-from harness.fake_node import FakeNodeState
-from harness.joining_commands import (
+from harness.doubles.fake_node import FakeNodeState
+from harness.doubles.joining_commands import (
     DistrustClock,
     Formation,
     Known,

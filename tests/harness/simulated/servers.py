@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from harness.simulated.network import Network, NodeHost
 from harness.simulated.processes import Process, ProcessClock
-from harness.waiting_links import Chance
+from harness.simulated.waiting_links import Chance
 from redfence_server import composition, config
 from redfence_server.errors import StartupError
 from redfence_server.lock_service import LockService

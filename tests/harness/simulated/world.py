@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 import structlog
 
-from harness.fake_node import FakeNodeState
-from harness.joining_commands import Formation
+from harness.doubles.fake_node import FakeNodeState
+from harness.doubles.joining_commands import Formation
 from harness.simulated import faults
 from harness.simulated.history import FencedStorage, History
 from harness.simulated.holders import Holder, Surroundings
@@ -23,7 +23,7 @@ from harness.simulated.network import Network, NodeHost
 from harness.simulated.processes import ProcessClock, ProcessLoop
 from harness.simulated.redis import SimulatedRedis
 from harness.simulated.servers import START_TIMEOUT_MS, ServerHost
-from harness.waiting_links import Chance, now_ms
+from harness.simulated.waiting_links import Chance, now_ms
 from redfence_server.locking.node import NodeState
 from redfence_server.membership import fence
 from redfence_server.membership.examination import Phase

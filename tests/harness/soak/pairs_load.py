@@ -15,8 +15,8 @@ from typing import Final
 
 import grpc
 
-from harness.servers import LockServer, new_lease_id
-from harness.session_caller import SessionCaller
+from harness.load.session_caller import SessionCaller
+from harness.processes.servers import LockServer, new_lease_id
 from redfence_proto.v1 import lock_pb2
 
 # Few beside what a counter's day on the nodes would otherwise hold, many beside what is under way at once.

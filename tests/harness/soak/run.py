@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from harness.fuzz_site import FuzzSite, fuzz_site
-from harness.lua_node import Database
-from harness.process_look import look_at_process
-from harness.processes import CommandProcess, CommandProcesses
+from harness.doubles.lua_node import Database
+from harness.fuzz.site import FuzzSite, fuzz_site
+from harness.processes.commands import CommandProcess, CommandProcesses
+from harness.processes.process_look import look_at_process
 from harness.soak.judge import Judgement, Sample, Status, Wanted, judge
 from redfence_server.embedded.binary import RedisBinary
 

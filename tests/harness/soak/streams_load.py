@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import grpc
 
-from harness.servers import LockServer, new_lease_id
+from harness.processes.servers import LockServer, new_lease_id
 from redfence_proto.v1 import lock_pb2
 
 _CONNECTIONS: Final = 4

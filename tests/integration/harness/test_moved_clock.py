@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.fixture_types import FreshNodes
-from harness.moved_clock import MovedClock
+from harness.processes.fixture_types import FreshNodes
+from harness.time.moved_clock import MovedClock
 from redfence_server.embedded.binary import RedisBinary
 
 STEP_MS = 30_000

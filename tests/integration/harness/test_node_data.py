@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.fixture_types import FreshNodes
-from harness.node_data import (
+from harness.processes.fixture_types import FreshNodes
+from harness.processes.node_data import (
     Transaction,
     copy_data,
     log_file,

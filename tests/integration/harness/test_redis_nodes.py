@@ -8,9 +8,9 @@ from pathlib import Path
 import hiredis
 import pytest
 
-from harness.eventually import eventually
-from harness.fixture_types import FlushedNodes, FreshNodes, StartProxy
-from harness.redis_nodes import NodeSet, RedisNode
+from harness.processes.fixture_types import FlushedNodes, FreshNodes, StartProxy
+from harness.processes.redis_nodes import NodeSet, RedisNode
+from harness.time.eventually import eventually
 from redfence_server.embedded.binary import RedisBinary
 from redfence_server.embedded.process import AppendFsync, NodeStartError
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from harness.fixture_types import FlushedNodes
-from harness.redis_nodes import RedisNode
-from harness.servers import form, until
-from harness.vote_watch import VoteWatch
+from harness.history.vote_watch import VoteWatch
+from harness.processes.fixture_types import FlushedNodes
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import form, until
 
 NODE = "redfence:node"
 _FENCED = "redis.call('SET', KEYS[2], 9); redis.call('HSET', KEYS[1], 'floor:1', 9)"

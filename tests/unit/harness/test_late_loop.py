@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from harness.late_loop import LateLoop
-from harness.servers import now_ms
+from harness.processes.servers import now_ms
+from harness.time.loop_lag import LateLoop
 
 
 @pytest.mark.slow

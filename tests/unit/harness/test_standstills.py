@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 
-from harness.standstills import StandstillWatch
+from harness.time.stalls import StandstillWatch
 
 
 def test_a_stop_of_this_process_is_told_to_what_began_before_it_and_not_to_what_began_after() -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from harness.eventually import eventually
-from harness.ports import HOST, free_port
-from harness.tcp_proxy import TcpProxy
+from harness.processes.ports import HOST, free_port
+from harness.processes.tcp_proxy import TcpProxy
+from harness.time.eventually import eventually
 
 _DEADLINE_S = 5.0
 

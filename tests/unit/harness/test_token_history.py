@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.servers import now_ms
-from harness.token_history import Grant, TokenHistory
+from harness.history.token_history import Grant, TokenHistory
+from harness.processes.servers import now_ms
 
 
 def history(*grants: tuple[str, int, float, float], resource: str = "r") -> TokenHistory:

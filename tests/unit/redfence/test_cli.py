@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from harness.grpc_fake import serving
+from harness.doubles.grpc_fake import serving
 from redfence import ClusterReport, Durability, NodeReport, NodeState
 from redfence._cli import cluster_status, commands, main, servers
 from redfence._messages.reports import read_cluster

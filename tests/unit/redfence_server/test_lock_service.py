@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from harness.fake_node import FakeNode
-from harness.virtual_loop import LoopClock, on_virtual_time
+from harness.doubles.fake_node import FakeNode
+from harness.time.virtual_loop import LoopClock, on_virtual_time
 from redfence_server.errors import (
     DrainingError,
     NoQuorumError,

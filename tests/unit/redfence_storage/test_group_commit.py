@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.storage_server import HeldStore
+from harness.processes.storage_server import HeldStore
 from redfence_storage.errors import StaleToken, StoreClosed, TooManyWrites
 from redfence_storage.group_commit import GroupCommit
 from redfence_storage.store import Accepted, Fence, Get, Put, Reading

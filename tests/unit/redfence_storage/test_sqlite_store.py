@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from harness.storage_model import StorageModel, comparable
-from harness.storage_server import full_disk
+from harness.doubles.storage_model import StorageModel, comparable
+from harness.processes.storage_server import full_disk
 from redfence_storage.errors import StaleToken, StorageFailed
 from redfence_storage.sqlite_store import SqliteStore
 from redfence_storage.store import (

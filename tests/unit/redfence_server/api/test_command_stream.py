@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from harness.virtual_loop import on_virtual_time
+from harness.time.virtual_loop import on_virtual_time
 from redfence_server.api.command_stream import CommandStream
 from redfence_server.errors import TooManyCommandsError
 

@@ -8,8 +8,8 @@ from collections.abc import Awaitable
 
 import pytest
 
-from harness.fake_node import ADMITTED, TOKENS_END, Counter, FakeNode
-from harness.virtual_loop import LoopClock, on_virtual_time
+from harness.doubles.fake_node import ADMITTED, TOKENS_END, Counter, FakeNode
+from harness.time.virtual_loop import LoopClock, on_virtual_time
 from redfence_server.locking.attempt import Attempt, AttemptOutcome, TooLate
 from redfence_server.locking.attempt import AttemptGranted as Grant
 from redfence_server.locking.node import (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
-from harness.virtual_loop import LoopClock, on_virtual_time
+from harness.time.virtual_loop import LoopClock, on_virtual_time
 from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.examination import DURABLE_SETTINGS, Identity, Phase, examine
 from redfence_server.membership.heartbeat import Heartbeat, HeartbeatSettings, NotAdmitted

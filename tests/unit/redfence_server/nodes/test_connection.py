@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from harness.arriving_bytes import deliver
-from harness.virtual_loop import on_virtual_time
+from harness.simulated.arriving_bytes import deliver
+from harness.time.virtual_loop import on_virtual_time
 from redfence_server.locking.node import Silence
 from redfence_server.nodes import connection as node_connection
 from redfence_server.nodes.connection import NodeConnection, ReplyError

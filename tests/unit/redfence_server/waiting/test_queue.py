@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from harness.eventually import eventually
-from harness.fake_node import FakeNode
-from harness.virtual_loop import LoopClock, on_virtual_time
+from harness.doubles.fake_node import FakeNode
+from harness.time.eventually import eventually
+from harness.time.virtual_loop import LoopClock, on_virtual_time
 from redfence_server.errors import DrainingError, NoQuorumError, TooManyWaitersError, ValidityExhaustedError
 from redfence_server.lock_service import LockService
 from redfence_server.locking.node import Command, Mint, Release, Undo

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import hiredis
 
-from harness.moved_clock import MovedClock
-from harness.ports import free_port
+from harness.processes.ports import free_port
+from harness.time.moved_clock import MovedClock
 from redfence_server.embedded.binary import RedisBinary, RedisBinaryError, inspect, wheel_binary_path
 from redfence_server.embedded.process import AppendFsync, NodeConf, NodeProcess, call
 

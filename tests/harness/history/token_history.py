@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from harness.servers import now_ms
+from harness.processes.servers import now_ms
 from redfence_proto.v1 import lock_pb2
 
 

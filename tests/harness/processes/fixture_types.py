@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Protocol
 
-from harness.redis_nodes import RedisNode
-from harness.tcp_proxy import TcpProxy
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.tcp_proxy import TcpProxy
 from redfence_server.embedded.binary import RedisBinary
 from redfence_server.embedded.process import AppendFsync
 

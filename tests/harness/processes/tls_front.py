@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from harness.ports import HOST
+from harness.processes.ports import HOST
 
 _CHUNK_BYTES = 64 * 1024
 

@@ -10,7 +10,7 @@ from typing import Self
 
 import hiredis
 
-from harness.redis_nodes import RedisNode
+from harness.processes.redis_nodes import RedisNode
 
 # One atomic look. Each mint changes a counter, each commit a counter or a hold. The fence and the
 # restored vote change `high`, but the identity in the same step.

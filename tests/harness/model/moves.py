@@ -1,4 +1,4 @@
-"""What may happen in the adversary's world (adversary.py), one value per event; a list of them is a trace."""
+"""What may happen in the adversary's world (model/adversary.py), one value per event; a list of them is a trace."""
 
 from __future__ import annotations
 

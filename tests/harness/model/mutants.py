@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.adversary import Rules
-from harness.fake_node import FakeNodeState, Hold
+from harness.doubles.fake_node import FakeNodeState, Hold
+from harness.model.adversary import Rules
 from redfence_server.locking.attempt import Attempt
 from redfence_server.locking.node import Commit, Granted, Mint, Plain, Release, Reply, Undo
 from redfence_server.locking.tally import Decision, Grant, Tally

@@ -13,7 +13,7 @@ from typing import Any
 
 from grpc import aio
 
-from harness.ports import HOST, free_port
+from harness.processes.ports import HOST, free_port
 from redfence._clock import SystemClock
 from redfence._fake.server import FakeServer
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc

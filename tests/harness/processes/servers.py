@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import grpc
 
-from harness import patience
-from harness.ports import HOST
-from harness.redis_nodes import RedisNode
-from harness.tcp_proxy import TcpProxy
+from harness.processes.ports import HOST
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.tcp_proxy import TcpProxy
+from harness.time import timeouts
 from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_server import composition, config
@@ -160,7 +160,7 @@ async def serving(
     urls = [node.url for node in nodes]
     if proxies:
         urls = [proxy.url(url) for proxy, url in zip(proxies, urls, strict=True)]
-    settings = {"listen": "127.0.0.1:0", "node_timeout_ms": patience.NODE_TIMEOUT_MS, **settings}
+    settings = {"listen": "127.0.0.1:0", "node_timeout_ms": timeouts.NODE_TIMEOUT_MS, **settings}
     async with (
         composition.lock_server(config.load({"nodes": urls, **settings})) as running,
         grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel,

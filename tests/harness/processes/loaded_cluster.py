@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from harness.lock_load import LockLoad
-from harness.redis_nodes import RedisNode
-from harness.servers import LockServer, Serve, form, until, until_all_ready, until_no_locks
-from harness.tcp_proxy import TcpProxy
-from harness.vote_watch import VoteWatch
+from harness.history.vote_watch import VoteWatch
+from harness.load.lock_load import LockLoad
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import LockServer, Serve, form, until, until_all_ready, until_no_locks
+from harness.processes.tcp_proxy import TcpProxy
 from redfence_proto.v1.lock_pb2 import NODE_STATE_READY
 
 TTL_MS = 1_000

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness import patience
+from harness.time import timeouts
 from redfence_server.embedded.parent_death import leashed
 
 _LOOK_INTERVAL_S = 0.005
@@ -128,7 +128,7 @@ class CommandProcesses:
         return self.start(
             str(Path(sys.executable).with_name("redfence")),
             *arguments,
-            environment={"REDFENCE_NODE_TIMEOUT_MS": str(patience.NODE_TIMEOUT_MS), **(environment or {})},
+            environment={"REDFENCE_NODE_TIMEOUT_MS": str(timeouts.NODE_TIMEOUT_MS), **(environment or {})},
         )
 
     def close(self) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import grpc
 
-from harness.lua_node import Database
-from harness.processes import CommandProcess, CommandProcesses
-from harness.redis_nodes import NodeSet, RedisNode
-from harness.servers import form
+from harness.doubles.lua_node import Database
+from harness.processes.commands import CommandProcess, CommandProcesses
+from harness.processes.redis_nodes import NodeSet, RedisNode
+from harness.processes.servers import form
 from redfence_proto.v1 import lock_pb2_grpc
 from redfence_server.embedded.binary import RedisBinary
 from redfence_server.embedded.process import AppendFsync

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.redis_nodes import RedisNode
+from harness.processes.redis_nodes import RedisNode
 from redfence_server.embedded.binary import RedisBinary
 
 _TOOL_TIMEOUT_S = 10.0

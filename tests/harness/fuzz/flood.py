@@ -9,9 +9,9 @@ from typing import Any
 
 import grpc
 
-from harness.fuzz_methods import OWN_METHODS, Method
-from harness.fuzz_site import FuzzSite
-from harness.servers import acquire_request
+from harness.fuzz.methods import OWN_METHODS, Method
+from harness.fuzz.site import FuzzSite
+from harness.processes.servers import acquire_request
 from redfence_proto.storage.v1 import storage_pb2
 from redfence_proto.v1 import lock_pb2
 

@@ -6,8 +6,8 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from harness.fake_node import FakeNode, FakeNodeState, _Call, _Push
-from harness.virtual_loop import LoopClock
+from harness.doubles.fake_node import FakeNode, FakeNodeState, _Call, _Push
+from harness.time.virtual_loop import LoopClock
 from redfence_server.locking.node import Command, Mint, Reply, Silence
 from redfence_server.nodes.replay_queue import KeptCommands
 

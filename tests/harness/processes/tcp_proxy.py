@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-from harness.ports import HOST, free_port
+from harness.processes.ports import HOST, free_port
 
 _CHUNK_BYTES = 64 * 1024
 # Chunks under way in one direction of one connection; beyond, the sender feels it, as it would in a network.

@@ -7,7 +7,7 @@ import threading
 from types import TracebackType
 from typing import Final, Self
 
-from harness.servers import now_ms
+from harness.processes.servers import now_ms
 
 _BEAT_MS: Final = 10.0
 # A beat this late was held up by more than the work of others in the loop.

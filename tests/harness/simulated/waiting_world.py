@@ -15,9 +15,9 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass
 
-from harness.fake_node import FakeNodeState
-from harness.virtual_loop import LoopClock, VirtualLoop
-from harness.waiting_links import Chance, Link, now_ms
+from harness.doubles.fake_node import FakeNodeState
+from harness.simulated.waiting_links import Chance, Link, now_ms
+from harness.time.virtual_loop import LoopClock, VirtualLoop
 from redfence_server.errors import NoQuorumError, ValidityExhaustedError
 from redfence_server.lock_service import LockService
 from redfence_server.locking.redlock import Redlock

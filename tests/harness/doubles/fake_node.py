@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
-from harness.joining_commands import (
+from harness.doubles.joining_commands import (
     DistrustClock,
     Formation,
     JoiningAnswer,

@@ -20,7 +20,8 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Self
 
-from harness.adversary_moves import (
+from harness.doubles.fake_node import FakeNodeState, Hold
+from harness.model.moves import (
     Arrive,
     Begin,
     DropCounter,
@@ -34,7 +35,6 @@ from harness.adversary_moves import (
     Parcel,
     TimeOut,
 )
-from harness.fake_node import FakeNodeState, Hold
 from redfence_server.locking.attempt import Attempt
 from redfence_server.locking.attempt import AttemptGranted as Grant
 from redfence_server.locking.node import (
@@ -95,7 +95,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The algorithm under test: the project's own, or a mutant of one of its parts (adversary_mutants.py)."""
+    """The algorithm under test: the project's own, or a mutant of one of its parts (model/mutants.py)."""
 
     attempt: type[Attempt] = Attempt
     tally: type[Tally] = Tally

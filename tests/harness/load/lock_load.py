@@ -11,11 +11,11 @@ from typing import Self
 
 import grpc
 
-from harness.eventually import eventually
-from harness.failures import Failure
-from harness.servers import LockServer, acquire_request, new_lease_id, now_ms
-from harness.session_caller import SessionCaller, StreamEndedError
-from harness.token_history import Grant, TokenHistory
+from harness.history.token_history import Grant, TokenHistory
+from harness.load.failures import Failure
+from harness.load.session_caller import SessionCaller, StreamEndedError
+from harness.processes.servers import LockServer, acquire_request, new_lease_id, now_ms
+from harness.time.eventually import eventually
 from redfence_proto.rich_error import from_trailing_metadata
 from redfence_proto.v1 import lock_pb2
 

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import hiredis
 
-from harness.fake_node import ADMITTED, ALONE
-from harness.joining_commands import (
+from harness.doubles.fake_node import ADMITTED, ALONE
+from harness.doubles.joining_commands import (
     DistrustClock,
     Formation,
     JoiningAnswer,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from harness.adversary import Rules, Violation, World
-from harness.adversary_moves import (
+from harness.model.adversary import Rules, Violation, World
+from harness.model.moves import (
     Arrive,
     Begin,
     DropCounter,

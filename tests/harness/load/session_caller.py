@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import grpc
 
-from harness.servers import LockServer, acquire_request
+from harness.processes.servers import LockServer, acquire_request
 from redfence_proto.v1 import lock_pb2
 
 Result = lock_pb2.SessionResult

@@ -7,9 +7,9 @@ from typing import Any
 
 import grpc
 
-from harness.failures import Failure
-from harness.servers import LockServer, acquire_request, new_lease_id, now_ms, until
-from harness.session_caller import SessionCaller, StreamEndedError
+from harness.load.failures import Failure
+from harness.load.session_caller import SessionCaller, StreamEndedError
+from harness.processes.servers import LockServer, acquire_request, new_lease_id, now_ms, until
 from redfence_proto.rich_error import from_trailing_metadata
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import ACQUIRE_OUTCOME_GRANTED, RELEASE_OUTCOME_RELEASED

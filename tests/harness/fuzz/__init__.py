@@ -1,0 +1,1 @@
+"""Hostile bytes and random commands for every method and script."""

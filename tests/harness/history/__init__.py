@@ -1,0 +1,1 @@
+"""What was granted and who voted, recorded and judged."""

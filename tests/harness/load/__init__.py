@@ -1,0 +1,1 @@
+"""Callers that put load on a real server, and record what they were told."""

@@ -1,0 +1,1 @@
+"""The algorithm searched and walked: adversary, mutants, Spin."""

@@ -1,0 +1,1 @@
+"""Real nodes, servers, proxies and their files, started and ended by tests."""

@@ -1,0 +1,1 @@
+"""Time in tests: virtual loops, moved clocks, measured stalls, deadlines."""

@@ -179,7 +179,7 @@ class FakeServer:
         with self._lock:
             self._expire()
             if method == "ClusterStatus":
-                return self._cluster_status()
+                return _cluster_status(quorum_lost=self.quorum_lost, high=self._locks.greatest_token())
             current = self._locks.get(request.resource)
             hold = self._locks.current(current) if current else None
             if method == "GetLock":
@@ -199,16 +199,6 @@ class FakeServer:
             if place <= _SHOWN_MAX:
                 shown = response.queue.add(holder=waiting.request.holder)
                 shown.waited.FromMilliseconds(int(self._clock.now_ms() - waiting.arrived_at_ms))
-        return response
-
-    def _cluster_status(self) -> lock_pb2.ClusterStatusResponse:
-        response = lock_pb2.ClusterStatusResponse(cluster_id="fake", quorum=1, server_version="fake")
-        response.max_ttl.FromMilliseconds(bounds.TTL_MS_MAX_DEFAULT)
-        state = lock_pb2.NODE_STATE_UNREACHABLE if self.quorum_lost else lock_pb2.NODE_STATE_READY
-        # Memory is lost with the process.
-        node = response.nodes.add(index=0, address="memory", state=state, durability=lock_pb2.DURABILITY_NONE)
-        node.high = self._locks.greatest_token()
-        node.clock_offset.FromMilliseconds(0)
         return response
 
     # The commands. All of these run with the lock held.
@@ -338,6 +328,17 @@ class FakeServer:
         waited_ms = self._clock.now_ms() - waiting.arrived_at_ms
         answer_grant(result, waiting.request, hold, waited_ms=waited_ms)
         waiting.session.deliver(lock_pb2.SessionResponse(results=[result]))
+
+
+def _cluster_status(*, quorum_lost: bool, high: int) -> lock_pb2.ClusterStatusResponse:
+    response = lock_pb2.ClusterStatusResponse(cluster_id="fake", quorum=1, server_version="fake")
+    response.max_ttl.FromMilliseconds(bounds.TTL_MS_MAX_DEFAULT)
+    state = lock_pb2.NODE_STATE_UNREACHABLE if quorum_lost else lock_pb2.NODE_STATE_READY
+    # Memory is lost with the process.
+    node = response.nodes.add(index=0, address="memory", state=state, durability=lock_pb2.DURABILITY_NONE)
+    node.high = high
+    node.clock_offset.FromMilliseconds(0)
+    return response
 
 
 def _error(

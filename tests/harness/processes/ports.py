@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 HOST = "127.0.0.1"
 _LOWEST = 12_000
 _TRIES_MAX = 200
+# Tests that run in parallel share no port: each worker of pytest-xdist takes its own.
+_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 _given_out: set[int] = set()
 _random = random.SystemRandom()
 
@@ -22,7 +26,7 @@ def free_port() -> int:
     end = _first_ephemeral_port()
     for _ in range(_TRIES_MAX):
         # A range that leaves too little room below it must do without.
-        port = _random.randrange(_LOWEST, end) if end > _LOWEST + 1_000 else 0
+        port = _random.randrange(_LOWEST + _worker, end, _workers) if end > _LOWEST + 1_000 else 0
         with socket.socket() as probe:
             try:
                 probe.bind((HOST, port))

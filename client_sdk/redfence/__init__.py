@@ -47,6 +47,8 @@ from redfence._messages.reports import (
 from redfence._threads.client import Client
 from redfence._threads.lease import Lease, Lock, LossEvent
 
+__version__ = "0.2.0"
+
 __all__ = [
     "AccessDeniedError",
     "AcquireTimeoutError",
@@ -85,3 +87,7 @@ __all__ = [
     "UnavailableError",
     "from_rpc_error",
 ]
+
+# A traceback and a pickle name what a user imports, not the private module where it is written.
+for _name in __all__:
+    globals()[_name].__module__ = __name__

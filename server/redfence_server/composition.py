@@ -21,7 +21,7 @@ from redfence_server.locking.redlock import Redlock
 from redfence_server.membership.heartbeat import HeartbeatSettings
 from redfence_server.membership.joining import JoiningSettings
 from redfence_server.membership.node_clock import ClockWitnesses
-from redfence_server.membership.visit import Visiting
+from redfence_server.membership.visit import AdminSettings
 from redfence_server.nodes.cluster import NodeCluster, check_urls
 from redfence_server.nodes.link import LinkSettings
 from redfence_server.randomness import Randomness, SystemRandomness
@@ -71,9 +71,9 @@ def assemble(
             node_timeout_ms=config.node_timeout_ms,
             joining=JoiningSettings(
                 urls=urls,
-                visiting=Visiting(keys, config.dial_timeout_ms, clock, dial),
+                visiting=AdminSettings(keys, config.dial_timeout_ms, clock, dial),
                 assume_durable=config.assume_durable,
-                adopts_empty=adopts_empty_nodes,
+                accept_empty_nodes=adopts_empty_nodes,
                 fencing=asyncio.Lock(),
             ),
             heartbeat=HeartbeatSettings(config.heartbeat_interval_ms, keys, ClockWitnesses(len(urls))),

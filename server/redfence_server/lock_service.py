@@ -13,7 +13,7 @@ from redfence_server.errors import DrainingError, NoQuorumError, ValidityExhaust
 from redfence_server.locking import quorum
 from redfence_server.locking.attempt import Attempt, AttemptGranted, AttemptOutcome, TooLate
 from redfence_server.locking.backoff import pauses, revalidation_pauses
-from redfence_server.locking.node import REVALIDATION_MS_MAX, Held, NodeState, Plain, Reply, Silence
+from redfence_server.locking.node import REVALIDATION_MS_MAX, Held, NodeState, NoReply, Reply, Status
 from redfence_server.locking.quorum import ReleaseVerdict, Renewal, RenewVerdict, TokenVerdict
 from redfence_server.locking.redlock import Order, Redlock, Verdict
 from redfence_server.locking.tally import Failure, Refusal
@@ -48,7 +48,7 @@ class LockView:
 
     current: CurrentHold | None
     queue: QueueView
-    nodes: tuple[Held | Plain | Silence, ...]
+    nodes: tuple[Held | Status | NoReply, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,9 @@ class LockService:
                 "the call's deadline came first; what this call minted is being undone"
             ) from error
 
-    def take_back(self, call: AcquireCall, lease: Lease) -> None:
-        """Undo a grant that its caller surely was not told of; see `Redlock.take_back`."""
-        self._redlock.take_back(resource=call.resource, nonce=lease.nonce, ttl_ms=call.ttl_ms)
+    def undo_grant(self, call: AcquireCall, lease: Lease) -> None:
+        """Undo a grant that its caller surely was not told of; see `Redlock.undo_grant`."""
+        self._redlock.undo_grant(resource=call.resource, nonce=lease.nonce, ttl_ms=call.ttl_ms)
 
     async def _try_and_wait(self, call: AcquireCall) -> Lease | NotGranted:
         wait_ms = float(call.wait_ms)
@@ -183,7 +183,7 @@ class LockService:
         elapsed_ms = self._clock.now_ms() - outcome.minted_at_ms
         if quorum.validity_left_ms(call.ttl_ms, elapsed_ms) > 0:
             return outcome
-        self._redlock.take_back(resource=call.resource, nonce=outcome.nonce, ttl_ms=call.ttl_ms)
+        self._redlock.undo_grant(resource=call.resource, nonce=outcome.nonce, ttl_ms=call.ttl_ms)
         return TooLate(elapsed_ms)
 
     async def _try(self, call: AcquireCall) -> Lease | NotGranted:
@@ -315,7 +315,7 @@ def _needs_revalidation(outcome: AttemptOutcome) -> bool:
     """Tell whether an attempt failed because nodes have to be examined again."""
     match outcome:
         case Refusal(Failure.NO_QUORUM, silent=silent):
-            return any(reply is Silence.NOT_ADMITTED for _, reply in silent)
+            return any(reply is NoReply.NOT_ADMITTED for _, reply in silent)
     return False
 
 
@@ -323,8 +323,8 @@ def _answer_margin_ms(answer_within_ms: float) -> float:
     return min(_ANSWER_MARGIN_MS_MAX, answer_within_ms * _ANSWER_MARGIN_SHARE)
 
 
-def _answer(reply: Reply | None) -> Held | Plain | Silence:
-    assert isinstance(reply, Held | Plain | Silence), reply
+def _answer(reply: Reply | None) -> Held | Status | NoReply:
+    assert isinstance(reply, Held | Status | NoReply), reply
     return reply
 
 
@@ -332,5 +332,5 @@ def _describe(hold: Held | None) -> CurrentHold | None:
     return None if hold is None else CurrentHold(hold.holder, hold.token, hold.remaining_ms)
 
 
-def _no_quorum(silent: Sequence[tuple[int, Silence]], *, also: str = "") -> NoQuorumError:
+def _no_quorum(silent: Sequence[tuple[int, NoReply]], *, also: str = "") -> NoQuorumError:
     return NoQuorumError.naming(((node, reply.name.lower()) for node, reply in silent), also=also)

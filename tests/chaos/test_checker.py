@@ -208,7 +208,9 @@ BROKEN: Mapping[str, Cases] = {
     },
     "P": {
         "two calls of a hundred are unknown though all is well": lambda s: s.late(unknown=2, of=100),
-        "two calls of a hundred are turned away though all is well": lambda s: s.late(turned_away=2, of=100),
+        "two calls of a hundred are turned away though all is well": lambda s: s.late(
+            admission_refused=2, of=100
+        ),
         "granted late after the healing": lambda s: (
             s.without_last_acquires()
             .acquire("z", 90, (100, 100.1), resource="background")

@@ -27,20 +27,20 @@ from redfence_server.locking.node import (
     LockNode,
     Mint,
     NodeState,
+    NoReply,
     Notice,
-    Plain,
     Release,
     Renew,
     Renewed,
     Reply,
-    Silence,
+    Status,
     Undo,
 )
 from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.heartbeat import HeartbeatSettings
 from redfence_server.membership.joining import JoiningSettings
 from redfence_server.membership.node_clock import ClockWitnesses
-from redfence_server.membership.visit import Visiting
+from redfence_server.membership.visit import AdminSettings
 from redfence_server.nodes.link import LinkSettings, NodeLink
 from redfence_server.operations import forming
 from redfence_server.randomness import SystemRandomness
@@ -208,9 +208,9 @@ async def linked_site(redis: RedisNode, *, channel: str = HERE, url: str = "") -
             node_timeout_ms=2_000,
             joining=JoiningSettings(
                 urls=[NodeUrl(url or redis.url)],
-                visiting=Visiting(KEYS, dial_timeout_ms=2_000),
+                visiting=AdminSettings(KEYS, dial_timeout_ms=2_000),
                 assume_durable=False,
-                adopts_empty=False,
+                accept_empty_nodes=False,
                 fencing=asyncio.Lock(),
             ),
             # No heartbeat: tests set the greatest token back, which is an old snapshot.
@@ -330,9 +330,9 @@ async def test_a_retried_mint_answers_the_stored_nonce_and_token_and_marks_the_h
 async def test_numbers_grow_across_leases_and_ends(site: Site) -> None:
     """Neither an undo, a release nor an expiry gives a number back."""
     assert await ask(site, mint(A, "n1")) == Granted("n1", 1)
-    assert await ask(site, Undo(R, "n1", 0)) is Plain.UNDONE
+    assert await ask(site, Undo(R, "n1", 0)) is Status.UNDONE
     assert await ask(site, mint(B, "n2")) == Granted("n2", 2)
-    assert await ask(site, Release(R, B, 0)) is Plain.RELEASED
+    assert await ask(site, Release(R, B, 0)) is Status.RELEASED
     assert await ask(site, mint(A, "n3")) == Granted("n3", 3)
     await site.expire(R)
     assert await ask(site, mint(B, "n4")) == Granted("n4", 4)
@@ -375,7 +375,7 @@ async def test_when_the_numbers_are_used_up_a_mint_is_refused_and_changes_nothin
     """Failing closed beats two tokens that compare equal."""
     await site.set_high(2**53 - 1)
     before = await site.dump()
-    assert await ask(site, mint()) is Silence.REFUSED
+    assert await ask(site, mint()) is NoReply.REFUSED
     assert await site.dump() == before
 
 
@@ -395,7 +395,7 @@ async def test_names_and_labels_are_any_text(site: Site, text: str) -> None:
 async def test_a_commit_raises_the_hold_the_counter_and_high(site: Site) -> None:
     """The next number of the resource is greater than the token of the grant."""
     await ask(site, mint())
-    assert await ask(site, Commit(R, A, "n1", 9)) is Plain.COMMITTED
+    assert await ask(site, Commit(R, A, "n1", 9)) is Status.COMMITTED
     kept = await site.dump()
     assert kept[KEYS.lock(R)]["token"] == "9"
     assert (kept[KEYS.counter(R)], kept[KEYS.high]) == ({"": "9"}, {"": "9"})
@@ -406,7 +406,7 @@ async def test_a_commit_never_lowers(site: Site) -> None:
     await ask(site, mint())
     await ask(site, Commit(R, A, "n1", 9))
     before = await site.dump()
-    assert await ask(site, Commit(R, A, "n1", 5)) is Plain.COMMITTED
+    assert await ask(site, Commit(R, A, "n1", 5)) is Status.COMMITTED
     assert await site.dump() == before
 
 
@@ -416,7 +416,7 @@ async def test_a_commit_after_the_counter_was_dropped_leaves_no_way_to_a_smaller
     await ask(site, Commit("other", A, "n1", 50))
     await ask(site, mint())
     await site.drop_counter(R)
-    assert await ask(site, Commit(R, A, "n1", 51)) is Plain.COMMITTED
+    assert await ask(site, Commit(R, A, "n1", 51)) is Status.COMMITTED
     await ask(site, Release(R, A, 0))
     assert await ask(site, mint(B, "n2")) == Granted("n2", 52)
 
@@ -432,7 +432,7 @@ async def test_a_commit_of_anything_but_the_very_hold_is_refused_and_changes_not
     """A late commit of a first attempt must not land in a second hold, even of the same lease."""
     await ask(site, mint())
     before = await site.dump()
-    assert await ask(site, commit) is Plain.LOST
+    assert await ask(site, commit) is Status.LOST
     assert await site.dump() == before
 
 
@@ -442,11 +442,11 @@ async def test_a_commit_of_anything_but_the_very_hold_is_refused_and_changes_not
 async def test_an_undo_goes_by_the_nonce_alone(site: Site) -> None:
     """It ends what its own attempt made, not what another attempt of the same lease made; the numbers stay used."""
     await ask(site, mint())
-    assert await ask(site, Undo(R, "n2", 0)) is Plain.KEPT
+    assert await ask(site, Undo(R, "n2", 0)) is Status.KEPT
     assert KEYS.lock(R) in await site.dump()
-    assert await ask(site, Undo(R, "n1", 0)) is Plain.UNDONE
+    assert await ask(site, Undo(R, "n1", 0)) is Status.UNDONE
     assert await site.dump() == {KEYS.counter(R): {"": "1"}, KEYS.high: {"": "1"}}
-    assert await ask(site, Undo(R, "n1", 0)) is Plain.KEPT
+    assert await ask(site, Undo(R, "n1", 0)) is Status.KEPT
 
 
 @pytest.mark.parametrize("nonce", ["n1", "n2"])
@@ -455,7 +455,7 @@ async def test_an_undo_keeps_a_hold_that_a_retry_shares(site: Site, nonce: str) 
     await ask(site, mint(A, "n1"))
     await ask(site, mint(A, "n2"))
     before = await site.dump()
-    assert await ask(site, Undo(R, nonce, 0)) is Plain.KEPT
+    assert await ask(site, Undo(R, nonce, 0)) is Status.KEPT
     assert await site.dump() == before
 
 
@@ -464,11 +464,11 @@ async def test_a_release_ends_its_own_lease_also_a_shared_one_and_no_other(site:
     await ask(site, mint(A, "n1"))
     await ask(site, mint(A, "n2"))
     before = await site.dump()
-    assert await ask(site, Release(R, B, 0)) is Plain.NOT_HELD
+    assert await ask(site, Release(R, B, 0)) is Status.NOT_HELD
     assert await site.dump() == before
-    assert await ask(site, Release(R, A, 0)) is Plain.RELEASED
+    assert await ask(site, Release(R, A, 0)) is Status.RELEASED
     assert KEYS.lock(R) not in await site.dump()
-    assert await ask(site, Release(R, A, 0)) is Plain.NOT_HELD
+    assert await ask(site, Release(R, A, 0)) is Status.NOT_HELD
 
 
 async def test_a_renewal_starts_the_stored_ttl_anew(site: Site) -> None:
@@ -483,17 +483,17 @@ async def test_a_renewal_never_creates_a_hold_again_and_never_touches_another_le
     """A lost hold that came back could stand beside another's."""
     await ask(site, mint())
     before = await site.dump()
-    assert await ask(site, Renew(R, B)) is Plain.NOT_HELD
+    assert await ask(site, Renew(R, B)) is Status.NOT_HELD
     assert await site.dump() == before
     await site.expire(R)
     before = await site.dump()
-    assert await ask(site, Renew(R, A)) is Plain.NOT_HELD
+    assert await ask(site, Renew(R, A)) is Status.NOT_HELD
     assert await site.dump() == before
 
 
 async def test_looking_changes_nothing(site: Site) -> None:
     """It tells the hold without its secrets, or that there is none."""
-    assert await ask(site, Inspect(R)) is Plain.FREE
+    assert await ask(site, Inspect(R)) is Status.FREE
     await ask(site, mint())
     before = await site.dump()
     reply = await ask(site, Inspect(R))
@@ -526,9 +526,9 @@ async def test_a_hand_over_ends_the_lease_and_mints_for_the_next_in_one_step(sit
         KEYS.high: {"": "10"},
     }
     assert TTL_MS < await site.ttl_left_ms(R) <= 2 * TTL_MS
-    assert await ask(site, Release(R, A, 0)) is Plain.NOT_HELD
-    assert await ask(site, Commit(R, A, "n1", 20)) is Plain.LOST
-    assert await ask(site, Undo(R, "n1", 0)) is Plain.KEPT
+    assert await ask(site, Release(R, A, 0)) is Status.NOT_HELD
+    assert await ask(site, Commit(R, A, "n1", 20)) is Status.LOST
+    assert await ask(site, Undo(R, "n1", 0)) is Status.KEPT
 
 
 async def test_a_hand_over_can_shorten_what_is_left_of_the_time(site: Site) -> None:
@@ -576,9 +576,9 @@ async def test_when_the_numbers_are_used_up_a_hand_over_ends_nothing(site: Site)
     await site.drop_counter(R)
     await site.set_high(2**53 - 1)
     before = await site.dump()
-    assert await ask(site, mint(B, "n2", ends=A)) is Silence.REFUSED
+    assert await ask(site, mint(B, "n2", ends=A)) is NoReply.REFUSED
     assert await site.dump() == before
-    assert await ask(site, Release(R, A, 0)) is Plain.RELEASED
+    assert await ask(site, Release(R, A, 0)) is Status.RELEASED
 
 
 async def test_an_undo_of_a_hand_over_frees_the_lock(site: Site) -> None:
@@ -586,8 +586,8 @@ async def test_an_undo_of_a_hand_over_frees_the_lock(site: Site) -> None:
     await ask(site, mint(A, "n1"))
     await ask(site, mint(A, "n2"))
     await ask(site, mint(B, "n3", ends=A))
-    assert await ask(site, Undo(R, "n3", 0)) is Plain.UNDONE
-    assert await ask(site, Inspect(R)) is Plain.FREE
+    assert await ask(site, Undo(R, "n3", 0)) is Status.UNDONE
+    assert await ask(site, Inspect(R)) is Status.FREE
 
 
 # --- notices --------------------------------------------------------------------------------------------------------
@@ -682,10 +682,10 @@ async def test_what_ends_nothing_tells_nobody(site: Site) -> None:
     there = await site.beside(THERE)
     await ask(site, mint(A, "n1", behind=True))
     await ask(there, mint(B, "n2", notify=True))
-    assert await ask(site, Release(R, B, 0)) is Plain.NOT_HELD
-    assert await ask(site, Undo(R, "n2", 0)) is Plain.KEPT
+    assert await ask(site, Release(R, B, 0)) is Status.NOT_HELD
+    assert await ask(site, Undo(R, "n2", 0)) is Status.KEPT
     await ask(site, mint(A, "n3"))
-    assert await ask(site, Undo(R, "n1", 0)) is Plain.KEPT
+    assert await ask(site, Undo(R, "n1", 0)) is Status.KEPT
     assert await notices(there) == await notices(site) == []
 
 
@@ -723,7 +723,7 @@ async def test_a_notice_comes_after_the_last_reply_that_shows_the_hold_and_befor
         seen = [_timeless(each) for each in there.told]
         end = seen.index(Notice(0, R, number))
         assert seen[:end] == [(A, number, "h")] * end
-        assert seen[end + 1 :] == [Plain.FREE] * (len(seen) - end - 1) != []
+        assert seen[end + 1 :] == [Status.FREE] * (len(seen) - end - 1) != []
 
 
 async def test_a_server_that_may_not_publish_ends_leases_all_the_same(
@@ -738,10 +738,10 @@ async def test_a_server_that_may_not_publish_ends_leases_all_the_same(
         mute = await linked_site(redis, channel="mute", url=url)
         site.others.append(mute)
         await ask(site, mint(A, "n1", behind=True))
-        assert await ask(mute, Release(R, A, 0)) is Plain.RELEASED
+        assert await ask(mute, Release(R, A, 0)) is Status.RELEASED
         await ask(site, mint(A, "n2", behind=True))
-        assert await ask(mute, Undo(R, "n2", 0)) is Plain.UNDONE
-        assert await ask(site, Inspect(R)) is Plain.FREE
+        assert await ask(mute, Undo(R, "n2", 0)) is Status.UNDONE
+        assert await ask(site, Inspect(R)) is Status.FREE
         assert await notices(site) == []
     finally:
         await site.close()
@@ -773,7 +773,7 @@ async def test_a_node_that_was_admitted_under_another_id_refuses_and_changes_not
     await site.take_admission_away()
     before = await site.dump()
     # Or what came of the look that follows, for what would have been sent again after it.
-    assert await ask(site, command) in {Silence.NOT_ADMITTED, Silence.UNREACHABLE}
+    assert await ask(site, command) in {NoReply.NOT_ADMITTED, NoReply.UNREACHABLE}
     assert await site.dump() == before
 
 

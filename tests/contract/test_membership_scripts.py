@@ -35,12 +35,12 @@ from redfence_server.locking.node import (
     Held,
     Inspect,
     Mint,
-    Plain,
+    NoReply,
     Release,
     Renew,
     Renewed,
     Reply,
-    Silence,
+    Status,
     Undo,
 )
 from redfence_server.membership.examination import Identity, Phase
@@ -187,8 +187,8 @@ async def test_a_hold_that_has_outlived_a_wait_counts_as_ended(node: Node, lease
     """A clock was set back. Its lease is neither shown nor renewed, and a retry gets a new token."""
     ask(node, mint())
     come_back(node)
-    assert ask(node, Renew(R, A), NEW) is Plain.NOT_HELD
-    assert ask(node, Inspect(R), NEW) is Plain.FREE
+    assert ask(node, Renew(R, A), NEW) is Status.NOT_HELD
+    assert ask(node, Inspect(R), NEW) is Status.FREE
     assert ask(node, mint(lease, "n2"), NEW) == Granted("n2", 1_001)
     assert ask(node, mint(lease, "n3"), NEW) == Granted("n2", 1_001), "this hold is new"
 
@@ -203,8 +203,8 @@ async def test_a_hold_outlives_a_restart_with_proof(node: Node) -> None:
         assert isinstance(held, Held)
         assert (held.digest, held.token) == (A, 1)
     assert ask(node, mint(A, "n3"), NEW) == Granted("n3", 1_001)
-    assert ask(node, Undo(R, "n3", 0), NEW) is Plain.KEPT
-    assert ask(node, Release(R, A, 0), NEW) is Plain.RELEASED
+    assert ask(node, Undo(R, "n3", 0), NEW) is Status.KEPT
+    assert ask(node, Release(R, A, 0), NEW) is Status.RELEASED
 
 
 async def test_without_its_greatest_token_a_node_mints_commits_and_fences_nothing(node: Node) -> None:
@@ -212,11 +212,11 @@ async def test_without_its_greatest_token_a_node_mints_commits_and_fences_nothin
     ask(node, mint())
     lose(node, KEYS.high)
     before = everything(node)
-    assert ask(node, mint(B, "n2", "other")) is Silence.NOT_ADMITTED
-    assert ask(node, Commit(R, A, "n1", 9)) is Silence.NOT_ADMITTED
+    assert ask(node, mint(B, "n2", "other")) is NoReply.NOT_ADMITTED
+    assert ask(node, Commit(R, A, "n1", 9)) is NoReply.NOT_ADMITTED
     assert everything(node) == before
     refuse(node, FENCE, step=Step.NOT_ADMITTED)
-    assert ask(node, Release(R, A, 0)) is Plain.RELEASED
+    assert ask(node, Release(R, A, 0)) is Status.RELEASED
 
 
 # --- quarantine ------------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ async def test_a_quarantine_takes_the_vote_and_keeps_the_data(node: Node, phase:
     take_out(node, phase)
     out = Sight(replace(VOTING, admission=Q, run_id="run-2", phase=phase), 4, 1)
     for command in (*EVERY_COMMAND, Undo(R, "n1", 0), Release(R, A, 0)):
-        assert ask(node, command) is Silence.NOT_ADMITTED
+        assert ask(node, command) is NoReply.NOT_ADMITTED
     assert everything(node) == (out, keys)
 
 
@@ -305,8 +305,8 @@ async def test_a_fence_raises_the_greatest_token_notes_the_floor_and_renews_the_
     after = replace(VOTING, admission=NEW, known_floors={2: 1_000}, known_fences={2: Q})
     assert everything(node) == (Sight(after, 4, 1_000), {**keys, KEYS.high: {"": "1000"}})
     for command in EVERY_COMMAND:
-        assert ask(node, command) is Silence.NOT_ADMITTED
-        assert ask(node, command, NEW) is not Silence.NOT_ADMITTED
+        assert ask(node, command) is NoReply.NOT_ADMITTED
+        assert ask(node, command, NEW) is not NoReply.NOT_ADMITTED
     refuse(node, replace(FENCE, floor=2_000_000), step=Step.NOT_ADMITTED)
 
 

@@ -45,9 +45,9 @@ from redfence_server.locking.node import (
     Held,
     Inspect,
     Mint,
+    NoReply,
     Release,
     Renew,
-    Silence,
     Undo,
 )
 from redfence_server.membership.examination import Phase
@@ -321,7 +321,7 @@ def test_what_the_product_can_send_never_raises_and_the_fake_answers_the_same(da
             admission = _admission_of(real)
             reply = _play(real, step, admission=admission, now_ms=0.0)
             after = numbers(database)
-            seen[reply if isinstance(reply, Silence) else (type(step), reply is Answer.DONE)] += 1
+            seen[reply if isinstance(reply, NoReply) else (type(step), reply is Answer.DONE)] += 1
             if isinstance(step, Drop):
                 _play(fake, step, admission=admission, now_ms=0.0)
                 continue
@@ -333,7 +333,7 @@ def test_what_the_product_can_send_never_raises_and_the_fake_answers_the_same(da
 
     check()
     done = {(kind, True) for kind in (Quarantine, ReserveFloor, RaiseFloor)}
-    assert {(Mint, False), (Commit, False), *done, Silence.REFUSED} <= set(seen), seen
+    assert {(Mint, False), (Commit, False), *done, NoReply.REFUSED} <= set(seen), seen
 
 
 # --- arguments that nobody sends -------------------------------------------------------------------------------------

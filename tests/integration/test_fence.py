@@ -141,7 +141,7 @@ DEATHS = (
         if n in death.counts
     ],
 )
-async def test_whenever_a_server_dies_that_brings_a_node_back_another_one_goes_on(
+async def test_whenever_a_server_dies_that_brings_a_node_recovered_another_one_goes_on(
     *,
     count: int,
     death: Death,

@@ -551,7 +551,7 @@ async def a_defect(stage: Stage) -> AsyncIterator[Failure]:
             failures.append(Failure.of_message(renewed.error))
             await keep_alive.done_writing()
             assert await keep_alive.code() is grpc.StatusCode.OK
-    assert [entry["event"] for entry in logs] == ["defect"] * 4
+    assert [entry["event"] for entry in logs] == ["internal_error"] * 4
     for failure in failures:
         assert (failure.code, failure.retry_after_ms) == (grpc.StatusCode.INTERNAL, None)
         assert "inner words" not in failure.message

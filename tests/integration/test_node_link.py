@@ -22,13 +22,13 @@ from redfence_server.locking.node import (
     Inspect,
     Mint,
     NodeState,
+    NoReply,
     Notice,
-    Plain,
     Release,
     Renew,
     Renewed,
     Reply,
-    Silence,
+    Status,
     Undo,
 )
 from redfence_server.membership import fence
@@ -37,7 +37,7 @@ from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.heartbeat import HeartbeatSettings
 from redfence_server.membership.joining import JoiningSettings
 from redfence_server.membership.node_clock import ClockWitnesses
-from redfence_server.membership.visit import Visiting
+from redfence_server.membership.visit import AdminSettings
 from redfence_server.nodes.link import LinkSettings, NodeLink
 from redfence_server.operations import forming
 from redfence_server.randomness import SystemRandomness
@@ -65,10 +65,10 @@ def new_link(
     heartbeat_interval_ms: int = 60_000,
 ) -> NodeLink:
     """Return a link that is not started. The other nodes of its cluster are out of its reach."""
-    visiting = Visiting(KEYS, timeouts.NODE_TIMEOUT_MS)
+    visiting = AdminSettings(KEYS, timeouts.NODE_TIMEOUT_MS)
     urls = [NodeUrl(url) if each == index else NodeUrl("redis://127.0.0.1:1") for each in range(node_count)]
     joining = JoiningSettings(
-        urls, visiting, assume_durable=assume_durable, adopts_empty=False, fencing=asyncio.Lock()
+        urls, visiting, assume_durable=assume_durable, accept_empty_nodes=False, fencing=asyncio.Lock()
     )
     return NodeLink(
         index,
@@ -154,7 +154,7 @@ async def test_thousands_of_replies_in_pieces_and_behind_time_outs_reach_their_c
         told = {"answer": 0, "silence": 0}
 
         def note(name: str, reply: Reply) -> None:
-            if isinstance(reply, Silence):
+            if isinstance(reply, NoReply):
                 told["silence"] += 1
                 return
             told["answer"] += 1
@@ -191,12 +191,12 @@ async def test_a_stalled_connection_is_made_anew_and_an_undo_that_timed_out_is_r
     async with linked(new_link(proxy.url(node.url), node_timeout_ms=NODE_TIMEOUT_MS)) as link:
         assert await ask(link, mint()) == Granted("n1", 1)
         proxy.drop()
-        assert await ask(link, undo()) is Silence.TIMED_OUT
+        assert await ask(link, undo()) is NoReply.TIMED_OUT
         await eventually(lambda: not is_ready(link))
-        assert await ask(link, Inspect(R)) is Silence.UNREACHABLE
+        assert await ask(link, Inspect(R)) is NoReply.UNREACHABLE
         await proxy.heal()
         await eventually(lambda: is_ready(link))
-        assert await ask(link, Inspect(R)) is Plain.FREE
+        assert await ask(link, Inspect(R)) is Status.FREE
 
 
 async def test_undos_for_a_node_that_is_away_are_sent_before_anything_else_when_it_is_back(
@@ -211,11 +211,11 @@ async def test_undos_for_a_node_that_is_away_are_sent_before_anything_else_when_
         proxy.refuse()
         await eventually(lambda: not is_ready(link))
         link.send(undo())
-        assert await ask(link, mint(B, "n2", "other")) is Silence.UNREACHABLE
+        assert await ask(link, mint(B, "n2", "other")) is NoReply.UNREACHABLE
         await proxy.heal()
         await eventually(lambda: is_ready(link))
-        assert await ask(link, Inspect(R)) is Plain.FREE
-        assert await ask(link, Inspect("other")) is Plain.FREE
+        assert await ask(link, Inspect(R)) is Status.FREE
+        assert await ask(link, Inspect("other")) is Status.FREE
 
 
 async def test_an_answer_that_is_lost_leaves_the_hold_to_be_undone(
@@ -227,12 +227,12 @@ async def test_an_answer_that_is_lost_leaves_the_hold_to_be_undone(
     proxy = await start_proxy(node)
     async with linked(new_link(proxy.url(node.url))) as link:
         # The answer to the subscription comes before this one, and is not the one that is lost.
-        assert await ask(link, Inspect(R)) is Plain.FREE
+        assert await ask(link, Inspect(R)) is Status.FREE
         proxy.lose_replies(1)
-        assert await ask(link, mint()) is Silence.DISCONNECTED
+        assert await ask(link, mint()) is NoReply.DISCONNECTED
         await ready_again(link)
         assert isinstance(await ask(link, Inspect(R)), Held)
-        assert await ask(link, undo()) is Plain.UNDONE
+        assert await ask(link, undo()) is Status.UNDONE
 
 
 async def test_forgotten_scripts_are_loaded_again_and_the_refused_undo_is_repeated(
@@ -244,9 +244,9 @@ async def test_forgotten_scripts_are_loaded_again_and_the_refused_undo_is_repeat
     async with linked(new_link(node.url)) as link:
         await ask(link, mint())
         await node.call("SCRIPT", "FLUSH")
-        assert await ask(link, undo()) is Silence.REFUSED
+        assert await ask(link, undo()) is NoReply.REFUSED
         await ready_again(link)
-        assert await ask(link, Inspect(R)) is Plain.FREE
+        assert await ask(link, Inspect(R)) is Status.FREE
 
 
 @pytest.mark.parametrize("way", ["refused", "swallowed", "applied, and its reply lost"])
@@ -263,14 +263,14 @@ async def test_the_release_of_a_missed_hand_over_is_sent_when_the_node_is_back(
         if way == "refused":
             proxy.refuse()
             await eventually(lambda: not is_ready(link))
-            assert await ask(link, hand_over()) is Silence.UNREACHABLE
+            assert await ask(link, hand_over()) is NoReply.UNREACHABLE
         elif way == "swallowed":
             proxy.drop()
-            assert await ask(link, hand_over()) is Silence.TIMED_OUT
+            assert await ask(link, hand_over()) is NoReply.TIMED_OUT
             await eventually(lambda: not is_ready(link))
         else:
             proxy.lose_replies(1)
-            assert await ask(link, hand_over()) is Silence.DISCONNECTED
+            assert await ask(link, hand_over()) is NoReply.DISCONNECTED
             await eventually(lambda: not is_ready(link))
         await proxy.heal()
         await eventually(lambda: is_ready(link))
@@ -278,8 +278,8 @@ async def test_the_release_of_a_missed_hand_over_is_sent_when_the_node_is_back(
             held = await ask(link, Inspect(R))
             assert isinstance(held, Held)
             assert held.digest == B, "the release that is sent again ends no other lease"
-            assert await ask(link, undo("n2")) is Plain.UNDONE
-        assert await ask(link, Inspect(R)) is Plain.FREE
+            assert await ask(link, undo("n2")) is Status.UNDONE
+        assert await ask(link, Inspect(R)) is Status.FREE
 
 
 async def test_a_hand_over_that_met_forgotten_scripts_is_sent_again_as_its_release(
@@ -291,9 +291,9 @@ async def test_a_hand_over_that_met_forgotten_scripts_is_sent_again_as_its_relea
     async with linked(new_link(node.url)) as link:
         await ask(link, mint())
         await node.call("SCRIPT", "FLUSH")
-        assert await ask(link, hand_over()) is Silence.REFUSED
+        assert await ask(link, hand_over()) is NoReply.REFUSED
         await ready_again(link)
-        assert await ask(link, Inspect(R)) is Plain.FREE
+        assert await ask(link, Inspect(R)) is Status.FREE
 
 
 async def test_notices_come_again_after_a_reconnect(
@@ -316,7 +316,7 @@ async def test_notices_come_again_after_a_reconnect(
             await eventually(lambda: is_ready(waiting))
             # Its subscription went out first, so it stands when this is answered.
             assert isinstance(await ask(waiting, Inspect(R)), Held)
-            assert await ask(holding, Release(R, A, 0)) is Plain.RELEASED
+            assert await ask(holding, Release(R, A, 0)) is Status.RELEASED
             await eventually(lambda number=number: len(heard) == number)  # type: ignore[misc]
     assert heard == [Notice(0, R, number) for number in (1, 2, 3)]
 
@@ -335,8 +335,8 @@ async def votes_without_notices(url: str, *, refused: str) -> None:
             assert is_ready(link)
             assert refused in link.report().detail.lower()
             await ask(link, Mint(R, A, "n1", "", TTL_MS, behind=True))
-            assert await ask(link, Release(R, A, 0)) is Plain.RELEASED
-            assert await ask(link, Inspect(R)) is Plain.FREE
+            assert await ask(link, Release(R, A, 0)) is Status.RELEASED
+            assert await ask(link, Inspect(R)) is Status.FREE
     (told,) = (entry for entry in logs if entry["event"] == "node_notices_refused")
     assert refused in told["problem"].lower()
     assert heard == []
@@ -396,8 +396,8 @@ async def test_whatever_else_is_published_on_the_channel_is_logged_and_passed_ov
             for rubbish in (b"", b"rubbish", b"\xff\xfe", b"x redfence:lock:a", b"1 elsewhere"):
                 assert await node.call("PUBLISH", CHANNEL, rubbish) == 1
             assert isinstance(await ask(link, Inspect(R)), Held)
-            assert await ask(link, Release(R, A, 0)) is Plain.RELEASED
-            assert await ask(link, Inspect(R)) is Plain.FREE
+            assert await ask(link, Release(R, A, 0)) is Status.RELEASED
+            assert await ask(link, Inspect(R)) is Status.FREE
             assert is_ready(link)
     assert [entry["event"] for entry in logs].count("node_notice_malformed") == 5
     assert heard == [Notice(0, R, 1)]
@@ -412,11 +412,11 @@ async def test_a_node_that_was_flushed_is_quarantined_by_the_first_command_that_
     async with linked(new_link(node.url)) as link:
         await ask(link, mint())
         await node.call("FLUSHALL")
-        assert await ask(link, mint(B, "n2")) is Silence.NOT_ADMITTED
+        assert await ask(link, mint(B, "n2")) is NoReply.NOT_ADMITTED
         await eventually(lambda: is_quarantined(link))
         assert "it was wiped" in link.report().detail
         assert "redfence cluster recover" in link.report().detail
-        assert await ask(link, mint(B, "n3")) is Silence.QUARANTINED
+        assert await ask(link, mint(B, "n3")) is NoReply.QUARANTINED
         assert await node.call("HGET", KEYS.node, "state") == b"quarantined"
         assert await node.call("DBSIZE") == 1
 
@@ -439,9 +439,9 @@ async def test_an_attempt_that_began_before_a_fence_is_not_committed_after_it(
         granted = await ask(link, mint())
         assert isinstance(granted, Granted)
         await raise_floor(nodes[0], 1_000)
-        assert await ask(link, Commit(R, A, "n1", 2_000, granted.under)) is Silence.NOT_ADMITTED
+        assert await ask(link, Commit(R, A, "n1", 2_000, granted.under)) is NoReply.NOT_ADMITTED
         await ready_again(link)
-        assert await ask(link, Commit(R, A, "n1", 2_000, granted.under)) is Silence.NOT_ADMITTED
+        assert await ask(link, Commit(R, A, "n1", 2_000, granted.under)) is NoReply.NOT_ADMITTED
         assert is_ready(link), "a late commit tells nothing of the present admission"
         assert await ask(link, Renew(R, A)) == Renewed(1, TTL_MS)
         assert await ask(link, mint(B, "n2", "other")) == Granted("n2", 1_001)
@@ -462,11 +462,11 @@ async def test_commands_behind_a_refused_command_are_refused_as_well(
         # The answer to the first is read before the answer to the second.
         await asyncio.sleep(0.05)
         behind = asyncio.ensure_future(ask(link, mint(B, "n3", "other")))
-        assert await first is Silence.NOT_ADMITTED
-        assert await behind is Silence.NOT_ADMITTED
+        assert await first is NoReply.NOT_ADMITTED
+        assert await behind is NoReply.NOT_ADMITTED
         await proxy.heal()
         await ready_again(link)
-        assert await ask(link, Inspect("other")) is Plain.FREE
+        assert await ask(link, Inspect("other")) is Status.FREE
         assert await ask(link, Renew(R, A)) == Renewed(1, TTL_MS)
 
 
@@ -477,7 +477,7 @@ async def test_a_node_that_lost_its_greatest_number_does_not_vote(flushed_nodes:
     async with linked(new_link(node.url)) as link:
         await ask(link, mint())
         await node.call("DEL", KEYS.high)
-        assert await ask(link, mint(B, "n2", "other")) is Silence.NOT_ADMITTED
+        assert await ask(link, mint(B, "n2", "other")) is NoReply.NOT_ADMITTED
         await eventually(lambda: is_quarantined(link))
 
 
@@ -489,7 +489,7 @@ async def test_an_answer_that_no_script_gives_is_told_as_a_refusal(flushed_nodes
         await ask(link, mint())
         await node.call("HDEL", KEYS.lock(R), "token")
         replies = await asyncio.gather(ask(link, Inspect(R)), ask(link, Inspect("other")))
-        assert replies[0] is Silence.REFUSED
+        assert replies[0] is NoReply.REFUSED
         await eventually(lambda: is_ready(link))
 
 
@@ -508,7 +508,7 @@ async def test_a_durable_node_that_was_killed_votes_again_and_remembers(fresh_no
         retried = await ask(link, mint(nonce="n3"))
         assert isinstance(retried, Granted)
         assert retried.token > fence.TOKENS_JUMP
-        assert await ask(link, undo("n3")) is Plain.KEPT, "an earlier try may have been granted"
+        assert await ask(link, undo("n3")) is Status.KEPT, "an earlier try may have been granted"
         assert await ask(link, mint(nonce="n4")) == Granted("n3", retried.token)
 
 
@@ -592,9 +592,9 @@ async def test_a_replica_does_not_vote(fresh_nodes: FreshNodes) -> None:
     await replica.call("REPLICAOF", "127.0.0.1", primary.port)
     async with linked(new_link(replica.url)) as link:
         assert is_quarantined(link)
-        assert link.turned_away is not None
-        assert link.turned_away.reason is Reason.REPLICA
-        assert link.turned_away.reason.misconfigured
+        assert link.admission_refused is not None
+        assert link.admission_refused.reason is Reason.REPLICA
+        assert link.admission_refused.reason.misconfigured
 
 
 async def test_a_peer_that_is_no_redis_is_a_dial_error_and_tried_again() -> None:

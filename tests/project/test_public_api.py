@@ -6,6 +6,7 @@ import pkgutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 import redfence
 import redfence_storage
@@ -35,6 +36,16 @@ def test_every_error_that_the_sdk_raises_is_public() -> None:
 def test_every_public_name_is_documented() -> None:
     """`help()` tells what each guarantees."""
     assert not [name for name in redfence.__all__ if not getattr(redfence, name).__doc__]
+
+
+def test_every_public_name_is_shown_under_the_name_that_users_import() -> None:
+    """In tracebacks, in `help()` and in pickles."""
+    assert {getattr(redfence, name).__module__ for name in redfence.__all__} == {"redfence"}
+
+
+def test_the_version_is_written_in_one_place() -> None:
+    """The package takes it from there."""
+    assert redfence.__version__ == version("redfence")
 
 
 def test_the_sdk_alone_needs_none_of_the_servers_libraries() -> None:

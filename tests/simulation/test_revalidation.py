@@ -23,7 +23,7 @@ from redfence_server.locking.node import (
     Held,
     Inspect,
     NodeState,
-    Silence,
+    NoReply,
     Undo,
 )
 from redfence_server.locking.quorum import ReleaseVerdict, RenewVerdict, TokenVerdict
@@ -205,7 +205,7 @@ def test_an_examination_that_takes_too_long_is_no_answer_and_a_release_is_carrie
             second = asyncio.ensure_future(here.lock.renew(resource=R, digest=A))
             assert (await first).verdict is ReleaseVerdict.NO_QUORUM
             assert REVALIDATION_MS_MAX <= LoopClock().now_ms() - began_ms <= REVALIDATION_MS_MAX + 100
-            assert set(await here.lock.inspect(R)) == {Silence.UNREACHABLE}
+            assert set(await here.lock.inspect(R)) == {NoReply.UNREACHABLE}
             assert (await second).verdict is RenewVerdict.AT_RISK
             assert LoopClock().now_ms() - began_ms <= REVALIDATION_MS_MAX + 100
             here.unblock()

@@ -59,7 +59,7 @@ class AsyncSession:
         """
         waiter = self._start().create_future()
         call = self._core.acquire(order, waiter, now_ms=self._clock.now_ms())
-        self._poke()
+        self._wake_driver()
         try:
             lease: LeaseCore = await waiter
         except asyncio.CancelledError:
@@ -69,7 +69,7 @@ class AsyncSession:
 
     def _abandon(self, call: AcquireCall) -> None:
         self._core.abandon(call, now_ms=self._clock.now_ms())
-        self._poke()
+        self._wake_driver()
 
     async def release(self, lease: LeaseCore) -> bool:
         """Release, and return whether the lease was still held.
@@ -78,7 +78,7 @@ class AsyncSession:
         """
         waiter: asyncio.Future[bool] = self._start().create_future()
         self._core.release(lease, waiter, now_ms=self._clock.now_ms())
-        self._poke()
+        self._wake_driver()
         return await waiter
 
     def waiting_lease_id(self, resource: str) -> str:
@@ -90,7 +90,7 @@ class AsyncSession:
         with contextlib.suppress(ClosedError):
             self._start()
             self._core.release(lease, None, now_ms=self._clock.now_ms())
-            self._poke()
+            self._wake_driver()
 
     async def call(self, method: Method, request: Any) -> Any:
         """Make a single call on the present link; a broken link is replaced once per address.
@@ -100,7 +100,7 @@ class AsyncSession:
         for tries_left in reversed(range(len(self._endpoints) + 1)):
             waiter: asyncio.Future[None] = self._start().create_future()
             self._core.await_link(waiter, now_ms=self._clock.now_ms())
-            self._poke()
+            self._wake_driver()
             await waiter
             link = self._link
             if link is None:
@@ -124,7 +124,7 @@ class AsyncSession:
         self._core.close(idle, now_ms=self._clock.now_ms())
         try:
             if self._task is not None:
-                self._poke()
+                self._wake_driver()
                 await asyncio.wait([idle], timeout=self._options.close_timeout_ms / 1000)
         finally:
             await self._stop()
@@ -154,7 +154,7 @@ class AsyncSession:
 
     # After each word with the core: let the writer write and the timer ring in time.
 
-    def _poke(self) -> None:
+    def _wake_driver(self) -> None:
         if self._core.has_output or self._link is None:
             self._work.set()
         next_ms = self._core.next_alarm_ms()
@@ -176,7 +176,7 @@ class AsyncSession:
         self._core.tick(now_ms)
         if self._link is not None and self._core.should_leave(now_ms):
             self._link.abort()
-        self._poke()
+        self._wake_driver()
 
     def _time_moved(self) -> None:
         assert self._loop is not None, "only a started session watches the clock"
@@ -197,13 +197,13 @@ class AsyncSession:
                 self._core.link_failed(error)
             else:
                 await self._use(link)
-            self._poke()
+            self._wake_driver()
             await asyncio.sleep(self._endpoints.go_on() / 1000)
 
     async def _use(self, link: AsyncLink) -> None:
         self._link = link
         self._core.link_up(now_ms=self._clock.now_ms())
-        self._poke()
+        self._wake_driver()
         writer = asyncio.create_task(self._write(link), name="redfence-session-writer")
         error: RedfenceError | None = None
         try:
@@ -225,7 +225,7 @@ class AsyncSession:
                 return
             if not self._core.leaving:
                 self._endpoints.worked()
-            self._poke()
+            self._wake_driver()
 
     async def _write(self, link: AsyncLink) -> None:
         # What was asked for within one turn of the loop leaves in one message; what is asked for while a message

@@ -142,7 +142,7 @@ class Acquires:
                 self._link.leave_after_answers(now_ms)
             elif answer is Again.ELSEWHERE:
                 call.refusals += 1
-                self._link.leave_unfit(now_ms)
+                self._link.switch_server(now_ms)
             elif answer is Again.WITH_ROOM:
                 self._outbox.limit_waits()
 
@@ -152,7 +152,7 @@ class Acquires:
             self._alarms.set(call, self._look_at_ms(call, now_ms))
             return
         if call.command_id:
-            self._link.leave_silent(now_ms)
+            self._link.reconnect(now_ms)
             if not call.abandoned:
                 self._outbox.put_first(CancelCall(call.command_id))
         sent = call.times_sent > 0

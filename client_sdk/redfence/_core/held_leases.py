@@ -74,7 +74,7 @@ class HeldLeases:
             lease.end(LossReason.NOT_HELD, now_ms=now_ms)
         else:
             lease.renewal_failed(sent_at_ms=call.sent_at_ms, now_ms=now_ms)
-            self._link.leave_unfit(now_ms)
+            self._link.switch_server(now_ms)
         self._settle(lease, now_ms)
 
     def _renew(self, lease: LeaseCore, now_ms: float) -> None:
@@ -84,7 +84,7 @@ class HeldLeases:
         self._outbox.put_first(RenewCall(lease))
         if lease.state is LeaseState.AT_RISK and self._link.is_silent_since(lease.asked_at_ms or 0.0):
             # Not a word since a renewal was asked for: the server may be frozen, and the next one well.
-            self._link.leave_unfit(now_ms)
+            self._link.switch_server(now_ms)
 
     def _settle(self, lease: LeaseCore, now_ms: float) -> None:
         """Set the lease's next alarm, or forget it and tell its holder if it has ended."""

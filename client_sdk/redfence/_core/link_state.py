@@ -88,12 +88,12 @@ class LinkState:
         """Leave as soon as nothing is unanswered, after the grace at the latest: the server is ending this link."""
         self._leave_by(now_ms + min(grace_ms, DRAIN_MS_MAX))
 
-    def leave_unfit(self, now_ms: float) -> None:
+    def switch_server(self, now_ms: float) -> None:
         """Go to another server, if there is one and we did not just come from there."""
         if self.address_count > 1:
-            self.leave_silent(now_ms)
+            self.reconnect(now_ms)
 
-    def leave_silent(self, now_ms: float) -> None:
+    def reconnect(self, now_ms: float) -> None:
         """Make a new link, elsewhere if possible: this one carries no answers."""
         if self.up and now_ms - self._left_at_ms >= LEAVE_INTERVAL_MS:
             self._left_at_ms = now_ms

@@ -76,7 +76,7 @@ class Probe:
             return
         if self._link.is_silent_since(self._asked_at_ms):
             if late_ms <= LATE_MS_MAX:
-                self._link.leave_silent(now_ms)
+                self._link.reconnect(now_ms)
             self._ring_at_ms = now_ms + self._options.rpc_timeout_ms
         elif now_ms < self._link.heard_at_ms + PROBE_AFTER_MS:
             self._ring_at_ms = self._link.heard_at_ms + PROBE_AFTER_MS

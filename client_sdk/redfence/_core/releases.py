@@ -64,7 +64,7 @@ class Releases:
 
     def overdue(self, call: ReleaseCall, *, now_ms: float) -> None:
         """Give up a release that was not answered in time."""
-        self._link.leave_silent(now_ms)
+        self._link.reconnect(now_ms)
         self._fail(call, self._link.no_answer(f"the release of {call.resource!r}", sent=True))
 
     def end(self, call: ReleaseCall | AcquireCall) -> None:

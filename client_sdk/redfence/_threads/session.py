@@ -66,14 +66,14 @@ class SyncSession:
             with self._lock:
                 self._start()
                 call = self._core.acquire(order, waiter, now_ms=self._clock.now_ms())
-                self._poke()
+                self._wake_driver()
             return waiter.result()
         except BaseException:
             # After an error of the core this does nothing; after Ctrl-C it gives the acquisition up.
             with self._lock:
                 if call is not None:
                     self._core.abandon(call, now_ms=self._clock.now_ms())
-                    self._poke()
+                    self._wake_driver()
                 else:
                     # Interrupted before it was in hand, if it was begun at all: a grant that nobody waits for is released.
                     waiter.cancel()
@@ -88,7 +88,7 @@ class SyncSession:
         except BaseException:
             # After Ctrl-C it may not have left yet.
             with self._lock:
-                self._poke()
+                self._wake_driver()
             raise
 
     def waiting_lease_id(self, resource: str) -> str:
@@ -105,7 +105,7 @@ class SyncSession:
         with self._lock:
             self._start()
             self._core.release(lease, waiter, now_ms=self._clock.now_ms())
-            self._poke()
+            self._wake_driver()
 
     def call(self, method: Method, request: Any) -> Any:
         """Make a single call on the present link; a broken link is replaced once per address."""
@@ -114,7 +114,7 @@ class SyncSession:
             with self._lock:
                 self._start()
                 self._core.await_link(waiter, now_ms=self._clock.now_ms())
-                self._poke()
+                self._wake_driver()
             waiter.result()
             link = self._link
             if link is None:
@@ -133,7 +133,7 @@ class SyncSession:
         idle: Future[None] = Future()
         with self._lock:
             self._core.close(idle, now_ms=self._clock.now_ms())
-            self._poke()
+            self._wake_driver()
         try:
             if self._threads:
                 with suppress(FutureTimeoutError):
@@ -169,7 +169,7 @@ class SyncSession:
 
     # All of these run with the lock held.
 
-    def _poke(self) -> None:
+    def _wake_driver(self) -> None:
         """After each word with the core: write what there is, and see that the threads wake in time."""
         now_ms = self._clock.now_ms()
         link = self._link
@@ -183,7 +183,7 @@ class SyncSession:
 
     def _tick(self) -> None:
         self._core.tick(self._clock.now_ms())
-        self._poke()
+        self._wake_driver()
 
     def _time_moved(self) -> None:
         with self._lock:
@@ -234,7 +234,7 @@ class SyncSession:
             if not self._stopping:
                 self._link = link
                 self._core.link_up(now_ms=self._clock.now_ms())
-                self._poke()
+                self._wake_driver()
         error: RedfenceError | None = None
         try:
             if self._link is not None:
@@ -245,7 +245,7 @@ class SyncSession:
             with self._lock:
                 self._link = None
                 self._core.link_down(error, now_ms=self._clock.now_ms())
-                self._poke()
+                self._wake_driver()
             link.close()
 
     def _read(self, link: SyncLink) -> None:
@@ -254,4 +254,4 @@ class SyncSession:
                 self._core.received(response, now_ms=self._clock.now_ms())
                 if not self._core.leaving:
                     self._endpoints.worked()
-                self._poke()
+                self._wake_driver()

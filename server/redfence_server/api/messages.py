@@ -12,7 +12,7 @@ from redfence_proto.v1 import lock_pb2
 from redfence_server import model
 from redfence_server.errors import InvalidFieldError
 from redfence_server.lock_service import LockView, RenewOutcome, TokenView
-from redfence_server.locking.node import Durability, Held, NodeReport, NodeState, Plain, Silence
+from redfence_server.locking.node import Durability, Held, NodeReport, NodeState, NoReply, Status
 from redfence_server.locking.quorum import RenewVerdict
 from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotGranted
 from redfence_server.nodes.cluster import ClusterView
@@ -183,17 +183,17 @@ def check_token_response(view: TokenView) -> lock_pb2.CheckTokenResponse:
 
 
 _ANSWERS = {
-    Silence.TIMED_OUT: lock_pb2.NODE_ANSWER_TIMED_OUT,
-    Silence.UNREACHABLE: lock_pb2.NODE_ANSWER_UNREACHABLE,
-    Silence.QUARANTINED: lock_pb2.NODE_ANSWER_UNREACHABLE,
-    Silence.DISCONNECTED: lock_pb2.NODE_ANSWER_UNREACHABLE,
-    Silence.REFUSED: lock_pb2.NODE_ANSWER_REFUSED,
-    Silence.NOT_ADMITTED: lock_pb2.NODE_ANSWER_REFUSED,
+    NoReply.TIMED_OUT: lock_pb2.NODE_ANSWER_TIMED_OUT,
+    NoReply.UNREACHABLE: lock_pb2.NODE_ANSWER_UNREACHABLE,
+    NoReply.QUARANTINED: lock_pb2.NODE_ANSWER_UNREACHABLE,
+    NoReply.DISCONNECTED: lock_pb2.NODE_ANSWER_UNREACHABLE,
+    NoReply.REFUSED: lock_pb2.NODE_ANSWER_REFUSED,
+    NoReply.NOT_ADMITTED: lock_pb2.NODE_ANSWER_REFUSED,
 }
 
 
-def _node_hold(index: int, answer: Held | Plain | Silence) -> lock_pb2.NodeHold:
-    if isinstance(answer, Silence):
+def _node_hold(index: int, answer: Held | Status | NoReply) -> lock_pb2.NodeHold:
+    if isinstance(answer, NoReply):
         return lock_pb2.NodeHold(node_index=index, answer=_ANSWERS[answer])
     hold = None
     if isinstance(answer, Held):

@@ -53,7 +53,7 @@ def _answers_errors(method: Method[Self, Request, Response]) -> Method[Self, Req
         except grpc.aio.AbortError:
             raise
         except Exception:
-            structlog.get_logger().exception("defect", where=method.__name__)
+            structlog.get_logger().exception("internal_error", where=method.__name__)
             return await errors.abort(context, grpc.StatusCode.INTERNAL, errors.INTERNAL)
 
     return call

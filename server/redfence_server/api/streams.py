@@ -133,7 +133,7 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
 
     def _ended(self) -> None:
         for call, lease in self._untold.values():
-            self._service.take_back(call, lease)
+            self._service.undo_grant(call, lease)
 
     async def _write(self, items: list[lock_pb2.SessionResult | lock_pb2.Draining]) -> None:
         response = lock_pb2.SessionResponse()
@@ -201,7 +201,7 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
             # A cancel command came; or the stream has ended, and this is never read.
             return _cancelled(command.id)
         except Exception:
-            structlog.get_logger().exception("defect", where="session")
+            structlog.get_logger().exception("internal_error", where="session")
             result.error.CopyFrom(errors.to_message(grpc.StatusCode.INTERNAL, errors.INTERNAL))
         return result
 
@@ -306,6 +306,6 @@ class KeepAliveStream(Stream[lock_pb2.KeepAliveResponse]):
         except RedfenceServerError as error:
             failed = errors.to_message(*errors.describe(error))
         except Exception:
-            structlog.get_logger().exception("defect", where="keepalive")
+            structlog.get_logger().exception("internal_error", where="keepalive")
             failed = errors.to_message(grpc.StatusCode.INTERNAL, errors.INTERNAL)
         return lock_pb2.KeepAliveResponse(resource=request.resource, sequence=request.sequence, error=failed)

@@ -13,7 +13,7 @@ from redfence_server.errors import StartupError
 
 if TYPE_CHECKING:
     from redfence_server.membership.cluster_judgement import ClusterJudgement
-    from redfence_server.membership.visit import Look
+    from redfence_server.membership.visit import NodeSnapshot
     from redfence_server.operations.recovery_plan import Recovery
 
 HELP = "start a cluster again when more than a minority of its nodes have forgotten"
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Look, tell, and with --yes recover; see the epilog for the exit status."""
     from redfence_server import composition
     from redfence_server.clock import SystemClock
-    from redfence_server.membership.visit import Visiting
+    from redfence_server.membership.visit import AdminSettings
     from redfence_server.nodes.cluster import check_urls
     from redfence_server.operations.recovery import ClusterRecovery, Outcome
     from redfence_server.operations.recovery_plan import Request
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         recovery = ClusterRecovery(
             check_urls(settings.nodes),
-            visiting=Visiting(composition.keyspace(settings), settings.dial_timeout_ms),
+            visiting=AdminSettings(composition.keyspace(settings), settings.dial_timeout_ms),
             clock=SystemClock(),
             randomness=SystemRandomness(),
             on_look=lambda looks: _say(as_table(looks, assume_durable=settings.assume_durable)),
@@ -109,11 +109,11 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def as_table(looks: Sequence[Look], *, assume_durable: bool) -> str:
+def as_table(looks: Sequence[NodeSnapshot], *, assume_durable: bool) -> str:
     """Return what was found: a line for each node, and below it what is the matter."""
     from redfence_server.membership.cluster_judgement import ClusterJudgement
 
-    judged = ClusterJudgement(looks, assume_durable=assume_durable, familiar=True)
+    judged = ClusterJudgement(looks, assume_durable=assume_durable, previously_admitted=True)
     rows = [_COLUMNS, *(_row(look, judged) for look in looks)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     heading, *lines = [
@@ -131,7 +131,7 @@ def as_table(looks: Sequence[Look], *, assume_durable: bool) -> str:
 _COLUMNS = ("NODE", "STATE", "HIGH", "FLOOR", "ADDRESS")
 
 
-def _row(look: Look, judged: ClusterJudgement) -> tuple[str, ...]:
+def _row(look: NodeSnapshot, judged: ClusterJudgement) -> tuple[str, ...]:
     from redfence_server.operations.recovery_plan import state_of
 
     found = look.found
@@ -140,7 +140,7 @@ def _row(look: Look, judged: ClusterJudgement) -> tuple[str, ...]:
     return (str(look.index), state_of(judged.judge(look)), high, floor, look.address)
 
 
-def as_steps(looks: Sequence[Look], planned: Recovery) -> str:
+def as_steps(looks: Sequence[NodeSnapshot], planned: Recovery) -> str:
     """Return what is to be done, step by step."""
     from redfence_server.membership.fence import wait_ms
 

@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prepare the node and tell what is left to do; 0 if it is done, 2 if not."""
     from redfence_server import composition
-    from redfence_server.membership.visit import Visiting
+    from redfence_server.membership.visit import AdminSettings
     from redfence_server.nodes.cluster import check_urls
     from redfence_server.operations.replacement import replace_node
     from redfence_server.randomness import SystemRandomness
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
                 arguments.place,
                 new,
                 nodes,
-                visiting=Visiting(composition.keyspace(settings), settings.dial_timeout_ms),
+                visiting=AdminSettings(composition.keyspace(settings), settings.dial_timeout_ms),
                 assume_durable=settings.assume_durable,
                 randomness=SystemRandomness(),
                 confirm=confirm,

@@ -140,14 +140,14 @@ async def _storage(
     arguments: argparse.Namespace, settings: config.ServeConfig, data_dir: Path
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """Run the storage demo as a process of its own, and yield it with its address once it is ready."""
-    from redfence_server.embedded.parent_death import leashed
+    from redfence_server.embedded.parent_death import die_with_parent
 
     command = [sys.executable, "-m", "redfence", "storage", "--listen", arguments.storage_listen]
     command += ["--db", str(data_dir / "storage.db")]
     command += ["--log-format", settings.log_format, "--log-level", settings.log_level]
     # In a session of its own: a terminal's Ctrl-C is for us, and we end it when its callers have gone.
     process = await asyncio.create_subprocess_exec(
-        *leashed(command),
+        *die_with_parent(command),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,

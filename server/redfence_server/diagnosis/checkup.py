@@ -10,7 +10,7 @@ from typing import Final
 
 from redfence_server.clock import WallClock
 from redfence_server.membership.examination import ClockReading, ExaminationRefusedError, Findings
-from redfence_server.membership.visit import Visiting, visit
+from redfence_server.membership.visit import AdminSettings, visit
 from redfence_server.redis_io import scripts
 from redfence_server.redis_io.dial import (
     Dial,
@@ -101,7 +101,7 @@ async def check_up(
 
     Cancellation: nothing stays open.
     """
-    visiting = Visiting(keys, dial_timeout_ms, clock, dial)
+    visiting = AdminSettings(keys, dial_timeout_ms, clock, dial)
     wall_ms = clock.wall_ms() - clock.now_ms()
     deadline_ms = _STEPS_MAX * dial_timeout_ms + 2 * watch_ms
     checkups = [Checkup(index, url.address, wall_ms=wall_ms) for index, url in enumerate(urls)]

@@ -52,7 +52,7 @@ class Limits:
 
 def diagnose(nodes: Sequence[Checkup], limits: Limits) -> Diagnosis:
     """Return everything that is wrong with the configured nodes, the worst first."""
-    judged = ClusterJudgement(nodes, assume_durable=limits.assume_durable, familiar=False)
+    judged = ClusterJudgement(nodes, assume_durable=limits.assume_durable, previously_admitted=False)
     found = [replace(each, node=node.index) for node in nodes for each in _node(node, judged, limits)]
     found += _ttls(judged, limits)
     voters = frozenset(judged.voting()) - {finding.node for finding in found if finding.keeps_out}

@@ -16,7 +16,7 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
-def leashed(command: list[str]) -> list[str]:
+def die_with_parent(command: list[str]) -> list[str]:
     """Return the command that runs `command` (its program an absolute path) on a leash held by this process; on Linux only."""
     if sys.platform != "linux":
         return command

@@ -15,7 +15,7 @@ from typing import Literal
 import hiredis
 
 from redfence_server.embedded.binary import RedisBinary
-from redfence_server.embedded.parent_death import leashed
+from redfence_server.embedded.parent_death import die_with_parent
 
 HOST = "127.0.0.1"
 CONF_NAME = "node.conf"
@@ -99,7 +99,7 @@ class NodeProcess:
         with log_path.open("ab") as log:
             # What is wrong with a configuration is told before the log file is open.
             self._popen = subprocess.Popen(
-                leashed([str(binary.path), CONF_NAME]),
+                die_with_parent([str(binary.path), CONF_NAME]),
                 cwd=conf.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

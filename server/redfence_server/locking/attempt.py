@@ -24,7 +24,7 @@ class AttemptGranted:
     Attributes:
         token: greater than every token granted before for the resource.
         minted_at_ms: the instant before the mint was sent, from which the ttl counts.
-        nonce: of the attempt, for `take_back`.
+        nonce: of the attempt, for `undo_grant`.
         contended: another server wants to be told of the end of this lease.
     """
 
@@ -128,8 +128,8 @@ class Attempt:
 
         Not where the mint never went: such undos are kept, and would push out those that a waiter needs.
         """
-        worthless_at_ms = self._clock.now_ms() + self._mint.ttl_ms
-        undo = Undo(self._mint.resource, self._mint.nonce, worthless_at_ms)
+        expires_at_ms = self._clock.now_ms() + self._mint.ttl_ms
+        undo = Undo(self._mint.resource, self._mint.nonce, expires_at_ms)
         for node in self._nodes:
             if self._may_hold[node.index]:
                 node.send(undo)

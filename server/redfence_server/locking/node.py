@@ -18,7 +18,7 @@ class Release:
 
     resource: str
     digest: str
-    worthless_at_ms: float
+    expires_at_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ class Commit:
 class Undo:
     """Delete the hold that the attempt `nonce` made, unless a retry shares it.
 
-    A node that cannot be reached gets it when it is back, unless that is after `worthless_at_ms` on the server's clock,
+    A node that cannot be reached gets it when it is back, unless that is after `expires_at_ms` on the server's clock,
     when the hold has expired by itself.
     """
 
     resource: str
     nonce: str
-    worthless_at_ms: float
+    expires_at_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Renewed:
     ttl_ms: int
 
 
-class Plain(Enum):
+class Status(Enum):
     """Replies that carry nothing but themselves."""
 
     COMMITTED = auto()
@@ -146,7 +146,7 @@ class Plain(Enum):
     """The lock is free on this node."""
 
 
-class Silence(Enum):
+class NoReply(Enum):
     """Why there is no reply that counts. The command may have been applied, except for UNREACHABLE and QUARANTINED; see NOT_ADMITTED."""
 
     TIMED_OUT = auto()
@@ -168,7 +168,7 @@ class Silence(Enum):
     """It answered, but its clock was set lately: its vote for a new grant does not count."""
 
 
-Reply = Granted | Held | Renewed | Plain | Silence
+Reply = Granted | Held | Renewed | Status | NoReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,7 @@ class LockNode(Protocol):
 
         Return whether it is on its way to the node. If not, an undo or a release follows when the node votes again.
 
-        Commands of one node are applied in the order they were sent. A reply or a `Silence` comes within the node timeout.
+        Commands of one node are applied in the order they were sent. A reply or a `NoReply` comes within the node timeout.
         """
         ...
 

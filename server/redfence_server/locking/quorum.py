@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from redfence_server.locking.node import Granted, Held, Plain, Renewed, Reply, Silence
+from redfence_server.locking.node import Granted, Held, NoReply, Renewed, Reply, Status
 
 NODE_COUNTS = (1, 3, 5, 7)
 """An even number of nodes tolerates no more failures than the odd number below it, and can split in two halves."""
@@ -77,7 +77,7 @@ def judge_renew(replies: Replies) -> Renewal | None:
         tokens = [reply.token for reply in renewed]
         agreed = next((token for token in tokens if tokens.count(token) >= quorum), 0)
         return Renewal(RenewVerdict.ACTIVE, agreed, min(reply.ttl_ms for reply in renewed))
-    if replies.count(Plain.NOT_HELD) > len(replies) - quorum:
+    if replies.count(Status.NOT_HELD) > len(replies) - quorum:
         return Renewal(RenewVerdict.LOST)
     return None if None in replies else Renewal(RenewVerdict.AT_RISK)
 
@@ -96,8 +96,8 @@ class ReleaseVerdict(Enum):
 def judge_release(replies: Replies) -> ReleaseVerdict | None:
     """Decide a release: a lease that was held has a node in every quorum of answers."""
     quorum = majority(len(replies))
-    released = replies.count(Plain.RELEASED)
-    if released + replies.count(Plain.NOT_HELD) >= quorum:
+    released = replies.count(Status.RELEASED)
+    if released + replies.count(Status.NOT_HELD) >= quorum:
         return ReleaseVerdict.RELEASED if released else ReleaseVerdict.NOT_HELD
     return ReleaseVerdict.NO_QUORUM if len(silent_nodes(replies)) > len(replies) - quorum else None
 
@@ -106,9 +106,9 @@ def release_part(reply: Reply) -> Reply:
     """Return what a node's answer to a hand-over says of the lease that was to end."""
     match reply:
         case Granted(released=True):
-            return Plain.RELEASED
+            return Status.RELEASED
         case Granted() | Held():
-            return Plain.NOT_HELD
+            return Status.NOT_HELD
     return reply
 
 
@@ -135,7 +135,7 @@ def judge_token(replies: Replies, token: int) -> TokenJudgement | None:
     """Decide whether the lease with this token holds a quorum."""
     quorum = majority(len(replies))
     holds = [reply for reply in replies if isinstance(reply, Held)]
-    unknown = len(replies) - len(holds) - replies.count(Plain.FREE)
+    unknown = len(replies) - len(holds) - replies.count(Status.FREE)
     groups = [[hold.token for hold in group] for group in by_lease(holds)]
     if any(_shows(group, token, quorum) for group in groups):
         verdict = TokenVerdict.LIVE
@@ -159,9 +159,9 @@ def _shows(tokens: Sequence[int], token: int, quorum: int) -> bool:
     return tokens.count(token) >= quorum or (len(tokens) >= quorum and token == max(tokens))
 
 
-def silent_nodes(replies: Replies) -> tuple[tuple[int, Silence], ...]:
+def silent_nodes(replies: Replies) -> tuple[tuple[int, NoReply], ...]:
     """Return the nodes that surely will not answer, by index, and why."""
-    return tuple((node, reply) for node, reply in enumerate(replies) if isinstance(reply, Silence))
+    return tuple((node, reply) for node, reply in enumerate(replies) if isinstance(reply, NoReply))
 
 
 def judge_all_answered(replies: Replies) -> Replies | None:

@@ -26,11 +26,11 @@ from redfence_server.locking.node import (
     Inspect,
     LockNode,
     Mint,
-    Plain,
+    NoReply,
     Release,
     Renew,
     Reply,
-    Silence,
+    Status,
     Undo,
 )
 from redfence_server.locking.quorum import ReleaseVerdict, Renewal, TokenJudgement
@@ -90,7 +90,7 @@ class Redlock:
         poll = _Poll(self.nodes, release, quorum.judge_release, clock=self._clock)
 
         def note(node: int, reply: Reply) -> None:
-            if reply is Silence.REFUSED:
+            if reply is NoReply.REFUSED:
                 # A node that cannot mint, out of memory or out of tokens, can still delete.
                 poll.ask(node)
             else:
@@ -130,7 +130,7 @@ class Redlock:
         attempt.start()
         return attempt
 
-    def take_back(self, *, resource: str, nonce: str, ttl_ms: int) -> None:
+    def undo_grant(self, *, resource: str, nonce: str, ttl_ms: int) -> None:
         """Undo a grant that its caller was not told of. A retry of the same Acquire that shares it keeps it."""
         undo = Undo(resource, nonce, self._clock.now_ms() + ttl_ms)
         for node in self.nodes:
@@ -145,8 +145,8 @@ class Redlock:
 
         It was sent to every node when this returns, and goes on whatever becomes of the caller.
         """
-        worthless_at_ms = self._clock.now_ms() + ttl_ms_max
-        release = Release(resource, digest, worthless_at_ms)
+        expires_at_ms = self._clock.now_ms() + ttl_ms_max
+        release = Release(resource, digest, expires_at_ms)
         return self._ask_all(release, quorum.judge_release)
 
     async def check_token(self, *, resource: str, token: int) -> Verdict[TokenJudgement]:
@@ -213,13 +213,13 @@ class _Poll(Generic[Judged]):
 
     def note(self, asked_in: int, node: int, reply: Reply) -> None:
         """Note a node's answer to the question of one round."""
-        self._released |= reply is Plain.RELEASED
+        self._released |= reply is Status.RELEASED
         if self.verdict.done() or asked_in != self._round:
             self._leave_behind(node, reply)
             return
-        self._replies[node] = Plain.RELEASED if self._released and reply is Plain.NOT_HELD else reply
+        self._replies[node] = Status.RELEASED if self._released and reply is Status.NOT_HELD else reply
         replies = self._replies
-        counted = [None if each is Silence.NOT_ADMITTED else each for each in replies]
+        counted = [None if each is NoReply.NOT_ADMITTED else each for each in replies]
         judged = self._judge(counted)
         if judged is None and None not in replies:
             if self._clock.now_ms() < self._give_up_at_ms:
@@ -236,5 +236,5 @@ class _Poll(Generic[Judged]):
 
     def _leave_behind(self, node: int, reply: Reply | None) -> None:
         """Have a node that missed a release carry it out once it votes again: this poll does not ask it any more."""
-        if reply is Silence.NOT_ADMITTED and self.verdict.done() and isinstance(self._command, Release):
+        if reply is NoReply.NOT_ADMITTED and self.verdict.done() and isinstance(self._command, Release):
             self._nodes[node].send(self._command)

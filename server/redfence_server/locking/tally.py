@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from redfence_server.locking import quorum
-from redfence_server.locking.node import Granted, Held, Plain, Reply, Silence
+from redfence_server.locking.node import Granted, Held, NoReply, Reply, Status
 
 
 class Failure(Enum):
@@ -53,7 +53,7 @@ class Refusal:
 
     failure: Failure
     held: tuple[tuple[int, Held], ...]
-    silent: tuple[tuple[int, Silence], ...]
+    silent: tuple[tuple[int, NoReply], ...]
 
 
 Decision = Ask | Grant | Refusal
@@ -84,7 +84,7 @@ class Tally:
         assert self._replies[node] is None, "a mint is answered once"
         if isinstance(reply, Granted) and not reply.counts:
             # The hold that was in the way may have ended before its time.
-            reply = Silence.CLOCK_SET
+            reply = NoReply.CLOCK_SET
         self._replies[node] = reply
         if isinstance(reply, Granted):
             self._standing[node] = reply.token
@@ -94,13 +94,13 @@ class Tally:
 
     def committed(self, node: int, token: int, reply: Reply) -> Decision:
         """Note a node's answer to the commit of `token`."""
-        if reply is Plain.COMMITTED:
+        if reply is Status.COMMITTED:
             # A hold lost to an earlier commit's silence stays lost: being wrong in that direction is safe.
             if self._standing[node]:
                 self._standing[node] = max(self._standing[node], token)
         else:
             self._standing[node] = 0
-            if isinstance(reply, Silence):
+            if isinstance(reply, NoReply):
                 self._replies[node] = reply
         return self._decide()
 

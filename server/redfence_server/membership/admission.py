@@ -70,7 +70,7 @@ class Expectation:
         floor: the least floor that a process there needs to vote.
         token: the greatest token that this server has seen from the node with that floor.
         gap_seen: this server has seen that the present run might lose what it answered.
-        familiar: this server admitted a process there with that floor, so an empty or older one has forgotten.
+        previously_admitted: this server admitted a process there with that floor, so an empty or older one has forgotten.
         runs: the runs of the other nodes' processes, each with its index.
     """
 
@@ -80,7 +80,7 @@ class Expectation:
     assume_durable: bool
     floor: int = 0
     token: int = 0
-    familiar: bool = False
+    previously_admitted: bool = False
     gap_seen: bool = False
     runs: Mapping[str, int] = field(default_factory=dict)
 
@@ -179,7 +179,7 @@ def _judge_nameless(expected: Expectation, found: Findings) -> Forgot | Rejected
         )
     if expected.cluster_id is None:
         return Rejected(Reason.NOT_FORMED, "it has no cluster identity: never formed, or wiped")
-    if not expected.familiar:
+    if not expected.previously_admitted:
         return Rejected(
             Reason.NOT_FORMED,
             "it is empty, and this server has not seen it before: if it was wiped, or replaces the node that was here, run "
@@ -221,7 +221,7 @@ def _judge_life(
             Reason.FORMING, "its cluster was not formed to the end: run `redfence cluster init` again"
         )
     if identity.floor < expected.floor:
-        if expected.familiar:
+        if expected.previously_admitted:
             return Forgot(
                 "its data is older than its last return to the cluster: an old snapshot was restored"
             )

@@ -38,14 +38,14 @@ class ClusterJudgement:
     Args:
         nodes: one for each index.
         assume_durable: the operator's word that a node which restarted has forgotten nothing.
-        familiar: these nodes voted last at these indices, so an older or empty node has forgotten. Without it, each node
+        previously_admitted: these nodes voted last at these indices, so an older or empty node has forgotten. Without it, each node
             is judged as by a server that has just been started.
     """
 
-    def __init__(self, nodes: Sequence[Shown], *, assume_durable: bool, familiar: bool) -> None:
+    def __init__(self, nodes: Sequence[Shown], *, assume_durable: bool, previously_admitted: bool) -> None:
         self._nodes = nodes
         self._assume_durable = assume_durable
-        self._familiar = familiar
+        self._familiar = previously_admitted
         shown = {node.index: identity for node in nodes if (identity := _identity(node)) is not None}
         most = Counter(identity.cluster_id for identity in shown.values()).most_common(1)
         self.cluster_id = most[0][0] if most else ""
@@ -74,7 +74,7 @@ class ClusterJudgement:
             cluster_id=self.cluster_id or None,
             assume_durable=self._assume_durable,
             floor=place.floor,
-            familiar=self._familiar,
+            previously_admitted=self._familiar,
             runs=self._runs_before(node),
         )
         return admission.judge(expected, node.found)

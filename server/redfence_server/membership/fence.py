@@ -46,7 +46,7 @@ from redfence_proto import bounds
 from redfence_server.errors import NodeRejectedError
 from redfence_server.locking import quorum
 from redfence_server.membership.examination import LIFE_DIGITS, Identity, Phase
-from redfence_server.membership.visit import Visit
+from redfence_server.membership.visit import AdminConnection
 from redfence_server.randomness import Randomness
 
 TOKENS_JUMP: Final = 2**20
@@ -101,12 +101,12 @@ def wait_ms(ttl_ms_max: int) -> float:
 
 
 async def raise_fence(
-    process: Visit,
-    trusted: Sequence[Visit],
+    process: AdminConnection,
+    trusted: Sequence[AdminConnection],
     *,
     token_seen: int,
     randomness: Randomness,
-    out: Sequence[Visit] | None = None,
+    out: Sequence[AdminConnection] | None = None,
 ) -> int:
     """Return the floor of a complete fence for a process in quarantine, raising the fence if it is not complete yet.
 
@@ -154,8 +154,8 @@ async def raise_fence(
 
 
 def _peers_to_fence(
-    identity: Identity, trusted: Sequence[Visit], out: Sequence[Visit] | None
-) -> tuple[Sequence[Visit], int]:
+    identity: Identity, trusted: Sequence[AdminConnection], out: Sequence[AdminConnection] | None
+) -> tuple[Sequence[AdminConnection], int]:
     """Return the peers that are to take the floor, and how many of them have to.
 
     Raises:
@@ -172,7 +172,7 @@ def _peers_to_fence(
     raise TooFewPeersError(f"it needs {needed} other nodes that {votes}, and found {len(trusted)}")
 
 
-def _is_raised_for(process: Visit, peer: Visit) -> bool:
+def _is_raised_for(process: AdminConnection, peer: AdminConnection) -> bool:
     """Tell whether a peer took the floor that is reserved on the process, in its present quarantine.
 
     The floor alone does not tell: another process at this index, fenced at the same moment, may have reserved the same one.
@@ -182,6 +182,6 @@ def _is_raised_for(process: Visit, peer: Visit) -> bool:
     return raised_for == (process.identity.reserved, process.identity.admission)
 
 
-def _token(node: Visit) -> int:
+def _token(node: AdminConnection) -> int:
     """Return the greatest token that a node showed."""
     return node.look.found.high or 0 if node.look.found is not None else 0

@@ -32,7 +32,13 @@ from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.examination import Findings, Identity, Phase
 from redfence_server.membership.fence import FenceError, TooFewPeersError
 from redfence_server.membership.peers import choose_peers
-from redfence_server.membership.visit import Look, Seat, Visit, Visiting, visits
+from redfence_server.membership.visit import (
+    AdminConnection,
+    AdminSettings,
+    NodeAssignment,
+    NodeSnapshot,
+    visits,
+)
 from redfence_server.randomness import Randomness
 from redfence_server.redis_io.dial import DialError, DialledNode, NodeUrl
 
@@ -43,7 +49,7 @@ _FENCE_PAUSE_MS_FIRST: Final = 100.0
 
 
 @dataclass(eq=False)
-class TurnedAwayError(Exception):
+class AdmissionRefusedError(Exception):
     """The node answered and must not vote now.
 
     Attributes:
@@ -65,15 +71,15 @@ class JoiningSettings:
         urls: of all nodes, by index.
         visiting: how to reach them.
         assume_durable: the operator's word that a restarted node forgets nothing.
-        adopts_empty: an empty node at a node index is taken for the one that was there, also if this server has never
+        accept_empty_nodes: an empty node at a node index is taken for the one that was there, also if this server has never
             seen that one: only for a server that runs the nodes itself.
         fencing: held while this server raises a fence, so that its own fences do not overtake each other.
     """
 
     urls: Sequence[NodeUrl]
-    visiting: Visiting
+    visiting: AdminSettings
     assume_durable: bool
-    adopts_empty: bool
+    accept_empty_nodes: bool
     fencing: asyncio.Lock
 
 
@@ -133,11 +139,13 @@ class NodeJoining:
         Cancellation: the node is as it was, or without a vote, or votes.
 
         Raises:
-            TurnedAwayError: it must not vote now.
+            AdmissionRefusedError: it must not vote now.
             DialError: the connection broke, or another server or an operator changed the node meanwhile.
         """
-        visit = Visit(
-            Look(self._index, self._settings.urls[self._index].address, None), node, self._settings.visiting
+        visit = AdminConnection(
+            NodeSnapshot(self._index, self._settings.urls[self._index].address, None),
+            node,
+            self._settings.visiting,
         )
         try:
             floor = self._place.floor
@@ -162,8 +170,8 @@ class NodeJoining:
                 if reason is Reason.REPLACED:
                     # Should it be empty next, it is not the one that voted here last.
                     self._floor = None
-                raise TurnedAwayError(detail, reason=reason)
-        raise TurnedAwayError("quarantined a second time, while it came back", _FENCE_PAUSE_MS_FIRST)
+                raise AdmissionRefusedError(detail, reason=reason)
+        raise AdmissionRefusedError("quarantined a second time, while it came back", _FENCE_PAUSE_MS_FIRST)
 
     def leave(self) -> None:
         """Note that the connection under which the node was admitted has ended."""
@@ -182,7 +190,8 @@ class NodeJoining:
             assume_durable=self._settings.assume_durable,
             floor=known.floor,
             token=known.token,
-            familiar=self._settings.adopts_empty or (self._floor is not None and self._floor >= known.floor),
+            previously_admitted=self._settings.accept_empty_nodes
+            or (self._floor is not None and self._floor >= known.floor),
             gap_seen=self._gap_in == found.run_id,
             runs=self._memory.runs_of_others(self._index),
         )
@@ -195,7 +204,7 @@ class NodeJoining:
             self._memory.see_token(self._index, floor=judgement.identity.floor, token=found.high)
         return judgement
 
-    async def _examine(self, visit: Visit) -> Judgement:
+    async def _examine(self, visit: AdminConnection) -> Judgement:
         known = self.known()
         await visit.look_again()
         found = visit.look.found
@@ -204,7 +213,7 @@ class NodeJoining:
         self.run_id = found.run_id
         return self.judge(found, known)
 
-    async def _take_out(self, visit: Visit, judgement: Forgot | Restarted, *, floor: int) -> None:
+    async def _take_out(self, visit: AdminConnection, judgement: Forgot | Restarted, *, floor: int) -> None:
         """Take the vote of a node away; `floor` is the least one known before it was examined.
 
         With a greater floor, learnt since, a process that was superseded would pass for the one that has superseded it.
@@ -213,9 +222,11 @@ class NodeJoining:
         assert found is not None, "what was judged was found"
         identity, memory = found.identity, self._memory
         seat = (
-            Seat(identity.cluster_id, identity.index, identity.node_count, identity.max_ttl_ms)
+            NodeAssignment(identity.cluster_id, identity.index, identity.node_count, identity.max_ttl_ms)
             if identity
-            else Seat(memory.cluster_id or "", self._index, len(memory.places), memory.ttl_ms_max or 0)
+            else NodeAssignment(
+                memory.cluster_id or "", self._index, len(memory.places), memory.ttl_ms_max or 0
+            )
         )
         restarted = isinstance(judgement, Restarted)
         quarantine = self._randomness.hex_id()
@@ -233,11 +244,11 @@ class NodeJoining:
         else:
             self._log.info("node_restarted", run_id=found.run_id)
 
-    async def _bring_back(self, visit: Visit, *, proven: bool) -> None:
+    async def _bring_back(self, visit: AdminConnection, *, proven: bool) -> None:
         """Fence, wait, restore the vote: return when the node votes.
 
         Raises:
-            TurnedAwayError: the fence is not complete, or the wait is not over.
+            AdmissionRefusedError: the fence is not complete, or the wait is not over.
         """
         identity = visit.identity
         if (identity.admission, identity.reserved) != (self._fenced.quarantine, self._fenced.floor):
@@ -246,7 +257,7 @@ class NodeJoining:
             self._floor, self._fence_pause_ms = max(self._floor or 0, floor), _FENCE_PAUSE_MS_FIRST
         left_ms = self._fenced.at_ms + fence.wait_ms(identity.max_ttl_ms) - self._clock.now_ms()
         if left_ms > 0 and not proven:
-            raise TurnedAwayError(
+            raise AdmissionRefusedError(
                 f"{self._out(identity)}; it can vote again in {left_ms / 1000:.0f} s at the earliest",
                 min(left_ms + 1, _RECHECK_MS),
             )
@@ -258,10 +269,12 @@ class NodeJoining:
             lives=self._memory.lives(),
         )
         if not restored:
-            raise TurnedAwayError("quarantined: another server is giving it its vote", _FENCE_PAUSE_MS_FIRST)
+            raise AdmissionRefusedError(
+                "quarantined: another server is giving it its vote", _FENCE_PAUSE_MS_FIRST
+            )
         self._log.warning("node_rejoined", floor=self._fenced.floor, run_id=self.run_id)
 
-    async def _fence(self, visit: Visit, *, proven: bool) -> int:
+    async def _fence(self, visit: AdminConnection, *, proven: bool) -> int:
         settings = self._settings
         async with settings.fencing, visits(settings.urls, settings.visiting, but=self._index) as peers:
             chosen = choose_peers(
@@ -269,12 +282,12 @@ class NodeJoining:
                 peers,
                 memory=self._memory,
                 assume_durable=self._settings.assume_durable,
-                accept_empty=self._settings.adopts_empty,
+                accept_empty=self._settings.accept_empty_nodes,
             )
             if proven and chosen.process_is_superseded:
                 superseded = Forgot("another process may have had its index since")
                 await self._take_out(visit, superseded, floor=visit.identity.floor)
-                raise TurnedAwayError(f"quarantined: {superseded.detail}", _FENCE_PAUSE_MS_FIRST)
+                raise AdmissionRefusedError(f"quarantined: {superseded.detail}", _FENCE_PAUSE_MS_FIRST)
             try:
                 return await fence.raise_fence(
                     visit,
@@ -290,7 +303,7 @@ class NodeJoining:
                 hint = ""
                 if isinstance(error, TooFewPeersError):
                     hint = "; if they have forgotten as well, run `redfence cluster recover`"
-                raise TurnedAwayError(
+                raise AdmissionRefusedError(
                     f"{self._out(visit.identity)}; {error}{hint}", self._fence_pause_ms
                 ) from None
 

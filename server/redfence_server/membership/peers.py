@@ -12,7 +12,7 @@ from redfence_server.membership import fence
 from redfence_server.membership.admission import Admitted, Expectation, Restarted, judge
 from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.examination import Identity, Phase
-from redfence_server.membership.visit import Look, Visit
+from redfence_server.membership.visit import AdminConnection, NodeSnapshot
 
 _WITHOUT_VOTE: Final = frozenset({Phase.QUARANTINED, Phase.RESTARTED})
 
@@ -26,14 +26,14 @@ class Peers(NamedTuple):
         process_is_superseded: another process had a fence at the index since this one voted.
     """
 
-    trusted: Sequence[Visit]
-    out: Sequence[Visit] | None
+    trusted: Sequence[AdminConnection]
+    out: Sequence[AdminConnection] | None
     process_is_superseded: bool
 
 
 def choose_peers(
-    process: Visit,
-    peers: Sequence[Visit],
+    process: AdminConnection,
+    peers: Sequence[AdminConnection],
     *,
     memory: ClusterMemory,
     assume_durable: bool,
@@ -67,7 +67,7 @@ def choose_peers(
     return Peers(trusted, out, fence.is_superseded(process.identity, known))
 
 
-def _is_trusted(look: Look, process: Identity, memory: ClusterMemory, assume_durable: bool) -> bool:  # noqa: FBT001  (private)
+def _is_trusted(look: NodeSnapshot, process: Identity, memory: ClusterMemory, assume_durable: bool) -> bool:  # noqa: FBT001  (private)
     """Tell whether a peer votes, or both it and the process restarted with proof."""
     if look.found is None:
         return False
@@ -86,7 +86,7 @@ def _is_trusted(look: Look, process: Identity, memory: ClusterMemory, assume_dur
     return False
 
 
-def _is_member(look: Look, process: Identity) -> bool:
+def _is_member(look: NodeSnapshot, process: Identity) -> bool:
     """Tell whether a peer belongs to the cluster of this process, at its own index."""
     identity = look.found.identity if look.found is not None else None
     return identity is not None and (identity.cluster_id, identity.node_count, identity.index) == (
@@ -103,5 +103,5 @@ def _is_newest(identity: Identity, known: Sequence[Identity], memory: ClusterMem
     return identity.floor >= memory.places[identity.index].floor
 
 
-def _is_empty(look: Look) -> bool:
+def _is_empty(look: NodeSnapshot) -> bool:
     return look.found is not None and look.found.identity is None and not look.found.key_count

@@ -20,7 +20,7 @@ from redfence_server.redis_io.dial import Dial, DialError, DialledNode, NodeUrl,
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class NodeSnapshot:
     """What was seen of the node at one index; `problem` and `error` say why it could not be examined.
 
     `error` is None if this machine is the cause.
@@ -51,7 +51,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class NodeAssignment:
     """What a node is told that it is: one of the nodes of a cluster."""
 
     cluster_id: str
@@ -61,7 +61,7 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Visiting:
+class AdminSettings:
     """What the visits of one command, or of one server, share. `dial_timeout_ms` bounds each step and each command."""
 
     keys: scripts.Keyspace
@@ -70,10 +70,10 @@ class Visiting:
     dial: Dial = dial
 
 
-class Visit:
+class AdminConnection:
     """One node, the last look at it, and the connection; that is None if the first examination failed."""
 
-    def __init__(self, look: Look, node: DialledNode | None, visiting: Visiting) -> None:
+    def __init__(self, look: NodeSnapshot, node: DialledNode | None, visiting: AdminSettings) -> None:
         self.look = look
         self.node = node
         self._visiting = visiting
@@ -117,7 +117,7 @@ class Visit:
             raise NodeRejectedError(f"{self.look.name}: {_reason(error)}") from error
         return str(answer[0].decode())
 
-    async def take_vote(self, seat: Seat, *, phase: Phase, quarantine: str, floor: int = 0) -> None:
+    async def take_vote(self, seat: NodeAssignment, *, phase: Phase, quarantine: str, floor: int = 0) -> None:
         """Take the node out of every quorum, under a random id, if it still is what was seen.
 
         `floor` is the least that other nodes know for its index.
@@ -149,7 +149,7 @@ class Visit:
         """
         return await self.step("reserve_floor", self.identity.admission, floor) == "reserved"
 
-    async def raise_floor(self, process: Visit, floor: int, *, admission: str) -> bool:
+    async def raise_floor(self, process: AdminConnection, floor: int, *, admission: str) -> bool:
         """Raise the floor of another index to the one that the process there has reserved; tell whether this node did.
 
         This node takes the new `admission` id, if it still has the one that was seen.
@@ -178,7 +178,7 @@ class Visit:
         return answer == "restored"
 
 
-async def visit(index: int, url: NodeUrl, stack: AsyncExitStack, visiting: Visiting) -> Visit:
+async def visit(index: int, url: NodeUrl, stack: AsyncExitStack, visiting: AdminSettings) -> AdminConnection:
     """Examine one node; the look tells if it could not be examined. The connection ends with the stack.
 
     Cancellation: nothing stays open but what is on the stack.
@@ -188,16 +188,16 @@ async def visit(index: int, url: NodeUrl, stack: AsyncExitStack, visiting: Visit
         stack.push_async_callback(node.close)
         found = await node_examination.examine(node, visiting.keys, visiting.clock)
     except DialError as error:
-        return Visit(Look(index, url.address, None, _reason(error), error), None, visiting)
+        return AdminConnection(NodeSnapshot(index, url.address, None, _reason(error), error), None, visiting)
     except OSError as error:  # this machine refuses another file
-        return Visit(Look(index, url.address, None, str(error)), None, visiting)
-    return Visit(Look(index, url.address, found), node, visiting)
+        return AdminConnection(NodeSnapshot(index, url.address, None, str(error)), None, visiting)
+    return AdminConnection(NodeSnapshot(index, url.address, found), node, visiting)
 
 
 @asynccontextmanager
 async def visits(
-    urls: Sequence[NodeUrl], visiting: Visiting, *, but: int | None = None
-) -> AsyncIterator[Sequence[Visit]]:
+    urls: Sequence[NodeUrl], visiting: AdminSettings, *, but: int | None = None
+) -> AsyncIterator[Sequence[AdminConnection]]:
     """Examine every node at once, but for one index, and keep the connections within `async with`.
 
     Cancellation: nothing stays open.

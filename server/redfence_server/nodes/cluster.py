@@ -174,7 +174,7 @@ class NodeCluster:
 
     def _refuse_misconfigured(self) -> None:
         for link in self.links:
-            away = link.turned_away
+            away = link.admission_refused
             if away is not None and away.reason is not None and away.reason.misconfigured:
                 raise NodeRejectedError(f"node {link.index} ({link.report().address}): {away.detail}")
 

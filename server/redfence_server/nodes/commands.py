@@ -21,15 +21,15 @@ from redfence_server.locking.node import (
     Commit,
     Granted,
     NodeState,
+    NoReply,
     Reply,
-    Silence,
 )
 from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.examination import Identity
 from redfence_server.membership.heartbeat import Heartbeat
 from redfence_server.nodes.connection import NodeConnection, ReplyError
 from redfence_server.nodes.link_state import LinkState
-from redfence_server.nodes.replay_queue import KeptCommands
+from redfence_server.nodes.replay_queue import ReplayQueue
 from redfence_server.redis_io import scripts
 
 # Scripts flushed, turned into a replica, password or rights changed: admission finds out what it is.
@@ -73,7 +73,7 @@ class NodeCommands:
         self._log = log
         self.connection: NodeConnection | None = None
         self.identity: Identity | None = None
-        self._kept = KeptCommands()
+        self._kept = ReplayQueue()
         self._last_error_code = ""
         self._revalidating_until_ms = 0.0
         self._void_admission = ""
@@ -104,16 +104,16 @@ class NodeCommands:
             asyncio.get_running_loop().call_soon(on_reply, absence)
         return False
 
-    def _keep(self, command: Command, silence: Silence, *, is_awaited: bool) -> None:
+    def _keep(self, command: Command, silence: NoReply, *, is_awaited: bool) -> None:
         """Keep what ends a hold for later, unless its caller makes it again: that one must be the first to arrive."""
-        if not (is_awaited and silence is Silence.NOT_ADMITTED):
+        if not (is_awaited and silence is NoReply.NOT_ADMITTED):
             self._kept.keep(command)
 
-    def _absence(self) -> Silence:
+    def _absence(self) -> NoReply:
         """Return why a command cannot be sent."""
         if self._is_revalidating:
-            return Silence.NOT_ADMITTED
-        return Silence.QUARANTINED if self._state.state is NodeState.QUARANTINED else Silence.UNREACHABLE
+            return NoReply.NOT_ADMITTED
+        return NoReply.QUARANTINED if self._state.state is NodeState.QUARANTINED else NoReply.UNREACHABLE
 
     @property
     def _is_revalidating(self) -> bool:
@@ -130,9 +130,9 @@ class NodeCommands:
         reply: Reply
         if isinstance(raw, ReplyError):
             reply = self._failed(sent.command, str(raw))
-        elif isinstance(raw, Silence):
+        elif isinstance(raw, NoReply):
             # A node refuses a void admission id for ever, so it has refused what it did not answer as well.
-            reply = Silence.NOT_ADMITTED if sent.admission == self._void_admission else raw
+            reply = NoReply.NOT_ADMITTED if sent.admission == self._void_admission else raw
             # What timed out may still be carried out; but if the connection is given up, it is not. Once more is no harm.
             self._keep(sent.command, reply, is_awaited=sent.on_reply is not None)
         else:
@@ -147,14 +147,14 @@ class NodeCommands:
         try:
             reply = scripts.read_reply(raw, under=sent.admission)
         except scripts.NotAdmittedError:
-            self._keep(sent.command, Silence.NOT_ADMITTED, is_awaited=sent.on_reply is not None)
+            self._keep(sent.command, NoReply.NOT_ADMITTED, is_awaited=sent.on_reply is not None)
             # A late commit of an attempt that began under an earlier id tells nothing of the present one.
             if self.identity is not None and sent.admission == self.identity.admission:
                 self.revalidate("it refused a command: not_admitted")
-            return Silence.NOT_ADMITTED
+            return NoReply.NOT_ADMITTED
         except scripts.NumbersExhaustedError:
             self._log.error("node_numbers_exhausted")
-            return Silence.REFUSED
+            return NoReply.REFUSED
         except ValueError:
             # Another program has written redfence's keys. The answer has a digest, so it is not logged.
             return self._refused("an answer that no script gives")
@@ -166,7 +166,7 @@ class NodeCommands:
         self._memory.see_token(self._index, floor=self.identity.floor, token=reply.token)
         return reply if self._heartbeat.counts(scripts.read_clock_ms(raw)) else replace(reply, counts=False)
 
-    def _failed(self, command: Command, problem: str) -> Silence:
+    def _failed(self, command: Command, problem: str) -> NoReply:
         """Take an error reply: start over where a new connection can mend it, and otherwise go on."""
         code = problem.partition(" ")[0]
         if code not in _MENDED_BY_RECONNECTING:
@@ -176,17 +176,17 @@ class NodeCommands:
             self._last_error_code = code
             # It answers, and yet is of no use: an operator has to see why.
             self._state.detail = f"its last answer was an error: {problem}"
-            return Silence.REFUSED
+            return NoReply.REFUSED
         if code == "NOSCRIPT":
             self._kept.keep(command)  # the next connection loads it
         return self._refused(problem)
 
-    def _refused(self, problem: str) -> Silence:
+    def _refused(self, problem: str) -> NoReply:
         """Start over with the node: its role or its scripts are not what was found at admission."""
         if self.connection is not None:
             self._log.warning("node_refused_command", problem=problem)
             self.drop(f"it refused a command: {problem}")
-        return Silence.REFUSED
+        return NoReply.REFUSED
 
     def revalidate(self, reason: str) -> None:
         """Examine the node again on a new connection, for the admission id is void; until then commands are NOT_ADMITTED."""

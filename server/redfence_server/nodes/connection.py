@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import hiredis
 
-from redfence_server.locking.node import Silence
+from redfence_server.locking.node import NoReply
 from redfence_server.redis_io.dial import DialError, DialRefusedError
 
 # Above this many unanswered commands the node is as good as unreachable; each takes about half a kilobyte.
@@ -42,7 +42,7 @@ class NodeConnection(asyncio.BufferedProtocol):
     that came, thousands of times a second. Other objects would settle in the gaps, and the heap would grow for hours.
 
     Args:
-        node_timeout_ms: a command without a reply for this long is told `Silence.TIMED_OUT`. Its late reply is dropped.
+        node_timeout_ms: a command without a reply for this long is told `NoReply.TIMED_OUT`. Its late reply is dropped.
         on_lost: told once, with the reason, when the connection has ended; every unanswered command has been told by then.
         on_notice: told the payload of each message published on the channel that was subscribed to.
     """
@@ -68,7 +68,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.latency_ms: float | None = None
 
     def call(self, packed: bytes, on_raw: Callable[[Any], None]) -> bool:
-        """Send a packed command; `on_raw` is told the parsed reply, a `ReplyError`, or a `Silence`, exactly once and later.
+        """Send a packed command; `on_raw` is told the parsed reply, a `ReplyError`, or a `NoReply`, exactly once and later.
 
         Returns False, and tells nothing, if the connection has ended or too much is unanswered.
         """
@@ -98,7 +98,7 @@ class NodeConnection(asyncio.BufferedProtocol):
                 raise DialError(f"{parts[0]!s}: the connection takes no command")
         values = [await answer for answer in answers]
         for parts, value in zip(batch, values, strict=True):
-            if isinstance(value, Silence):
+            if isinstance(value, NoReply):
                 raise DialError(f"{parts[0]!s}: {value.name.lower().replace('_', ' ')}")
         return [
             DialRefusedError(f"{parts[0]!s}: {value}") if isinstance(value, ReplyError) else value
@@ -137,7 +137,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         while self._unanswered and now - self._unanswered[0][1] >= self._timeout_s:
             entry = self._unanswered.popleft()
             self._overdue.append(entry)
-            entry[0](Silence.TIMED_OUT)  # may call `call`, which leaves the timer to us
+            entry[0](NoReply.TIMED_OUT)  # may call `call`, which leaves the timer to us
         if self._overdue and now - self._overdue[0][1] >= _STALLED_AFTER_TIMEOUTS * self._timeout_s:
             self.abort("it answers nothing any more")
             return
@@ -197,7 +197,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._overdue.clear()
         while self._unanswered:
             on_raw, _ = self._unanswered.popleft()
-            on_raw(Silence.DISCONNECTED)
+            on_raw(NoReply.DISCONNECTED)
         self._on_lost(self._end_reason or (str(exc) if exc else "it closed the connection"))
 
 

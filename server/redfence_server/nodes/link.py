@@ -27,7 +27,7 @@ from redfence_server.locking.node import (
 from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.examination import Findings
 from redfence_server.membership.heartbeat import Heartbeat, HeartbeatSettings, NotAdmitted
-from redfence_server.membership.joining import JoiningSettings, NodeJoining, TurnedAwayError
+from redfence_server.membership.joining import AdmissionRefusedError, JoiningSettings, NodeJoining
 from redfence_server.nodes.commands import NodeCommands
 from redfence_server.nodes.connection import NodeConnection
 from redfence_server.nodes.link_state import LinkState
@@ -65,7 +65,7 @@ class NodeLink:
     """A `LockNode` over the wire. Start it once; it keeps itself connected until closed.
 
     Attributes:
-        turned_away: why the node must not vote; None if the node was not turned away.
+        admission_refused: why the node must not vote; None if the node was not turned away.
         examined: set once the first try to join has ended, good or bad.
     """
 
@@ -116,7 +116,7 @@ class NodeLink:
         self._on_notice: Callable[[Notice], None] = _ignore
         self._task: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[str] | None = None
-        self.turned_away: TurnedAwayError | None = None
+        self.admission_refused: AdmissionRefusedError | None = None
         self.examined = asyncio.Event()
 
     def listen(self, on_notice: Callable[[Notice], None]) -> None:
@@ -163,7 +163,7 @@ class NodeLink:
         self._task.add_done_callback(self._note_death)
 
     async def close(self) -> None:
-        """End the connection and wait for it; commands under way are told `Silence.DISCONNECTED`. May be repeated."""
+        """End the connection and wait for it; commands under way are told `NoReply.DISCONNECTED`. May be repeated."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -171,7 +171,7 @@ class NodeLink:
     def _note_death(self, task: asyncio.Task[None]) -> None:
         """Tell of a defect that ended the link: the node stays lost until the server is started anew."""
         if not task.cancelled() and (defect := task.exception()) is not None:
-            self._log.error("defect", where="node_link", exc_info=defect)
+            self._log.error("internal_error", where="node_link", exc_info=defect)
             self._become(NodeState.UNREACHABLE, f"a defect ended the link: {defect!r}")
             self.examined.set()
 
@@ -192,9 +192,9 @@ class NodeLink:
                 self._commands.stop_waiting()
                 self._become(NodeState.UNREACHABLE, str(error))
                 backoff_ms = min(2 * backoff_ms, _BACKOFF_MS_LAST)
-            except TurnedAwayError as error:
+            except AdmissionRefusedError as error:
                 self._commands.stop_waiting()
-                self.turned_away = error
+                self.admission_refused = error
                 self._become(NodeState.QUARANTINED, error.detail)
                 pause_ms = error.recheck_ms
             self.examined.set()
@@ -230,7 +230,7 @@ class NodeLink:
     async def _serve(self, connection: NodeConnection, found: Findings) -> None:
         """Send commands to a node that was admitted, until the connection ends."""
         assert self._lost is not None, "the loss of the connection is told"
-        self.turned_away = None
+        self.admission_refused = None
         self.heartbeat.begin(found)
         self._commands.begin(connection, found.identity)
         self._become(NodeState.READY, "")

@@ -40,6 +40,6 @@ class LinkState:
             self._log.info("node_ready", run_id=run_id)
         elif state is NodeState.READY:
             # At the level of its loss: an operator who was told of the loss waits for this.
-            self._log.warning("node_back", run_id=run_id)
+            self._log.warning("node_recovered", run_id=run_id)
         else:
-            self._log.warning("node_lost", state=state.name.lower(), detail=detail)
+            self._log.warning("node_unavailable", state=state.name.lower(), detail=detail)

@@ -13,7 +13,7 @@ from redfence_server.locking.node import Command, Mint, Release, Undo
 _KEPT_MAX: Final = 10_000
 
 
-class KeptCommands:
+class ReplayQueue:
     """Undos and releases, each once, in the order in which they were first to be sent.
 
     An undo goes by an attempt's nonce and so can end nothing else; a release goes by the lease id, which the contract tells
@@ -38,6 +38,6 @@ class KeptCommands:
         taken: list[Undo | Release] = []
         while self._kept and len(taken) != at_most:
             command = self._kept.pop(next(iter(self._kept)))
-            if command.worthless_at_ms > now_ms:
+            if command.expires_at_ms > now_ms:
                 taken.append(command)
         return taken

@@ -17,7 +17,7 @@ import structlog
 from redfence_server.errors import ConfigError, NodeRejectedError
 from redfence_server.membership import admission
 from redfence_server.membership.examination import Findings, Identity, Phase
-from redfence_server.membership.visit import Look, Visit, Visiting, visits
+from redfence_server.membership.visit import AdminConnection, AdminSettings, NodeSnapshot, visits
 from redfence_server.randomness import Randomness
 from redfence_server.redis_io import scripts
 from redfence_server.redis_io.dial import NodeUrl
@@ -32,7 +32,9 @@ class Plan:
     to_form: tuple[int, ...]
 
 
-def plan(looks: Sequence[Look], *, new_cluster_id: str, ttl_ms_max: int, leaves_wiped: bool = False) -> Plan:
+def plan(
+    looks: Sequence[NodeSnapshot], *, new_cluster_id: str, ttl_ms_max: int, leaves_wiped: bool = False
+) -> Plan:
     """Decide what forming these nodes takes, from what they say of themselves; there is one look for each index.
 
     With `leaves_wiped`, an empty node beside formed ones stays as it is: the server will adopt it (NodeJoining).
@@ -70,7 +72,7 @@ def plan(looks: Sequence[Look], *, new_cluster_id: str, ttl_ms_max: int, leaves_
 _UNFORMED = frozenset({Phase.FORMING, Phase.ASSEMBLED})
 
 
-def _check_fit(looks: Sequence[Look]) -> Sequence[Findings]:
+def _check_fit(looks: Sequence[NodeSnapshot]) -> Sequence[Findings]:
     """Return what was found, if every node could be looked at and is fit to be one."""
     found: list[Findings] = []
     runs: dict[str, int] = {}
@@ -89,7 +91,7 @@ def _check_fit(looks: Sequence[Look]) -> Sequence[Findings]:
     return found
 
 
-def _check_seat(look: Look, identity: Identity, first: Identity, *, node_count: int) -> None:
+def _check_seat(look: NodeSnapshot, identity: Identity, first: Identity, *, node_count: int) -> None:
     if (identity.cluster_id, identity.node_count) != (first.cluster_id, node_count):
         raise NodeRejectedError(
             f"{look.name}: it belongs to cluster {identity.cluster_id} of {identity.node_count} nodes already"
@@ -123,7 +125,7 @@ async def form(
         NodeRejectedError: a node cannot be reached, is not fit or not empty, or belongs to something else.
         ConfigError: the cluster exists with another greatest ttl.
     """
-    async with visits(nodes, Visiting(keys, dial_timeout_ms)) as visited:
+    async with visits(nodes, AdminSettings(keys, dial_timeout_ms)) as visited:
         looks = [each.look for each in visited]
         decided = plan(
             looks, new_cluster_id=randomness.hex_id(), ttl_ms_max=ttl_ms_max, leaves_wiped=leaves_wiped
@@ -137,7 +139,7 @@ async def form(
 
 
 async def _form(
-    visit: Visit, decided: Plan, state: Phase, randomness: Randomness, *, node_count: int
+    visit: AdminConnection, decided: Plan, state: Phase, randomness: Randomness, *, node_count: int
 ) -> None:
     found = visit.look.found
     assert found is not None, "a node that could not be looked at is not planned for"
@@ -159,7 +161,7 @@ async def _form(
         )
 
 
-def _warn(look: Look, decided: Plan, *, node_count: int) -> None:
+def _warn(look: NodeSnapshot, decided: Plan, *, node_count: int) -> None:
     """Warn of what an operator would otherwise learn at a node's first restart, too late; and of a node that is out."""
     assert look.found is not None, "a node that could not be looked at is not planned for"
     log = structlog.get_logger().bind(node_index=look.index, node_address=look.address)

@@ -26,7 +26,13 @@ from redfence_server.errors import NodeRejectedError
 from redfence_server.locking.quorum import majority
 from redfence_server.membership.examination import Phase
 from redfence_server.membership.fence import wait_ms
-from redfence_server.membership.visit import Look, Seat, Visit, Visiting, visits
+from redfence_server.membership.visit import (
+    AdminConnection,
+    AdminSettings,
+    NodeAssignment,
+    NodeSnapshot,
+    visits,
+)
 from redfence_server.operations import recovery_plan
 from redfence_server.operations.recovery_plan import Recovery, Request
 from redfence_server.randomness import Randomness
@@ -51,11 +57,11 @@ class ClusterRecovery:
         self,
         nodes: Sequence[NodeUrl],
         *,
-        visiting: Visiting,
+        visiting: AdminSettings,
         clock: WallClock,
         randomness: Randomness,
-        on_look: Callable[[Sequence[Look]], None],
-        on_plan: Callable[[Sequence[Look], Recovery], None],
+        on_look: Callable[[Sequence[NodeSnapshot]], None],
+        on_plan: Callable[[Sequence[NodeSnapshot], Recovery], None],
         on_wait: Callable[[float], None],
     ) -> None:
         self._nodes = nodes
@@ -105,13 +111,13 @@ class ClusterRecovery:
             await self._give_back([visited[index] for index in planned.nodes], ids)
         return Outcome.NODES_LEFT_OUT if self.left_out else Outcome.RECOVERED
 
-    async def _take_out(self, visited: Sequence[Visit], planned: Recovery) -> Mapping[int, str]:
+    async def _take_out(self, visited: Sequence[AdminConnection], planned: Recovery) -> Mapping[int, str]:
         """Take the nodes' votes away, and return under which id each is out."""
         ids = {index: self._randomness.hex_id() for index in planned.nodes}
         outcomes = await asyncio.gather(
             *(
                 visited[index].take_vote(
-                    Seat(planned.cluster_id, index, len(self._nodes), planned.ttl_ms_max),
+                    NodeAssignment(planned.cluster_id, index, len(self._nodes), planned.ttl_ms_max),
                     phase=Phase.QUARANTINED,
                     quarantine=ids[index],
                     floor=recovery_plan.known_floor(index, [visit.look for visit in visited]),
@@ -123,7 +129,9 @@ class ClusterRecovery:
         _raise_first(outcomes)
         return ids
 
-    async def _reserve(self, visited: Sequence[Visit], ids: Mapping[int, str], planned: Recovery) -> None:
+    async def _reserve(
+        self, visited: Sequence[AdminConnection], ids: Mapping[int, str], planned: Recovery
+    ) -> None:
         """Reserve the floor on every node that was taken out."""
         await asyncio.gather(*(visit.look_again() for visit in visited))
         # Nothing changes on them any more; but until they were taken out servers went on.
@@ -135,7 +143,7 @@ class ClusterRecovery:
         )
         _raise_first([each for each in outcomes if isinstance(each, BaseException)])
 
-    async def _give_back(self, visited: Sequence[Visit], ids: Mapping[int, str]) -> None:
+    async def _give_back(self, visited: Sequence[AdminConnection], ids: Mapping[int, str]) -> None:
         """Give the nodes their votes back, if they are a quorum."""
         still_out = self._still_out(visited, ids, reserved=self.floor)
         outcomes = await asyncio.gather(
@@ -155,8 +163,8 @@ class ClusterRecovery:
         self.left_out = {**self.left_out, **dict.fromkeys(overtaken, _CHANGED)}
 
     def _still_out(
-        self, visited: Sequence[Visit], ids: Mapping[int, str], *, reserved: int = 0
-    ) -> Sequence[Visit]:
+        self, visited: Sequence[AdminConnection], ids: Mapping[int, str], *, reserved: int = 0
+    ) -> Sequence[AdminConnection]:
         """Return the nodes that are out under this recovery's ids, and note the others in `left_out`.
 
         Raises:
@@ -175,7 +183,7 @@ class ClusterRecovery:
 _CHANGED = "a server or another operator changed it after it was taken out"
 
 
-def _loss(look: Look, quarantine: str, *, reserved: int) -> str:
+def _loss(look: NodeSnapshot, quarantine: str, *, reserved: int) -> str:
     """Return why a node that was taken out cannot get its vote back; empty if it can."""
     if look.found is None:
         return look.problem

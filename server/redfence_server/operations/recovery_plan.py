@@ -26,7 +26,7 @@ from redfence_server.membership.admission import Admitted, Judgement, Reason, Re
 from redfence_server.membership.cluster_judgement import ClusterJudgement
 from redfence_server.membership.examination import Phase
 from redfence_server.membership.fence import TOKENS_JUMP
-from redfence_server.membership.visit import Look
+from redfence_server.membership.visit import NodeSnapshot
 
 FLOOR_MAX: Final = bounds.FENCING_TOKEN_MAX - 2**20 * TOKENS_JUMP
 """A greater floor leaves no room for tokens above it: each return of a node takes a jump."""
@@ -68,14 +68,14 @@ class Recovery:
     is_avoidable: bool
 
 
-def plan(looks: Sequence[Look], request: Request, *, wall_us: int, new_cluster_id: str) -> Recovery:
+def plan(looks: Sequence[NodeSnapshot], request: Request, *, wall_us: int, new_cluster_id: str) -> Recovery:
     """Decide what a recovery of these nodes takes; there is one look for each index. `wall_us` counts from 1970.
 
     Raises:
         NodeRejectedError: a node is in the way, too few can be reached, or there is nothing to recover; the message names the nodes.
         ConfigError: the floor is too low or too high, or the greatest ttl is missing or another.
     """
-    judged = ClusterJudgement(looks, assume_durable=request.assume_durable, familiar=True)
+    judged = ClusterJudgement(looks, assume_durable=request.assume_durable, previously_admitted=True)
     for look in looks:
         _refuse_unfit(look, judged.judge(look))
     away = [look for look in looks if look.found is None]
@@ -104,7 +104,7 @@ def plan(looks: Sequence[Look], request: Request, *, wall_us: int, new_cluster_i
     )
 
 
-def greatest_number(looks: Sequence[Look]) -> int:
+def greatest_number(looks: Sequence[NodeSnapshot]) -> int:
     """Return the greatest number that can still be read from any node: minted, learnt, or a floor of any place."""
     numbers = [0]
     for look in looks:
@@ -115,7 +115,7 @@ def greatest_number(looks: Sequence[Look]) -> int:
     return max(numbers)
 
 
-def known_floor(place: int, looks: Sequence[Look]) -> int:
+def known_floor(place: int, looks: Sequence[NodeSnapshot]) -> int:
     """Return the least floor that a node needs at an index, as far as any other node knows."""
     known = [look.found.identity for look in looks if look.found is not None]
     return max((identity.known_floors.get(place, 0) for identity in known if identity is not None), default=0)
@@ -125,14 +125,14 @@ def known_floor(place: int, looks: Sequence[Look]) -> int:
 _EXCUSED = frozenset({Reason.NOT_FORMED, Reason.FORMING})
 
 
-def _refuse_unfit(look: Look, judgement: Judgement | None) -> None:
+def _refuse_unfit(look: NodeSnapshot, judgement: Judgement | None) -> None:
     """Refuse a node that a recovery must not, or need not, touch."""
     look.refuse_strangers()
     if isinstance(judgement, Rejected) and judgement.reason not in _EXCUSED:
         raise NodeRejectedError(f"{look.name}: {judgement.detail}")
 
 
-def _was_never_formed(looks: Sequence[Look], judged: ClusterJudgement) -> bool:
+def _was_never_formed(looks: Sequence[NodeSnapshot], judged: ClusterJudgement) -> bool:
     """Tell whether no quorum of the cluster can ever have voted."""
     phases = {identity.phase for identity in judged.members.values()}
     if Phase.ASSEMBLED in phases and any(look.found and look.found.identity is None for look in looks):
@@ -154,7 +154,7 @@ def _ttl_ms_max(judged: ClusterJudgement, request: Request) -> int:
     return judged.ttl_ms_max
 
 
-def _floor_begun(looks: Sequence[Look]) -> int:
+def _floor_begun(looks: Sequence[NodeSnapshot]) -> int:
     """Return the floor that an earlier recovery, which broke off, has reserved; 0 if there was none."""
     found = [look.found.identity for look in looks if look.found is not None]
     return max((each.reserved for each in found if each is not None), default=0)

@@ -27,7 +27,14 @@ from redfence_server.membership.admission import (
 from redfence_server.membership.cluster_judgement import ClusterJudgement
 from redfence_server.membership.examination import Phase
 from redfence_server.membership.fence import FenceError, raise_fence
-from redfence_server.membership.visit import Look, Seat, Visit, Visiting, visit, visits
+from redfence_server.membership.visit import (
+    AdminConnection,
+    AdminSettings,
+    NodeAssignment,
+    NodeSnapshot,
+    visit,
+    visits,
+)
 from redfence_server.randomness import Randomness
 from redfence_server.redis_io.dial import NodeUrl
 
@@ -53,14 +60,14 @@ class Plan:
         peers: the other nodes that vote, by index.
     """
 
-    seat: Seat
+    seat: NodeAssignment
     newcomer: Newcomer
     ends_vote: bool
     spare: int
     peers: tuple[int, ...]
 
 
-def plan(looks: Sequence[Look], new: Look, *, assume_durable: bool) -> Plan:
+def plan(looks: Sequence[NodeSnapshot], new: NodeSnapshot, *, assume_durable: bool) -> Plan:
     """Decide what it takes to give the new node its index.
 
     There is one look for each index, as the servers have the nodes: at the new node's index the old node, or the new one.
@@ -74,7 +81,7 @@ def plan(looks: Sequence[Look], new: Look, *, assume_durable: bool) -> Plan:
     # What the old node knows does not count: it may be any node that was ever at this index.
     unknown = replace(looks[place], found=None)
     nodes = [*others[:place], unknown, *others[place:]]
-    judged = ClusterJudgement(nodes, assume_durable=assume_durable, familiar=True)
+    judged = ClusterJudgement(nodes, assume_durable=assume_durable, previously_admitted=True)
     judgements = [(look, judged.judge(look)) for look in others]
     for look, judgement in judgements:
         if isinstance(judgement, Rejected) and judgement.reason in _WRONG_LIST:
@@ -93,7 +100,7 @@ def plan(looks: Sequence[Look], new: Look, *, assume_durable: bool) -> Plan:
     old = None if _is_same(looks[place], new) else looks[place]
     old_votes = old is not None and isinstance(judged.judge(old), Admitted)
     return Plan(
-        seat=Seat(judged.cluster_id, place, len(looks), judged.ttl_ms_max),
+        seat=NodeAssignment(judged.cluster_id, place, len(looks), judged.ttl_ms_max),
         newcomer=_newcomer(new, judged.judge(new), old_votes=old_votes),
         ends_vote=old_votes,
         spare=len(peers) - judged.quorum,
@@ -105,7 +112,7 @@ def plan(looks: Sequence[Look], new: Look, *, assume_durable: bool) -> Plan:
 _WRONG_LIST = frozenset({Reason.OTHER_CLUSTER, Reason.WRONG_PLACE, Reason.SAME_PROCESS})
 
 
-def _newcomer(new: Look, judgement: Judgement | None, *, old_votes: bool) -> Newcomer:
+def _newcomer(new: NodeSnapshot, judgement: Judgement | None, *, old_votes: bool) -> Newcomer:
     match judgement:
         case Admitted() if not old_votes:
             return Newcomer.VOTES
@@ -118,12 +125,12 @@ def _newcomer(new: Look, judgement: Judgement | None, *, old_votes: bool) -> New
     raise NodeRejectedError(f"the new {new.name}: {_why_not(new, judgement)}")
 
 
-def _is_same(old: Look, new: Look) -> bool:
+def _is_same(old: NodeSnapshot, new: NodeSnapshot) -> bool:
     one_process = old.found is not None and new.found is not None and old.found.run_id == new.found.run_id
     return one_process or old.address == new.address
 
 
-def _why_not(look: Look, judgement: Judgement | None) -> str:
+def _why_not(look: NodeSnapshot, judgement: Judgement | None) -> str:
     match judgement:
         case Forgot(detail) | Rejected(_, detail):
             return detail
@@ -139,7 +146,7 @@ async def replace_node(
     new: NodeUrl,
     nodes: Sequence[NodeUrl],
     *,
-    visiting: Visiting,
+    visiting: AdminSettings,
     assume_durable: bool,
     randomness: Randomness,
     confirm: Callable[[Plan], bool],
@@ -169,7 +176,7 @@ async def replace_node(
 
 
 async def _carry_out(
-    planned: Plan, newcomer: Visit, visited: Sequence[Visit], randomness: Randomness
+    planned: Plan, newcomer: AdminConnection, visited: Sequence[AdminConnection], randomness: Randomness
 ) -> None:
     place, old = planned.seat.index, visited[planned.seat.index]
     peers = [visited[index] for index in planned.peers]

@@ -20,11 +20,11 @@ from redfence_server.locking.node import (
     Inspect,
     Mint,
     Notice,
-    Plain,
     Release,
     Renew,
     Renewed,
     Reply,
+    Status,
     Undo,
 )
 
@@ -172,13 +172,13 @@ def read_notice(payload: bytes, *, keys: Keyspace, node: int) -> Notice:
 
 
 _PLAIN = {
-    b"committed": Plain.COMMITTED,
-    b"lost": Plain.LOST,
-    b"undone": Plain.UNDONE,
-    b"kept": Plain.KEPT,
-    b"not_held": Plain.NOT_HELD,
-    b"released": Plain.RELEASED,
-    b"free": Plain.FREE,
+    b"committed": Status.COMMITTED,
+    b"lost": Status.LOST,
+    b"undone": Status.UNDONE,
+    b"kept": Status.KEPT,
+    b"not_held": Status.NOT_HELD,
+    b"released": Status.RELEASED,
+    b"free": Status.FREE,
 }
 
 

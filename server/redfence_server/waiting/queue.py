@@ -39,7 +39,7 @@ from redfence_server.model import CurrentHold
 from redfence_server.randomness import Randomness
 from redfence_server.waiting.hold_watch import HoldWatch
 from redfence_server.waiting.line import Turn, Waiter, WaitingLine
-from redfence_server.waiting.waiter_limiter import WaitingRoom
+from redfence_server.waiting.waiter_limiter import WaiterLimiter
 
 HAND_OVERS_MAX: Final = 16
 """How often a server hands a lock over in a row while another server waits for it. Higher: fewer changes of the server, each of
@@ -63,7 +63,7 @@ class WaitQueue:
         self,
         *,
         node_count: int,
-        room: WaitingRoom,
+        room: WaiterLimiter,
         clock: Clock,
         randomness: Randomness,
         at_rest: Callable[[], object],

@@ -12,7 +12,7 @@ from redfence_server.model import AcquireCall
 from redfence_server.randomness import Randomness
 from redfence_server.waiting.line import Waiter
 from redfence_server.waiting.queue import WaitQueue
-from redfence_server.waiting.waiter_limiter import WaiterLimits, WaitingRoom
+from redfence_server.waiting.waiter_limiter import WaiterLimiter, WaiterLimits
 
 
 class WaitQueues:
@@ -21,7 +21,7 @@ class WaitQueues:
     def __init__(
         self, *, node_count: int, clock: Clock, randomness: Randomness, limits: WaiterLimits
     ) -> None:
-        self.room = WaitingRoom(limits)
+        self.room = WaiterLimiter(limits)
         self._node_count = node_count
         self._clock = clock
         self._randomness = randomness

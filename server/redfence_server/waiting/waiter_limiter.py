@@ -18,7 +18,7 @@ class WaiterLimits:
     connection: int
 
 
-class WaitingRoom:
+class WaiterLimiter:
     """Counts the acquires that wait."""
 
     def __init__(self, limits: WaiterLimits) -> None:

@@ -53,7 +53,7 @@ def judge_service(operations: Iterable[Operation], healed_s: float, words: Words
 def judge_calm(operations: Iterable[Operation], healed_s: float, words: Words) -> Iterator[Violation]:
     """Yield that calls were turned away, or had no certain answer, long after all was healed."""
     late = [call for call in operations if call.invoked_s >= healed_s + _CALM_AFTER_S and _is_told(call)]
-    vain = [call for call in late if call.turned_away or call.outcome is Outcome.UNKNOWN]
+    vain = [call for call in late if call.admission_refused or call.outcome is Outcome.UNKNOWN]
     if len(vain) > _UNANSWERED_SHARE_MAX * len(late):
         call = vain[0]
         said = (

@@ -202,7 +202,7 @@ class ChaosCluster:
             f"{name}: {line}"
             for name, service in self._services.items()
             for line in service.logged()
-            if '"defect"' in line or line.startswith("Traceback ")
+            if '"internal_error"' in line or line.startswith("Traceback ")
         ]
 
     def logged(self) -> list[str]:

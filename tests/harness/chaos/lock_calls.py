@@ -186,7 +186,7 @@ class LockCalls:
             name = " ".join((rich.reason_name, *(f"{key}: {value}" for key, value in rich.metadata.items())))
         # Without a reason it is the transport's word: the request may have arrived before the connection was lost.
         if error.code() is grpc.StatusCode.INVALID_ARGUMENT or (rich and rich.reason in nothing_done):
-            call.failed(name, turned_away=True)
+            call.failed(name, admission_refused=True)
         else:
             call.unknown(name)
         if rich is None or rich.reason == lock_pb2.ERROR_REASON_DRAINING:

@@ -32,7 +32,7 @@ class Call:
         self.operation = replace(self.operation, outcome=Outcome.OK, token=token, until_s=until_s)
 
     def failed(
-        self, detail: str, *, stale: bool = False, lost: bool = False, turned_away: bool = False
+        self, detail: str, *, stale: bool = False, lost: bool = False, admission_refused: bool = False
     ) -> None:
         """Note that it has had no effect and never will."""
         self.operation = replace(
@@ -41,7 +41,7 @@ class Call:
             detail=detail,
             stale=stale,
             lost=lost,
-            turned_away=turned_away,
+            admission_refused=admission_refused,
         )
 
     def unknown(self, detail: str) -> None:

@@ -58,7 +58,7 @@ class Operation:
         detail: why it failed; for people.
         stale: the storage refused it because of its token.
         lost: of a renewal, a release or a check: the server told that the lease does not hold.
-        turned_away: it failed without having been judged: no quorum, no room, or a server that is about to end.
+        admission_refused: it failed without having been judged: no quorum, no room, or a server that is about to end.
         server: which lock server was called; empty if the caller does not know.
     """
 
@@ -76,7 +76,7 @@ class Operation:
     detail: str = ""
     stale: bool = False
     lost: bool = False
-    turned_away: bool = False
+    admission_refused: bool = False
     server: str = ""
 
 

@@ -118,7 +118,8 @@ def _refused(call: Call, error: RedfenceError) -> None:
     nothing_granted = isinstance(error, NotAcquiredError | OverloadedError)
     if nothing_granted or (isinstance(error, UnavailableError) and error.error_reason):
         call.failed(
-            error.error_reason or type(error).__name__, turned_away=not isinstance(error, NotAcquiredError)
+            error.error_reason or type(error).__name__,
+            admission_refused=not isinstance(error, NotAcquiredError),
         )
     else:
         call.unknown(

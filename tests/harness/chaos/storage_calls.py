@@ -75,6 +75,6 @@ def _conclude(call: Call, error: RedfenceError) -> None:
     if isinstance(error, StaleTokenError):
         call.failed(name, stale=True)
     elif isinstance(error, OverloadedError) and error.error_reason:
-        call.failed(name, turned_away=True)
+        call.failed(name, admission_refused=True)
     else:
         call.unknown(name)

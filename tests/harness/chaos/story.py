@@ -124,12 +124,12 @@ class Story:
         self.last_acquires = False
         return self
 
-    def late(self, *, of: int, unknown: int = 0, turned_away: int = 0, at_s: float = 106.0) -> Self:
+    def late(self, *, of: int, unknown: int = 0, admission_refused: int = 0, at_s: float = 106.0) -> Self:
         """Add acquires at that instant that are refused, some of them without an answer or a judgement; the last one is granted."""
         for turn in range(of - 1):
             outcome = UNKNOWN if turn < unknown else FAILED
             self.acquire(f"late {turn}", 0, (at_s, at_s + 1), outcome)
-            self.operations[-1] = replace(self.operations[-1], turned_away=turn < turned_away)
+            self.operations[-1] = replace(self.operations[-1], admission_refused=turn < admission_refused)
         return self.acquire("the last", 3 * 10**6, (at_s + 2, at_s + 2.1))
 
     def asks(self, *kinds: str) -> Self:

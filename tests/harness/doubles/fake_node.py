@@ -33,13 +33,13 @@ from redfence_server.locking.node import (
     Mint,
     NodeReport,
     NodeState,
+    NoReply,
     Notice,
-    Plain,
     Release,
     Renew,
     Renewed,
     Reply,
-    Silence,
+    Status,
     Undo,
 )
 from redfence_server.membership.examination import Identity, Phase
@@ -276,9 +276,9 @@ class FakeNodeState:
     ) -> Reply:
         """Carry out one script at one instant, for a server that was admitted under `admission` and listens on `channel`."""
         if admission != self.admission:
-            return Silence.NOT_ADMITTED
+            return NoReply.NOT_ADMITTED
         if self.high is None and isinstance(command, Mint | Commit):
-            return Silence.NOT_ADMITTED
+            return NoReply.NOT_ADMITTED
         hold = self._hold(command.resource, now_ms)
         match command:
             case Mint():
@@ -289,17 +289,17 @@ class FakeNodeState:
                 return self._undo(command, hold)
             case Renew(resource, digest):
                 if hold is None or hold.digest != digest or hold.token <= self.waited_floor:
-                    return Plain.NOT_HELD
+                    return Status.NOT_HELD
                 self.holds[resource] = replace(hold, expires_at_ms=now_ms + hold.ttl_ms)
                 return Renewed(hold.token, hold.ttl_ms)
             case Release(resource, digest):
                 if hold is None or hold.digest != digest:
-                    return Plain.NOT_HELD
+                    return Status.NOT_HELD
                 self._end(resource, hold)
-                return Plain.RELEASED
+                return Status.RELEASED
             case Inspect():
                 is_free = hold is None or hold.token <= self.waited_floor
-                return Plain.FREE if hold is None or is_free else _held(hold, now_ms)
+                return Status.FREE if hold is None or is_free else _held(hold, now_ms)
 
     def _mint(self, mint: Mint, hold: Hold | None, now_ms: float, channel: str) -> Reply:
         if hold is not None and hold.token <= self.waited_floor:
@@ -321,7 +321,7 @@ class FakeNodeState:
         assert self.high is not None, "an admitted node has a high"
         token = max(self._counted(mint.resource, now_ms), self.floor) + 1
         if token >= TOKENS_END:
-            return Silence.REFUSED
+            return NoReply.REFUSED
         if handed_over and hold is not None and hold.expires_at_ms > expires_at_ms:
             self.published += [(each, mint.resource, hold.token) for each in others]
         self._count(mint.resource, token, now_ms)
@@ -334,18 +334,18 @@ class FakeNodeState:
 
     def _commit(self, commit: Commit, hold: Hold | None, now_ms: float) -> Reply:
         if hold is None or (hold.digest, hold.nonce) != (commit.digest, commit.nonce):
-            return Plain.LOST
+            return Status.LOST
         if hold.token < commit.token:
             self.holds[commit.resource] = replace(hold, token=commit.token)
         if self._counted(commit.resource, now_ms) < commit.token:
             self._count(commit.resource, commit.token, now_ms)
-        return Plain.COMMITTED
+        return Status.COMMITTED
 
     def _undo(self, undo: Undo, hold: Hold | None) -> Reply:
         if hold is None or hold.nonce != undo.nonce or hold.shared:
-            return Plain.KEPT
+            return Status.KEPT
         self._end(undo.resource, hold)
-        return Plain.UNDONE
+        return Status.UNDONE
 
     def _end(self, resource: str, hold: Hold) -> None:
         del self.holds[resource]
@@ -419,10 +419,10 @@ class _Push:
     def __init__(self, notice: Notice, tell: Callable[[Notice], None]) -> None:
         self._notice = notice
         self._tell = tell
-        self.reply: Reply | None = Plain.KEPT
+        self.reply: Reply | None = Status.KEPT
 
     def tell(self, reply: Reply) -> None:
-        if not isinstance(reply, Silence):
+        if not isinstance(reply, NoReply):
             self._tell(self._notice)
 
 
@@ -467,7 +467,7 @@ class FakeNode:
         call = _Call(command, on_reply)
         loop = asyncio.get_running_loop()
         if self.unreachable:
-            loop.call_soon(call.tell, Silence.UNREACHABLE)
+            loop.call_soon(call.tell, NoReply.UNREACHABLE)
             return False
         self._requests.append(call)
         if not self.hold_requests:
@@ -519,7 +519,7 @@ class FakeNode:
     def time_out(self) -> None:
         """Tell every sender that nothing came in time. The commands go on and may be applied later."""
         for call in (*self._replies, *self._requests):
-            call.tell(Silence.TIMED_OUT)
+            call.tell(NoReply.TIMED_OUT)
 
     def break_connection(self) -> None:
         """Lose everything that is under way, either way, and tell the senders."""
@@ -527,7 +527,7 @@ class FakeNode:
         self._replies.clear()
         self._requests.clear()
         for call in lost:
-            call.tell(Silence.DISCONNECTED)
+            call.tell(NoReply.DISCONNECTED)
 
     def settle(self) -> None:
         """Heal the network: what was kept back arrives now, in order, and nothing is kept back any more."""

@@ -28,7 +28,7 @@ from harness.doubles.joining_commands import (
     Sight,
     Step,
 )
-from redfence_server.locking.node import Command, Reply, Silence
+from redfence_server.locking.node import Command, NoReply, Reply
 from redfence_server.membership.examination import read_identity
 from redfence_server.redis_io import scripts
 
@@ -186,9 +186,9 @@ class LuaNode:
         try:
             return scripts.read_reply(self.raw, under=admission)
         except scripts.NotAdmittedError:
-            return Silence.NOT_ADMITTED
+            return NoReply.NOT_ADMITTED
         except scripts.NumbersExhaustedError:
-            return Silence.REFUSED
+            return NoReply.REFUSED
 
     def join(self, command: JoiningCommand) -> JoiningAnswer:
         """Carry out one script over a connection that admits nobody."""

@@ -43,11 +43,11 @@ from redfence_server.locking.node import (
     Granted,
     Mint,
     NodeReport,
+    NoReply,
     Notice,
     Release,
     Renew,
     Reply,
-    Silence,
     Undo,
 )
 from redfence_server.locking.tally import Tally
@@ -314,7 +314,7 @@ class World:
                 if isinstance(parcel.command, Mint) and parcel.command.ends is not None:
                     # The link keeps the release for when the node is back.
                     self.under_way.append(replace(parcel, command=parcel.command.ends, reply=None, told=True))
-                self._tell(parcel, Silence.TIMED_OUT)
+                self._tell(parcel, NoReply.TIMED_OUT)
             case Lose(parcel):
                 self._spend("losses")
                 self.under_way.remove(parcel)

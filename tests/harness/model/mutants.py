@@ -7,7 +7,7 @@ from dataclasses import replace
 from harness.doubles.fake_node import FakeNodeState, Hold
 from harness.model.adversary import Rules
 from redfence_server.locking.attempt import Attempt
-from redfence_server.locking.node import Commit, Granted, Mint, Plain, Release, Reply, Undo
+from redfence_server.locking.node import Commit, Granted, Mint, Release, Reply, Status, Undo
 from redfence_server.locking.tally import Decision, Grant, Tally
 
 
@@ -42,7 +42,7 @@ class UnconditionalCommit(FakeNodeState):
         if self._counted(commit.resource, now_ms) < commit.token:
             self._count(commit.resource, commit.token, now_ms)
         super()._commit(commit, hold, now_ms)
-        return Plain.COMMITTED
+        return Status.COMMITTED
 
 
 class CommitWithoutNonce(FakeNodeState):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.time import timeouts
-from redfence_server.embedded.parent_death import leashed
+from redfence_server.embedded.parent_death import die_with_parent
 
 _LOOK_INTERVAL_S = 0.005
 _KILL_TIMEOUT_S = 10.0
@@ -30,7 +30,7 @@ class CommandProcess:
         with self._stdout_path.open("wb") as stdout, self._stderr_path.open("wb") as stderr:
             # Files, not pipes: nobody has to read for the command to go on.
             self._popen = subprocess.Popen(
-                leashed(list(command)),
+                die_with_parent(list(command)),
                 cwd=folder,
                 # What is killed leaves its temporary files behind.
                 env={**os.environ, "TMPDIR": str(folder), **(environment or {})},

@@ -225,7 +225,7 @@ class NodeSet:
         return nodes
 
     async def borrow(self, count: int, *, binary: RedisBinary) -> list[RedisNode]:
-        """Return `count` running and empty nodes, used before where possible, until `take_back`."""
+        """Return `count` running and empty nodes, used before where possible, until `undo_grant`."""
         idle = [
             node
             for node in self._nodes

@@ -18,14 +18,14 @@ from harness.doubles.joining_commands import RaiseFloor, RestoreVote, Step
 from harness.model import mutants
 from harness.simulated.world import Rules
 from redfence_server.locking import attempt, quorum, redlock
-from redfence_server.locking.node import Command, Mint, Renew, Reply, Silence
+from redfence_server.locking.node import Command, Mint, NoReply, Renew, Reply
 from redfence_server.membership import fence, node_clock, peers
 from redfence_server.membership import heartbeat as node_heartbeat
 from redfence_server.membership import joining as node_joining
 from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.examination import ClockReading, Identity, Phase
 from redfence_server.membership.joining import NodeJoining
-from redfence_server.membership.visit import Visit
+from redfence_server.membership.visit import AdminConnection
 
 Patch = tuple[object, str, object]
 
@@ -94,7 +94,7 @@ class _Any:
         return ""
 
 
-def _fenced_for_anybody(seen: Visit) -> Identity:
+def _fenced_for_anybody(seen: AdminConnection) -> Identity:
     """Take a floor of another process for one's own."""
     found = seen.look.found
     assert found is not None, "only a node that was examined shows an identity"
@@ -103,14 +103,14 @@ def _fenced_for_anybody(seen: Visit) -> Identity:
     return replace(found.identity, known_fences=fences)
 
 
-async def _wait_before_the_fence(joining: NodeJoining, visit: Visit, *, proven: bool) -> None:
+async def _wait_before_the_fence(joining: NodeJoining, visit: AdminConnection, *, proven: bool) -> None:
     """Count the wait from the quarantine, and raise the fence at its end."""
     identity, clock = visit.identity, joining._clock
     if joining._fenced.quarantine != identity.admission:
         joining._fenced = replace(joining._fenced, quarantine=identity.admission, at_ms=clock.now_ms())
     waited_ms = clock.now_ms() - joining._fenced.at_ms
     if not proven and waited_ms < fence.wait_ms(identity.max_ttl_ms):
-        raise node_joining.TurnedAwayError("quarantined", 50)
+        raise node_joining.AdmissionRefusedError("quarantined", 50)
     floor = await joining._fence(visit, proven=proven)
     joining._floor = max(joining._floor or 0, floor)
     ids = {"quarantine": identity.admission, "admission": joining._randomness.hex_id()}
@@ -119,7 +119,7 @@ async def _wait_before_the_fence(joining: NodeJoining, visit: Visit, *, proven: 
     )
 
 
-async def _reserve_alone(process: Visit, trusted: Sequence[Visit], **around: Any) -> int:
+async def _reserve_alone(process: AdminConnection, trusted: Sequence[AdminConnection], **around: Any) -> int:
     """Let a node that restarted with proof jump by itself."""
     if process.identity.phase is not Phase.RESTARTED:
         return await fence.raise_fence(process, trusted, **around)
@@ -129,22 +129,24 @@ async def _reserve_alone(process: Visit, trusted: Sequence[Visit], **around: Any
     return floor
 
 
-async def _fence_on_f(process: Visit, trusted: Sequence[Visit], **around: Any) -> int:
+async def _fence_on_f(process: AdminConnection, trusted: Sequence[AdminConnection], **around: Any) -> int:
     """Ask one peer less."""
     size = max(1, fence.fence_size(process.identity.node_count) - 1)
     with patch.object(fence, "fence_size", lambda _: size):
         return await fence.raise_fence(process, trusted[:size], **around)
 
 
-_RESTORE_VOTE = Visit.restore_vote
+_RESTORE_VOTE = AdminConnection.restore_vote
 
 
-async def _restore_with_proof(seen: Visit, **ids: Any) -> bool:
+async def _restore_with_proof(seen: AdminConnection, **ids: Any) -> bool:
     """Leave out whatever forgot."""
     return seen.identity.phase is Phase.RESTARTED and await _RESTORE_VOTE(seen, **ids)
 
 
-async def _fence_what_forgot(process: Visit, trusted: Sequence[Visit], **around: Any) -> int:
+async def _fence_what_forgot(
+    process: AdminConnection, trusted: Sequence[AdminConnection], **around: Any
+) -> int:
     """Leave out whatever restarted with proof."""
     if process.identity.phase is Phase.RESTARTED:
         raise fence.FenceError("it restarted")
@@ -156,7 +158,7 @@ def _ask_the_refusing_again(poll: redlock._Poll[Any], asked_in: int, node: int, 
     del asked_in
     if poll.verdict.done():
         return
-    if reply is Silence.NOT_ADMITTED and poll._clock.now_ms() < poll._give_up_at_ms:
+    if reply is NoReply.NOT_ADMITTED and poll._clock.now_ms() < poll._give_up_at_ms:
         asyncio.get_running_loop().call_later(0.01, poll.ask, node)
         return
     poll._replies[node] = reply
@@ -212,7 +214,9 @@ MUTANTS: Final = {
     "a minority grants": Rules(patches=((quorum, "majority", lambda count: max(1, count // 2)),)),
     "no wait": Rules(patches=(_fencing(wait_ms=lambda _: 0.0),)),
     "holds end at a restart with proof": Rules(node=FloorThatEndsHolds),
-    "a wiped node never votes again": Rules(patches=((Visit, "restore_vote", _restore_with_proof),)),
+    "a wiped node never votes again": Rules(
+        patches=((AdminConnection, "restore_vote", _restore_with_proof),)
+    ),
     "a restarted node is never fenced": Rules(patches=(_fencing(_fence_what_forgot),)),
 }
 """Each is caught by random worlds."""
@@ -222,7 +226,7 @@ DIRECTED: Final = {
     "no fence for a durable restart": Rules(patches=(_fencing(_reserve_alone),)),
     "fence asks f nodes": Rules(patches=(_fencing(_fence_on_f),)),
     "fence keeps admission ids": Rules(node=FenceThatKeepsIds),
-    "fence for anybody": Rules(patches=((Visit, "identity", property(_fenced_for_anybody)),)),
+    "fence for anybody": Rules(patches=((AdminConnection, "identity", property(_fenced_for_anybody)),)),
     "mint ignores the floor": Rules(node=MintBelowTheFloor),
     "a poll combines answers from before and after": Rules(
         patches=((redlock._Poll, "note", _ask_the_refusing_again),)

@@ -32,12 +32,12 @@ from redfence_server.locking.node import (
     Held,
     Inspect,
     Mint,
-    Plain,
+    NoReply,
     Release,
     Renew,
     Renewed,
     Reply,
-    Silence,
+    Status,
     Undo,
 )
 from redfence_server.membership.examination import DURABLE_SETTINGS, Phase
@@ -61,13 +61,13 @@ _NAMES: Final[Mapping[str, str]] = {_sha(scripts.load(name)): name for name in _
 _KEYS: Final = scripts.Keyspace()
 _LOCK: Final = _KEYS.lock("")
 _WORDS: Final = {
-    Plain.COMMITTED: b"committed",
-    Plain.LOST: b"lost",
-    Plain.UNDONE: b"undone",
-    Plain.KEPT: b"kept",
-    Plain.NOT_HELD: b"not_held",
-    Plain.RELEASED: b"released",
-    Plain.FREE: b"free",
+    Status.COMMITTED: b"committed",
+    Status.LOST: b"lost",
+    Status.UNDONE: b"undone",
+    Status.KEPT: b"kept",
+    Status.NOT_HELD: b"not_held",
+    Status.RELEASED: b"released",
+    Status.FREE: b"free",
 }
 _STEPS: Final = {
     Step.CHANGED: b"changed",
@@ -308,9 +308,9 @@ class SimulatedRedis:
                 return [b"held", reply.digest, reply.token, reply.holder, reply.remaining_ms]
             case Renewed():
                 return [b"renewed", reply.token, reply.ttl_ms]
-            case Plain():
+            case Status():
                 return [_WORDS[reply]]
-            case Silence.NOT_ADMITTED:
+            case NoReply.NOT_ADMITTED:
                 return [b"not_admitted"]
         return [b"exhausted"]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from harness.doubles.fake_node import FakeNode, FakeNodeState, _Call, _Push
 from harness.time.virtual_loop import LoopClock
-from redfence_server.locking.node import Command, Mint, Reply, Silence
-from redfence_server.nodes.replay_queue import KeptCommands
+from redfence_server.locking.node import Command, Mint, NoReply, Reply
+from redfence_server.nodes.replay_queue import ReplayQueue
 
 NODE_TIMEOUT_S = 0.1
 LATENCIES_S = (0.0002, 0.0005, 0.002)
@@ -57,7 +57,7 @@ class Link(FakeNode):
         self._chance = chance
         self._on_mint = on_mint
         self._silent = False
-        self._kept = KeptCommands()
+        self._kept = ReplayQueue()
         self._there_at_s = 0.0
         self._back_at_s = 0.0
 
@@ -69,7 +69,7 @@ class Link(FakeNode):
             self._on_mint(command.digest)
 
         def tell(reply: Reply) -> None:
-            if isinstance(reply, Silence):
+            if isinstance(reply, NoReply):
                 self._kept.keep(command)
             if on_reply is not None:
                 on_reply(reply)
@@ -77,7 +77,7 @@ class Link(FakeNode):
         sent = super().send(command, tell)
         if sent:
             loop = asyncio.get_running_loop()
-            loop.call_later(NODE_TIMEOUT_S, self._requests[-1].tell, Silence.TIMED_OUT)
+            loop.call_later(NODE_TIMEOUT_S, self._requests[-1].tell, NoReply.TIMED_OUT)
             self._there_at_s = self._after(self._there_at_s)
             loop.call_at(self._there_at_s, self._arrive)
         return sent

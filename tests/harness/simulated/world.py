@@ -346,7 +346,7 @@ def _simulate(seed: int, rules: Rules) -> Report:
     loop.set_exception_handler(lambda _, about: problems.append(f"defect: {about.get('exception') or about}"))
 
     def note_defect(_: Any, __: str, event: MutableMapping[str, Any]) -> NoReturn:
-        if event["event"] == "defect":
+        if event["event"] == "internal_error":
             problems.append(f"defect: {event}")
         raise structlog.DropEvent
 

@@ -1,4 +1,4 @@
-"""A leashed process dies with its parent."""
+"""A die_with_parent process dies with its parent."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from redfence_server.embedded import parent_death
 
 _PARENT = """
 import signal, subprocess
-from redfence_server.embedded.parent_death import leashed
-subprocess.Popen(leashed(["/bin/sh", "-c", "echo up; exec sleep 100"]))
+from redfence_server.embedded.parent_death import die_with_parent
+subprocess.Popen(die_with_parent(["/bin/sh", "-c", "echo up; exec sleep 100"]))
 signal.pause()
 """
 
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the leash is Li
 
 def test_the_leashed_process_is_the_program_itself_with_its_arguments() -> None:
     """No process stands between: the pid that was started is the program's."""
-    command = parent_death.leashed(["/bin/sh", "-c", 'echo "$$ $1"', "sh", "an argument"])
+    command = parent_death.die_with_parent(["/bin/sh", "-c", 'echo "$$ $1"', "sh", "an argument"])
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert child.communicate()[0] == f"{child.pid} an argument\n"
 
 
 def test_a_parent_that_is_already_gone_starts_nothing() -> None:
     """The leash closes the gap between the start and the kernel's promise."""
-    command = parent_death.leashed(["/bin/echo", "started"])
+    command = parent_death.die_with_parent(["/bin/echo", "started"])
     # Any process but this one is a parent that the child does not have.
     command[command.index(str(os.getpid()))] = str(os.getppid())
     finished = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from redfence_server.locking import quorum
-from redfence_server.locking.node import Granted, Held, Plain, Renewed, Reply, Silence
+from redfence_server.locking.node import Granted, Held, NoReply, Renewed, Reply, Status
 from redfence_server.locking.quorum import ReleaseVerdict, RenewVerdict, TokenVerdict
 from redfence_server.locking.tally import WAIT, Ask, Decision, Failure, Grant, Refusal, Tally
 
 X = Held("x", 7, "holder x", 900)
 Y = Held("y", 8, "holder y", 500)
-COMMIT_REPLIES: tuple[Reply, ...] = (Plain.COMMITTED, Plain.LOST, Silence.TIMED_OUT)
+COMMIT_REPLIES: tuple[Reply, ...] = (Status.COMMITTED, Status.LOST, NoReply.TIMED_OUT)
 
 
 def granted(token: int, node: int = 0) -> Granted:
@@ -46,7 +46,7 @@ class Oracle:
         return max((r.token for r in self.mints.values() if isinstance(r, Granted)), default=0)
 
     def is_lost(self, node: int) -> bool:
-        return any(reply is not Plain.COMMITTED for _, reply in self.commits.get(node, []))
+        return any(reply is not Status.COMMITTED for _, reply in self.commits.get(node, []))
 
     def alive(self) -> list[int]:
         """Nodes that granted and, as far as is known, still hold."""
@@ -73,7 +73,7 @@ class Oracle:
     def is_silent(self, node: int) -> bool:
         """Its last answer was none."""
         replies = [self.mints[node], *(reply for _, reply in self.commits.get(node, []))]
-        return any(isinstance(reply, Silence) for reply in replies)
+        return any(isinstance(reply, NoReply) for reply in replies)
 
 
 def check(oracle: Oracle, decision: Decision, asked: set[tuple[int, int]]) -> bool:
@@ -141,11 +141,11 @@ MINT_REPLIES: tuple[Reply, ...] = (
     granted(5),
     X,
     Y,
-    Silence.TIMED_OUT,
-    Silence.REFUSED,
-    Silence.DISCONNECTED,
+    NoReply.TIMED_OUT,
+    NoReply.REFUSED,
+    NoReply.DISCONNECTED,
 )
-MINT_REPLIES_FEW: tuple[Reply, ...] = (granted(1), granted(2), granted(5), X, Silence.TIMED_OUT)
+MINT_REPLIES_FEW: tuple[Reply, ...] = (granted(1), granted(2), granted(5), X, NoReply.TIMED_OUT)
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_every_vector_in_every_order_is_decided_by_the_rule(node_count: int) -> 
         for order in itertools.permutations(range(node_count)):
             for commits in itertools.product(COMMIT_REPLIES, repeat=2 if node_count == 3 else 0):
                 for eager in (False, True):
-                    answers = itertools.chain(commits, itertools.repeat(Plain.COMMITTED))
+                    answers = itertools.chain(commits, itertools.repeat(Status.COMMITTED))
                     ends[type(play(named(vector), order, answers, eager=eager)).__name__] += 1
     assert set(ends) == {"Grant", "Refusal"}
 
@@ -189,10 +189,10 @@ def test_a_late_greater_mint_raises_the_token_and_the_commits_start_over() -> No
     tally.minted(1, granted(1, 1))
     assert tally.minted(2, granted(2, 2)) == Ask(2, ((0, "nonce-0"), (1, "nonce-1")))
     assert tally.minted(3, granted(9, 3)) == Ask(9, ((0, "nonce-0"), (1, "nonce-1"), (2, "nonce-2")))
-    assert tally.committed(0, 2, Plain.COMMITTED) == Ask(9, ())
-    assert tally.committed(1, 2, Plain.COMMITTED) == Ask(9, ())
-    assert tally.committed(0, 9, Plain.COMMITTED) == Ask(9, ())
-    assert tally.committed(2, 9, Plain.COMMITTED) == Grant(9)
+    assert tally.committed(0, 2, Status.COMMITTED) == Ask(9, ())
+    assert tally.committed(1, 2, Status.COMMITTED) == Ask(9, ())
+    assert tally.committed(0, 9, Status.COMMITTED) == Ask(9, ())
+    assert tally.committed(2, 9, Status.COMMITTED) == Grant(9)
 
 
 def test_a_node_that_answers_after_the_grant_is_aligned_and_never_lowered() -> None:
@@ -209,10 +209,10 @@ def test_a_node_that_answers_after_the_grant_is_aligned_and_never_lowered() -> N
     [
         ([X, X, granted(1)], Failure.HELD),
         ([X, Y, granted(1)], Failure.SPLIT),
-        ([X, Silence.TIMED_OUT, granted(1)], Failure.HELD),
-        ([Silence.TIMED_OUT, Silence.REFUSED, granted(1)], Failure.NO_QUORUM),
-        ([Silence.TIMED_OUT, Silence.UNREACHABLE, X], Failure.NO_QUORUM),
-        ([X, Y, Silence.TIMED_OUT, Silence.TIMED_OUT, granted(1)], Failure.HELD),
+        ([X, NoReply.TIMED_OUT, granted(1)], Failure.HELD),
+        ([NoReply.TIMED_OUT, NoReply.REFUSED, granted(1)], Failure.NO_QUORUM),
+        ([NoReply.TIMED_OUT, NoReply.UNREACHABLE, X], Failure.NO_QUORUM),
+        ([X, Y, NoReply.TIMED_OUT, NoReply.TIMED_OUT, granted(1)], Failure.HELD),
         ([X, X, Y, Y, granted(1)], Failure.SPLIT),
     ],
 )
@@ -227,13 +227,13 @@ def test_a_refusal_tells_why(vector: list[Reply], failure: Failure) -> None:
 def test_nobody_is_told_that_the_lock_is_held_by_less_than_a_quorum_of_answers() -> None:
     """One node of three is held, one is gone: the third tells whether there is a quorum at all."""
     for last, failure in (
-        (Silence.QUARANTINED, Failure.NO_QUORUM),
+        (NoReply.QUARANTINED, Failure.NO_QUORUM),
         (X, Failure.HELD),
         (granted(1), Failure.HELD),
     ):
         tally = Tally(3)
         assert tally.minted(2, X) == WAIT
-        assert tally.minted(0, Silence.NOT_ADMITTED) == WAIT
+        assert tally.minted(0, NoReply.NOT_ADMITTED) == WAIT
         refusal = tally.minted(1, last)
         assert isinstance(refusal, Refusal)
         assert refusal.failure is failure
@@ -241,14 +241,14 @@ def test_nobody_is_told_that_the_lock_is_held_by_less_than_a_quorum_of_answers()
 
 @pytest.mark.parametrize(
     ("reply", "failure"),
-    [(Plain.LOST, Failure.EXPIRED), (Silence.TIMED_OUT, Failure.NO_QUORUM)],
+    [(Status.LOST, Failure.EXPIRED), (NoReply.TIMED_OUT, Failure.NO_QUORUM)],
 )
 def test_a_commit_that_failed_tells_expiry_from_silence(reply: Reply, failure: Failure) -> None:
     """A node that falls silent between mint and commit is not one that was slower than the ttl is long."""
     tally = Tally(3)
     tally.minted(0, granted(1, 0))
     tally.minted(1, granted(2, 1))
-    tally.minted(2, Silence.TIMED_OUT)
+    tally.minted(2, NoReply.TIMED_OUT)
     refusal = tally.committed(0, 2, reply)
     assert isinstance(refusal, Refusal)
     assert refusal.failure is failure
@@ -279,7 +279,7 @@ def test_validity_is_the_ttl_less_what_passed_and_the_drift() -> None:
 # --- renew, release, token: every vector, None included -------------------------------------------------------------
 
 
-RENEW: tuple[Reply, ...] = (Renewed(4, 1000), Renewed(5, 900), Plain.NOT_HELD, Silence.TIMED_OUT)
+RENEW: tuple[Reply, ...] = (Renewed(4, 1000), Renewed(5, 900), Status.NOT_HELD, NoReply.TIMED_OUT)
 
 
 @pytest.mark.slow
@@ -290,7 +290,7 @@ def test_every_renewal_is_active_on_a_quorum_lost_without_hope_and_else_at_risk(
     for vector in itertools.product((*RENEW, None), repeat=node_count):
         renewal = quorum.judge_renew(vector)
         good = [reply for reply in vector if isinstance(reply, Renewed)]
-        lost = vector.count(Plain.NOT_HELD)
+        lost = vector.count(Status.NOT_HELD)
         if renewal is None:
             assert None in vector
             assert len(good) < need
@@ -312,14 +312,14 @@ def test_every_renewal_is_active_on_a_quorum_lost_without_hope_and_else_at_risk(
 def test_every_release_is_decided_by_a_quorum_of_answers(node_count: int) -> None:
     """Released, if any node of it held the lease; unknown only when no quorum can answer any more."""
     need = node_count // 2 + 1
-    alphabet: tuple[Reply | None, ...] = (Plain.RELEASED, Plain.NOT_HELD, Silence.TIMED_OUT, None)
+    alphabet: tuple[Reply | None, ...] = (Status.RELEASED, Status.NOT_HELD, NoReply.TIMED_OUT, None)
     for vector in itertools.product(alphabet, repeat=node_count):
         verdict = quorum.judge_release(vector)
-        released = vector.count(Plain.RELEASED)
-        answered = released + vector.count(Plain.NOT_HELD)
+        released = vector.count(Status.RELEASED)
+        answered = released + vector.count(Status.NOT_HELD)
         if answered >= need:
             assert verdict is (ReleaseVerdict.RELEASED if released else ReleaseVerdict.NOT_HELD)
-        elif vector.count(Silence.TIMED_OUT) > node_count - need:
+        elif vector.count(NoReply.TIMED_OUT) > node_count - need:
             assert verdict is ReleaseVerdict.NO_QUORUM
         else:
             assert verdict is None
@@ -329,8 +329,8 @@ TOKEN: tuple[Reply, ...] = (
     Held("x", 4, "", 1),
     Held("x", 5, "", 1),
     Held("y", 5, "", 1),
-    Plain.FREE,
-    Silence.TIMED_OUT,
+    Status.FREE,
+    NoReply.TIMED_OUT,
 )
 
 
@@ -357,7 +357,7 @@ def test_every_token_is_live_only_when_proven_and_not_live_only_without_hope(
             assert judgement is not None
             assert judgement.verdict is TokenVerdict.LIVE
             continue
-        unheard = tuple(None if isinstance(reply, Silence) else reply for reply in vector)
+        unheard = tuple(None if isinstance(reply, NoReply) else reply for reply in vector)
         # The best that can come is the token itself, from one lease or the other.
         best = [
             tuple(hold if r is None else r for r in unheard)
@@ -376,10 +376,10 @@ def test_every_token_is_live_only_when_proven_and_not_live_only_without_hope(
 @pytest.mark.parametrize(
     ("reply", "part"),
     [
-        (Granted("n", 1, released=True), Plain.RELEASED),
-        (Granted("n", 1, contended=True), Plain.NOT_HELD),
-        (X, Plain.NOT_HELD),
-        *[(silence, silence) for silence in Silence],
+        (Granted("n", 1, released=True), Status.RELEASED),
+        (Granted("n", 1, contended=True), Status.NOT_HELD),
+        (X, Status.NOT_HELD),
+        *[(silence, silence) for silence in NoReply],
     ],
 )
 def test_what_a_hand_over_was_answered_tells_what_became_of_the_release(reply: Reply, part: Reply) -> None:

@@ -20,7 +20,7 @@ from redfence_server.locking.node import (
     Held,
     Inspect,
     Mint,
-    Plain,
+    Status,
     Undo,
 )
 from redfence_server.locking.quorum import ReleaseVerdict, RenewVerdict, TokenVerdict
@@ -97,7 +97,7 @@ def raise_counter(node: FakeNode, value: int) -> None:
     """Bring a node's counter on, as attempts did that reached only this one."""
     for number in range(value):
         assert node.state.apply(Mint(R, B, f"earlier-{number}", "", TTL_MS), 0.0)
-        assert node.state.apply(Undo(R, f"earlier-{number}", 0), 0.0) is Plain.UNDONE
+        assert node.state.apply(Undo(R, f"earlier-{number}", 0), 0.0) is Status.UNDONE
 
 
 @on_virtual_time
@@ -327,7 +327,7 @@ async def test_a_lease_is_renewed_and_released_by_any_server() -> None:
     assert (await other.renew(resource=R, digest=B)).verdict is RenewVerdict.LOST
     assert (await other.release(resource=R, digest=B, ttl_ms_max=300_000)).verdict is ReleaseVerdict.NOT_HELD
     assert (await other.release(resource=R, digest=A, ttl_ms_max=300_000)).verdict is ReleaseVerdict.RELEASED
-    assert all(isinstance(reply, Plain | Held) for reply in await other.inspect(R))
+    assert all(isinstance(reply, Status | Held) for reply in await other.inspect(R))
 
 
 # --- nodes that have to be examined again -------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def test_what_only_an_operator_can_mend_keeps_a_node_out(
 def test_a_node_that_shows_less_than_is_known_has_forgotten(change: dict[str, Any], told: str) -> None:
     """Whatever its settings say, or hide, and whatever the operator said before: this is evidence."""
     me = replace(ME, floor=7, evicted=3)
-    expected = replace(EXPECTED, floor=7, token=5, familiar=True)
+    expected = replace(EXPECTED, floor=7, token=5, previously_admitted=True)
     assert judge(expected, replace(FOUND, identity=me, evicted=3)) == Admitted(me)
     for assume_durable, settings_hidden in product((False, True), repeat=2):
         findings = {"identity": me, "evicted": 3, "settings_hidden": settings_hidden, **change}
@@ -184,10 +184,12 @@ def test_a_promoted_replica_that_shows_another_place_is_told_from_a_wrong_list()
 def test_an_empty_node_is_taken_in_only_where_it_is_known_to_have_been() -> None:
     """Otherwise a wrong URL would take the place of a node that is well."""
     empty = replace(FOUND, identity=None, high=None)
-    for familiar in (False, True):
+    for previously_admitted in (False, True):
         for cluster_id in (None, "c"):
-            judgement = judge(replace(EXPECTED, familiar=familiar, cluster_id=cluster_id), empty)
-            assert isinstance(judgement, Forgot if familiar and cluster_id else Rejected)
+            judgement = judge(
+                replace(EXPECTED, previously_admitted=previously_admitted, cluster_id=cluster_id), empty
+            )
+            assert isinstance(judgement, Forgot if previously_admitted and cluster_id else Rejected)
 
 
 @pytest.mark.parametrize("version", ["6.2.0", "6.10", "7.0.15", "8.1.1", "10.0.0-rc1"])

@@ -23,7 +23,7 @@ from redfence_server.membership.fence import (
     fence_size,
     raise_fence,
 )
-from redfence_server.membership.visit import Look, Visit, Visiting
+from redfence_server.membership.visit import AdminConnection, AdminSettings, NodeSnapshot
 from redfence_server.redis_io.scripts import Keyspace
 
 INDEX = 2
@@ -44,7 +44,7 @@ class Ids:
         raise NotImplementedError
 
 
-class MemoryNode(Visit):
+class MemoryNode(AdminConnection):
     """A visit to a node whose steps do in memory what the scripts do.
 
     Attributes:
@@ -54,8 +54,8 @@ class MemoryNode(Visit):
 
     def __init__(self, index: int, identity: Identity, *, high: int | None, journal: list[str]) -> None:
         findings = Findings(identity=identity, run_id=identity.run_id, version="7.2.4", high=high)
-        look = Look(index, f"n{index}:6379", findings)
-        super().__init__(look, None, Visiting(Keyspace(), 1_000, SystemClock()))
+        look = NodeSnapshot(index, f"n{index}:6379", findings)
+        super().__init__(look, None, AdminSettings(Keyspace(), 1_000, SystemClock()))
         self.now = identity
         self.high = high
         self.journal = journal

@@ -15,7 +15,7 @@ from redfence_server.membership.examination import DURABLE_SETTINGS, Identity, P
 from redfence_server.membership.heartbeat import Heartbeat, HeartbeatSettings, NotAdmitted
 from redfence_server.membership.joining import JoiningSettings, NodeJoining
 from redfence_server.membership.node_clock import ClockWitnesses, Step
-from redfence_server.membership.visit import Visiting
+from redfence_server.membership.visit import AdminSettings
 from redfence_server.randomness import SystemRandomness
 from redfence_server.redis_io import scripts
 from redfence_server.redis_io.dial import DialAnswerError, DialError, DialledNode, DialRefusedError, NodeUrl
@@ -77,9 +77,9 @@ def joining(memory: ClusterMemory) -> NodeJoining:
     clock, log = LoopClock(), structlog.get_logger()
     settings = JoiningSettings(
         urls=[NodeUrl(f"redis://n{index}:6379") for index in range(3)],
-        visiting=Visiting(KEYS, 1_000, clock),
+        visiting=AdminSettings(KEYS, 1_000, clock),
         assume_durable=False,
-        adopts_empty=False,
+        accept_empty_nodes=False,
         fencing=asyncio.Lock(),
     )
     return NodeJoining(

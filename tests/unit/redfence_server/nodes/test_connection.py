@@ -10,7 +10,7 @@ import pytest
 
 from harness.simulated.arriving_bytes import deliver
 from harness.time.virtual_loop import on_virtual_time
-from redfence_server.locking.node import Silence
+from redfence_server.locking.node import NoReply
 from redfence_server.nodes import connection as node_connection
 from redfence_server.nodes.connection import NodeConnection, ReplyError
 from redfence_server.redis_io.dial import DialError, DialRefusedError
@@ -125,7 +125,7 @@ async def test_commands_time_out_in_order_each_at_its_own_time() -> None:
         bench.call(name)
         await asyncio.sleep(0.02)
     await asyncio.sleep(0.3)
-    assert bench.told == {name: [Silence.TIMED_OUT] for name in range(5)}
+    assert bench.told == {name: [NoReply.TIMED_OUT] for name in range(5)}
     assert bench.told_at == {name: TIMEOUT_MS + 20 * name for name in range(5)}
 
 
@@ -137,7 +137,7 @@ async def test_a_late_reply_is_dropped_and_the_next_caller_gets_its_own() -> Non
     await asyncio.sleep(0.15)
     bench.call("next")
     bench.answer("for slow")
-    assert bench.told == {"slow": [Silence.TIMED_OUT]}
+    assert bench.told == {"slow": [NoReply.TIMED_OUT]}
     bench.answer("for next")
     assert bench.told["next"] == [b"for next"]
 
@@ -180,7 +180,7 @@ async def test_a_node_that_owes_answers_for_four_timeouts_is_given_up() -> None:
     bench.call("last")
     await asyncio.sleep(0.06)
     assert bench.wire.aborted
-    assert bench.told == {"first": [Silence.TIMED_OUT], "last": [Silence.DISCONNECTED]}
+    assert bench.told == {"first": [NoReply.TIMED_OUT], "last": [NoReply.DISCONNECTED]}
     assert bench.lost == ["it answers nothing any more"]
     assert not bench.call("too late")
     assert "too late" not in bench.told
@@ -245,7 +245,7 @@ async def test_a_notice_among_the_replies_shifts_none_and_is_told_in_its_place()
     bench.subscribe()
     bench.call("overdue")
     await asyncio.sleep(0.15)
-    assert bench.heard == [Silence.TIMED_OUT]
+    assert bench.heard == [NoReply.TIMED_OUT]
     bench.call("first")
     bench.call("second")
     told = SUBSCRIBED + push("1") + b"+too late\r\n" + push("2") + b"+for first\r\n" + push("3") + push("4")

@@ -10,7 +10,7 @@ import pytest
 
 from redfence_server.errors import ConfigError, NodeRejectedError
 from redfence_server.membership.examination import Findings, Identity, Phase
-from redfence_server.membership.visit import Look
+from redfence_server.membership.visit import NodeSnapshot
 from redfence_server.operations.forming import Plan, plan
 
 TTL_MS = 300_000
@@ -22,11 +22,11 @@ def identity(index: int, *, phase: Phase = Phase.READY) -> Identity:
     return Identity("c", index, 3, TTL_MS, "a" * 32, f"run-{index}", durable=True, phase=phase)
 
 
-def look(index: int, who: Identity | None = None, **found: Any) -> Look:
+def look(index: int, who: Identity | None = None, **found: Any) -> NodeSnapshot:
     """Return what is seen of a node that has this identity or none."""
     defaults: dict[str, Any] = {"identity": who, "run_id": f"run-{index}", "version": "7.2.4"}
     seen = Findings(**(defaults | found))
-    return Look(index, f"n{index}:6379", seen)
+    return NodeSnapshot(index, f"n{index}:6379", seen)
 
 
 def decide(*who: Identity | None, ttl_ms_max: int = TTL_MS, leaves_wiped: bool = False) -> Plan:
@@ -95,7 +95,7 @@ def test_a_node_that_holds_keys_or_cannot_be_looked_at_is_refused() -> None:
     holding = [look(0), look(1, key_count=3), look(2)]
     with pytest.raises(NodeRejectedError, match=r"^node 1 \(n1:6379\): it holds 3 keys"):
         plan(holding, new_cluster_id="new", ttl_ms_max=TTL_MS)
-    away = [look(0), look(1), Look(2, "n2:6379", None, "connection refused")]
+    away = [look(0), look(1), NodeSnapshot(2, "n2:6379", None, "connection refused")]
     with pytest.raises(NodeRejectedError, match=r"^node 2 \(n2:6379\): connection refused"):
         plan(away, new_cluster_id="new", ttl_ms_max=TTL_MS)
 

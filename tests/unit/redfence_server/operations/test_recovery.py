@@ -13,26 +13,26 @@ import pytest
 from redfence_server.clock import SystemClock
 from redfence_server.errors import NodeRejectedError
 from redfence_server.membership.examination import Findings, Identity, Phase
-from redfence_server.membership.visit import Look, Visit, Visiting
+from redfence_server.membership.visit import AdminConnection, AdminSettings, NodeSnapshot
 from redfence_server.operations.recovery import ClusterRecovery
 from redfence_server.randomness import SystemRandomness
 from redfence_server.redis_io.dial import NodeUrl
 from redfence_server.redis_io.scripts import Keyspace
 
-VISITING = Visiting(Keyspace(), 1_000)
+VISITING = AdminSettings(Keyspace(), 1_000)
 FLOOR = 5_000
 IDS = {index: f"{index}" * 32 for index in range(3)}
 TAKEN_OUT = Identity("c", 0, 3, 9_000, "", "run", True, Phase.QUARANTINED, floor=FLOOR, reserved=FLOOR)
 
 
-class TakenOut(Visit):
+class TakenOut(AdminConnection):
     """A node that was taken out; `restored` once it has its vote."""
 
     def __init__(self, index: int, **change: Any) -> None:
         fields: dict[str, Any] = {"index": index, "admission": IDS[index]} | change
         identity = replace(TAKEN_OUT, **fields)
         found = Findings(identity=identity, run_id="run", version="7.2.4", high=7)
-        super().__init__(Look(index, f"n{index}:6379", found), None, VISITING)
+        super().__init__(NodeSnapshot(index, f"n{index}:6379", found), None, VISITING)
         self.restored = False
 
     async def step(self, script: str, *arguments: str | int) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from redfence_server.errors import ConfigError, NodeRejectedError
 from redfence_server.membership.examination import Findings, Identity, Phase
-from redfence_server.membership.visit import Look
+from redfence_server.membership.visit import NodeSnapshot
 from redfence_server.operations.recovery_plan import (
     FLOOR_MAX,
     Recovery,
@@ -34,7 +34,7 @@ def identity(place: int, **fields: Any) -> Identity:
     return replace(usual, **fields)
 
 
-def look(index: int, who: Identity | None, **found: Any) -> Look:
+def look(index: int, who: Identity | None, **found: Any) -> NodeSnapshot:
     """Return what is seen of a node with this identity, or of an empty one."""
     defaults: dict[str, Any] = {
         "identity": who,
@@ -44,20 +44,20 @@ def look(index: int, who: Identity | None, **found: Any) -> Look:
         "key_count": 3 if who else 0,
     }
     seen = Findings(**(defaults | found))
-    return Look(index, f"n{index}:6379", seen)
+    return NodeSnapshot(index, f"n{index}:6379", seen)
 
 
-def away(index: int) -> Look:
+def away(index: int) -> NodeSnapshot:
     """Return what is seen of a node that cannot be reached."""
-    return Look(index, f"n{index}:6379", None, "connection refused")
+    return NodeSnapshot(index, f"n{index}:6379", None, "connection refused")
 
 
-def decide(looks: Sequence[Look], request: Request = AUTO, *, wall_us: int = NOW_US) -> Recovery:
+def decide(looks: Sequence[NodeSnapshot], request: Request = AUTO, *, wall_us: int = NOW_US) -> Recovery:
     """Plan under a new id that can be told from the old one."""
     return plan(looks, request, wall_us=wall_us, new_cluster_id="new")
 
 
-def recovery(looks: Sequence[Look], request: Request = AUTO, *, wall_us: int = NOW_US) -> Recovery:
+def recovery(looks: Sequence[NodeSnapshot], request: Request = AUTO, *, wall_us: int = NOW_US) -> Recovery:
     """Plan what must be a recovery."""
     planned = decide(looks, request, wall_us=wall_us)
     assert isinstance(planned, Recovery)
@@ -70,7 +70,7 @@ VOTES, QUARANTINED, EMPTY, RESTARTED, OLDER, UNREACHABLE = range(6)
 STATES = (VOTES, QUARANTINED, EMPTY, RESTARTED, OLDER, UNREACHABLE)
 
 
-def in_state(index: int, state: int) -> Look:
+def in_state(index: int, state: int) -> NodeSnapshot:
     """Return what is seen of a node in a state."""
     return (
         look(index, identity(index)),
@@ -196,7 +196,7 @@ def test_a_greatest_ttl_that_nobody_remembers_must_be_told() -> None:
 # --- the floor --------------------------------------------------------------------------------------------------------
 
 
-def knowing(place: str, number: int) -> list[Look]:
+def knowing(place: str, number: int) -> list[NodeSnapshot]:
     """Return a cluster to recover in which a number is known in one place alone."""
     wiped, quarantined = identity(0, phase=Phase.QUARANTINED), identity(1, phase=Phase.QUARANTINED)
     match place:

@@ -11,7 +11,7 @@ import pytest
 
 from redfence_server.errors import NodeRejectedError
 from redfence_server.membership.examination import Findings, Identity, Phase
-from redfence_server.membership.visit import Look, Seat
+from redfence_server.membership.visit import NodeAssignment, NodeSnapshot
 from redfence_server.operations.replacement import Newcomer, Plan, plan
 
 TTL_MS = 300_000
@@ -27,7 +27,7 @@ def identity(place: int, **fields: Any) -> Identity:
     return replace(usual, **(knows | fields))
 
 
-def look(place: int, who: Identity | None, *, address: str = "", **found: Any) -> Look:
+def look(place: int, who: Identity | None, *, address: str = "", **found: Any) -> NodeSnapshot:
     """Return what is seen of a node with this identity, or of an empty one."""
     usual: dict[str, Any] = {
         "identity": who,
@@ -37,15 +37,15 @@ def look(place: int, who: Identity | None, *, address: str = "", **found: Any) -
         "key_count": 3 if who else 0,
     }
     seen = Findings(**(usual | found))
-    return Look(place, address or f"n{place}:6379", seen)
+    return NodeSnapshot(place, address or f"n{place}:6379", seen)
 
 
-def away(place: int, address: str = "") -> Look:
+def away(place: int, address: str = "") -> NodeSnapshot:
     """Return what is seen of a node that cannot be reached."""
-    return Look(place, address or f"n{place}:6379", None, "connection refused")
+    return NodeSnapshot(place, address or f"n{place}:6379", None, "connection refused")
 
 
-def new(who: Identity | None = None, **found: Any) -> Look:
+def new(who: Identity | None = None, **found: Any) -> NodeSnapshot:
     """Return what is seen of the new node."""
     return look(PLACE, who, address="new:6379", **({"run_id": "run-new"} | found))
 
@@ -54,7 +54,7 @@ OTHERS = (look(0, identity(0)), look(1, identity(1)))
 DEAD = away(PLACE)
 
 
-def decide(newcomer: Look, old: Look = DEAD, others: Sequence[Look] = OTHERS) -> Plan:
+def decide(newcomer: NodeSnapshot, old: NodeSnapshot = DEAD, others: Sequence[NodeSnapshot] = OTHERS) -> Plan:
     """Plan to replace node 2."""
     return plan([*others, old], newcomer, assume_durable=False)
 
@@ -99,7 +99,7 @@ def test_the_new_node_is_prepared_whatever_the_old_one_is(newcomer: str, old: st
     if newcomer == "votes there" and votes:
         # Both show the identity that votes: one is a copy of the other.
         becomes = Newcomer.TO_PREPARE
-    seat = Seat("c", PLACE, 3, TTL_MS)
+    seat = NodeAssignment("c", PLACE, 3, TTL_MS)
     assert decide(coming, going) == Plan(seat, becomes, ends_vote=votes, spare=0, peers=(0, 1))
 
 
@@ -139,7 +139,7 @@ def test_a_new_node_that_cannot_take_the_place_is_refused(
 
 # --- the others ---------------------------------------------------------------------------------------------------------
 
-DISABLED: dict[str, Callable[[int], Look]] = {
+DISABLED: dict[str, Callable[[int], NodeSnapshot]] = {
     "away": away,
     "empty": lambda place: look(place, None),
     "quarantined": lambda place: look(place, identity(place, node_count=5, phase=Phase.QUARANTINED)),
@@ -169,7 +169,7 @@ def test_a_quorum_of_other_nodes_must_vote(out: tuple[int, ...], why: str) -> No
     if len(out) <= 1:
         planned = plan(nodes, new(), assume_durable=False)
         peers = tuple(place for place in (0, 1, 3, 4) if place not in out)
-        seat = Seat("c", PLACE, 5, TTL_MS)
+        seat = NodeAssignment("c", PLACE, 5, TTL_MS)
         assert planned == Plan(seat, Newcomer.TO_PREPARE, False, 1 - len(out), peers)
         return
     with pytest.raises(NodeRejectedError, match="fewer than a quorum of 3 other nodes votes") as refused:
@@ -182,7 +182,7 @@ def test_a_quorum_of_other_nodes_must_vote(out: tuple[int, ...], why: str) -> No
 def test_a_single_node_has_no_others() -> None:
     """Nobody can say what it forgot but the operator."""
     alone = look(0, identity(0, node_count=1))
-    coming = Look(0, "new:6379", Findings(None, "run-new", "7.2.4"))
+    coming = NodeSnapshot(0, "new:6379", Findings(None, "run-new", "7.2.4"))
     with pytest.raises(NodeRejectedError, match=r"there are no others.*`redfence cluster recover`"):
         plan([alone], coming, assume_durable=False)
 
@@ -210,4 +210,4 @@ def test_a_list_of_nodes_that_is_not_the_clusters_is_refused(
 def test_what_the_old_node_says_of_the_cluster_does_not_count() -> None:
     """It may be any that was ever there: it neither tells which cluster it is, nor voids others."""
     lies = look(PLACE, identity(PLACE, known_floors={0: 10**6, 1: 10**6}, max_ttl_ms=10**9))
-    assert decide(new(), lies).seat == Seat("c", PLACE, 3, TTL_MS)
+    assert decide(new(), lies).seat == NodeAssignment("c", PLACE, 3, TTL_MS)

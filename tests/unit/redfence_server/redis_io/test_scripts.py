@@ -14,11 +14,11 @@ from redfence_server.locking.node import (
     Inspect,
     Mint,
     Notice,
-    Plain,
     Release,
     Renew,
     Renewed,
     Reply,
+    Status,
     Undo,
 )
 from redfence_server.redis_io import scripts
@@ -87,13 +87,13 @@ def test_a_command_is_packed_for_each_node_with_its_own_admission_id(command: Co
         ([b"held", b"d", 4, "ż".encode(), 90], Held("d", 4, "ż", 90)),
         ([b"held", b"d", 4, b"", -2], Held("d", 4, "", 0)),
         ([b"renewed", 4, 900], Renewed(4, 900)),
-        ([b"committed"], Plain.COMMITTED),
-        ([b"lost"], Plain.LOST),
-        ([b"undone"], Plain.UNDONE),
-        ([b"kept"], Plain.KEPT),
-        ([b"not_held"], Plain.NOT_HELD),
-        ([b"released"], Plain.RELEASED),
-        ([b"free"], Plain.FREE),
+        ([b"committed"], Status.COMMITTED),
+        ([b"lost"], Status.LOST),
+        ([b"undone"], Status.UNDONE),
+        ([b"kept"], Status.KEPT),
+        ([b"not_held"], Status.NOT_HELD),
+        ([b"released"], Status.RELEASED),
+        ([b"free"], Status.FREE),
     ],
 )
 def test_every_answer_of_a_script_is_a_reply(raw: list[Any], reply: Reply) -> None:

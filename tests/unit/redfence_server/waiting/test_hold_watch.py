@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from redfence_server.locking.node import Held, Notice, Silence
+from redfence_server.locking.node import Held, NoReply, Notice
 from redfence_server.locking.quorum import majority
 from redfence_server.locking.tally import Failure, Refusal
 from redfence_server.model import CurrentHold
@@ -22,7 +22,7 @@ def hold(token: int = 5, remaining_ms: int = 900, *, digest: str = A) -> Held:
 
 def refused(*held: tuple[int, Held], silent: tuple[int, ...] = ()) -> Refusal:
     """Return what comes of an attempt when these nodes hold the lock and those are silent; the others are unknown."""
-    return Refusal(Failure.HELD, held, tuple((node, Silence.TIMED_OUT) for node in silent))
+    return Refusal(Failure.HELD, held, tuple((node, NoReply.TIMED_OUT) for node in silent))
 
 
 def watch_after(refusal: Refusal, *, nodes: int = 3, now_ms: float = 100.0) -> HoldWatch:

@@ -57,6 +57,14 @@ async def proxied(nodes: Sequence[RedisNode], serve: Serve, **settings: Any) -> 
     """Serve through proxies, with rare heartbeats: a lost reply answers the test's own command."""
     server = await serve(nodes, proxied=True, **{"heartbeat_interval_ms": 60_000, **settings})
     await all_ready(server)
+
+    async def subscribed() -> bool:
+        return all([await node.call("PUBSUB", "CHANNELS") for node in nodes])
+
+    # A node votes before it has answered the subscription to notices.
+    await until(subscribed)
+    replies = [proxy.replies for proxy in server.proxies]
+    await eventually(lambda: all(each.taken_bytes == each.passed_bytes for each in replies))
     return server
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong, in the server's own terms; api/errors.py maps each class to a status and a reason.
+"""The server's errors in its own terms; api/errors.py maps each class to a status and a reason.
 
 Losing to another holder is no error: it is an outcome.
 """

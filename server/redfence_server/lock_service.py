@@ -1,4 +1,4 @@
-"""What the lock server does for its callers, in checked values (model.py) and domain errors. Knows neither gRPC nor Redis."""
+"""The use cases of the lock server, in checked values (model.py) and domain errors. Knows neither gRPC nor Redis."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _EMPTY_QUEUE: Final = QueueView(0, (), 0)
 
 @dataclass(frozen=True, slots=True)
 class RenewOutcome:
-    """What a renewal came to. `validity_ms` counts from the instant the caller sent it."""
+    """The outcome of a renewal. `validity_ms` counts from the instant the caller sent it."""
 
     verdict: RenewVerdict
     token: int

@@ -31,7 +31,7 @@ _STEPS_MAX: Final = 5
 
 @dataclass(slots=True)
 class Checkup:
-    """What one node has shown, until the checkup ended or broke off.
+    """The facts that one node has shown, until the checkup ended or broke off.
 
     Attributes:
         address: never with a password.

@@ -105,7 +105,7 @@ def _unreached(node: Checkup, limits: Limits) -> Finding:
 _REPLACE: Final = "`redfence cluster replace {index} URL`"
 _SET: Final = "use CONFIG SET, then CONFIG REWRITE so that its configuration file says the same"
 _GRANT_CONFIG: Final = "grant this user +config|get"
-# What to do about a node that servers reject. The reason is also the kind of the finding, and admission
+# Advice for each reason why servers reject a node. The reason is also the kind of the finding, and admission
 # words what is wrong.
 ADVICE: Final[Mapping[Reason, str]] = {
     Reason.REPLICA: "it follows {primary}; name an independent primary. To make it one: REPLICAOF NO ONE, then FLUSHALL "

@@ -18,7 +18,7 @@ DRIFT_RATIO = 0.01
 """How much of a ttl node clocks may gain on ours. Raised: leases are shorter for their holders. Lowered: a fast
 node clock frees the lock while its holder still counts on it."""
 DRIFT_FIXED_MS = 2
-"""What expiry rounding (1 ms) on the nodes can take from a short ttl, doubled."""
+"""Twice the rounding of expiry on the nodes (1 ms), which shortens a short ttl."""
 
 
 def majority(node_count: int) -> int:
@@ -50,7 +50,7 @@ Replies = Sequence[Reply | None]
 
 
 class RenewVerdict(Enum):
-    """What a renewal came to."""
+    """The outcome of a renewal."""
 
     ACTIVE = auto()
     """Renewed on a quorum."""
@@ -83,7 +83,7 @@ def judge_renew(replies: Replies) -> Renewal | None:
 
 
 class ReleaseVerdict(Enum):
-    """What a release came to."""
+    """The outcome of a release."""
 
     RELEASED = auto()
     """The lease held the lock on a node and does not any more."""
@@ -184,7 +184,7 @@ def _weight(group: Sequence[Held]) -> tuple[int, int]:
 def present_hold(holds: Sequence[Held], *, quorum: int) -> Held | None:
     """Sum up what the nodes say of the lease that is on most of them, for a human; None if there is no hold.
 
-    Of a lease that is on a quorum the number is no earlier lease's, for the reason in `_shows`.
+    If the lease is on a quorum, the token is never that of an earlier lease; `_shows` says why.
     """
     groups = by_lease(holds)
     if not groups:

@@ -5,7 +5,7 @@ lost replies do. docs/algorithm.md has the argument. It rests on three rules tha
 
 1. A node counts only if it *stands at* the token of the grant: it minted that token, or acknowledged a commit of it.
 2. A commit goes to the very hold that the mint answered, told by its nonce, and under the admission id of that mint.
-3. What a failed attempt may have minted is undone by its nonce, detached from the caller's cancellation.
+3. A failed attempt undoes by its nonce all that it may have minted. Cancelling the caller does not cancel the undo.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Judged = TypeVar("Judged")
 
 @dataclass(frozen=True, slots=True)
 class Verdict(Generic[Judged]):
-    """What was judged, and the replies it was judged by: None where none had come yet."""
+    """A verdict, and the replies that it rests on: None where none had come yet."""
 
     verdict: Judged
     replies: quorum.Replies
@@ -49,7 +49,7 @@ class Verdict(Generic[Judged]):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What an attempt is to grant.
+    """The lease that an attempt tries to grant.
 
     Attributes:
         digest: of the lease id.
@@ -101,7 +101,7 @@ class Redlock:
     async def finish(self, attempt: Attempt) -> AttemptOutcome:
         """Return what came of an attempt.
 
-        Whatever else than `AttemptGranted` comes of it, an undo is on its way to every node that may hold something.
+        After any other outcome than `AttemptGranted`, an undo is on its way to every node that may hold something.
 
         Cancellation: as any failure; the undo does not depend on the cancelled caller.
         """

@@ -253,12 +253,12 @@ async def test_a_node_that_was_away_during_a_recovery_comes_back_by_a_replacemen
     await all_in(server, NODE_STATE_UNREACHABLE)
     await nodes[2].start()
     await all_in(server, NODE_STATE_QUARANTINED)
-    assert "`redfence cluster replace 2 URL`" in (await server.status()).nodes[2].detail
+    await server.until_detail(2, "`redfence cluster replace 2 URL`")
     await grant_some(server, history)
     # It keeps no server from starting, for the others are a quorum.
     async with serving(nodes) as another:
         await all_in(another, NODE_STATE_QUARANTINED)
-        assert "was given its index since" in (await another.status()).nodes[2].detail
+        await another.until_detail(2, "was given its index since")
     urls = [flag for node in nodes for flag in ("--node", node.url)]
     process = commands.start_redfence("cluster", "replace", "2", *urls)
     assert "node 2" in await ended(process, status=0)

@@ -189,11 +189,7 @@ async def test_a_node_that_votes_is_replaced_if_the_operator_confirms_it(
         assert (await field(old[2], "admission"), await memory(new)) == (admission, {})
         told = await ended(replace(commands, 2, new.url, old, "--yes"))
         assert f"node 2 (127.0.0.1:{old[2].port}) votes no more" in told
-
-        async def named() -> bool:
-            return "another process was given its index" in (await with_old.status()).nodes[2].detail
-
-        await until(named)
+        await with_old.until_detail(2, "another process was given its index")
         await before_it.until_granted(100)
     before = await memory(new)
     assert "is prepared" in await ended(replace(commands, 2, new.url, old))
@@ -228,18 +224,14 @@ async def test_an_old_node_that_the_operator_cannot_reach_counts_no_more(
     async with LockLoad(with_old, with_new) as load:
         await all_ready(with_new)
         await with_old.until_states(NODE_STATE_READY, NODE_STATE_READY, NODE_STATE_QUARANTINED)
-        assert "was given its index since" in (await with_old.status()).nodes[2].detail
+        await with_old.until_detail(2, "was given its index since")
         at_rest = await call_counts(old[2:], "evalsha")
         await load.until_granted(300)
     check(before_it, load)
     assert await call_counts(old[2:], "evalsha") == at_rest
     assert await field(old[2], "state") == b"ready"
     await old[2].call("FLUSHALL")
-
-    async def unknown() -> bool:
-        return "this server has not seen it before" in (await with_old.status()).nodes[2].detail
-
-    await until(unknown)
+    await with_old.until_detail(2, "this server has not seen it before")
     assert await old[2].call("DBSIZE") == 0
 
 
@@ -255,11 +247,7 @@ async def test_a_wiped_node_that_no_server_has_seen_before_takes_its_own_place_a
     await nodes[1].call("FLUSHALL")
     server = await serve(nodes)
     await server.until_states(NODE_STATE_READY, NODE_STATE_QUARANTINED, NODE_STATE_READY)
-
-    async def told_what_to_do() -> bool:
-        return "run `redfence cluster replace 1 URL`" in (await server.status()).nodes[1].detail
-
-    await until(told_what_to_do)
+    await server.until_detail(1, "run `redfence cluster replace 1 URL`")
     assert await memory(nodes[1]) == {}
     told = await ended(replace(commands, 1, "", nodes))
     assert "is prepared" in told
@@ -295,11 +283,7 @@ async def test_a_node_that_was_in_quarantine_when_it_was_replaced_is_not_brought
     await all_ready(with_new)
     await old[2].start()
     await with_old.until_states(NODE_STATE_READY, NODE_STATE_READY, NODE_STATE_QUARANTINED)
-
-    async def superseded() -> bool:
-        return "was given its index since" in (await with_old.status()).nodes[2].detail
-
-    await until(superseded)
+    await with_old.until_detail(2, "was given its index since")
     assert await field(old[2], "state") == b"quarantined"
     async with LockLoad(with_old, with_new, ttl_ms=TTL_MS) as load:
         await load.until_granted_by_each(100)
@@ -332,7 +316,7 @@ async def test_an_old_node_does_not_take_its_index_back_at_a_server_that_starts(
     async with serving(old, proxies=proxies, dial_timeout_ms=20_000, start_timeout_ms=30_000) as with_old:
         await late
         await with_old.until_states(NODE_STATE_READY, NODE_STATE_READY, NODE_STATE_QUARANTINED)
-        assert "was given its index since" in (await with_old.status()).nodes[2].detail
+        await with_old.until_detail(2, "was given its index since")
     assert await field(old[0], "floor:2") == await field(new, "floor")
 
 
@@ -442,7 +426,7 @@ async def test_two_replacements_of_one_node_at_once_leave_one_new_node_with_a_vo
     with_first, with_second = await serve([*old[:2], first]), await serve([*old[:2], second])
     await all_ready(with_second)
     await with_first.until_states(NODE_STATE_READY, NODE_STATE_READY, NODE_STATE_QUARANTINED)
-    assert "was given its index since" in (await with_first.status()).nodes[2].detail
+    await with_first.until_detail(2, "was given its index since")
 
 
 async def test_a_replacement_broken_off_at_each_step_is_finished_by_repeating_it(

@@ -113,6 +113,14 @@ class LockServer:
 
         await until(reached)
 
+    async def until_detail(self, index: int, text: str) -> None:
+        """Return once ClusterStatus shows this text in the detail of a node, which may come after its state."""
+
+        async def shown() -> bool:
+            return text in (await self.status()).nodes[index].detail
+
+        await until(shown)
+
     @asynccontextmanager
     async def on_own_connection(self, *, port: int | None = None) -> AsyncIterator[LockServer]:
         """Yield this server as seen over another connection, which nobody shares; to another port if one is given."""

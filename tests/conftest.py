@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -30,7 +31,10 @@ _STARTED = pytest.StashKey[MachineMark]()
 
 
 def pytest_configure() -> None:
-    """Keep what tests write away from a disk that others use, and let examples take their time."""
+    """Keep what tests write away from a disk that others use, let examples take their time, and listen to Ctrl-C."""
+    # A shell starts a background job with SIGINT ignored, and the commands under test would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if folder := memory_folder():
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))
     # An example has 200 ms unless told otherwise, and a machine that stands still for so long would fail it.

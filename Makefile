@@ -9,10 +9,11 @@ PROTO_VENV := .venv-proto
 PROTO_BIN  := $(PROTO_VENV)/bin
 PROTO_OUT  := protos/redfence_proto
 SOURCES := protos server client_sdk storage_demo tests bench
-# For tests that share nothing: one process for each core. One without work takes some from another.
+# Tests share nothing: one process for each core. One without work takes some from another.
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: help setup run demo test unit model sim chaos fuzz soak check fmt fix lint type proto proto-check bench clean
+.PHONY: help setup run demo test slow test-all unit model sim chaos fuzz soak check fmt fix lint type proto proto-check bench \
+  clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,10 +37,15 @@ demo: $(READY) ## a paused holder's late write is refused, and what happens with
 	@echo
 	@$(BIN)/redfence demo gc-pause --no-fencing; test $$? -eq 1
 
-test: $(READY) ## every test
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(READY) ## the fast tests: every rule once (3 minutes at most on 2 cores)
+	@$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(ARGS)
 
-unit: $(READY) ## the fast tests only
+slow: $(READY) ## the other tests: simulated worlds, searches, chaos, waits of whole seconds
+	@$(BIN)/python -m pytest -m slow $(PARALLEL) $(ARGS)
+
+test-all: test slow ## every test
+
+unit: $(READY) ## the tests that need no process
 	@$(BIN)/python -m pytest tests/unit tests/project $(ARGS)
 
 model: $(READY) ## search and walk the algorithm on every core: docs/model and tests/model (3 minutes at most on 2)

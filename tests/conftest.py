@@ -26,6 +26,9 @@ REQUIRE_REDIS = "REDFENCE_REQUIRE_REDIS"
 REQUIRE_CC = "REDFENCE_REQUIRE_CC"
 REQUIRE_OPENSSL = "REDFENCE_REQUIRE_OPENSSL"
 
+UNMARKED_TEST_S_MAX = 1.0
+"""For a test that `make test` runs, without the time for which tasks of this machine waited."""
+
 _STANDSTILLS = StandstillWatch()
 _STARTED = pytest.StashKey[MachineMark]()
 
@@ -59,10 +62,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Tell beside a failure what the machine did meanwhile."""
+    """Fail a long test that is not marked slow; tell beside a failure what the machine did meanwhile."""
     report = yield
-    if report.failed and _STARTED in item.stash:
-        report.sections.append(("the machine meanwhile", _STANDSTILLS.told_since(item.stash[_STARTED])))
+    if _STARTED not in item.stash:
+        return report
+    started = item.stash[_STARTED]
+    if report.when == "call" and report.passed and item.get_closest_marker("slow") is None:
+        own_s = report.duration - _STANDSTILLS.waited_s(started)
+        if own_s > UNMARKED_TEST_S_MAX:
+            report.outcome = "failed"
+            report.longrepr = f"it takes {own_s:.1f} s: make it faster, or mark it with @pytest.mark.slow"
+    if report.failed:
+        report.sections.append(("the machine meanwhile", _STANDSTILLS.told_since(started)))
     return report
 
 

@@ -245,6 +245,7 @@ def test_the_page_of_a_long_run_stays_below_10_megabytes(leases: int, tmp_path: 
     assert (drawn == MARKS_MAX) == (leases == MARKS_MAX)
 
 
+@pytest.mark.slow
 def test_very_many_resources_violations_and_faults_are_told_in_part_and_counted(tmp_path: Path) -> None:
     """The worst run has a readable page as well."""
     count = 4 * VIOLATIONS_MAX

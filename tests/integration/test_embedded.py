@@ -116,6 +116,7 @@ async def test_without_a_directory_nothing_is_left(redis_binary: RedisBinary) ->
     await nodes.stop()
 
 
+@pytest.mark.slow
 async def test_a_second_server_on_the_directory_is_refused(tmp_path: Path, redis_binary: RedisBinary) -> None:
     """The second says who has it; the first goes on."""
     async with EmbeddedNodes(count=1, data_dir=tmp_path, binary=redis_binary) as nodes:
@@ -141,6 +142,7 @@ async def test_a_node_whose_port_is_taken_gets_another(tmp_path: Path, engine: R
             assert await ask(nodes.urls[0], "PING") == b"PONG"
 
 
+@pytest.mark.slow
 async def test_a_machine_without_a_free_port_is_an_error_in_the_end(
     tmp_path: Path, redis_binary: RedisBinary
 ) -> None:
@@ -219,6 +221,7 @@ async def test_each_node_that_dies_is_reported_once_and_the_others_go_on(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nodes can outlive a killed server")
 async def test_kill_9_of_the_server_leaves_no_node_and_the_directory_is_free_again(
     tmp_path: Path, commands: CommandProcesses, engine: RedisBinary

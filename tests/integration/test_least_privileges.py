@@ -183,6 +183,7 @@ async def test_the_documented_access_list_is_enough_for_what_operators_do(
         await new.call("ACL", "DELUSER", "redfence")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mends", ["the right", "the word"])
 async def test_a_server_that_may_not_read_settings_keeps_a_node_out_for_itself_alone(
     mends: str, fresh_nodes: FreshNodes

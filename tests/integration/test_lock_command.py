@@ -71,6 +71,7 @@ async def _pid_in(path: Path) -> int:
     return int(path.read_text().split()[0])
 
 
+@pytest.mark.slow
 async def test_the_command_finds_name_and_token_in_its_environment(fake: GrpcFake, lock: Lock) -> None:
     """REDFENCE_RESOURCE and REDFENCE_TOKEN are exported, and the lock is free afterwards."""
     run = lock("sh", "-c", "echo $REDFENCE_RESOURCE $REDFENCE_TOKEN")
@@ -81,6 +82,7 @@ async def test_the_command_finds_name_and_token_in_its_environment(fake: GrpcFak
     assert fake.server.counts["release"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -15 $$", 143)]
 )
@@ -100,6 +102,7 @@ async def test_a_command_that_does_not_exist_gives_127_and_releases(fake: GrpcFa
     assert fake.server.hold_of("r") is None
 
 
+@pytest.mark.slow
 async def test_a_command_that_cannot_be_executed_gives_126_and_releases(
     fake: GrpcFake, lock: Lock, tmp_path: Path
 ) -> None:
@@ -113,6 +116,7 @@ async def test_a_command_that_cannot_be_executed_gives_126_and_releases(
         assert fake.server.hold_of("r") is None
 
 
+@pytest.mark.slow
 async def test_a_held_lock_gives_75_with_nonblock_and_after_the_wait(
     fake: GrpcFake, lock: Lock, tmp_path: Path
 ) -> None:
@@ -190,6 +194,7 @@ async def test_signals_are_forwarded_to_the_whole_group(fake: GrpcFake, lock: Lo
     assert fake.server.hold_of("r") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
@@ -218,6 +223,7 @@ async def test_the_lock_is_held_for_as_long_as_the_command_runs(fake: GrpcFake, 
     assert fake.server.counts["renew"] >= 5
 
 
+@pytest.mark.slow
 async def test_a_lease_that_is_lost_kills_at_once(fake: GrpcFake, lock: Lock, tmp_path: Path) -> None:
     """Somebody else has it now: a command that ignores SIGTERM is dead as soon as that is known; status 122."""
     mark = tmp_path / "mark"
@@ -273,6 +279,7 @@ async def test_sigterm_comes_before_sigkill(fake: GrpcFake, lock: Lock) -> None:
     assert run.stdout == "ready\nbye\n"
 
 
+@pytest.mark.slow
 async def test_what_the_command_leaves_running_is_ended_before_the_release(
     fake: GrpcFake, lock: Lock, tmp_path: Path
 ) -> None:
@@ -303,6 +310,7 @@ async def test_a_command_dies_with_a_wrapper_that_was_killed(
     await eventually(lambda: not _alive(pid), timeout_s=2)
 
 
+@pytest.mark.slow
 async def test_a_paused_wrapper_learns_the_loss_when_it_goes_on(
     fake: GrpcFake, lock: Lock, tmp_path: Path
 ) -> None:
@@ -391,6 +399,7 @@ def _release_is_held_back(fake: GrpcFake) -> bool:
     return any(command.HasField("release") for request in requests for command in request.commands)
 
 
+@pytest.mark.slow
 async def test_starting_costs_little(fake: GrpcFake, lock: Lock) -> None:
     """The whole of `redfence lock -- true` takes well under two seconds of a core; how long it waits for one is the machine's affair."""
 
@@ -409,6 +418,7 @@ async def test_starting_costs_little(fake: GrpcFake, lock: Lock) -> None:
     assert min(lasted_s) < 2
 
 
+@pytest.mark.slow
 async def test_it_waits_for_a_quorum_as_for_a_held_lock_and_not_longer(fake: GrpcFake, lock: Lock) -> None:
     """A blip of the nodes does not fail a job that asked to wait; one that did not is told at once."""
     fake.server.quorum_lost = True

@@ -558,6 +558,7 @@ async def a_defect(stage: Stage) -> AsyncIterator[Failure]:
         yield failure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reason", "situation"),
     [pytest.param(reason, situation, id=situation.__name__) for reason, situation in SITUATIONS.items()],

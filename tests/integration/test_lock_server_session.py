@@ -81,6 +81,7 @@ async def test_commands_of_one_message_are_answered_as_they_finish_and_a_waiting
     assert session.answered[-1] == 1
 
 
+@pytest.mark.slow
 async def test_results_that_are_ready_together_leave_together(session: SessionCaller) -> None:
     """Under load there are far fewer messages than results."""
     names = [f"orders/{number}" for number in range(2_000)]
@@ -333,6 +334,7 @@ async def test_a_drain_answers_the_commands_that_are_under_way(
         await asyncio.wait_for(drained, timeout=5)
 
 
+@pytest.mark.slow
 async def test_grants_that_a_peer_was_never_told_of_are_undone_with_its_stream(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:

@@ -249,6 +249,7 @@ async def test_forgotten_scripts_are_loaded_again_and_the_refused_undo_is_repeat
         assert await ask(link, Inspect(R)) is Status.FREE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["refused", "swallowed", "applied, and its reply lost"])
 async def test_the_release_of_a_missed_hand_over_is_sent_when_the_node_is_back(
     flushed_nodes: FlushedNodes, start_proxy: StartProxy, way: str
@@ -512,6 +513,7 @@ async def test_a_durable_node_that_was_killed_votes_again_and_remembers(fresh_no
         assert await ask(link, mint(nonce="n4")) == Granted("n3", retried.token)
 
 
+@pytest.mark.slow
 async def test_a_node_that_may_have_lost_its_last_second_is_quarantined_after_a_restart(
     fresh_nodes: FreshNodes,
 ) -> None:
@@ -529,6 +531,7 @@ async def test_a_node_that_may_have_lost_its_last_second_is_quarantined_after_a_
         assert "appendfsync is everysec" in link.report().detail
 
 
+@pytest.mark.slow
 async def test_a_node_that_stops_being_durable_is_out_at_the_next_heartbeat(fresh_nodes: FreshNodes) -> None:
     """A note on the node would be forgotten with its tokens, and it would seem durable again."""
     (node,) = await fresh_nodes(1)
@@ -542,6 +545,7 @@ async def test_a_node_that_stops_being_durable_is_out_at_the_next_heartbeat(fres
         await eventually(lambda: is_ready(link), timeout_s=10)
 
 
+@pytest.mark.slow
 async def test_a_node_is_not_durable_after_the_fact(fresh_nodes: FreshNodes) -> None:
     """What counts is how the run wrote that ended, not how the next one will."""
     (node,) = await fresh_nodes(1, appendfsync="everysec")

@@ -34,6 +34,7 @@ async def _left(task: asyncio.Task[redfence.AsyncLease]) -> None:
         await task
 
 
+@pytest.mark.slow
 async def test_an_acquire_cancelled_at_any_moment_leaves_no_lease(fake: GrpcFake) -> None:
     """Cancelled after every number of turns of the loop, from before the send to after the grant: nothing stays held."""
     async with redfence.AsyncClient(fake.address) as client:
@@ -198,6 +199,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 async def test_ctrl_c_ends_a_waiting_thread_at_once_and_leaves_no_waiter(
     fake: GrpcFake, commands: CommandProcesses
 ) -> None:
@@ -220,6 +222,7 @@ _UNCAUGHT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", _UNCAUGHT.values(), ids=_UNCAUGHT)
 async def test_ctrl_c_ends_a_program_that_waits_for_ever_as_it_ends_any_other(
     server: LockServer, commands: CommandProcesses, script: str
@@ -237,6 +240,7 @@ async def test_ctrl_c_ends_a_program_that_waits_for_ever_as_it_ends_any_other(
         assert (await client.acquire("r", ttl=_TTL, wait=0)).token > held.token
 
 
+@pytest.mark.slow
 async def test_a_wait_of_hours_is_interrupted_while_others_of_the_same_client_wait_on(
     server: LockServer, commands: CommandProcesses
 ) -> None:
@@ -274,6 +278,7 @@ client.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: str(number.name))
 async def test_a_signal_ends_redfence_lock_while_it_waits(
     server: LockServer, commands: CommandProcesses, number: signal.Signals

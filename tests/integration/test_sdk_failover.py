@@ -37,6 +37,7 @@ async def test_a_lease_survives_the_death_of_its_server(pair: tuple[GrpcFake, Gr
         assert await (await client.acquire("other", ttl=10)).release()
 
 
+@pytest.mark.slow
 def test_a_threads_lease_survives_the_death_of_its_server(pair: tuple[GrpcFake, GrpcFake]) -> None:
     """The same for the client for threads."""
     with redfence.Client(*_addresses(pair)) as client, client.lock("r", ttl=1.5) as lease:

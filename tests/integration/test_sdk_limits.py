@@ -181,6 +181,7 @@ async def test_more_waits_than_a_server_allows_on_a_connection_are_all_granted(
     assert len(tokens) == 6
 
 
+@pytest.mark.slow
 async def test_redfence_lock_waits_for_room_in_a_full_queue(
     formed_nodes: FormedNodes, serve: Serve, commands: CommandProcesses
 ) -> None:

@@ -227,6 +227,7 @@ async def _start_hangable(
     return server, (await server.wait_for_line(r"serving on ([\d.:]+)", timeout_s=20))[1]
 
 
+@pytest.mark.slow
 async def test_without_a_quorum_calls_fail_at_once_and_work_again_after_it_is_back(
     fresh_formed_nodes: FormedNodes, start_server: StartServer
 ) -> None:

@@ -234,6 +234,7 @@ async def test_an_acquire_repeated_while_it_waits_is_granted_once_and_both_are_t
 # --- the ttl ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_the_ttl_of_a_lease_that_was_waited_for_longer_than_that_starts_at_its_grant(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:
@@ -263,6 +264,7 @@ async def test_the_ttl_of_a_lease_that_was_waited_for_longer_than_that_starts_at
     assert least_ms * 0.9995 + ttl_ms - drift_ms - 1 <= validity_ms <= most_ms + ttl_ms - drift_ms
 
 
+@pytest.mark.slow
 async def test_a_grant_to_a_waiter_that_comes_too_late_to_be_worth_anything_is_undone_and_tried_again(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:

@@ -117,6 +117,7 @@ async def until_held_by(server: LockServer, holder: bytes) -> None:
     await until(held)
 
 
+@pytest.mark.slow
 async def test_a_waiter_that_is_gone_is_gone_from_the_queue_and_the_next_in_line_is_served(
     way: str, commands: CommandProcesses, formed_nodes: FormedNodes, serve: Serve
 ) -> None:
@@ -133,6 +134,7 @@ async def test_a_waiter_that_is_gone_is_gone_from_the_queue_and_the_next_in_line
     assert (await following.lease()).fencing_token == held.fencing_token + 1
 
 
+@pytest.mark.slow
 async def test_a_hand_over_to_a_waiter_that_is_gone_before_it_is_known_is_undone_and_the_next_in_line_is_served(
     way: str, commands: CommandProcesses, formed_nodes: FormedNodes, serve: Serve
 ) -> None:
@@ -166,6 +168,7 @@ async def test_a_hand_over_to_a_waiter_that_is_gone_before_it_is_known_is_undone
     await until_no_locks(server.nodes)
 
 
+@pytest.mark.slow
 async def test_a_mint_for_a_waiter_that_is_gone_before_it_arrives_is_undone_when_it_does(
     way: str, commands: CommandProcesses, formed_nodes: FormedNodes, serve: Serve
 ) -> None:
@@ -216,6 +219,7 @@ async def test_a_waiter_at_another_server_is_woken_when_what_was_minted_for_one_
     assert (await waiter.lease()).fencing_token == 2
 
 
+@pytest.mark.slow
 async def test_a_client_that_is_stopped_keeps_its_place_and_is_served_when_its_turn_comes(
     commands: CommandProcesses, formed_nodes: FormedNodes, serve: Serve
 ) -> None:

@@ -43,6 +43,7 @@ async def all_ready(server: LockServer) -> None:
     await server.until_states(*[NODE_STATE_READY] * len(server.nodes))
 
 
+@pytest.mark.slow
 async def test_from_release_to_grant_each_node_carries_out_one_script_and_the_token_rises_by_one(
     server: LockServer,
 ) -> None:
@@ -112,6 +113,7 @@ async def test_a_hand_over_whose_answers_are_lost_on_a_minority_is_one_grant(
     await until_no_locks(nodes)
 
 
+@pytest.mark.slow
 async def test_a_hand_over_without_a_quorum_is_told_to_both_and_leaves_nothing_when_the_nodes_are_back(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:

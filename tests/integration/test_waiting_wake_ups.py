@@ -90,6 +90,7 @@ async def test_a_release_wakes_a_waiter_at_another_server_by_one_notice_and_one_
     assert difference(await call_counts(nodes, "publish"), publish) == [1] * count
 
 
+@pytest.mark.slow
 async def test_only_the_head_of_fifty_waiters_is_woken(formed_nodes: FormedNodes, serve: Serve) -> None:
     """One release through another server: one mint for the head and one at most to find out about the next end."""
     nodes = await formed_nodes(3)
@@ -148,6 +149,7 @@ async def test_waiters_at_three_servers_are_served_in_turn_however_the_lock_is_r
 # --- what waiting costs -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_waiters_of_held_locks_cost_the_nodes_nothing(formed_nodes: FormedNodes, serve: Serve) -> None:
     """While nothing happens, not a byte passes between their server and the nodes."""
     nodes = await formed_nodes(3)
@@ -164,6 +166,7 @@ async def test_waiters_of_held_locks_cost_the_nodes_nothing(formed_nodes: Formed
         assert await call_counts(nodes, "evalsha") == commands
 
 
+@pytest.mark.slow
 async def test_a_server_hears_of_no_release_of_what_nobody_waits_for_there(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:
@@ -299,6 +302,7 @@ async def test_the_lock_of_a_holder_that_is_killed_is_the_next_waiters_by_ttl_an
     assert max(late_ms) <= LATE_MS_MAX
 
 
+@pytest.mark.slow
 async def test_a_frozen_node_and_two_that_end_a_hold_some_ms_apart_cost_no_node_timeout(
     fresh_formed_nodes: FormedNodes, serve: Serve
 ) -> None:

@@ -38,6 +38,7 @@ async def frozen(node: RedisNode) -> None:
     node.pause()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lose", [wiped, killed, frozen], ids=lambda lose: lose.__name__)
 async def test_every_waiter_is_told_when_no_quorum_is_left(
     lose: Callable[[RedisNode], Awaitable[None]],

@@ -422,6 +422,7 @@ SHOWN_BY: dict[str, tuple[Scenario, set[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scenario", {shown for shown, _ in SHOWN_BY.values()}, ids=lambda each: each.__name__
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import dataclass
@@ -61,6 +62,14 @@ class StandstillWatch:
     def mark() -> MachineMark:
         """Return the present instant."""
         return MachineMark(time.monotonic(), _waited_ms())
+
+    @staticmethod
+    def waited_s(mark: MachineMark) -> float:
+        """Return for how long tasks of this machine have waited since then; infinity where Linux does not tell."""
+        waited_ms = _waited_ms()
+        if not waited_ms:
+            return math.inf
+        return sum(waited_ms.values()) / 1e3 - sum(mark.waited_ms.values()) / 1e3
 
     def told_since(self, mark: MachineMark) -> str:
         """Return what of the machine may explain a failure since then, a line each."""

@@ -165,6 +165,7 @@ def test_a_waiting_acquire_never_keeps_a_release_from_leaving() -> None:
     assert world.sent_kinds() == ["release"]
 
 
+@pytest.mark.slow
 def test_an_acquire_that_queues_behind_others_is_not_given_up_while_its_wait_lasts() -> None:
     """No room on the stream is not the same as no server."""
     world = World(rpc_timeout_ms=1000).connected()

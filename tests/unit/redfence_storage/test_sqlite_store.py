@@ -54,6 +54,7 @@ def every_command(name: str, *, tokens: tuple[int, ...], keys: tuple[str, ...]) 
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one_batch", [True, False])
 def test_every_sequence_of_three_commands_does_what_the_model_does(
     store: SqliteStore, *, one_batch: bool

@@ -159,6 +159,7 @@ def test_a_step_backward_is_told_exactly_from_allowance_and_round_trip_on(
             assert step.by_ms == pytest.approx(-beyond_ms - TOLERANCE_MS, abs=TOLERANCE_MS)
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(
@@ -225,6 +226,7 @@ def test_many_small_steps_that_add_up_to_more_than_drift_are_told(
     assert any(told)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(up_to(5_000), st.floats(0, 50), TRIPS, st.sampled_from([note, check])), max_size=30)
 )
@@ -409,6 +411,7 @@ def look_on(cluster: Cluster, looks: list[tuple[int, str, float, tuple[float, fl
             cluster.sample(index, there_ms=there_ms, back_ms=back_ms)
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(
     st.sampled_from([3, 5]), LOOKS, st.floats(5, 60_000).flatmap(lambda ms: st.sampled_from([ms, -ms])), LOOKS

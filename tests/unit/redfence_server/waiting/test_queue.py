@@ -532,6 +532,7 @@ async def contend(here: Server, there: Server, *, grants: int, callers_each: int
     return granted[:grants]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("callers_each", [2, 3])
 @on_virtual_time
 async def test_two_servers_take_turns_and_neither_is_starved(callers_each: int) -> None:

@@ -49,12 +49,8 @@ class InvalidFieldError(RedfenceServerError):
         return f"{self.field_name} {self.problem}".lstrip()
 
 
-class UnavailableError(RedfenceServerError):
-    """The call cannot be decided now; trying again can help."""
-
-
 @dataclass(eq=False)
-class NoQuorumError(UnavailableError):
+class NoQuorumError(RedfenceServerError):
     """Fewer than a quorum of nodes answered.
 
     Attributes:
@@ -78,7 +74,7 @@ class NoQuorumError(UnavailableError):
 
 
 @dataclass(eq=False)
-class ValidityExhaustedError(UnavailableError):
+class ValidityExhaustedError(RedfenceServerError):
     """A quorum granted so late that nothing of the ttl was left; the grant was undone."""
 
     elapsed_ms: float
@@ -89,7 +85,7 @@ class ValidityExhaustedError(UnavailableError):
         return f"the nodes took {self.elapsed_ms:.0f} ms to grant a ttl of {self.ttl_ms} ms; ask for a longer ttl"
 
 
-class DrainingError(UnavailableError):
+class DrainingError(RedfenceServerError):
     """This server is stopping; another one can take the call."""
 
     def __str__(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 import grpc
+import structlog
 
 from redfence_proto.rich_error import RichError, to_trailing_metadata
 from redfence_proto.v1 import lock_pb2
@@ -13,39 +14,39 @@ from redfence_server.errors import (
     InvalidFieldError,
     NoQuorumError,
     OverloadedError,
-    RedfenceServerError,
     TooManyCommandsError,
     TooManyWaitersError,
     ValidityExhaustedError,
 )
 
-# How soon a retry can help: a link to a node is dialled again within this; waiters and drains take longer.
-_RETRY_MS = {NoQuorumError: 200, ValidityExhaustedError: 100, DrainingError: 50, TooManyWaitersError: 1_000}
-
-_CODES: dict[type[RedfenceServerError], tuple[grpc.StatusCode, lock_pb2.ErrorReason.ValueType]] = {
-    NoQuorumError: (grpc.StatusCode.UNAVAILABLE, lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE),
-    ValidityExhaustedError: (grpc.StatusCode.UNAVAILABLE, lock_pb2.ERROR_REASON_VALIDITY_EXHAUSTED),
-    DrainingError: (grpc.StatusCode.UNAVAILABLE, lock_pb2.ERROR_REASON_DRAINING),
-    TooManyWaitersError: (grpc.StatusCode.RESOURCE_EXHAUSTED, lock_pb2.ERROR_REASON_TOO_MANY_WAITERS),
-    TooManyCommandsError: (grpc.StatusCode.RESOURCE_EXHAUSTED, lock_pb2.ERROR_REASON_TOO_MANY_COMMANDS),
+_UNAVAILABLE, _EXHAUSTED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED
+# The status, the reason, and in how many ms a retry can help. A link to a node is dialled again within its time.
+_CODES: dict[type[Exception], tuple[grpc.StatusCode, lock_pb2.ErrorReason.ValueType, int | None]] = {
+    NoQuorumError: (_UNAVAILABLE, lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE, 200),
+    ValidityExhaustedError: (_UNAVAILABLE, lock_pb2.ERROR_REASON_VALIDITY_EXHAUSTED, 100),
+    DrainingError: (_UNAVAILABLE, lock_pb2.ERROR_REASON_DRAINING, 50),
+    TooManyWaitersError: (_EXHAUSTED, lock_pb2.ERROR_REASON_TOO_MANY_WAITERS, 1_000),
+    TooManyCommandsError: (_EXHAUSTED, lock_pb2.ERROR_REASON_TOO_MANY_COMMANDS, None),
 }
-
-INTERNAL = RichError(lock_pb2.ERROR_REASON_INTERNAL, "a defect in the server; see its log")
+_INTERNAL = RichError(lock_pb2.ERROR_REASON_INTERNAL, "a defect in the server; see its log")
 CANCELLED = RichError(
     lock_pb2.ERROR_REASON_CANCELLED, "cancelled by the caller, or with its stream; nothing was granted"
 )
 
 
-def describe(error: RedfenceServerError) -> tuple[grpc.StatusCode, RichError]:
-    """Return what a caller is told of `error`."""
+def describe(error: Exception, *, where: str) -> tuple[grpc.StatusCode, RichError]:
+    """Return what a caller is told of `error`. An error of no known class is a defect, and is logged."""
     if isinstance(error, InvalidFieldError):
         metadata = {"field": error.field_name, **error.metadata} if error.field_name else {}
         return grpc.StatusCode.INVALID_ARGUMENT, RichError(error.reason, str(error), metadata)
-    code, reason = _CODES[type(error)]
-    return code, RichError(reason, str(error), _metadata(error), _RETRY_MS.get(type(error)))
+    if type(error) in _CODES:
+        code, reason, retry_ms = _CODES[type(error)]
+        return code, RichError(reason, str(error), _metadata(error), retry_ms)
+    structlog.get_logger().error("internal_error", where=where, exc_info=error)
+    return grpc.StatusCode.INTERNAL, _INTERNAL
 
 
-def _metadata(error: RedfenceServerError) -> dict[str, str]:
+def _metadata(error: Exception) -> dict[str, str]:
     match error:
         case NoQuorumError(silent=silent) if silent:
             return {"nodes": silent}

@@ -9,14 +9,12 @@ from importlib.metadata import version
 from typing import Any, Final, TypeVar
 
 import grpc
-import structlog
 
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_server import model
 from redfence_server.api import errors, messages
 from redfence_server.api.streams import KeepAliveStream, SessionStream, Stream
 from redfence_server.clock import Clock
-from redfence_server.errors import RedfenceServerError
 from redfence_server.lock_service import LockService
 from redfence_server.nodes.cluster import ClusterView
 from redfence_server.randomness import Randomness
@@ -48,13 +46,10 @@ def _answers_errors(method: Method[Self, Request, Response]) -> Method[Self, Req
     async def call(servicer: Self, request: Request, context: Context) -> Response:
         try:
             return await method(servicer, request, context)
-        except RedfenceServerError as error:
-            return await errors.abort(context, *errors.describe(error))
         except grpc.aio.AbortError:
             raise
-        except Exception:
-            structlog.get_logger().exception("internal_error", where=method.__name__)
-            return await errors.abort(context, grpc.StatusCode.INTERNAL, errors.INTERNAL)
+        except Exception as error:
+            return await errors.abort(context, *errors.describe(error, where=method.__name__))
 
     return call
 

@@ -9,14 +9,13 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import grpc
-import structlog
 
 from redfence_proto.v1 import lock_pb2
 from redfence_server.api import errors, messages
 from redfence_server.api.command_stream import CommandStream
 from redfence_server.api.parsing import Malformed
 from redfence_server.clock import Clock
-from redfence_server.errors import InvalidFieldError, RedfenceServerError
+from redfence_server.errors import InvalidFieldError
 from redfence_server.lock_service import LockService
 from redfence_server.locking.quorum import ReleaseVerdict
 from redfence_server.locking.redlock import Verdict
@@ -195,14 +194,11 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
                 await self._carry_out_release(released, result)
             else:
                 await self._carry_out(command, arrived_at_ms, result)
-        except RedfenceServerError as error:
-            result.error.CopyFrom(errors.to_message(*errors.describe(error)))
         except asyncio.CancelledError:
             # A cancel command came; or the stream has ended, and this is never read.
             return _cancelled(command.id)
-        except Exception:
-            structlog.get_logger().exception("internal_error", where="session")
-            result.error.CopyFrom(errors.to_message(grpc.StatusCode.INTERNAL, errors.INTERNAL))
+        except Exception as error:
+            result.error.CopyFrom(errors.to_message(*errors.describe(error, where="session")))
         return result
 
     async def _carry_out_release(self, released: Released, result: lock_pb2.SessionResult) -> None:
@@ -303,9 +299,8 @@ class KeepAliveStream(Stream[lock_pb2.KeepAliveResponse]):
         try:
             renewed = await self._service.renew(*messages.read_lease(request))
             return messages.keep_alive_response(request, renewed)
-        except RedfenceServerError as error:
-            failed = errors.to_message(*errors.describe(error))
-        except Exception:
-            structlog.get_logger().exception("internal_error", where="keepalive")
-            failed = errors.to_message(grpc.StatusCode.INTERNAL, errors.INTERNAL)
-        return lock_pb2.KeepAliveResponse(resource=request.resource, sequence=request.sequence, error=failed)
+        except Exception as error:
+            failed = errors.to_message(*errors.describe(error, where="keepalive"))
+            return lock_pb2.KeepAliveResponse(
+                resource=request.resource, sequence=request.sequence, error=failed
+            )

@@ -37,7 +37,7 @@ class ClusterMemory:
     """
 
     def __init__(self, node_count: int) -> None:
-        self.on_floor: Callable[[int], None] = _ignore
+        self.on_floor: Callable[[int], None] = lambda _: None
         self.cluster_id: str | None = None
         self.ttl_ms_max: int | None = None
         self.places = tuple(Place() for _ in range(node_count))
@@ -86,7 +86,3 @@ class ClusterMemory:
         return {
             place.run_id: other for other, place in enumerate(self.places) if place.run_id and other != index
         }
-
-
-def _ignore(_: int) -> None:
-    """Do nothing: no link listens."""

@@ -17,7 +17,7 @@ import structlog
 from redfence_server.clock import Clock
 from redfence_server.membership import fence
 from redfence_server.membership.admission import Admitted, Forgot, Judgement, Rejected
-from redfence_server.membership.examination import ClockReading, Examinable, Findings, Identity, examine
+from redfence_server.membership.examination import ClockReading, Examinable, Findings, examine
 from redfence_server.membership.joining import NodeJoining
 from redfence_server.membership.node_clock import ClockWitnesses, NodeClock, Step
 from redfence_server.randomness import Randomness
@@ -69,13 +69,17 @@ class Heartbeat:
         self._randomness = randomness
         self._log = log
         self._now = asyncio.Event()
-        self._identity: Identity | None = None
+        self._admission = ""
+        # For how long a step costs the node its votes: every lease from before has ended by then.
+        self._step_cost_ms = 0.0
         self.node_clock: NodeClock | None = None
         """None until the node was first admitted."""
 
     def begin(self, found: Findings) -> None:
         """Take what was found at the admission, before the first vote: no vote counts while the clock is unknown."""
-        self._identity = found.identity
+        assert found.identity is not None, "a node that was admitted has an identity"
+        self._admission = found.identity.admission
+        self._step_cost_ms = fence.wait_ms(found.identity.max_ttl_ms)
         self._note_sample(found.clock)
 
     def bring_forward(self) -> None:
@@ -103,8 +107,9 @@ class Heartbeat:
                 return NotAdmitted(f"it missed {missed} heartbeats: {error}", admission_is_void=False)
             missed = 0
             judgement = self._joining.judge(found, known)
-            if not self._is_admitted(judgement):
-                return NotAdmitted(_reason(judgement), admission_is_void=not self._shows_admission(found))
+            is_void = found.identity is None or found.identity.admission != self._admission
+            if is_void or not isinstance(judgement, Admitted):
+                return NotAdmitted(_reason(judgement), admission_is_void=is_void)
             self._note_sample(found.clock)
             try:
                 await self._tell_of_step(connection)
@@ -123,14 +128,6 @@ class Heartbeat:
         # Only now: it may have been brought forward while the node was examined.
         self._now.clear()
 
-    def _shows_admission(self, found: Findings) -> bool:
-        assert self._identity is not None, "a node that is examined here was admitted"
-        return found.identity is not None and found.identity.admission == self._identity.admission
-
-    def _is_admitted(self, judgement: Judgement) -> bool:
-        assert self._identity is not None, "a node that is examined here was admitted"
-        return isinstance(judgement, Admitted) and judgement.identity.admission == self._identity.admission
-
     def counts(self, node_ms: float) -> bool:
         """Tell whether a vote for a new grant counts that came now and shows this instant of the node's clock."""
         assert self.node_clock is not None, "the clock was read at the admission"
@@ -140,11 +137,11 @@ class Heartbeat:
 
     def _note_sample(self, reading: ClockReading) -> None:
         """Take a full sample of the node's clock, and what other servers noted of it."""
-        cost_ms = self._step_cost_ms()
         if self.node_clock is None:
-            self.node_clock = NodeClock(distrust_ms=cost_ms)
+            self.node_clock = NodeClock(distrust_ms=self._step_cost_ms)
         if reading.distrusted_ms:
-            self.node_clock.distrust_until(reading.received_ms + min(reading.distrusted_ms, cost_ms))
+            distrusted_ms = min(reading.distrusted_ms, self._step_cost_ms)
+            self.node_clock.distrust_until(reading.received_ms + distrusted_ms)
         step = self.node_clock.note(
             sent_ms=reading.sent_ms, received_ms=reading.received_ms, node_ms=reading.node_ms
         )
@@ -152,11 +149,6 @@ class Heartbeat:
         self._settings.witnesses.note_sample(
             self._index, self.node_clock, sent_ms=reading.sent_ms, received_ms=reading.received_ms
         )
-
-    def _step_cost_ms(self) -> float:
-        """Return for how long a step costs the node its votes: every lease from before has ended by then."""
-        assert self._identity is not None, "a node that is examined here was admitted"
-        return fence.wait_ms(self._identity.max_ttl_ms)
 
     def _note_step(self, step: Step | None) -> None:
         if step is None or self.node_clock is None:
@@ -168,15 +160,11 @@ class Heartbeat:
 
     async def _tell_of_step(self, connection: Examinable) -> None:
         """Note a step on the node, for other servers, once other nodes' clocks show that it is the node's own."""
-        if (
-            self._identity is None
-            or self.node_clock is None
-            or not self._settings.witnesses.confirm(self._index)
-        ):
+        if self.node_clock is None or not self._settings.witnesses.confirm(self._index):
             return
         left_ms = ceil(self.node_clock.distrusted_for_ms(self._clock.now_ms()))
-        note = ("EVAL", scripts.load("distrust_clock"), 1, self._settings.keys.node, self._identity.admission)
-        await connection.commands((*note, left_ms, ceil(self._step_cost_ms())))
+        note = ("EVAL", scripts.load("distrust_clock"), 1, self._settings.keys.node, self._admission)
+        await connection.commands((*note, left_ms, ceil(self._step_cost_ms)))
 
 
 def _reason(judgement: Judgement) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -99,7 +100,7 @@ class NodeLink:
             log=self._log,
         )
         self._state = LinkState(clock=clock, log=self._log, on_change=on_state)
-        self._latency_ms: float | None = None
+        self._last_connection: NodeConnection | None = None
         self._commands = NodeCommands(
             index,
             packer=settings.packer,
@@ -113,9 +114,8 @@ class NodeLink:
         self.send = self._commands.send
         self.drop_if_superseded = self._commands.drop_if_superseded
         self._notice_gap = ""
-        self._on_notice: Callable[[Notice], None] = _ignore
+        self._on_notice: Callable[[Notice], None] = lambda _: None  # until the lock service listens
         self._task: asyncio.Task[None] | None = None
-        self._lost: asyncio.Future[str] | None = None
         self.admission_refused: AdmissionRefusedError | None = None
         self.examined = asyncio.Event()
 
@@ -139,9 +139,7 @@ class NodeLink:
             state=self._state.state,
             detail=self._state.detail or clock_set or self._notice_gap,
             run_id=self.joining.run_id,
-            latency_ms=self._commands.connection.latency_ms
-            if self._commands.connection
-            else self._latency_ms,
+            latency_ms=self._last_connection.latency_ms if self._last_connection else None,
             since_ms=now_ms - self._state.since_ms,
             durability=self._durability(),
             high=self._place.token,
@@ -211,40 +209,41 @@ class NodeLink:
             ):
                 if isinstance(answer, DialRefusedError):
                     raise answer
-            self._lost = asyncio.get_running_loop().create_future()
+            lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
             speaks_resp3 = await self._ask_for_resp3(dialled)
-            connection = NodeConnection(
+            self._last_connection = connection = NodeConnection(
                 node_timeout_ms=self._settings.node_timeout_ms,
-                on_lost=self._note_loss,
+                on_lost=partial(self._note_loss, lost),
                 on_notice=self._on_raw_notice,
             )
             dialled.hand_over(connection)
             if speaks_resp3:
                 connection.subscribe(self._settings.channel, self._on_subscribed)
-            await self._serve(connection, found)
+            await self._serve(connection, found, lost)
         finally:
             self._commands.connection = None
             self.joining.leave()
             await dialled.close()
 
-    async def _serve(self, connection: NodeConnection, found: Findings) -> None:
+    async def _serve(self, connection: NodeConnection, found: Findings, lost: asyncio.Future[str]) -> None:
         """Send commands to a node that was admitted, until the connection ends."""
-        assert self._lost is not None, "the loss of the connection is told"
         self.admission_refused = None
         self.heartbeat.begin(found)
         self._commands.begin(connection, found.identity)
         self._become(NodeState.READY, "")
         self.examined.set()
         self.drop_if_superseded()
+        # After each heartbeat there is room for commands that found none. A few at a time: a late node must not get later.
+        send_some_kept = partial(self._commands.send_kept, at_most=_KEPT_PER_HEARTBEAT)
         heartbeat = asyncio.create_task(
-            self.heartbeat.run(connection, self._send_some_kept), name=f"heartbeat-{self.index}"
+            self.heartbeat.run(connection, send_some_kept), name=f"heartbeat-{self.index}"
         )
-        either: set[asyncio.Future[Any]] = {self._lost, heartbeat}
+        either: set[asyncio.Future[Any]] = {lost, heartbeat}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not self._lost.done():
+            if not lost.done():
                 self._note_end(heartbeat.result())
-            self._become(NodeState.UNREACHABLE, await self._lost)
+            self._become(NodeState.UNREACHABLE, await lost)
         finally:
             heartbeat.cancel()
             await asyncio.gather(heartbeat, return_exceptions=True)
@@ -255,10 +254,6 @@ class NodeLink:
         else:
             self._log.warning("node_dropped", reason=end.reason)
             self._commands.drop(end.reason)
-
-    def _send_some_kept(self) -> None:
-        # There is room now for what found none. A few at a time: repetition must not make a late node later.
-        self._commands.send_kept(at_most=_KEPT_PER_HEARTBEAT)
 
     async def _ask_for_resp3(self, dialled: DialledNode) -> bool:
         try:
@@ -283,16 +278,10 @@ class NodeLink:
             return
         self._on_notice(notice)
 
-    def _note_loss(self, reason: str) -> None:
-        if self._commands.connection is not None:
-            self._latency_ms = self._commands.connection.latency_ms
+    def _note_loss(self, lost: asyncio.Future[str], reason: str) -> None:
         self._commands.connection = None
-        if self._lost is not None and not self._lost.done():
-            self._lost.set_result(reason)
+        if not lost.done():
+            lost.set_result(reason)
 
     def _become(self, state: NodeState, detail: str) -> None:
         self._state.become(state, detail, run_id=self.joining.run_id)
-
-
-def _ignore(_: Notice) -> None:
-    """Do nothing: the lock service does not listen yet."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Self
 
 from redfence_proto.v1 import lock_pb2
@@ -62,9 +63,9 @@ class NoQuorumError(RedfenceServerError):
     silent: str = ""
 
     @classmethod
-    def naming(cls, silent: Iterable[tuple[int, str]], *, also: str = "") -> Self:
-        """Return the error that names the silent nodes, each by index and a word why, and says what follows from it."""
-        named = list(silent)
+    def naming(cls, silent: Iterable[tuple[int, Enum]], *, also: str = "") -> Self:
+        """Return the error that names the silent nodes, each by index and why, and says what follows from it."""
+        named = [(node, why.name.lower()) for node, why in silent]
         words = ", ".join(f"node {node} {why.replace('_', ' ')}" for node, why in named)
         return cls(words + also, ",".join(f"{node}={why}" for node, why in named))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -13,11 +13,18 @@ from redfence_server.errors import DrainingError, NoQuorumError, ValidityExhaust
 from redfence_server.locking import quorum
 from redfence_server.locking.attempt import Attempt, AttemptGranted, AttemptOutcome, TooLate
 from redfence_server.locking.backoff import pauses, revalidation_pauses
-from redfence_server.locking.node import REVALIDATION_MS_MAX, Held, NodeState, NoReply, Reply, Status
-from redfence_server.locking.quorum import ReleaseVerdict, Renewal, RenewVerdict, TokenVerdict
+from redfence_server.locking.node import REVALIDATION_MS_MAX, Held, NodeState, NoReply
+from redfence_server.locking.quorum import (
+    ReleaseVerdict,
+    Renewal,
+    RenewVerdict,
+    Replies,
+    TokenJudgement,
+    TokenVerdict,
+)
 from redfence_server.locking.redlock import Order, Redlock, Verdict
 from redfence_server.locking.tally import Failure, Refusal
-from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotGranted
+from redfence_server.model import AcquireCall, Lease, LeaseId
 from redfence_server.randomness import Randomness
 from redfence_server.waiting.line import QueueView, Turn, Waiter
 from redfence_server.waiting.queue import WaitQueue
@@ -34,6 +41,20 @@ _EMPTY_QUEUE: Final = QueueView(0, (), 0)
 
 
 @dataclass(frozen=True, slots=True)
+class NotGranted:
+    """The resource is held.
+
+    Attributes:
+        waited: the caller had asked to wait, and the wait is over.
+        position: its place in the queue then; 0 if it had none.
+    """
+
+    current: Held | None
+    waited: bool
+    position: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RenewOutcome:
     """The outcome of a renewal. `validity_ms` counts from the instant the caller sent it."""
 
@@ -46,17 +67,9 @@ class RenewOutcome:
 class LockView:
     """The present hold of a resource, the answer of each node by index, and the waiters at this server."""
 
-    current: CurrentHold | None
+    current: Held | None
     queue: QueueView
-    nodes: tuple[Held | Status | NoReply, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenView:
-    """Whether a token is that of the present lease, and the present hold as far as the asked nodes saw it."""
-
-    live: bool
-    current: CurrentHold | None
+    nodes: Replies
 
 
 class LockService:
@@ -93,7 +106,7 @@ class LockService:
     def quorum_lost(self) -> None:
         """End every wait: no lease can be granted, and each waiter would find that out at its turn."""
         reports = ((node.index, node.report().state) for node in self._redlock.nodes)
-        away = [(index, state.name.lower()) for index, state in reports if state is not NodeState.READY]
+        away = [(index, state) for index, state in reports if state is not NodeState.READY]
         self._queues.fail(partial(NoQuorumError.naming, away))
 
     async def acquire(self, call: AcquireCall) -> Lease | NotGranted:
@@ -155,8 +168,8 @@ class LockService:
                     queue.failed(waiter)
                 case Refusal(Failure.NO_QUORUM):
                     # For the other waiters as well: no lease can be granted, and each would find that out in its turn.
-                    queue.line.fail(partial(_no_quorum, outcome.silent))
-                    raise _no_quorum(outcome.silent)
+                    queue.line.fail(partial(NoQuorumError.naming, outcome.silent))
+                    raise NoQuorumError.naming(outcome.silent)
                 case Refusal():
                     queue.refused(waiter, outcome)
         if too_late is not None:
@@ -169,12 +182,12 @@ class LockService:
         Each time it is a new attempt: what was minted before a fence must not count beside what is minted after it (membership/fence.py).
         """
         give_up_at_ms = self._clock.now_ms() + REVALIDATION_MS_MAX
-        for pause_ms in revalidation_pauses():
-            outcome = await self._redlock.attempt(order)
-            if not _needs_revalidation(outcome) or self._clock.now_ms() >= give_up_at_ms:
-                return outcome
-            await asyncio.sleep(pause_ms / 1000)
-        raise AssertionError("the pauses do not end")
+        pauses_ms = revalidation_pauses()
+        while _needs_revalidation(outcome := await self._redlock.attempt(order)):
+            if self._clock.now_ms() >= give_up_at_ms:
+                break
+            await asyncio.sleep(next(pauses_ms) / 1000)
+        return outcome
 
     def _in_time(self, call: AcquireCall, outcome: AttemptOutcome) -> AttemptOutcome:
         """Take back a grant whose validity was used up on the way to its waiter: the process was stopped in between."""
@@ -197,13 +210,13 @@ class LockService:
                 case TooLate() | Refusal(Failure.EXPIRED):
                     raise self._too_late(call, outcome)
                 case Refusal(Failure.NO_QUORUM):
-                    raise _no_quorum(outcome.silent)
+                    raise NoQuorumError.naming(outcome.silent)
                 case Refusal(Failure.SPLIT) if tries_left:
                     await asyncio.sleep(next(split_pauses) / 1000)
                 case Refusal():
                     holds = [hold for _, hold in outcome.held]
                     present = quorum.present_hold(holds, quorum=self._redlock.quorum)
-                    return NotGranted(_describe(present), waited=call.wait_ms > 0)
+                    return NotGranted(present, waited=call.wait_ms > 0)
         raise AssertionError("the last try returns")
 
     def _too_late(self, call: AcquireCall, outcome: TooLate | Refusal) -> ValidityExhaustedError:
@@ -256,7 +269,7 @@ class LockService:
             NoQuorumError: too few nodes answered to tell.
         """
         if released.verdict is ReleaseVerdict.NO_QUORUM:
-            raise _no_quorum(
+            raise NoQuorumError.naming(
                 quorum.silent_nodes(released.replies), also="; the lease may be held there until its ttl ends"
             )
         return released.verdict is ReleaseVerdict.RELEASED
@@ -271,30 +284,29 @@ class LockService:
         holds = [reply for reply in replies if isinstance(reply, Held)]
         silent = quorum.silent_nodes(replies)
         if len(replies) - len(silent) < self._redlock.quorum:
-            raise _no_quorum(silent)
+            raise NoQuorumError.naming(silent)
         groups = quorum.by_lease(holds)
         held = bool(groups) and len(groups[0]) >= self._redlock.quorum
         queue = self._queues.find(resource)
         return LockView(
-            current=_describe(quorum.present_hold(holds, quorum=self._redlock.quorum)) if held else None,
+            current=quorum.present_hold(holds, quorum=self._redlock.quorum) if held else None,
             queue=_EMPTY_QUEUE if queue is None else queue.line.view(digest, self._clock.now_ms()),
-            nodes=tuple(_answer(reply) for reply in replies),
+            nodes=replies,
         )
 
-    async def check_token(self, resource: str, token: int) -> TokenView:
-        """Tell whether the lease with this token holds the resource.
+    async def check_token(self, resource: str, token: int) -> TokenJudgement:
+        """Tell whether the lease with this token holds the resource: LIVE or NOT_LIVE.
 
         Raises:
             NoQuorumError: the answering nodes cannot decide it.
         """
         outcome = await self._redlock.check_token(resource=resource, token=token)
-        judgement = outcome.verdict
-        if judgement.verdict is TokenVerdict.NO_QUORUM:
-            raise _no_quorum(
+        if outcome.verdict.verdict is TokenVerdict.NO_QUORUM:
+            raise NoQuorumError.naming(
                 quorum.silent_nodes(outcome.replies),
                 also="; the others cannot tell whether the token is live",
             )
-        return TokenView(judgement.verdict is TokenVerdict.LIVE, _describe(judgement.current))
+        return outcome.verdict
 
 
 def _order(call: AcquireCall, *, behind: bool = False) -> Order:
@@ -321,16 +333,3 @@ def _needs_revalidation(outcome: AttemptOutcome) -> bool:
 
 def _answer_margin_ms(answer_within_ms: float) -> float:
     return min(_ANSWER_MARGIN_MS_MAX, answer_within_ms * _ANSWER_MARGIN_SHARE)
-
-
-def _answer(reply: Reply | None) -> Held | Status | NoReply:
-    assert isinstance(reply, Held | Status | NoReply), reply
-    return reply
-
-
-def _describe(hold: Held | None) -> CurrentHold | None:
-    return None if hold is None else CurrentHold(hold.holder, hold.token, hold.remaining_ms)
-
-
-def _no_quorum(silent: Sequence[tuple[int, NoReply]], *, also: str = "") -> NoQuorumError:
-    return NoQuorumError.naming(((node, reply.name.lower()) for node, reply in silent), also=also)

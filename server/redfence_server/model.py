@@ -104,15 +104,6 @@ class AcquireCall:
 
 
 @dataclass(frozen=True, slots=True)
-class CurrentHold:
-    """The present holder of a resource, as a quorum or most of the answering nodes see it."""
-
-    holder: str
-    token: int
-    remaining_ms: int
-
-
-@dataclass(frozen=True, slots=True)
 class Lease:
     """A grant.
 
@@ -124,17 +115,3 @@ class Lease:
     token: int
     validity_ms: int
     nonce: str = field(default="", compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class NotGranted:
-    """The resource is held.
-
-    Attributes:
-        waited: the caller had asked to wait, and the wait is over.
-        position: its place in the queue then; 0 if it had none.
-    """
-
-    current: CurrentHold | None
-    waited: bool
-    position: int = 0

@@ -11,10 +11,10 @@ from google.protobuf.message import Message
 from redfence_proto.v1 import lock_pb2
 from redfence_server import model
 from redfence_server.errors import InvalidFieldError
-from redfence_server.lock_service import LockView, RenewOutcome, TokenView
-from redfence_server.locking.node import Durability, Held, NodeReport, NodeState, NoReply, Status
-from redfence_server.locking.quorum import RenewVerdict
-from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotGranted
+from redfence_server.lock_service import LockView, NotGranted, RenewOutcome
+from redfence_server.locking.node import Durability, Held, NodeReport, NodeState, NoReply, Reply
+from redfence_server.locking.quorum import RenewVerdict, TokenJudgement, TokenVerdict
+from redfence_server.model import AcquireCall, Lease, LeaseId
 from redfence_server.nodes.cluster import ClusterView
 
 # As google/protobuf/duration.proto says: about 10,000 years.
@@ -176,10 +176,11 @@ def get_lock_response(resource: str, view: LockView) -> lock_pb2.GetLockResponse
     )
 
 
-def check_token_response(view: TokenView) -> lock_pb2.CheckTokenResponse:
+def check_token_response(judgement: TokenJudgement) -> lock_pb2.CheckTokenResponse:
     """Answer a CheckToken."""
-    state = lock_pb2.TOKEN_STATE_LIVE if view.live else lock_pb2.TOKEN_STATE_NOT_LIVE
-    return lock_pb2.CheckTokenResponse(state=state, current=_current(view.current))
+    is_live = judgement.verdict is TokenVerdict.LIVE
+    state = lock_pb2.TOKEN_STATE_LIVE if is_live else lock_pb2.TOKEN_STATE_NOT_LIVE
+    return lock_pb2.CheckTokenResponse(state=state, current=_current(judgement.current))
 
 
 _ANSWERS = {
@@ -192,16 +193,14 @@ _ANSWERS = {
 }
 
 
-def _node_hold(index: int, answer: Held | Status | NoReply) -> lock_pb2.NodeHold:
+def _node_hold(index: int, answer: Reply | None) -> lock_pb2.NodeHold:
     if isinstance(answer, NoReply):
         return lock_pb2.NodeHold(node_index=index, answer=_ANSWERS[answer])
-    hold = None
-    if isinstance(answer, Held):
-        hold = _current(CurrentHold(answer.holder, answer.token, answer.remaining_ms))
+    hold = _current(answer) if isinstance(answer, Held) else None
     return lock_pb2.NodeHold(node_index=index, answer=lock_pb2.NODE_ANSWER_ANSWERED, hold=hold)
 
 
-def _current(hold: CurrentHold | None) -> lock_pb2.CurrentHold | None:
+def _current(hold: Held | None) -> lock_pb2.CurrentHold | None:
     if hold is None:
         return None
     return lock_pb2.CurrentHold(

@@ -111,7 +111,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A lease with this digest holds the lock on this node."""
+    """A lease with this digest holds the lock on this node; or on most nodes, where their answers are summed up."""
 
     digest: str
     token: int

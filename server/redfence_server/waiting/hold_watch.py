@@ -10,10 +10,11 @@ A notice counts for the hold that was seen and not for an older one, because tok
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from redfence_server.locking import quorum
 from redfence_server.locking.node import Held, Notice
 from redfence_server.locking.tally import Refusal
-from redfence_server.model import CurrentHold
 
 # Nodes count in whole milliseconds and end a key in the one after its last.
 _ROUNDING_MS = 2
@@ -30,10 +31,7 @@ class HoldWatch:
         self._seen: dict[int, int] = {}  # the token of the hold in the way, by node
         self._ended: dict[int, int] = {}  # the token of the last hold of which a notice told the end, by node
         self._silent = 0
-        self._holder = ""
-        self._token = 0
-        self.digest = ""
-        """Of the lease that holds the lock, as far as is known."""
+        self._hold: Held | None = None
         self.try_at_ms = 0.0
         """When a try is worth its while at the latest: the time of the hold is up."""
 
@@ -43,7 +41,7 @@ class HoldWatch:
         self._seen = {node: hold.token for node, hold in refusal.held}
         self._silent = len(refusal.silent)
         majority = quorum.majority(self._node_count)
-        self._note(quorum.present_hold(holds, quorum=majority))
+        self._hold = quorum.present_hold(holds, quorum=majority)
         missing = majority - (self._node_count - self._silent - len(holds))
         remaining = sorted(hold.remaining_ms for hold in holds)
         # Nothing is in the way of a quorum if the holds ended between mint and commit.
@@ -56,7 +54,7 @@ class HoldWatch:
         """Learn from a lease that this server granted."""
         self._seen = dict.fromkeys(range(self._node_count), token)
         self._silent = 0
-        self._note(Held(digest, token, holder, 0))
+        self._hold = Held(digest, token, holder, 0)
         self.try_at_ms = ends_at_ms + _ROUNDING_MS
 
     def renewed(self, digest: str, ends_at_ms: float) -> None:
@@ -74,13 +72,13 @@ class HoldWatch:
         blocking = sum(self._ended.get(node, 0) < token for node, token in self._seen.items())
         return self._node_count - self._silent - blocking >= quorum.majority(self._node_count)
 
-    def current(self, now_ms: float) -> CurrentHold | None:
-        """Return the holder, as last seen."""
-        if not self.digest:
-            return None
-        return CurrentHold(self._holder, self._token, max(0, int(self.try_at_ms - _ROUNDING_MS - now_ms)))
+    @property
+    def digest(self) -> str:
+        """Of the lease that holds the lock, as far as is known; empty if none is known."""
+        return self._hold.digest if self._hold else ""
 
-    def _note(self, hold: Held | None) -> None:
-        self.digest, self._token, self._holder = (
-            (hold.digest, hold.token, hold.holder) if hold else ("", 0, "")
-        )
+    def current(self, now_ms: float) -> Held | None:
+        """Return the hold, as last seen."""
+        if self._hold is None:
+            return None
+        return replace(self._hold, remaining_ms=max(0, int(self.try_at_ms - _ROUNDING_MS - now_ms)))

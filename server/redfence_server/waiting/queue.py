@@ -33,9 +33,8 @@ from typing import Final
 from redfence_server.clock import Clock
 from redfence_server.errors import DrainingError, TooManyWaitersError
 from redfence_server.locking.attempt import Attempt, AttemptGranted
-from redfence_server.locking.node import Notice
+from redfence_server.locking.node import Held, Notice
 from redfence_server.locking.tally import Failure, Refusal
-from redfence_server.model import CurrentHold
 from redfence_server.randomness import Randomness
 from redfence_server.waiting.hold_watch import HoldWatch
 from redfence_server.waiting.line import Turn, Waiter, WaitingLine
@@ -105,8 +104,8 @@ class WaitQueue:
             self._try_at_ms = -math.inf
         self._arm()
 
-    def current(self) -> CurrentHold | None:
-        """Return the holder, as last seen."""
+    def current(self) -> Held | None:
+        """Return the hold, as last seen."""
         return self._watch.current(self._clock.now_ms())
 
     async def turn(self, waiter: Waiter, give_up_at_ms: float) -> Turn | Attempt:

@@ -19,9 +19,9 @@ from harness.doubles.fake_node import FakeNodeState
 from harness.simulated.waiting_links import Chance, Link, now_ms
 from harness.time.virtual_loop import LoopClock, VirtualLoop
 from redfence_server.errors import NoQuorumError, ValidityExhaustedError
-from redfence_server.lock_service import LockService
+from redfence_server.lock_service import LockService, NotGranted
 from redfence_server.locking.redlock import Redlock
-from redfence_server.model import AcquireCall, Lease, LeaseId, NotGranted
+from redfence_server.model import AcquireCall, Lease, LeaseId
 from redfence_server.waiting.waiter_limiter import WaiterLimits
 
 RESOURCE = "orders/42"

@@ -14,11 +14,11 @@ from redfence_server.errors import (
     TooManyWaitersError,
     ValidityExhaustedError,
 )
-from redfence_server.lock_service import LockService
-from redfence_server.locking.node import Mint, Undo
-from redfence_server.locking.quorum import RenewVerdict
+from redfence_server.lock_service import LockService, NotGranted
+from redfence_server.locking.node import Held, Mint, Undo
+from redfence_server.locking.quorum import RenewVerdict, TokenVerdict
 from redfence_server.locking.redlock import Redlock
-from redfence_server.model import AcquireCall, CurrentHold, Lease, LeaseId, NotGranted
+from redfence_server.model import AcquireCall, Lease, LeaseId
 from redfence_server.randomness import SystemRandomness
 from redfence_server.waiting.waiter_limiter import WaiterLimits
 
@@ -74,7 +74,7 @@ async def test_a_held_lock_is_told_at_once_to_who_does_not_wait() -> None:
     await server.acquire(call(THEIRS))
     began_ms = now_ms()
     outcome = await server.acquire(call(MINE))
-    assert outcome == NotGranted(CurrentHold(f"holder {THEIRS.digest[:2]}", 1, TTL_MS), waited=False)
+    assert outcome == NotGranted(Held(THEIRS.digest, 1, f"holder {THEIRS.digest[:2]}", TTL_MS), waited=False)
     assert now_ms() == began_ms
 
 
@@ -276,10 +276,10 @@ async def test_looking_and_checking_need_a_quorum_of_answers() -> None:
     nodes = fake_nodes()
     server = service(nodes)
     await server.acquire(call())
-    assert (await server.check_token(R, 1)).live
-    assert not (await server.check_token(R, 2)).live
+    assert (await server.check_token(R, 1)).verdict is TokenVerdict.LIVE
+    assert (await server.check_token(R, 2)).verdict is TokenVerdict.NOT_LIVE
     nodes[0].unreachable = True
-    assert (await server.look(R)).current == CurrentHold(f"holder {MINE.digest[:2]}", 1, TTL_MS)
+    assert (await server.look(R)).current == Held(MINE.digest, 1, f"holder {MINE.digest[:2]}", TTL_MS)
     nodes[1].unreachable = True
     with pytest.raises(NoQuorumError):
         await server.look(R)

@@ -9,7 +9,6 @@ import pytest
 from redfence_server.locking.node import Held, NoReply, Notice
 from redfence_server.locking.quorum import majority
 from redfence_server.locking.tally import Failure, Refusal
-from redfence_server.model import CurrentHold
 from redfence_server.waiting.hold_watch import HoldWatch
 
 A, B = "a" * 64, "b" * 64
@@ -104,11 +103,11 @@ def test_the_holder_is_told_as_last_seen() -> None:
     """Of a refusal the lease on most nodes; of a grant the lease itself; the remaining time goes down."""
     watch = watch_after(refused((0, hold(5)), (1, hold(5)), (2, hold(6, digest=B))), now_ms=100)
     assert watch.digest == A
-    assert watch.current(400) == CurrentHold("holder a", 5, 600)
+    assert watch.current(400) == Held(A, 5, "holder a", 600)
     watch.granted(digest=B, holder="me", token=7, ends_at_ms=2_000)
     assert (watch.digest, watch.try_at_ms) == (B, 2_002)
-    assert watch.current(1_500) == CurrentHold("me", 7, 500)
-    assert watch.current(9_000) == CurrentHold("me", 7, 0)
+    assert watch.current(1_500) == Held(B, 7, "me", 500)
+    assert watch.current(9_000) == Held(B, 7, "me", 0)
 
 
 def test_the_end_of_a_granted_lease_is_told_by_a_quorum() -> None:

@@ -13,10 +13,10 @@ from harness.doubles.fake_node import FakeNode
 from harness.time.eventually import eventually
 from harness.time.virtual_loop import LoopClock, on_virtual_time
 from redfence_server.errors import DrainingError, NoQuorumError, TooManyWaitersError, ValidityExhaustedError
-from redfence_server.lock_service import LockService
+from redfence_server.lock_service import LockService, NotGranted
 from redfence_server.locking.node import Command, Mint, Release, Undo
 from redfence_server.locking.redlock import Redlock
-from redfence_server.model import AcquireCall, Lease, LeaseId, NotGranted
+from redfence_server.model import AcquireCall, Lease, LeaseId
 from redfence_server.randomness import SystemRandomness
 from redfence_server.waiting.queue import HAND_OVERS_MAX
 from redfence_server.waiting.waiter_limiter import WaiterLimits

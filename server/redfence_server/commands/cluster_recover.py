@@ -12,7 +12,7 @@ from redfence_server.commands import cluster_flags
 from redfence_server.errors import StartupError
 
 if TYPE_CHECKING:
-    from redfence_server.membership.cluster_judgement import ClusterJudgement
+    from redfence_server.membership.admission import Judgement
     from redfence_server.membership.visit import NodeSnapshot
     from redfence_server.operations.recovery_plan import Recovery
 
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     from redfence_server.clock import SystemClock
     from redfence_server.membership.visit import AdminSettings
     from redfence_server.nodes.cluster import check_urls
-    from redfence_server.operations.recovery import ClusterRecovery, Outcome
+    from redfence_server.operations.recovery import ClusterRecovery
     from redfence_server.operations.recovery_plan import Request
     from redfence_server.randomness import SystemRandomness
 
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
             on_plan=lambda looks, planned: _say(as_steps(looks, planned)),
             on_wait=lambda wait_ms: _say(f"taken out; waiting {wait_ms / 1000:.1f} s ..."),
         )
-        outcome = asyncio.run(recovery.run(request, confirmed=arguments.yes))
+        asyncio.run(recovery.run(request, confirmed=arguments.yes))
     except StartupError as error:
         sys.stderr.write(f"redfence cluster recover: {error}\n")
         if recovery is not None and recovery.touched:
@@ -98,11 +98,11 @@ def run(arguments: argparse.Namespace) -> int:
         if recovery is not None and recovery.touched:
             sys.stderr.write(_BREAK)
         raise
-    if outcome is Outcome.UNCONFIRMED:
+    if not arguments.yes:
         sys.stderr.write("redfence cluster recover: nothing was changed; add --yes to do it\n")
         return EXIT_NOT_DONE
     _say(as_result(recovery.left_out, recovery.floor))
-    return EXIT_NODES_LEFT_OUT if outcome is Outcome.NODES_LEFT_OUT else 0
+    return EXIT_NODES_LEFT_OUT if recovery.left_out else 0
 
 
 def _say(text: str) -> None:
@@ -113,16 +113,16 @@ def as_table(looks: Sequence[NodeSnapshot], *, assume_durable: bool) -> str:
     """Return what was found: a line for each node, and below it what is the matter."""
     from redfence_server.membership.cluster_judgement import ClusterJudgement
 
-    judged = ClusterJudgement(looks, assume_durable=assume_durable, previously_admitted=True)
-    rows = [_COLUMNS, *(_row(look, judged) for look in looks)]
+    shown = [look.found for look in looks]
+    judged = ClusterJudgement(shown, assume_durable=assume_durable, previously_admitted=True)
+    judgements = [judged.judge(look.index, look.found) for look in looks]
+    rows = [_COLUMNS, *map(_row, looks, judgements)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    heading, *lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    heading, *lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     table = [heading]
-    for look, line in zip(looks, lines, strict=True):
+    for look, judgement, line in zip(looks, judgements, lines, strict=True):
         table.append(line)
-        if detail := look.problem or getattr(judged.judge(look), "detail", ""):
+        if detail := look.problem or getattr(judgement, "detail", ""):
             table.append(f"{'':{widths[0]}}  {detail}")
     votes = f"{len(judged.voting())} of {len(looks)} nodes can vote (quorum {judged.quorum})"
     return "\n".join([*table, f"cluster {judged.cluster_id or '(unknown)'}: {votes}"])
@@ -131,13 +131,13 @@ def as_table(looks: Sequence[NodeSnapshot], *, assume_durable: bool) -> str:
 _COLUMNS = ("NODE", "STATE", "HIGH", "FLOOR", "ADDRESS")
 
 
-def _row(look: NodeSnapshot, judged: ClusterJudgement) -> tuple[str, ...]:
+def _row(look: NodeSnapshot, judgement: Judgement | None) -> tuple[str, ...]:
     from redfence_server.operations.recovery_plan import state_of
 
     found = look.found
     high = "-" if found is None or found.high is None else str(found.high)
     floor = "-" if found is None or found.identity is None else str(found.identity.floor)
-    return (str(look.index), state_of(judged.judge(look)), high, floor, look.address)
+    return (str(look.index), state_of(judgement), high, floor, look.address)
 
 
 def as_steps(looks: Sequence[NodeSnapshot], planned: Recovery) -> str:

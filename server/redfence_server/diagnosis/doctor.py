@@ -52,7 +52,8 @@ class Limits:
 
 def diagnose(nodes: Sequence[Checkup], limits: Limits) -> Diagnosis:
     """Return everything that is wrong with the configured nodes, the worst first."""
-    judged = ClusterJudgement(nodes, assume_durable=limits.assume_durable, previously_admitted=False)
+    shown = [node.found for node in nodes]
+    judged = ClusterJudgement(shown, assume_durable=limits.assume_durable, previously_admitted=False)
     found = [replace(each, node=node.index) for node in nodes for each in _node(node, judged, limits)]
     found += _ttls(judged, limits)
     voters = frozenset(judged.voting()) - {finding.node for finding in found if finding.keeps_out}
@@ -66,7 +67,7 @@ def _node(node: Checkup, judged: ClusterJudgement, limits: Limits) -> Iterator[F
     """Find what is wrong with one node."""
     if node.error is not None:
         yield _unreached(node, limits)
-    judgement = judged.judge(node)
+    judgement = judged.judge(node.index, node.found)
     if node.found is not None and judgement is not None:
         yield from _verdict(node.index, node.found, judged, judgement)
         yield from _durability(node.found, judgement, judged, limits)
@@ -287,7 +288,7 @@ def _quorum(
     nodes: Sequence[Checkup], judged: ClusterJudgement, limits: Limits, voters: frozenset[int]
 ) -> Iterator[Finding]:
     count, needed = len(nodes), judged.quorum
-    judgements = [judgement for node in nodes if (judgement := judged.judge(node)) is not None]
+    judgements = [judgement for node in nodes if (judgement := judged.judge(node.index, node.found))]
     if not judged.cluster_id and judgements:
         what = f"no node that answers belongs to a cluster, with the key prefix {limits.key_prefix}"
         advice = "repair what else is found, then run `redfence cluster init`. If there was a cluster, these are not its nodes, "

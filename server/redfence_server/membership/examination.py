@@ -31,9 +31,6 @@ class Phase(Enum):
 LIFE_DIGITS: Final = 16
 """A process that restarts with proof, once or again, keeps so many digits of its id until it votes."""
 
-# States that earlier versions gave a node: it is out, and a floor above its own says whether it was replaced.
-_BEFORE_0_2: Final = {"recovering": Phase.QUARANTINED, "retired": Phase.QUARANTINED}
-
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -215,7 +212,7 @@ def read_identity(flat: list[bytes]) -> Identity | None:
             admission=_admission(fields["admission"]),
             run_id=fields["run_id"],
             durable=fields["durable"] == "1",
-            phase=_BEFORE_0_2.get(fields["state"]) or Phase(fields["state"]),
+            phase=Phase(fields["state"]),
             floor=int(fields.get("floor", "0")),
             voted_floor=int(fields.get("voted_floor", "0")),
             reserved=int(fields.get("reserved", "0")),

@@ -18,8 +18,8 @@ whose index another process got: it needs `redfence cluster replace`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from enum import Enum, auto
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from redfence_server.clock import WallClock
 from redfence_server.errors import NodeRejectedError
@@ -38,16 +38,7 @@ from redfence_server.operations.recovery_plan import Recovery, Request
 from redfence_server.randomness import Randomness
 from redfence_server.redis_io.dial import NodeUrl
 
-
-class Outcome(Enum):
-    """What came of a recovery."""
-
-    UNCONFIRMED = auto()
-    """Nothing was changed, because the operator did not confirm it."""
-    RECOVERED = auto()
-    """A quorum can vote, and every node that was taken out got its vote back."""
-    NODES_LEFT_OUT = auto()
-    """A quorum can vote, but some node that was taken out did not get its vote back."""
+Outcome = TypeVar("Outcome")
 
 
 class ClusterRecovery:
@@ -78,8 +69,8 @@ class ClusterRecovery:
         self.left_out: Mapping[str, str] = {}
         """The nodes that were taken out and did not get their vote back, with the reason."""
 
-    async def run(self, request: Request, *, confirmed: bool) -> Outcome:
-        """Examine the nodes, tell the plan, and carry it out if it is confirmed.
+    async def run(self, request: Request, *, confirmed: bool) -> None:
+        """Examine the nodes, tell the plan, and carry it out if it is confirmed: then a quorum can vote.
 
         Cancellation: as a crash: the nodes that were taken out stay out until the recovery is repeated.
 
@@ -99,7 +90,7 @@ class ClusterRecovery:
             )
             self._on_plan(looks, planned)
             if not confirmed:
-                return Outcome.UNCONFIRMED
+                return
             self.touched = True
             ids = await self._take_out(visited, planned)
             await self._reserve([visited[index] for index in planned.nodes], ids, planned)
@@ -109,24 +100,19 @@ class ClusterRecovery:
         # Over new connections: an idle one need not last for minutes.
         async with visits(self._nodes, self._visiting) as visited:
             await self._give_back([visited[index] for index in planned.nodes], ids)
-        return Outcome.NODES_LEFT_OUT if self.left_out else Outcome.RECOVERED
 
     async def _take_out(self, visited: Sequence[AdminConnection], planned: Recovery) -> Mapping[int, str]:
         """Take the nodes' votes away, and return under which id each is out."""
         ids = {index: self._randomness.hex_id() for index in planned.nodes}
-        outcomes = await asyncio.gather(
-            *(
-                visited[index].take_vote(
-                    NodeAssignment(planned.cluster_id, index, len(self._nodes), planned.ttl_ms_max),
-                    phase=Phase.QUARANTINED,
-                    quarantine=ids[index],
-                    floor=recovery_plan.known_floor(index, [visit.look for visit in visited]),
-                )
-                for index in planned.nodes
-            ),
-            return_exceptions=True,
+        await _on_all(
+            visited[index].take_vote(
+                NodeAssignment(planned.cluster_id, index, len(self._nodes), planned.ttl_ms_max),
+                phase=Phase.QUARANTINED,
+                quarantine=ids[index],
+                floor=recovery_plan.known_floor(index, [visit.look for visit in visited]),
+            )
+            for index in planned.nodes
         )
-        _raise_first(outcomes)
         return ids
 
     async def _reserve(
@@ -137,29 +123,21 @@ class ClusterRecovery:
         # Nothing changes on them any more; but until they were taken out servers went on.
         greatest = recovery_plan.greatest_number([visit.look for visit in visited])
         self.floor = max(planned.floor, greatest + 1)
-        outcomes = await asyncio.gather(
-            *(visit.reserve_floor(self.floor) for visit in self._still_out(visited, ids)),
-            return_exceptions=True,
-        )
-        _raise_first([each for each in outcomes if isinstance(each, BaseException)])
+        await _on_all(visit.reserve_floor(self.floor) for visit in self._still_out(visited, ids))
 
     async def _give_back(self, visited: Sequence[AdminConnection], ids: Mapping[int, str]) -> None:
         """Give the nodes their votes back, if they are a quorum."""
         still_out = self._still_out(visited, ids, reserved=self.floor)
-        outcomes = await asyncio.gather(
-            *(
-                visit.restore_vote(
-                    quarantine=ids[visit.look.index],
-                    admission=self._randomness.hex_id(),
-                    floor=self.floor,
-                    floors=[self.floor] * len(self._nodes),
-                )
-                for visit in still_out
-            ),
-            return_exceptions=True,
+        restored = await _on_all(
+            visit.restore_vote(
+                quarantine=ids[visit.look.index],
+                admission=self._randomness.hex_id(),
+                floor=self.floor,
+                floors=[self.floor] * len(self._nodes),
+            )
+            for visit in still_out
         )
-        _raise_first([each for each in outcomes if isinstance(each, BaseException)])
-        overtaken = [visit.look.name for visit, done in zip(still_out, outcomes, strict=True) if not done]
+        overtaken = [visit.look.name for visit, done in zip(still_out, restored, strict=True) if not done]
         self.left_out = {**self.left_out, **dict.fromkeys(overtaken, _CHANGED)}
 
     def _still_out(
@@ -197,8 +175,11 @@ def _loss(look: NodeSnapshot, quarantine: str, *, reserved: int) -> str:
     return ""
 
 
-def _raise_first(outcomes: Sequence[BaseException | None]) -> None:
-    """Raise what went wrong first, once all have ended."""
-    for outcome in outcomes:
-        if outcome is not None:
+async def _on_all(steps: Iterable[Coroutine[None, None, Outcome]]) -> Sequence[Outcome]:
+    """Return the outcomes once all steps have ended, or raise what went wrong first."""
+    done: list[Outcome] = []
+    for outcome in await asyncio.gather(*steps, return_exceptions=True):
+        if isinstance(outcome, BaseException):
             raise outcome
+        done.append(outcome)
+    return done

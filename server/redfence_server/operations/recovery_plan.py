@@ -75,9 +75,10 @@ def plan(looks: Sequence[NodeSnapshot], request: Request, *, wall_us: int, new_c
         NodeRejectedError: a node is in the way, too few can be reached, or there is nothing to recover; the message names the nodes.
         ConfigError: the floor is too low or too high, or the greatest ttl is missing or another.
     """
-    judged = ClusterJudgement(looks, assume_durable=request.assume_durable, previously_admitted=True)
+    shown = [look.found for look in looks]
+    judged = ClusterJudgement(shown, assume_durable=request.assume_durable, previously_admitted=True)
     for look in looks:
-        _refuse_unfit(look, judged.judge(look))
+        _refuse_unfit(look, judged.judge(look.index, look.found))
     away = [look for look in looks if look.found is None]
     if len(looks) - len(away) < judged.quorum:
         told = "; ".join(f"{look.name}: {look.problem}" for look in away)

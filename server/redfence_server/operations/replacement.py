@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from redfence_server.errors import ConfigError, NodeRejectedError
@@ -79,10 +79,9 @@ def plan(looks: Sequence[NodeSnapshot], new: NodeSnapshot, *, assume_durable: bo
     place = new.index
     others = [look for look in looks if look.index != place]
     # What the old node knows does not count: it may be any node that was ever at this index.
-    unknown = replace(looks[place], found=None)
-    nodes = [*others[:place], unknown, *others[place:]]
-    judged = ClusterJudgement(nodes, assume_durable=assume_durable, previously_admitted=True)
-    judgements = [(look, judged.judge(look)) for look in others]
+    shown = [look.found if look.index != place else None for look in looks]
+    judged = ClusterJudgement(shown, assume_durable=assume_durable, previously_admitted=True)
+    judgements = [(look, judged.judge(look.index, look.found)) for look in others]
     for look, judgement in judgements:
         if isinstance(judgement, Rejected) and judgement.reason in _WRONG_LIST:
             raise NodeRejectedError(f"{look.name}: {judgement.detail}")
@@ -98,10 +97,10 @@ def plan(looks: Sequence[NodeSnapshot], new: NodeSnapshot, *, assume_durable: bo
             "if they have forgotten, run `redfence cluster recover`"
         )
     old = None if _is_same(looks[place], new) else looks[place]
-    old_votes = old is not None and isinstance(judged.judge(old), Admitted)
+    old_votes = old is not None and isinstance(judged.judge(place, old.found), Admitted)
     return Plan(
         seat=NodeAssignment(judged.cluster_id, place, len(looks), judged.ttl_ms_max),
-        newcomer=_newcomer(new, judged.judge(new), old_votes=old_votes),
+        newcomer=_newcomer(new, judged.judge(place, new.found), old_votes=old_votes),
         ends_vote=old_votes,
         spare=len(peers) - judged.quorum,
         peers=peers,

@@ -128,26 +128,23 @@ class Packer:
         return self._head + admission.encode() + self._tail
 
     def _parts(self, command: Command) -> tuple[str | int, ...]:
-        keys, hole = self._keys, self._HOLE
-        sha = _SHAS[type(command)]
-        lock = keys.lock(command.resource)
+        keys, resource = self._keys, command.resource
+        evalsha, lock = ("EVALSHA", _SHAS[type(command)]), keys.lock(resource)
+        hold_alone = (*evalsha, 2, keys.node, lock, self._HOLE)
+        with_numbers = (*evalsha, 4, keys.node, keys.high, lock, keys.counter(resource), self._HOLE)
         match command:
-            case Mint(resource, digest, nonce, holder, ttl_ms, ends, notify, behind):
-                head = ("EVALSHA", sha, 4, keys.node, keys.high, lock, keys.counter(resource), hole)
+            case Mint(_, digest, nonce, holder, ttl_ms, ends, notify, behind):
                 told = (self._channel, int(notify), int(behind))
                 ended = ends.digest if ends else ""
-                return (*head, digest, nonce, holder, ttl_ms, keys.counter_idle_ms, ended, *told)
-            case Commit(resource, digest, nonce, token, _):
-                head = ("EVALSHA", sha, 4, keys.node, keys.high, lock, keys.counter(resource), hole)
-                return (*head, digest, nonce, token, keys.counter_idle_ms)
+                return (*with_numbers, digest, nonce, holder, ttl_ms, keys.counter_idle_ms, ended, *told)
+            case Commit(_, digest, nonce, token, _):
+                return (*with_numbers, digest, nonce, token, keys.counter_idle_ms)
             case Undo(_, nonce):
-                return ("EVALSHA", sha, 2, keys.node, lock, hole, nonce)
-            case Renew(digest=digest):
-                return ("EVALSHA", sha, 2, keys.node, lock, hole, digest)
-            case Release(digest=digest):
-                return ("EVALSHA", sha, 2, keys.node, lock, hole, digest)
+                return (*hold_alone, nonce)
+            case Renew(digest=digest) | Release(digest=digest):
+                return (*hold_alone, digest)
             case Inspect():
-                return ("EVALSHA", sha, 2, keys.node, lock, hole)
+                return hold_alone
 
 
 class NotAdmittedError(Exception):
@@ -171,15 +168,8 @@ def read_notice(payload: bytes, *, keys: Keyspace, node: int) -> Notice:
     return Notice(node, key.removeprefix(start), int(token))
 
 
-_PLAIN = {
-    b"committed": Status.COMMITTED,
-    b"lost": Status.LOST,
-    b"undone": Status.UNDONE,
-    b"kept": Status.KEPT,
-    b"not_held": Status.NOT_HELD,
-    b"released": Status.RELEASED,
-    b"free": Status.FREE,
-}
+# The scripts answer the name of the status.
+_STATUSES = {status.name.lower().encode(): status for status in Status}
 
 
 def read_clock_ms(raw: list[Any]) -> float:
@@ -198,8 +188,8 @@ def read_reply(raw: list[Any], *, under: str = "") -> Reply:
     """
     try:
         word = raw[0]
-        if word in _PLAIN:
-            return _PLAIN[word]
+        if word in _STATUSES:
+            return _STATUSES[word]
         if word == b"granted":
             if len(raw) != 6:
                 raise ValueError(f"no script answers {raw!r}")

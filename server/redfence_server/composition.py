@@ -12,7 +12,7 @@ import grpc
 
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_server.api import serving as grpc_serving
-from redfence_server.api.servicer import AdminServicer, LockServicer, StreamSettings
+from redfence_server.api.servicer import AdminServicer, LockServicer
 from redfence_server.clock import SystemClock, WallClock
 from redfence_server.config import ServeConfig
 from redfence_server.errors import ConfigError
@@ -118,7 +118,8 @@ async def lock_server(
         service,
         clock=clock,
         randomness=randomness,
-        settings=StreamSettings(commands_max=config.commands_max, drain_grace_ms=config.drain_grace_ms),
+        commands_max=config.commands_max,
+        drain_grace_ms=config.drain_grace_ms,
     )
     server = grpc_serving.new_server()
     lock_pb2_grpc.add_LockServiceServicer_to_server(servicer, server)
@@ -128,16 +129,16 @@ async def lock_server(
         # The port first: it is the likelier mistake, and needs no connection to a node.
         port = _bind(server, config.listen)
         await cluster.start(timeout_ms=config.start_timeout_ms)
-        await grpc_serving.set_health(health, SERVICE_NAMES, serving=True)
+        await health.tell(serving=True)
         await server.start()
 
         async def drain() -> None:
-            await grpc_serving.set_health(health, SERVICE_NAMES, serving=False)
+            await health.tell(serving=False)
             await servicer.drain()
 
         yield RunningServer(port, server, drain)
     finally:
-        await grpc_serving.set_health(health, SERVICE_NAMES, serving=False)
+        await health.tell(serving=False)
         await server.stop(0)
         await cluster.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import wraps
 from importlib.metadata import version
 from typing import Any, Final, TypeVar
@@ -23,14 +22,6 @@ from redfence_server.randomness import Randomness
 _VERSION: Final = version("redfence")
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class StreamSettings:
-    """How many commands of one stream may be unanswered, and the grace that a draining server tells its peers."""
-
-    commands_max: int
-    drain_grace_ms: int
 
 
 Self = TypeVar("Self")
@@ -55,16 +46,27 @@ def _answers_errors(method: Method[Self, Request, Response]) -> Method[Self, Req
 
 
 class LockServicer(lock_pb2_grpc.LockServiceServicer):
-    """LockService over a `LockService` use-case object."""
+    """LockService over a `LockService` use-case object.
+
+    Args:
+        commands_max: how many commands of one stream may be unanswered.
+        drain_grace_ms: what a draining server tells its peers.
+    """
 
     def __init__(
-        self, service: LockService, *, clock: Clock, randomness: Randomness, settings: StreamSettings
+        self,
+        service: LockService,
+        *,
+        clock: Clock,
+        randomness: Randomness,
+        commands_max: int,
+        drain_grace_ms: int,
     ) -> None:
         self._service = service
         self._clock = clock
         self._randomness = randomness
-        self._settings = settings
-        self._notice = lock_pb2.Draining(grace=messages.duration(settings.drain_grace_ms))
+        self._commands_max = commands_max
+        self._notice = lock_pb2.Draining(grace=messages.duration(drain_grace_ms))
         self._draining = False
         self._streams: set[Stream[Any]] = set()
 
@@ -119,7 +121,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
             KeepAliveStream(
                 context,
                 service=self._service,
-                commands_max=self._settings.commands_max,
+                commands_max=self._commands_max,
                 draining=self._notice,
             )
         )
@@ -133,7 +135,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
                 service=self._service,
                 clock=self._clock,
                 randomness=self._randomness,
-                commands_max=self._settings.commands_max,
+                commands_max=self._commands_max,
                 draining=self._notice,
             )
         )

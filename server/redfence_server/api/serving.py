@@ -50,21 +50,24 @@ class ListenError(Exception):
     """The address cannot be served on; the message says which and why."""
 
 
-class _Health(health.aio.HealthServicer):  # type: ignore[misc]  # the package has no types
+class Health(health.aio.HealthServicer):  # type: ignore[misc]  # the package has no types
     """The standard health service, but for its watches: they end when serving does.
 
     The package's own keeps each open for ever, and so one watcher makes every drain take its whole grace.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, service_names: Sequence[str]) -> None:
         super().__init__()
+        self._names = (*service_names, "")
         self._statuses: dict[str, health_pb2.HealthCheckResponse.ServingStatus] = {}
         self._changed = asyncio.Event()
 
-    async def set(self, service: str, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        """Set the status of one service."""
-        await super().set(service, status)
-        self._statuses[service] = status
+    async def tell(self, *, serving: bool) -> None:
+        """Set the health of every named service and of the server as a whole; no longer to serve is for good."""
+        answers = health_pb2.HealthCheckResponse
+        self._statuses = dict.fromkeys(self._names, answers.SERVING if serving else answers.NOT_SERVING)
+        for name, status in self._statuses.items():
+            await self.set(name, status)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -89,25 +92,14 @@ def new_server() -> grpc.aio.Server:
     return grpc.aio.server(options=_OPTIONS, interceptors=[TellMalformedMessages()])
 
 
-def add_health_and_reflection(
-    server: grpc.aio.Server, service_names: Sequence[str]
-) -> health.aio.HealthServicer:
+def add_health_and_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> Health:
     """Add the standard health and reflection services; set the health before the server starts to serve."""
-    servicer = _Health()
+    servicer = Health(service_names)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     reflection.enable_server_reflection(
         (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
     )
     return servicer
-
-
-async def set_health(
-    servicer: health.aio.HealthServicer, service_names: Sequence[str], *, serving: bool
-) -> None:
-    """Set the health of every named service and of the server as a whole; no longer to serve is for good."""
-    status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-    for name in (*service_names, ""):
-        await servicer.set(name, status)
 
 
 def bind(server: grpc.aio.Server, listen: str) -> int:

@@ -53,10 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
                 f"redfence cluster replace: {as_price(planned, old)}; nothing was changed; add --yes to do it\n"
             )
             return False
-        plans.append(planned)
         return True
 
-    plans: list[Plan] = []
     try:
         settings = cluster_flags.settings_of(arguments)
         nodes = check_urls(settings.nodes)
@@ -67,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
             new = old if arguments.url is None else NodeUrl(arguments.url)
         except ValueError as error:
             raise ConfigError(f"URL: {error}") from None
-        done = asyncio.run(
+        carried_out = asyncio.run(
             replace_node(
                 arguments.place,
                 new,
@@ -81,9 +79,9 @@ def run(arguments: argparse.Namespace) -> int:
     except StartupError as error:
         sys.stderr.write(f"redfence cluster replace: {error}\n")
         return EXIT_NOT_DONE
-    if not done:
+    if carried_out is None:
         return EXIT_NOT_DONE
-    print(as_text(plans[0], old, new))
+    print(as_text(carried_out, old, new))
     return 0
 
 

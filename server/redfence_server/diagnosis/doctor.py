@@ -81,8 +81,7 @@ def _node(node: Checkup, judged: ClusterJudgement, limits: Limits) -> Iterator[F
 
 
 def _unreached(node: Checkup, limits: Limits) -> Finding:
-    # Some time-outs of the system have no text.
-    reason = str(node.error) or "no answer in time"
+    reason = str(node.error)
     match node.error:
         case DialDeniedError():
             advice = "compare the user and the password in its URL with its ACL LIST; a database in the URL needs +select"

@@ -24,9 +24,7 @@ DRIFT_FIXED_MS = 2
 def majority(node_count: int) -> int:
     """Return the size of a quorum: any two quorums share a node."""
     assert node_count in NODE_COUNTS, node_count
-    size = node_count // 2 + 1
-    assert 2 * size > node_count
-    return size
+    return node_count // 2 + 1
 
 
 def validity_left_ms(ttl_ms: int, elapsed_ms: float) -> float:
@@ -174,11 +172,9 @@ def by_lease(holds: Sequence[Held]) -> list[list[Held]]:
     groups: dict[str, list[Held]] = {}
     for hold in holds:
         groups.setdefault(hold.digest, []).append(hold)
-    return sorted(groups.values(), key=_weight, reverse=True)
-
-
-def _weight(group: Sequence[Held]) -> tuple[int, int]:
-    return len(group), max(hold.token for hold in group)
+    return sorted(
+        groups.values(), key=lambda group: (len(group), max(hold.token for hold in group)), reverse=True
+    )
 
 
 def present_hold(holds: Sequence[Held], *, quorum: int) -> Held | None:

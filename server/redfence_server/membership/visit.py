@@ -95,7 +95,7 @@ class AdminConnection:
         try:
             found = await node_examination.examine(self.node, self._visiting.keys, self._visiting.clock)
         except DialError as error:
-            self.look = replace(self.look, found=None, problem=_reason(error), error=error)
+            self.look = replace(self.look, found=None, problem=str(error), error=error)
         else:
             self.look = replace(self.look, found=found)
 
@@ -114,7 +114,7 @@ class AdminConnection:
                 "EVAL", scripts.load(script), 2, keys.node, keys.high, *arguments
             )
         except DialError as error:
-            raise NodeRejectedError(f"{self.look.name}: {_reason(error)}") from error
+            raise NodeRejectedError(f"{self.look.name}: {error}") from error
         return str(answer[0].decode())
 
     async def take_vote(self, seat: NodeAssignment, *, phase: Phase, quarantine: str, floor: int = 0) -> None:
@@ -188,7 +188,7 @@ async def visit(index: int, url: NodeUrl, stack: AsyncExitStack, visiting: Admin
         stack.push_async_callback(node.close)
         found = await node_examination.examine(node, visiting.keys, visiting.clock)
     except DialError as error:
-        return AdminConnection(NodeSnapshot(index, url.address, None, _reason(error), error), None, visiting)
+        return AdminConnection(NodeSnapshot(index, url.address, None, str(error), error), None, visiting)
     except OSError as error:  # this machine refuses another file
         return AdminConnection(NodeSnapshot(index, url.address, None, str(error)), None, visiting)
     return AdminConnection(NodeSnapshot(index, url.address, found), node, visiting)
@@ -206,8 +206,3 @@ async def visits(
         yield await asyncio.gather(
             *(visit(index, url, stack, visiting) for index, url in enumerate(urls) if index != but)
         )
-
-
-def _reason(error: DialError) -> str:
-    # Some time-outs of the system have no text.
-    return str(error) or "no answer in time"

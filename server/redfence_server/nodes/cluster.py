@@ -135,10 +135,8 @@ class NodeCluster:
         """Look at every clock at once: whose clock moved decides whether other servers have to know."""
         self._sample_clocks()
         together = self._witnesses.stepped_together(now_ms=self._clock.now_ms())
-        was_wrong, self._is_clock_wrong = (
-            self._is_clock_wrong,
-            together >= quorum.majority(len(self.links)) > 1,
-        )
+        was_wrong = self._is_clock_wrong
+        self._is_clock_wrong = together >= quorum.majority(len(self.links)) > 1
         if self._is_clock_wrong and not was_wrong:
             structlog.get_logger().error(
                 "server_clock_wrong",

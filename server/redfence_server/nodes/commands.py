@@ -111,14 +111,9 @@ class NodeCommands:
 
     def _absence(self) -> NoReply:
         """Return why a command cannot be sent."""
-        if self._is_revalidating:
+        if self._clock.now_ms() < self._revalidating_until_ms:
             return NoReply.NOT_ADMITTED
         return NoReply.QUARANTINED if self._state.state is NodeState.QUARANTINED else NoReply.UNREACHABLE
-
-    @property
-    def _is_revalidating(self) -> bool:
-        """Tell whether the node has to be examined again, and not for too long."""
-        return self._clock.now_ms() < self._revalidating_until_ms
 
     def send_kept(self, *, at_most: int | None = None) -> None:
         """Send what was kept for the node, the oldest first."""

@@ -149,10 +149,10 @@ async def replace_node(
     assume_durable: bool,
     randomness: Randomness,
     confirm: Callable[[Plan], bool],
-) -> bool:
+) -> Plan | None:
     """Prepare `new` for the index `place` and end the vote of the node there, if `confirm` agrees to the plan.
 
-    `nodes` are those of the servers; `new` may be the one at that index, wiped. Return whether it was confirmed.
+    `nodes` are those of the servers; `new` may be the one at that index, wiped. Return the plan, or None if it was not confirmed.
     Repeating it is harmless.
 
     Cancellation: the new node is prepared or not; repeat it.
@@ -169,9 +169,9 @@ async def replace_node(
         newcomer = visited[place] if is_there else await visit(place, new, stack, visiting)
         planned = plan([each.look for each in visited], newcomer.look, assume_durable=assume_durable)
         if not confirm(planned):
-            return False
+            return None
         await _carry_out(planned, newcomer, visited, randomness)
-        return True
+        return planned
 
 
 async def _carry_out(

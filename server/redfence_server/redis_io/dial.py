@@ -28,6 +28,10 @@ from redis.exceptions import (
 class DialError(Exception):
     """No usable connection: the node is unreachable, refuses it, or does not answer as a node does."""
 
+    def __str__(self) -> str:
+        """Say something also for a time-out of the system, which may have no text."""
+        return super().__str__() or "no answer in time"
+
 
 class DialDeniedError(DialError):
     """The node does not let this user in: unknown, wrong password, or without the rights that every connection needs."""

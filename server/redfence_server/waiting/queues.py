@@ -42,11 +42,6 @@ class WaitQueues:
         """Return the queue of a resource, if there is one."""
         return self._queues.get(resource)
 
-    @property
-    def empty(self) -> bool:
-        """Tell whether no queue and no waiter is left."""
-        return not self._queues and self.room.empty
-
     def on_notice(self, notice: Notice) -> None:
         """Pass a notice on to the queue of its resource, if there is one."""
         if (queue := self._queues.get(notice.resource)) is not None:
@@ -54,7 +49,7 @@ class WaitQueues:
 
     def drain(self) -> None:
         """Send every waiter away, now and from now on."""
-        self.room.close()
+        self.room.closed = True
         self.fail(DrainingError)
 
     def fail(self, error: Callable[[], RedfenceServerError]) -> None:

@@ -19,7 +19,7 @@ class WaiterLimits:
 
 
 class WaiterLimiter:
-    """Counts the acquires that wait."""
+    """Counts the acquires that wait. While it is `closed`, it refuses every acquire."""
 
     def __init__(self, limits: WaiterLimits) -> None:
         self._limits = limits
@@ -27,15 +27,6 @@ class WaiterLimiter:
         self._count = 0
         self._by_resource: Counter[str] = Counter()
         self._by_connection: Counter[str] = Counter()
-
-    @property
-    def empty(self) -> bool:
-        """Tell whether no waiter is counted."""
-        return not (self._count or self._by_resource or self._by_connection)
-
-    def close(self) -> None:
-        """Refuse every acquire from now on."""
-        self.closed = True
 
     def enter(self, call: AcquireCall) -> None:
         """Count one more.

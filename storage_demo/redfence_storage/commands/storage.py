@@ -89,11 +89,11 @@ async def _serve(store: SqliteStore, *, listen: str, db: Path) -> int:
         storage_pb2_grpc.add_StorageServiceServicer_to_server(StorageServicer(commit), server)
         health = grpc_serving.add_health_and_reflection(server, [SERVICE_NAME])
         port = grpc_serving.bind(server, listen)
-        await grpc_serving.set_health(health, [SERVICE_NAME], serving=True)
+        await health.tell(serving=True)
         await server.start()
 
         async def say_not_serving() -> None:
-            await grpc_serving.set_health(health, [SERVICE_NAME], serving=False)
+            await health.tell(serving=False)
 
         # Before the line is printed: whoever reads it may send a signal at once.
         stop = grpc_serving.stop_signal()

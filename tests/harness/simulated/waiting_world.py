@@ -16,6 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from harness.doubles.fake_node import FakeNodeState
+from harness.doubles.waiting import keeps_no_waiter
 from harness.simulated.waiting_links import Chance, Link, now_ms
 from harness.time.virtual_loop import LoopClock, VirtualLoop
 from redfence_server.errors import NoQuorumError, ValidityExhaustedError
@@ -279,7 +280,7 @@ class WaitingWorld:
 
     def _check_leftovers(self, hung: set[asyncio.Task[None]]) -> None:
         for server, service in enumerate(self._services):
-            if not service._queues.empty:
+            if not keeps_no_waiter(service._queues):
                 self.problems.append(f"server {server} keeps something")
         if any(state._hold(RESOURCE, now_ms()) for state in self._states):
             self.problems.append("a hold is left")

@@ -16,6 +16,7 @@ import structlog
 
 from harness.doubles.fake_node import FakeNodeState
 from harness.doubles.joining_commands import Formation
+from harness.doubles.waiting import counts_no_waiter, keeps_no_waiter
 from harness.simulated import faults
 from harness.simulated.history import FencedStorage, History
 from harness.simulated.holders import Holder, Surroundings
@@ -311,7 +312,8 @@ class World:
             if server.service is not None:
                 queues = server.service._queues
                 # A hold on a node whose clock was set back is remembered as much longer.
-                if not (queues.room.empty if self.history.clocks_were_set_back else queues.empty):
+                was_set_back = self.history.clocks_were_set_back
+                if not (counts_no_waiter(queues.room) if was_set_back else keeps_no_waiter(queues)):
                     self.history.problem(now_ms(), f"C: {server.name} keeps a queue")
             await server.end()
             if server.process.tasks:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from harness.doubles.fake_node import FakeNode
+from harness.doubles.waiting import keeps_no_waiter
 from harness.time.eventually import eventually
 from harness.time.virtual_loop import LoopClock, on_virtual_time
 from redfence_server.errors import DrainingError, NoQuorumError, TooManyWaitersError, ValidityExhaustedError
@@ -82,7 +83,7 @@ class Server:
 
     def at_rest(self) -> bool:
         """Tell whether nothing is kept of anybody who waited."""
-        return self.service._queues.empty
+        return keeps_no_waiter(self.service._queues)
 
 
 def servers(

@@ -1,0 +1,16 @@
+"""What a server keeps of its waiters: nothing, once they have gone."""
+
+from __future__ import annotations
+
+from redfence_server.waiting.queues import WaitQueues
+from redfence_server.waiting.waiter_limiter import WaiterLimiter
+
+
+def counts_no_waiter(room: WaiterLimiter) -> bool:
+    """Tell whether no waiter is counted."""
+    return not (room._count or room._by_resource or room._by_connection)
+
+
+def keeps_no_waiter(queues: WaitQueues) -> bool:
+    """Tell whether no queue and no waiter is left."""
+    return not queues._queues and counts_no_waiter(queues.room)

@@ -32,7 +32,7 @@ from redfence_proto.v1.lock_pb2 import (
     TOKEN_STATE_LIVE,
     TOKEN_STATE_NOT_LIVE,
 )
-from redfence_server.waiting.queue import HAND_OVERS_MAX
+from redfence_server.waiting.schedule import HAND_OVERS_MAX
 
 NAME = "orders/42"
 LOCK_KEY = b"redfence:lock:orders/42"

@@ -163,6 +163,7 @@ PURE = (
     "redfence_server/diagnosis/doctor.py",
     "redfence_server/diagnosis/finding.py",
     "redfence_server/waiting/hold_watch.py",
+    "redfence_server/waiting/schedule.py",
     "redfence_server/redis_io/scripts.py",
     "redfence_server/api/messages.py",
     "redfence_server/clock.py",

@@ -16,6 +16,7 @@ from redfence_server.locking.node import Notice
 from redfence_server.locking.tally import Tally
 from redfence_server.waiting.line import Waiter
 from redfence_server.waiting.queue import WaitQueue
+from redfence_server.waiting.schedule import TrySchedule
 
 SEEDS = range(40)
 every_seed = pytest.mark.parametrize("seed", SEEDS)
@@ -70,9 +71,9 @@ def _count_on_one_node_less(tally: Tally, node_count: int, *, nonce: str | None 
     tally._quorum = max(1, tally._quorum - 1)
 
 
-def _wait_for_notices_alone(queue: WaitQueue) -> float:
+def _wait_for_notices_alone(schedule: TrySchedule) -> float:
     """The end of a hold's ttl wakes no waiter."""
-    return max(queue._not_before_ms, queue._try_at_ms)
+    return max(schedule._not_before_ms, schedule._try_at_ms)
 
 
 MUTANTS: dict[str, tuple[type, str, Callable[..., None] | property, bool, str]] = {
@@ -81,8 +82,8 @@ MUTANTS: dict[str, tuple[type, str, Callable[..., None] | property, bool, str]] 
     "what is given up is not undone": (Attempt, "give_up", _undo_nothing, True, "is gone"),
     "a minority grants": (Tally, "__init__", _count_on_one_node_less, False, "is valid"),
     "the end of a hold rings no timer": (
-        WaitQueue,
-        "_due_at_ms",
+        TrySchedule,
+        "due_at_ms",
         property(_wait_for_notices_alone),
         False,
         "hang",

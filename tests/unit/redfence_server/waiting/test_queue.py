@@ -19,7 +19,7 @@ from redfence_server.locking.node import Command, Mint, Release, Undo
 from redfence_server.locking.redlock import Redlock
 from redfence_server.model import AcquireCall, Lease, LeaseId
 from redfence_server.randomness import SystemRandomness
-from redfence_server.waiting.queue import HAND_OVERS_MAX
+from redfence_server.waiting.schedule import HAND_OVERS_MAX
 from redfence_server.waiting.waiter_limiter import WaiterLimits
 
 R = "orders/42"

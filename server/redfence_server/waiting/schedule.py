@@ -1,0 +1,194 @@
+"""When the head of a queue tries. Pure: events and the present instant go in, the instant of the next try comes out.
+
+The head tries at `due_at_ms`: as soon as something calls for a try, or at the end of the known hold, but never while this
+server holds back for another one. `NEXT_TRY` says what the end of each try calls for. What else moves the instant:
+
+- an arrival: within 100 ms, in case this server's knowledge of the hold is out of date;
+- a notice: at once if a quorum of nodes may be free, otherwise within 100 ms;
+- a renewal through this server: the end of the hold is later;
+- a release through this server: no try is needed, the lock is handed over. After `HAND_OVERS_MAX` in a row while another
+  server waits, the release is open instead, and the head holds back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import Final
+
+from redfence_server.locking.attempt import AttemptGranted
+from redfence_server.locking.node import Notice
+from redfence_server.locking.tally import Failure, Refusal
+from redfence_server.randomness import Randomness
+from redfence_server.waiting.hold_watch import HoldWatch
+from redfence_server.waiting.line import Waiter
+
+HAND_OVERS_MAX: Final = 16
+"""How often a server hands a lock over in a row while another server waits for it. Higher: the lock changes servers less
+often, which costs some round trips each time. Lower: the other server waits less."""
+
+# How long a server holds back after that: a fixed part for the event loop of the other server, and round trips as measured
+# here for a notice and a mint. With the fixed part alone, servers far from their nodes would always be too late.
+_HOLD_BACK_MS: Final = (8.0, 12.0)
+_HOLD_BACK_ROUND_TRIPS: Final = 3
+# How long after the end of a hold the head tries. The nodes end it some milliseconds apart, and a try in between that a
+# silent node has to decide costs a node timeout. The spread keeps servers apart that wait for the same end.
+_AFTER_END_MS: Final = (20.0, 40.0)
+# How soon after an arrival the head tries. Lower: arrivals cost more mints, at most one in this time.
+_LOOK_MS: Final = 100.0
+
+
+class TryEnd(Enum):
+    """How a try ended."""
+
+    GRANTED = auto()
+    HELD = auto()
+    """Another lease holds the lock."""
+    SPLIT = auto()
+    """No lease has a quorum: several tried at once."""
+    FAILED = auto()
+    """It was too late, and told nothing about the lock."""
+    LEFT = auto()
+    """The waiter left during the try."""
+
+
+class NextTry(Enum):
+    """When the head tries next."""
+
+    AT_ONCE = auto()
+    AT_END = auto()
+    """When the hold ends. At once if no notice of its end is to come."""
+    AFTER_PAUSE = auto()
+    """After a pause of the waiter, each longer than the one before, so that other servers come first."""
+
+
+NEXT_TRY: Final[Mapping[TryEnd, NextTry]] = MappingProxyType(
+    {
+        TryEnd.GRANTED: NextTry.AT_END,
+        TryEnd.HELD: NextTry.AT_END,
+        TryEnd.SPLIT: NextTry.AFTER_PAUSE,
+        TryEnd.FAILED: NextTry.AFTER_PAUSE,
+        TryEnd.LEFT: NextTry.AT_ONCE,
+    }
+)
+
+
+class TrySchedule:
+    """What one server knows of one lock, and when the head of its queue tries.
+
+    In the beginning it knows nothing, and a try is due. At most one try is under way.
+
+    Attributes:
+        watch: what is known of the hold.
+        trying: the waiter whose try is under way; None if there is none.
+    """
+
+    def __init__(self, node_count: int, randomness: Randomness) -> None:
+        self.watch = HoldWatch(node_count)
+        self.trying: Waiter | None = None
+        self._randomness = randomness
+        self._try_at_ms = -math.inf
+        self._not_before_ms = -math.inf
+        self._after_end_ms = randomness.uniform(*_AFTER_END_MS)
+        self._handing_over = False  # the try is a hand-over
+        self._hand_overs = 0  # in a row, while another server waited
+        self._round_trip_ms = 0.0  # of the last mint that was granted
+
+    @property
+    def due_at_ms(self) -> float:
+        """When the head tries. No try begins during another one."""
+        end_ms = self.watch.try_at_ms + self._after_end_ms
+        return max(self._not_before_ms, min(self._try_at_ms, end_ms))
+
+    @property
+    def forget_at_ms(self) -> float:
+        """When an empty queue may be forgotten: it neither holds back nor counts hand-overs, so returning waiters lose nothing."""
+        counted_until_ms = self.watch.try_at_ms if self._hand_overs else -math.inf
+        return max(self._not_before_ms, counted_until_ms)
+
+    def arrived(self, now_ms: float) -> None:
+        """Note that a waiter came."""
+        self._try_within(_LOOK_MS, now_ms)
+
+    def begin(self, waiter: Waiter, *, by_hand_over: bool = False) -> None:
+        """Let a waiter try. News that comes from now on may call for another try after this one."""
+        self.trying = waiter
+        self._handing_over = by_hand_over
+        self._try_at_ms = math.inf
+
+    def granted(self, waiter: Waiter, grant: AttemptGranted, now_ms: float) -> None:
+        """Note a grant: to the waiter whose turn it was, or to one that repeated its Acquire."""
+        in_turn = self.trying is waiter
+        if in_turn:
+            self._hand_overs = self._hand_overs + 1 if self._handing_over and grant.contended else 0
+            self._round_trip_ms = now_ms - grant.minted_at_ms
+        self.watch.granted(
+            digest=waiter.digest,
+            holder=waiter.call.holder,
+            token=grant.token,
+            ends_at_ms=grant.minted_at_ms + waiter.call.ttl_ms,
+        )
+        # An earlier reason to try does not outlive this grant.
+        self._try_at_ms = math.inf
+        # Without a notice to come, the next waiter tries, and so asks for one. The lease may even have ended already:
+        # another server released it, and the notices came together with the grant.
+        self._end(waiter, TryEnd.GRANTED, now_ms, notice_to_come=in_turn and waiter.asked)
+
+    def refused(self, waiter: Waiter, refusal: Refusal, now_ms: float) -> None:
+        """Note a refusal, and what it told of the hold."""
+        self.watch.refused(refusal, now_ms)
+        self._end(waiter, TryEnd.SPLIT if refusal.failure is Failure.SPLIT else TryEnd.HELD, now_ms)
+
+    def failed(self, waiter: Waiter, now_ms: float) -> None:
+        """Note a try that was too late."""
+        self._end(waiter, TryEnd.FAILED, now_ms)
+
+    def left(self, waiter: Waiter, now_ms: float) -> None:
+        """Note that a waiter left. The undo of what it minted goes out before the next mint."""
+        if self.trying is waiter:
+            self._end(waiter, TryEnd.LEFT, now_ms)
+
+    def noticed(self, notice: Notice, now_ms: float) -> None:
+        """Note that a hold has ended on a node."""
+        self.watch.ended(notice)
+        # The other nodes may tell nothing: they need not have the same list of servers to tell.
+        is_free = self.trying is None and self.watch.may_be_free
+        self._try_within(0 if is_free else _LOOK_MS, now_ms)
+
+    def may_hand_over(self, digest: str, now_ms: float) -> bool:
+        """Tell whether the release of a lease is to be a hand-over, if the head wants the lock.
+
+        Only the lease that is known to hold the lock counts. The release of another one would cost the head a try for nothing.
+        """
+        if self.trying is not None or self.watch.digest != digest:
+            return False
+        if self._hand_overs < HAND_OVERS_MAX:
+            return True
+        self._hand_overs = 0
+        fixed_ms = self._randomness.uniform(*_HOLD_BACK_MS)
+        self._hold_back(fixed_ms + _HOLD_BACK_ROUND_TRIPS * self._round_trip_ms, now_ms)
+        return False
+
+    def _end(self, waiter: Waiter, how: TryEnd, now_ms: float, *, notice_to_come: bool = True) -> None:
+        if self.trying is waiter:
+            self.trying = None
+        match NEXT_TRY[how]:
+            case NextTry.AFTER_PAUSE:
+                self._hold_back(waiter.next_pause_ms(self._randomness), now_ms)
+                return
+            case NextTry.AT_ONCE:
+                self._try_at_ms = -math.inf
+            case NextTry.AT_END if self.watch.may_be_free or not notice_to_come:
+                self._try_within(0, now_ms)
+        waiter.forget_pauses()
+
+    def _try_within(self, delay_ms: float, now_ms: float) -> None:
+        """Have the head try no later than after this time."""
+        self._try_at_ms = min(self._try_at_ms, now_ms + delay_ms)
+
+    def _hold_back(self, pause_ms: float, now_ms: float) -> None:
+        """Have the head try after a pause, and not before."""
+        self._not_before_ms = now_ms + pause_ms
+        self._try_within(0, now_ms)

@@ -34,7 +34,7 @@ _STARTED = pytest.StashKey[MachineMark]()
 
 
 def pytest_configure() -> None:
-    """Keep what tests write away from a disk that others use, let examples take their time, and listen to Ctrl-C."""
+    """Let tests write to memory, let examples take their time, and listen to Ctrl-C."""
     # A shell starts a background job with SIGINT ignored, and the commands under test would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

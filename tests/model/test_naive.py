@@ -1,4 +1,4 @@
-"""The popular recipe is wrong: "INCR a counter on a majority and take the greatest" gives equal and falling tokens."""
+"""The popular recipe, "INCR on a majority and take the greatest", gives equal and falling tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 
 
 def _naive_grants(counters: tuple[int, ...], steps: tuple[tuple[str, int], ...]) -> dict[str, int]:
-    """Return what each acquirer gets that increments these nodes in this order, and is granted once it has two of three."""
+    """Return the token of each acquirer: it increments nodes in this order, and needs two of three."""
     present = list(counters)
     numbers: dict[str, list[int]] = {}
     for acquirer, node in steps:

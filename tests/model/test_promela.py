@@ -1,4 +1,4 @@
-"""Spin searches the models in docs/model at small size: they keep their invariants, and break one without any rule."""
+"""Spin searches the models in docs/model: they keep their invariants, and break one without any rule."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_every_mutant_of_a_model_is_tried(model: Path) -> None:
 
 
 def test_the_readme_names_every_size_and_mutant() -> None:
-    """Whoever reads the model finds there what is checked."""
+    """The page of the model says what Spin checks."""
     text = (FOLDER / "README.md").read_text()
     for name, configuration in CONFIGURATIONS.items():
         flags = " ".join(f"-D{symbol}={value}" for symbol, value in configuration.size.items())

@@ -35,7 +35,7 @@ def granted_twice(world: World) -> None:
 
 
 def a_commit_is_late(world: World) -> None:
-    """The first attempt has begun to commit on a node where its hold is gone by now, and a rival is on its way there."""
+    """The first attempt begins to commit on a node that has lost its hold; a rival is on its way there."""
     limits, world.limits = world.limits, Limits()
     world.make(Begin(0))
     world.exchange(0, 0, 1)
@@ -51,7 +51,7 @@ def a_commit_is_late(world: World) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A small world: the leases of its attempts, the nodes' counters, what may happen beyond deliveries, and where to begin."""
+    """A small world: leases of attempts, counters of nodes, events beyond deliveries, first state."""
 
     leases: str
     counters: tuple[int, ...]
@@ -95,7 +95,7 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 async def test_no_order_of_events_breaks_an_invariant(name: str) -> None:
-    """Three nodes, two or three attempts, every interleaving of what is sent and answered: T1, T2, K and C hold."""
+    """T1, T2, K and C hold for three nodes and two or three attempts in every order of messages."""
     # Fewer states would mean that the search has lost its way.
     assert CASES[name].search() > 1_000
 
@@ -111,6 +111,6 @@ async def test_no_order_of_events_breaks_an_invariant(name: str) -> None:
     ],
 )
 async def test_the_same_search_finds_a_mutant(mutant: str, case: Case, broken: str) -> None:
-    """In the very world that the algorithm withstands: the naive recipe, and what only a rare order of events shows."""
+    """The search finds the naive recipe, and mutants that only a rare order of events shows."""
     with pytest.raises(Violation, match=f"^{broken}:"):
         case.search(MUTANTS[mutant])

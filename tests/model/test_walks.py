@@ -1,4 +1,4 @@
-"""The product's own attempt and tally under an adversary who picks every event by chance, and mutants, which it must catch."""
+"""The product's own attempt and tally under an adversary that picks events by chance; mutants are caught."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BREAKS = {
 
 @pytest.mark.slow
 async def test_no_walk_breaks_an_invariant() -> None:
-    """Nodes that disagree, retries, expiry at any step, replies late or lost, hand-overs: T1, T2, K and C hold."""
+    """T1, T2, K and C hold under disagreeing nodes, retries, expiry, late and lost replies, hand-overs."""
     granted = sum(walk(world_of(seed), seed=seed) for seed in range(WALKS))
     # An adversary that lets nobody through proves nothing.
     assert granted > WALKS, granted

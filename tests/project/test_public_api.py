@@ -66,7 +66,7 @@ _STORAGE_CLIENT = {"client", "client_messages", "pause_demo", "commands.demo"}
 
 
 def test_the_storages_server_needs_no_sdk() -> None:
-    """The storage guards data from whoever holds a lock; its client, and the demo that uses it, do need the SDK."""
+    """The storage guards data from lock holders. Only its client and the demo need the SDK."""
     names = [
         module.name.removeprefix("redfence_storage.")
         for module in pkgutil.walk_packages(redfence_storage.__path__, "redfence_storage.")

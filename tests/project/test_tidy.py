@@ -57,7 +57,7 @@ def _assert_none(defects: Iterator[str]) -> None:
     assert not found, "\n" + "\n".join(found)
 
 
-# --- layers ---------------------------------------------------------------------------------------------------------
+# --- layers ---------------------------------------------------------------------------------------
 
 FORBIDDEN = {
     "redfence_proto": {"redfence", "redfence_server", "redfence_storage"},
@@ -187,7 +187,7 @@ def test_pure_modules_know_no_event_loop() -> None:
     )
 
 
-# --- who may touch what ---------------------------------------------------------------------------------------------
+# --- who may touch what ---------------------------------------------------------------------------
 
 OWNERS = {
     "grpc": re.compile(
@@ -261,7 +261,7 @@ def test_only_the_outermost_layer_catches_everything() -> None:
 
 
 def test_no_cancellation_is_lost() -> None:
-    """`asyncio.wait_for` of Python 3.11 loses one that comes as what it waits for ends; `asyncio.timeout` does not."""
+    """`asyncio.wait_for` of Python 3.11 may lose one; `asyncio.timeout` does not."""
     _assert_none(
         f"{_name(path)}:{line}"
         for path, line, module, name in _attributes()
@@ -270,7 +270,7 @@ def test_no_cancellation_is_lost() -> None:
     _assert_none(_name(path) for path in MODULES if "asyncio.wait_for" in _imports(path))
 
 
-# --- names and words --------------------------------------------------------------------------------------------------
+# --- names and words ------------------------------------------------------------------------------
 
 
 def test_modules_are_named_for_what_they_are() -> None:
@@ -321,7 +321,7 @@ def test_a_module_says_what_it_is() -> None:
     )
 
 
-# --- Lua ----------------------------------------------------------------------------------------------------------------
+# --- Lua ------------------------------------------------------------------------------------------
 
 
 def _head(path: Path) -> str:
@@ -357,7 +357,7 @@ def test_every_script_is_used() -> None:
     _assert_none(_name(path) for path in LUA if f'"{path.stem}"' not in sources)
 
 
-# --- tests ----------------------------------------------------------------------------------------------------------------
+# --- tests ----------------------------------------------------------------------------------------
 
 
 def test_unit_tests_mock_nothing() -> None:

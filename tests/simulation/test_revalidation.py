@@ -1,4 +1,4 @@
-"""Calls that meet nodes just as a server has to examine them again: made again as a whole, and no caller sees an error."""
+"""A call that meets nodes to be examined again is made again as a whole; its caller sees no error."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_what_is_refused_is_asked_again_after_the_examination_and_its_answer_is_
     on_processes(test)
 
 
-def test_an_examination_that_takes_too_long_is_no_answer_and_a_release_is_carried_out_later() -> None:
+def test_an_examination_that_takes_too_long_is_no_answer() -> None:
     """The wait has a bound, also for a renewal that comes meanwhile; a later question does not wait."""
 
     async def test() -> None:
@@ -238,7 +238,7 @@ def test_a_mint_that_never_went_to_a_node_pushes_out_no_release(monkeypatch: pyt
 def test_acquires_and_releases_that_meet_an_examination_succeed_and_push_out_no_undo(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each of many callers tries again and again meanwhile. A lost undo would block the lock until its ttl ends."""
+    """Many callers try again and again meanwhile. A lost undo would block the lock until its ttl ends."""
     monkeypatch.setattr(replay_queue, "_KEPT_MAX", 10)
 
     async def test() -> None:

@@ -1,4 +1,4 @@
-"""Two processes at one node index, each seen by another server: what each rule of the fence is for, on virtual time."""
+"""Two processes at one node index, each seen by another server: each rule of the fence is needed."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ async def a_copy_that_shows_proof(site: Site) -> None:
 
 
 async def a_question_that_meets_the_fence(site: Site) -> None:
-    """Node 1 refuses, is out of the first server's reach until another lease is granted, and shows the old hold then."""
+    """Node 1 refuses, is unreachable until another lease is granted, and then shows the old hold."""
     site.cut(site.first, 2)
     site.cut(site.second, 2)
     assert await site.acquire(site.first, "a")
@@ -298,7 +298,7 @@ async def a_server_that_starts_after_a_clock_was_set(site: Site) -> None:
 
 
 async def a_newcomer_that_gets_a_reserved_floor(site: Site) -> None:
-    """The old process has restarted with proof and reserved a floor; its driver ended before it told a peer."""
+    """The old process restarted with proof and reserved a floor; its driver ended before it told a peer."""
     assert await site.acquire(site.first, "z")
     await site.release(site.first, "z")
     old = site.hosts[0]
@@ -325,7 +325,7 @@ async def a_newcomer_that_gets_a_reserved_floor(site: Site) -> None:
 
 
 async def a_superseded_peer(site: Site) -> None:
-    """Index 1 has a new process. A copy of node 0 and node 2 know it, but a new server has the old address."""
+    """Index 1 has a new process. A copy of node 0 and node 2 know it; a new server has the old address."""
     await site.servers.pop().end()
     [first] = site.servers
     successor = site.new_process(1, "successor")
@@ -447,7 +447,7 @@ def test_every_mutant_has_a_scenario() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_after_a_power_loss_of_all_nodes_grants_go_on_within_10_s(seed: int) -> None:
-    """Of virtual time, from the last start; each node proves that it forgot nothing."""
+    """The time is virtual and counts from the last start; each node proves that it forgot nothing."""
 
     async def lose_power(site: Site) -> None:
         assert await site.acquire(site.first, "a")
@@ -462,7 +462,7 @@ def test_after_a_power_loss_of_all_nodes_grants_go_on_within_10_s(seed: int) -> 
     assert broken(lose_power, Rules(), seed) == set()
 
 
-def test_a_server_that_gave_an_index_away_takes_the_old_process_back_once_the_new_one_is_gone() -> None:
+def test_a_server_takes_the_old_process_back_once_the_new_one_is_gone() -> None:
     """It is told of its own fence only after the old process has voted again; it still knows what it did."""
 
     async def lose_the_copy(site: Site) -> None:

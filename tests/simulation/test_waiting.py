@@ -1,6 +1,7 @@
-"""The product's waiting on several servers, under seeded chance: what must always hold, and mutants, which it must catch.
+"""Waiting on several servers under seeded chance: invariants, and mutants that they must catch.
 
-A failure names its seed, and the seed is the test's id: `pytest "tests/simulation/test_waiting.py::<test>[<seed>]"` runs it again.
+A failure names its seed, which is the test's id. To run it again:
+`pytest "tests/simulation/test_waiting.py::<test>[<seed>]"`.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ every_seed = pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.slow
 @every_seed
 def test_while_nothing_is_lost_a_free_lock_goes_at_once_to_one_who_waits(seed: int) -> None:
-    """Callers of every kind come and go, and the lock is never free beside them, nor held by one that is gone."""
+    """Callers come and go. The lock is never free while they wait, nor held by one that is gone."""
     _run(seed, quiet=True)
 
 
 @pytest.mark.slow
 @every_seed
 def test_through_faults_tokens_grow_nobody_hangs_and_nothing_is_left(seed: int) -> None:
-    """Connections break, nodes fall silent, notices are lost, Acquires are repeated: whoever waits on is granted, one at a time."""
+    """Connections break, nodes fall silent, notices are lost: every waiter is granted, one at a time."""
     _run(seed, quiet=False)
 
 
@@ -43,7 +44,7 @@ def _run(seed: int, *, quiet: bool) -> None:
     assert world.counts["granted"] > 4, f"seed {seed}: {world.counts}"
 
 
-# --- it can fail ----------------------------------------------------------------------------------------------------
+# --- it can fail ----------------------------------------------------------------------------------
 
 
 _LEAVE, _INIT_TALLY = WaitQueue.leave, Tally.__init__
@@ -94,7 +95,7 @@ MUTANTS: dict[str, tuple[type, str, Callable[..., None] | property, bool, str]] 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rule is needed: without it a world of one of the first seeds is not well, and says what is wrong."""
+    """Each rule is needed: without it a world of one of the first seeds reports a problem."""
     owner, method, mutant, quiet, found = MUTANTS[name]
     monkeypatch.setattr(owner, method, mutant)
     worlds = (run_waiting_world(seed, quiet=quiet) for seed in SEEDS[:10])

@@ -1,4 +1,4 @@
-"""The product from its links to its queues over simulated nodes, networks, clocks and callers: every seed is well, and every mutant is not.
+"""The product over simulated nodes, networks, clocks and callers: every seed is well, every mutant is not.
 
 A failure prints the command that runs its seed again.
 """
@@ -42,7 +42,7 @@ def broken(problem: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, SEEDS, _SEEDS_PER_TEST))
 def test_every_promise_holds_through_every_fault(first: int) -> None:
-    """Tokens are unique and ordered, leases exclude, storage is fenced, nobody hangs, and in peace all is well again."""
+    """Tokens are unique and ordered, leases exclude, storage is fenced, no call hangs, all recovers."""
     counts: Counter[str] = Counter()
     for seed in range(first, first + _SEEDS_PER_TEST):
         report = simulate(seed)
@@ -57,7 +57,7 @@ def test_every_promise_holds_through_every_fault(first: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_mutant_is_caught(mutant: str) -> None:
-    """Each rule is needed: without it a promise is broken in one of some seeds, and it is the one that the rule is for."""
+    """Each rule is needed: without it one of some seeds breaks the very promise that the rule is for."""
     first = _FIRST_SEEDS.get(mutant, 0)
     for seed in range(first, first + _MUTANT_SEEDS):
         report = simulate(seed, MUTANTS[mutant])
@@ -68,7 +68,7 @@ def test_a_mutant_is_caught(mutant: str) -> None:
 
 @pytest.mark.slow
 def test_one_seed_is_one_trace_in_every_process() -> None:
-    """A failure can be replayed: no address, no order of a set and no clock of the machine has a part in it."""
+    """A failure can be replayed: no address, order of a set or clock of the machine matters."""
     code = "from harness.simulated.world import simulate\nfor seed in {}: print(simulate(seed).trace_hash)"
     tests = Path(__file__).parents[1]
     runs = [

@@ -22,7 +22,7 @@ SESSION_COUNT = 4
 # Commands of one session that are under way at once.
 BATCH = 200
 COUNTER_IDLE_MS = 2_000
-_LOOK_INTERVAL_S = 0.5
+_SAMPLE_INTERVAL_S = 0.5
 _TIMEOUT_S = 120.0
 _KEPT_KEYS = 2  # the node's identity and its greatest number
 
@@ -84,10 +84,10 @@ class _Peak:
     async def watch(self) -> None:
         """Look until cancelled."""
         while True:
-            self.look(await _memories(self._urls))
-            await asyncio.sleep(_LOOK_INTERVAL_S)
+            self.observe(await _memories(self._urls))
+            await asyncio.sleep(_SAMPLE_INTERVAL_S)
 
-    def look(self, found: list[_Memory]) -> None:
+    def observe(self, found: list[_Memory]) -> None:
         """Keep what is more than before."""
         self.most = [
             _Memory(max(a.used_bytes, b.used_bytes), max(a.keys, b.keys))
@@ -105,7 +105,7 @@ async def _until_dropped(urls: tuple[str, ...]) -> list[_Memory]:
             if all(each.keys <= _KEPT_KEYS for each in found) and smallest and used >= smallest:
                 return found
             smallest = used
-            await asyncio.sleep(_LOOK_INTERVAL_S)
+            await asyncio.sleep(_SAMPLE_INTERVAL_S)
 
 
 async def main() -> None:
@@ -113,10 +113,10 @@ async def main() -> None:
     async with (
         cluster.formed_nodes(3) as nodes,
         cluster.served(nodes, counter_idle_ms=COUNTER_IDLE_MS) as address,
-        raw_session.raw_session(address) as warm_up,
+        raw_session.raw_session(address) as warm_up_session,
     ):
         # What the first commands make, and is not a matter of resources: scripts and buffers.
-        await _hold_each_once(warm_up, iter(range(RESOURCE_COUNT, RESOURCE_COUNT + 10 * BATCH)))
+        await _hold_each_once(warm_up_session, iter(range(RESOURCE_COUNT, RESOURCE_COUNT + 10 * BATCH)))
         before = await _until_dropped(nodes.urls)
         peak = _Peak(nodes.urls)
         watching = asyncio.create_task(peak.watch())

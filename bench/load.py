@@ -10,7 +10,7 @@ import redfence
 
 
 @dataclass
-class Seen:
+class LoadResult:
     """Latencies of the acquires, in ms, and how long all of it took."""
 
     acquire_ms: list[float] = field(default_factory=list)
@@ -27,9 +27,9 @@ class Seen:
         return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
-async def pairs(client: redfence.AsyncClient, *, callers: int, seconds: float) -> Seen:
+async def pairs(client: redfence.AsyncClient, *, callers: int, seconds: float) -> LoadResult:
     """Let each caller lock a resource of its own again and again; tokens must rise."""
-    seen = Seen()
+    result = LoadResult()
     start = time.monotonic()
 
     async def caller(number: int) -> None:
@@ -37,11 +37,11 @@ async def pairs(client: redfence.AsyncClient, *, callers: int, seconds: float) -
         while time.monotonic() - start < seconds:
             before = time.perf_counter()
             lease = await client.acquire(resource, ttl=30, wait=0)
-            seen.acquire_ms.append((time.perf_counter() - before) * 1000)
+            result.acquire_ms.append((time.perf_counter() - before) * 1000)
             assert lease.token > last_token, "a token did not rise"
             last_token = lease.token
             await lease.release()
 
     await asyncio.gather(*(caller(number) for number in range(callers)))
-    seen.seconds = time.monotonic() - start
-    return seen
+    result.seconds = time.monotonic() - start
+    return result

@@ -20,10 +20,10 @@ async def main() -> None:
             redfence.AsyncClient(address) as client,
         ):
             await load.pairs(client, callers=CALLERS, seconds=1.0)
-            seen = await load.pairs(client, callers=CALLERS, seconds=SECONDS)
+            result = await load.pairs(client, callers=CALLERS, seconds=SECONDS)
             print(
-                f"session_pairs  N={node_count}  {CALLERS} callers  {seen.pairs_per_second:8,.0f} pairs/s  "
-                f"acquire p50 {seen.percentile(50):6.2f} ms  p99 {seen.percentile(99):6.2f} ms"
+                f"session_pairs  N={node_count}  {CALLERS} callers  {result.pairs_per_second:8,.0f} pairs/s  "
+                f"acquire p50 {result.percentile(50):6.2f} ms  p99 {result.percentile(99):6.2f} ms"
             )
 
 

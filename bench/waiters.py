@@ -21,9 +21,9 @@ QUEUED_COUNT = 1_000
 FOREVER_S = 3_600
 
 
-def _chunks(place: int) -> Iterator[range]:
+def _chunks(session_index: int) -> Iterator[range]:
     """Yield the numbers of one session's resources, so many at a time as the nodes take without haste."""
-    numbers = range(place, IDLE_COUNT, SESSION_COUNT)
+    numbers = range(session_index, IDLE_COUNT, SESSION_COUNT)
     for first in range(0, len(numbers), 250):
         yield numbers[first : first + 250]
 
@@ -62,16 +62,18 @@ async def _idle(server: cluster.ServerProcess, *, ttl_s: int, renew_every_s: flo
             await stack.enter_async_context(raw_session.raw_session(server.address))
             for _ in range(SESSION_COUNT)
         ]
-        await asyncio.gather(*(_hold(each, place, prefix, ttl_s) for place, each in enumerate(holders)))
+        await asyncio.gather(
+            *(_hold(each, session_index, prefix, ttl_s) for session_index, each in enumerate(holders))
+        )
         if renew_every_s is not None:
             renewing = asyncio.create_task(_renew(holders, prefix, renew_every_s))
             stack.callback(renewing.cancel)
         alone_cores, alone_mib = await usage.cores(), usage.memory_mib()
         async with AsyncExitStack() as inner:
             waiting = []
-            for place in range(SESSION_COUNT):
+            for session_index in range(SESSION_COUNT):
                 session = await inner.enter_async_context(raw_session.raw_session(server.address))
-                for numbers in _chunks(place):
+                for numbers in _chunks(session_index):
                     waiting += await session.send(
                         raw_session.acquire(
                             *(f"{prefix}/{number}", _lease_id(IDLE_COUNT + number)),
@@ -90,12 +92,12 @@ async def _idle(server: cluster.ServerProcess, *, ttl_s: int, renew_every_s: flo
             f"{waiting_cores - alone_cores:6.1%} of a core more than without ({alone_cores:.1%}), "
             f"{waiting_mib - alone_mib:5.1f} MiB more ({alone_mib:.0f} MiB){f'; {done} WERE ANSWERED' if done else ''}"
         )
-        for place, each in enumerate(holders):
-            await _let_go(each, place, prefix)
+        for session_index, each in enumerate(holders):
+            await _release(each, session_index, prefix)
 
 
-async def _hold(session: RawSession, place: int, prefix: str, ttl_s: int) -> None:
-    for numbers in _chunks(place):
+async def _hold(session: RawSession, session_index: int, prefix: str, ttl_s: int) -> None:
+    for numbers in _chunks(session_index):
         results = await session.send(
             raw_session.acquire(f"{prefix}/{number}", _lease_id(number), ttl_s=ttl_s, wait_s=0)
             for number in numbers
@@ -104,8 +106,8 @@ async def _hold(session: RawSession, place: int, prefix: str, ttl_s: int) -> Non
             assert result.acquire.HasField("lease"), result
 
 
-async def _let_go(session: RawSession, place: int, prefix: str) -> None:
-    for numbers in _chunks(place):
+async def _release(session: RawSession, session_index: int, prefix: str) -> None:
+    for numbers in _chunks(session_index):
         await asyncio.gather(
             *await session.send(
                 raw_session.release(f"{prefix}/{number}", _lease_id(number)) for number in numbers
@@ -120,8 +122,8 @@ async def _renew(holders: list[RawSession], prefix: str, every_s: float) -> None
     while True:
         await asyncio.sleep(every_s / ticks)
         tick = (tick + 1) % ticks
-        for place, session in enumerate(holders):
-            numbers = range(place, IDLE_COUNT, SESSION_COUNT)
+        for session_index, session in enumerate(holders):
+            numbers = range(session_index, IDLE_COUNT, SESSION_COUNT)
             await session.send(
                 raw_session.renew(f"{prefix}/{number}", _lease_id(number))
                 for number in numbers

@@ -27,7 +27,7 @@ from redfence._threads.client import Client
 __all__ = ["FakeLockServer", "ManualClock"]
 
 # How often the fake looks at the clock: a lease ends, and a wait, at most this much late.
-_LOOK_S = 0.01
+_TICK_S = 0.01
 # Anything is an address of the fake; this is the default.
 _ADDRESS = "fake"
 
@@ -181,5 +181,5 @@ class FakeLockServer:
         self._server.drain()
 
     def _run(self) -> None:
-        while not self._ended.wait(_LOOK_S):
+        while not self._ended.wait(_TICK_S):
             self._server.tick()

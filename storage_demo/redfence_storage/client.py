@@ -90,29 +90,29 @@ class AsyncStorageClient:
     async def put(self, resource: str, *, key: str, value: bytes, token: Token) -> PutResult:
         """Set a key's value; on disk when this returns. Raises `StaleTokenError` if a higher token was seen."""
         request = put_request(resource, key=key, value=value, token=token)
-        return PutResult.of(await self._answer(self._stub.Put, request))
+        return PutResult.of(await self._call(self._stub.Put, request))
 
     async def get(self, resource: str, *, key: str, token: Token | None = None) -> GetResult:
         """Read a key; with a token, shut out every lower one first. Raises `NotFoundError`, `StaleTokenError`."""
         request = get_request(resource, key=key, token=token)
-        return GetResult.of(await self._answer(self._stub.Get, request))
+        return GetResult.of(await self._call(self._stub.Get, request))
 
     async def delete(self, resource: str, *, key: str, token: Token) -> DeleteResult:
         """Remove a key, which need not exist. Raises `StaleTokenError` if a higher token was seen."""
         request = delete_request(resource, key=key, token=token)
-        return DeleteResult.of(await self._answer(self._stub.Delete, request))
+        return DeleteResult.of(await self._call(self._stub.Delete, request))
 
     async def fence(self, resource: str, *, token: Token) -> FenceResult:
         """Shut out every lower token. Raises `StaleTokenError` if a higher one was seen."""
         request = fence_request(resource, token=token)
-        return FenceResult.of(await self._answer(self._stub.Fence, request))
+        return FenceResult.of(await self._call(self._stub.Fence, request))
 
     async def list_keys(self, resource: str, *, page_size: int = 0, page_token: str = "") -> KeyPage:
         """Return one page of keys; a `page_size` of 0 leaves it to the storage."""
         request = list_keys_request(resource, page_size=page_size, page_token=page_token)
-        return KeyPage.of(await self._answer(self._stub.ListKeys, request))
+        return KeyPage.of(await self._call(self._stub.ListKeys, request))
 
-    async def _answer(self, method: Callable[..., Awaitable[AnswerT]], request: Any) -> AnswerT:
+    async def _call(self, method: Callable[..., Awaitable[AnswerT]], request: Any) -> AnswerT:
         try:
             return await method(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
@@ -154,29 +154,29 @@ class StorageClient:
     def put(self, resource: str, *, key: str, value: bytes, token: Token) -> PutResult:
         """Set a key's value; on disk when this returns. Raises `StaleTokenError` if a higher token was seen."""
         request = put_request(resource, key=key, value=value, token=token)
-        return PutResult.of(self._answer(self._stub.Put, request))
+        return PutResult.of(self._call(self._stub.Put, request))
 
     def get(self, resource: str, *, key: str, token: Token | None = None) -> GetResult:
         """Read a key; with a token, shut out every lower one first. Raises `NotFoundError`, `StaleTokenError`."""
         request = get_request(resource, key=key, token=token)
-        return GetResult.of(self._answer(self._stub.Get, request))
+        return GetResult.of(self._call(self._stub.Get, request))
 
     def delete(self, resource: str, *, key: str, token: Token) -> DeleteResult:
         """Remove a key, which need not exist. Raises `StaleTokenError` if a higher token was seen."""
         request = delete_request(resource, key=key, token=token)
-        return DeleteResult.of(self._answer(self._stub.Delete, request))
+        return DeleteResult.of(self._call(self._stub.Delete, request))
 
     def fence(self, resource: str, *, token: Token) -> FenceResult:
         """Shut out every lower token. Raises `StaleTokenError` if a higher one was seen."""
         request = fence_request(resource, token=token)
-        return FenceResult.of(self._answer(self._stub.Fence, request))
+        return FenceResult.of(self._call(self._stub.Fence, request))
 
     def list_keys(self, resource: str, *, page_size: int = 0, page_token: str = "") -> KeyPage:
         """Return one page of keys; a `page_size` of 0 leaves it to the storage."""
         request = list_keys_request(resource, page_size=page_size, page_token=page_token)
-        return KeyPage.of(self._answer(self._stub.ListKeys, request))
+        return KeyPage.of(self._call(self._stub.ListKeys, request))
 
-    def _answer(self, method: Callable[..., AnswerT], request: Any) -> AnswerT:
+    def _call(self, method: Callable[..., AnswerT], request: Any) -> AnswerT:
         try:
             return method(request, timeout=self._timeout_s)
         except grpc.RpcError as error:

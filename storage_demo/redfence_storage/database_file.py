@@ -57,7 +57,7 @@ def open_database(path: Path, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> sqli
     except sqlite3.Error as error:
         raise DatabaseUnusable(path, problem=str(error)) from error
     try:
-        _take_and_check(connection, path=path)
+        _lock_and_check(connection, path=path)
     except sqlite3.Error as error:
         connection.close()
         raise DatabaseUnusable(path, problem=_problem(error)) from error
@@ -67,7 +67,7 @@ def open_database(path: Path, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> sqli
     return connection
 
 
-def _take_and_check(connection: sqlite3.Connection, *, path: Path) -> None:
+def _lock_and_check(connection: sqlite3.Connection, *, path: Path) -> None:
     # Set before the first access, so that the lock is never let go again until the connection closes, and the
     # index of the log lives in memory instead of a shared file.
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")

@@ -32,7 +32,7 @@ TABLE: dict[type[errors.StorageError], _Row] = {
 }
 
 
-def told(error: Exception) -> tuple[grpc.StatusCode, RichError]:
+def describe(error: Exception) -> tuple[grpc.StatusCode, RichError]:
     """Return what a caller is told of the error; of a defect, which is not in the table, no more than that it is one."""
     if isinstance(error, errors.StorageError) and type(error) in TABLE:
         code, reason = TABLE[type(error)]
@@ -47,7 +47,7 @@ def told(error: Exception) -> tuple[grpc.StatusCode, RichError]:
     )
 
 
-class ErrorsAnswered:
+class AbortOnError:
     """Ends the call with the right status when the body of `async with` raises, and logs a defect with its traceback."""
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -65,7 +65,7 @@ class ErrorsAnswered:
         """Abort the call if the body raised; a cancellation passes through."""
         if not isinstance(error, Exception):
             return
-        code, rich = told(error)
+        code, rich = describe(error)
         if code is grpc.StatusCode.INTERNAL:
             structlog.get_logger().error("unexpected_error", exc_info=error)
         await self._context.abort(

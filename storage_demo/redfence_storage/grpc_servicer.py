@@ -9,7 +9,7 @@ import grpc
 from redfence_proto.storage.v1 import storage_pb2, storage_pb2_grpc
 from redfence_storage.errors import KeyNotFound
 from redfence_storage.group_commit import GroupCommit
-from redfence_storage.grpc_errors import ErrorsAnswered
+from redfence_storage.grpc_errors import AbortOnError
 from redfence_storage.grpc_requests import (
     delete_command,
     fence_command,
@@ -35,7 +35,7 @@ class StorageServicer(storage_pb2_grpc.StorageServiceServicer):
         self, request: storage_pb2.PutRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> storage_pb2.PutResponse:
         """Set a key's value."""
-        async with ErrorsAnswered(context):
+        async with AbortOnError(context):
             accepted = await self._store.carry_out(put_command(request))
         return storage_pb2.PutResponse(highest_token=accepted.highest_token)
 
@@ -43,7 +43,7 @@ class StorageServicer(storage_pb2_grpc.StorageServiceServicer):
         self, request: storage_pb2.GetRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> storage_pb2.GetResponse:
         """Read a key."""
-        async with ErrorsAnswered(context):
+        async with AbortOnError(context):
             reading = await self._store.carry_out(get_command(request))
             if reading.stored is None:
                 raise KeyNotFound(request.resource, key=request.key)
@@ -57,7 +57,7 @@ class StorageServicer(storage_pb2_grpc.StorageServiceServicer):
         self, request: storage_pb2.DeleteRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> storage_pb2.DeleteResponse:
         """Remove a key."""
-        async with ErrorsAnswered(context):
+        async with AbortOnError(context):
             removal = await self._store.carry_out(delete_command(request))
         return storage_pb2.DeleteResponse(deleted=removal.deleted, highest_token=removal.highest_token)
 
@@ -65,7 +65,7 @@ class StorageServicer(storage_pb2_grpc.StorageServiceServicer):
         self, request: storage_pb2.FenceRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> storage_pb2.FenceResponse:
         """Raise the highest token."""
-        async with ErrorsAnswered(context):
+        async with AbortOnError(context):
             accepted = await self._store.carry_out(fence_command(request))
         return storage_pb2.FenceResponse(highest_token=accepted.highest_token)
 
@@ -73,7 +73,7 @@ class StorageServicer(storage_pb2_grpc.StorageServiceServicer):
         self, request: storage_pb2.ListKeysRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> storage_pb2.ListKeysResponse:
         """List a page of keys."""
-        async with ErrorsAnswered(context):
+        async with AbortOnError(context):
             page = await self._store.carry_out(list_keys_command(request))
         return storage_pb2.ListKeysResponse(
             keys=page.keys,

@@ -395,7 +395,7 @@ async def test_a_signal_during_a_release_that_nobody_answers_ends_it(
 
 
 def _release_is_held_back(fake: GrpcFake) -> bool:
-    requests = [request for session in fake.server._sessions for request in session.held_back]
+    requests = [request for session in fake.server._sessions for request in session.held_requests]
     return any(command.HasField("release") for request in requests for command in request.commands)
 
 

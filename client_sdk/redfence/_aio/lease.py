@@ -179,11 +179,11 @@ class AsyncLock:
                 await _swallow_pending_cancel(body, self._cancelling)
             cancelled_here = isinstance(exc, asyncio.CancelledError) and not others
         if not released and lost is None:
-            await self._give_back(core)
+            await self._release_and_log(core)
         if lost is not None and (exc is None or cancelled_here):
             raise lost from exc
 
-    async def _give_back(self, core: LeaseCore) -> None:
+    async def _release_and_log(self, core: LeaseCore) -> None:
         try:
             await self._session.release(core)
         except RedfenceError as error:

@@ -168,9 +168,9 @@ class AsyncSession:
         now_ms = self._clock.now_ms()
         delay_ms = min(max(at_ms - now_ms, 0.0), TIMER_MS_MAX)
         self._timer_at_ms = now_ms + delay_ms
-        self._timer = self._loop.call_later(delay_ms / 1000, self._ring)
+        self._timer = self._loop.call_later(delay_ms / 1000, self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         self._timer_at_ms = math.inf
         now_ms = self._clock.now_ms()
         self._core.tick(now_ms)
@@ -180,7 +180,7 @@ class AsyncSession:
 
     def _time_moved(self) -> None:
         assert self._loop is not None, "only a started session watches the clock"
-        self._loop.call_soon_threadsafe(self._ring)
+        self._loop.call_soon_threadsafe(self._on_timer)
 
     # The link.
 
@@ -198,7 +198,7 @@ class AsyncSession:
             else:
                 await self._use(link)
             self._wake_driver()
-            await asyncio.sleep(self._endpoints.go_on() / 1000)
+            await asyncio.sleep(self._endpoints.advance() / 1000)
 
     async def _use(self, link: AsyncLink) -> None:
         self._link = link
@@ -224,7 +224,7 @@ class AsyncSession:
             if self._core.should_leave(now_ms):
                 return
             if not self._core.leaving:
-                self._endpoints.worked()
+                self._endpoints.mark_healthy()
             self._wake_driver()
 
     async def _write(self, link: AsyncLink) -> None:

@@ -48,7 +48,7 @@ _EXIT_BY_ERROR: dict[type[Exception], int] = {
 }
 
 # What the user wrote, by the name in the contract.
-_WRITTEN = {"ttl": "--ttl", "wait": "--wait", "holder": "--holder", "resource": "NAME"}
+_ARGUMENT_BY_FIELD = {"ttl": "--ttl", "wait": "--wait", "holder": "--holder", "resource": "NAME"}
 
 # The lease of a command that was stopped is nearly over: not worth waiting longer for a server that does not answer.
 _CLOSE_TIMEOUT_MS = 1000
@@ -125,7 +125,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Acquire, run, release; return the command's status or one of ours."""
     if not arguments.rest:
-        return _say("no command: write it behind --, e.g. redfence lock NAME -- make deploy", EXIT_USAGE)
+        return _print_error(
+            "no command: write it behind --, e.g. redfence lock NAME -- make deploy", EXIT_USAGE
+        )
     kill_after_ms = None if arguments.kill_after is None else arguments.kill_after * 1000
     try:
         plan = make_plan(ttl_ms=arguments.ttl * 1000, kill_after_ms=kill_after_ms)
@@ -133,8 +135,8 @@ def run(arguments: argparse.Namespace) -> int:
     except _Interrupted as interrupted:
         return 128 + interrupted.number
     except tuple(_EXIT_BY_ERROR) as error:
-        return _say(
-            _explained(error),
+        return _print_error(
+            _describe(error),
             next(status for kind, status in _EXIT_BY_ERROR.items() if isinstance(error, kind)),
         )
 
@@ -156,7 +158,7 @@ def _acquire(client: Client, arguments: argparse.Namespace, holder: str) -> Leas
     clock = SystemClock()
     started_ms = clock.now_ms()
     wait: float | None = arguments.wait
-    told = False
+    waiting_announced = False
     pause = threading.Event()  # never set: a signal ends it by its exception
     while True:
         try:
@@ -164,12 +166,12 @@ def _acquire(client: Client, arguments: argparse.Namespace, holder: str) -> Leas
         except UnavailableError as error:
             if arguments.wait is not None:
                 wait = arguments.wait - (clock.now_ms() - started_ms) / 1000
-            # Without a server there may be a mistake in its address: better told than waited for.
+            # Without a server there may be a mistake in its address: better waiting_announced than waited for.
             if not error.error_reason or (wait is not None and wait <= 0):
                 raise
-            if not told:
-                _say(f"waiting: {error}", 0)
-                told = True
+            if not waiting_announced:
+                _print_error(f"waiting: {error}", 0)
+                waiting_announced = True
             pause_s = max(_OUTAGE_PAUSE_S, error.retry_after or 0.0)
             pause.wait(pause_s if wait is None else min(pause_s, wait))
 
@@ -181,7 +183,9 @@ def _run_under(lease: Lease, command: list[str], plan: Plan) -> int:
             child = Child(command, environment=environment)
         except OSError as error:
             found = error.errno not in {errno.ENOENT, errno.ENOTDIR}
-            return _say(f"{command[0]}: {error.strerror}", EXIT_NOT_EXECUTABLE if found else EXIT_NOT_FOUND)
+            return _print_error(
+                f"{command[0]}: {error.strerror}", EXIT_NOT_EXECUTABLE if found else EXIT_NOT_FOUND
+            )
         try:
             return _supervise(child, lease, plan, wake_ups)
         finally:
@@ -206,7 +210,9 @@ def _supervise(child: Child, lease: Lease, plan: Plan, wake_ups: int) -> int:
             step = Step(Stage.TERMINATED, plan.kill_after_ms)
         elif step.stage is not stage and child.status is None and not in_danger:
             in_danger = True
-            _say("the lease is lost" if lost else "the lease cannot be renewed: stopping the command", 0)
+            _print_error(
+                "the lease is lost" if lost else "the lease cannot be renewed: stopping the command", 0
+            )
         if step.stage is not stage:
             child.signal(signal.SIGKILL if step.stage is Stage.KILLED else signal.SIGTERM)
             if step.stage is Stage.TERMINATED:
@@ -247,13 +253,13 @@ def _wake_ups(lease: Lease) -> Iterator[int]:
     before = {number: signal.signal(number, _ignore) for number in (*_FORWARDED, signal.SIGCHLD)}
     fd_before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
 
-    def tell_loss() -> None:
+    def report_loss() -> None:
         lease.lost.wait()
         with contextlib.suppress(OSError):  # the pipe is full, which wakes as well
             os.write(write_end, b"\0")
 
     # A daemon: if the lease is never lost, it waits until this process ends.
-    threading.Thread(target=tell_loss, name="redfence-lock-loss", daemon=True).start()
+    threading.Thread(target=report_loss, name="redfence-lock-loss", daemon=True).start()
     try:
         yield read_end
     finally:
@@ -277,7 +283,9 @@ def _release(lease: Lease) -> None:
     try:
         lease.release()
     except RedfenceError as error:
-        _say(f"the release was not confirmed, the lock is free after the ttl at the latest: {error}", 0)
+        _print_error(
+            f"the release was not confirmed, the lock is free after the ttl at the latest: {error}", 0
+        )
 
 
 def _default_holder() -> str:
@@ -285,12 +293,12 @@ def _default_holder() -> str:
     return f"{user}@{os.uname().nodename}/{os.getpid()}"
 
 
-def _explained(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """Return the error's text, with what to write otherwise: nobody who left --ttl out knows what "ttl" is."""
-    written = _WRITTEN.get(error.field) if isinstance(error, InvalidArgumentError) else None
+    written = _ARGUMENT_BY_FIELD.get(error.field) if isinstance(error, InvalidArgumentError) else None
     return str(error) if written is None else f"argument {written}: {error}"
 
 
-def _say(message: str, status: int) -> int:
+def _print_error(message: str, status: int) -> int:
     print(f"redfence lock: {message}", file=sys.stderr, flush=True)
     return status

@@ -17,13 +17,13 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141  # as a shell tells a death by SIGPIPE
 # Packages of this project: one of theirs that is missing is a defect, not an extra that was not installed.
-_OWN = ("redfence", "redfence_proto", "redfence_server", "redfence_storage")
+_OWN_PACKAGES = ("redfence", "redfence_proto", "redfence_server", "redfence_storage")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit status; a traceback is a defect."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    _keep_quiet()
+    _silence_libraries()
     # argparse cannot give a subcommand what stands behind `--` untouched.
     own, rest = _split(arguments)
     parser = argparse.ArgumentParser(prog="redfence", description="Distributed locks with fencing tokens.")
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"redfence {parsed.command_name}: {error}", file=sys.stderr)
         return EXIT_FAILED
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in _OWN:
+        if (error.name or "").partition(".")[0] in _OWN_PACKAGES:
             raise
         print(commands.missing(parsed.command_name, error), file=sys.stderr)
         return commands.EXIT_USAGE
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _keep_quiet() -> None:
+def _silence_libraries() -> None:
     """Leave the terminal to the commands: what a library has to say reaches them as results and errors."""
     # Without a handler, Python prints warnings of loggers that nobody set up.
     logging.getLogger("redfence").addHandler(logging.NullHandler())

@@ -16,7 +16,7 @@ from itertools import count
 
 from redfence._config import ClientOptions
 from redfence._core.alarms import Alarms
-from redfence._core.answers import Again, Granted, Refused, read_acquire
+from redfence._core.answers import Granted, Refused, Retry, read_acquire
 from redfence._core.calls import AcquireCall, CancelCall, Timed, Waiter, fail
 from redfence._core.lease import LeaseCore
 from redfence._core.link_state import LinkState
@@ -113,7 +113,7 @@ class Acquires:
     def link_changed(self, now_ms: float) -> None:
         """Measure again how long what is queued may stay so."""
         for call in self._outbox.queued_acquires():
-            self._alarms.set(call, self._look_at_ms(call, now_ms))
+            self._alarms.set(call, self._deadline_ms(call, now_ms))
 
     # What comes of them.
 
@@ -138,18 +138,18 @@ class Acquires:
             fail(call.waiter, answer.error)
         else:
             self._queue(call, now_ms)
-            if answer is Again.AFTER_LINK:
+            if answer is Retry.NEXT_LINK:
                 self._link.leave_after_answers(now_ms)
-            elif answer is Again.ELSEWHERE:
+            elif answer is Retry.OTHER_SERVER:
                 call.refusals += 1
                 self._link.switch_server(now_ms)
-            elif answer is Again.WITH_ROOM:
+            elif answer is Retry.AFTER_ANOTHER_WAIT:
                 self._outbox.limit_waits()
 
     def overdue(self, call: AcquireCall, *, now_ms: float) -> None:
         """See to an acquire whose alarm rang: go on, or give it up."""
-        if not call.abandoned and self._is_in_time(call, now_ms):
-            self._alarms.set(call, self._look_at_ms(call, now_ms))
+        if not call.abandoned and self._may_continue(call, now_ms):
+            self._alarms.set(call, self._deadline_ms(call, now_ms))
             return
         if call.command_id:
             self._link.reconnect(now_ms)
@@ -190,7 +190,7 @@ class Acquires:
 
     def _queue(self, call: AcquireCall, now_ms: float) -> None:
         self._outbox.put(call, now_ms=now_ms)
-        self._alarms.set(call, self._look_at_ms(call, now_ms))
+        self._alarms.set(call, self._deadline_ms(call, now_ms))
 
     def _clean_up(self, call: AcquireCall, now_ms: float) -> None:
         self._releases.start(call.order.resource, call.lease_id, now_ms=now_ms)
@@ -202,11 +202,11 @@ class Acquires:
 
     # For how long.
 
-    def _look_at_ms(self, call: AcquireCall, now_ms: float) -> float:
+    def _deadline_ms(self, call: AcquireCall, now_ms: float) -> float:
         """Return when to see to a call: a server has the rpc timeout beyond its wait, and so has the search for one."""
         rpc_timeout_ms = self._options.rpc_timeout_ms
         if call.command_id:
-            bound_at_ms = call.sent_at_ms + call.asked_ms + rpc_timeout_ms
+            bound_at_ms = call.sent_at_ms + call.requested_wait_ms + rpc_timeout_ms
         elif self._link.up and (wait_ms_left := call.wait_ms_left(now_ms)) > 0:
             return now_ms + min(wait_ms_left, TRY_INTERVAL_MS)
         else:
@@ -215,9 +215,9 @@ class Acquires:
             return bound_at_ms
         return min(bound_at_ms, call.started_at_ms + call.order.wait_ms + rpc_timeout_ms)
 
-    def _is_in_time(self, call: AcquireCall, now_ms: float) -> bool:
+    def _may_continue(self, call: AcquireCall, now_ms: float) -> bool:
         """Tell whether to go on with a call that was to be seen to now."""
-        if not call.command_id and (not self._link.up or self._outbox.hurry(call)):
+        if not call.command_id and (not self._link.up or self._outbox.try_once(call)):
             return self._link.up
         # It had queued before it was sent, or it still queues to be tried.
-        return now_ms < self._look_at_ms(call, now_ms)
+        return now_ms < self._deadline_ms(call, now_ms)

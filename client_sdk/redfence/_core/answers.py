@@ -28,16 +28,16 @@ _UNAVAILABLE_CODE = 14
 _LINK_ENDS = frozenset({lock_pb2.ERROR_REASON_DRAINING, lock_pb2.ERROR_REASON_CANCELLED})
 
 
-class Again(enum.Enum):
+class Retry(enum.Enum):
     """The acquisition goes on: send it again."""
 
-    HERE = enum.auto()
+    SAME_SERVER = enum.auto()
     """To the same server: the wait is not over."""
-    ELSEWHERE = enum.auto()
+    OTHER_SERVER = enum.auto()
     """To another server: this one has no quorum, and perhaps only this one."""
-    WITH_ROOM = enum.auto()
+    AFTER_ANOTHER_WAIT = enum.auto()
     """To the same server, once another acquire of this client does not wait there any more."""
-    AFTER_LINK = enum.auto()
+    NEXT_LINK = enum.auto()
     """On the next link: this server is stopping, or it is ending this stream."""
 
 
@@ -67,7 +67,7 @@ class Refused:
     release: bool
 
 
-AcquireAnswer: TypeAlias = Granted | Again | Refused
+AcquireAnswer: TypeAlias = Granted | Retry | Refused
 
 
 def read_acquire(
@@ -84,8 +84,8 @@ def read_acquire(
         return Granted(answer.lease.fencing_token, requests.duration_ms(answer.lease.validity))
     if result.WhichOneof("result") != "acquire":
         return _read_error(call, result.error, address_count=address_count, others_wait=others_wait)
-    if call.wait_ms_left(now_ms) > WAIT_REST_MS + call.asked_ms * WAIT_REST_RATIO:
-        return Again.HERE
+    if call.wait_ms_left(now_ms) > WAIT_REST_MS + call.requested_wait_ms * WAIT_REST_RATIO:
+        return Retry.SAME_SERVER
     # An earlier sending may have left a hold that counts as shared, which the server's undo spares.
     return Refused(_not_acquired(call, answer), release=call.times_sent > 1)
 
@@ -94,14 +94,14 @@ def _read_error(
     call: AcquireCall, error: lock_pb2.Error, *, address_count: int, others_wait: bool
 ) -> AcquireAnswer:
     if error.reason in _LINK_ENDS:
-        return Again.AFTER_LINK
+        return Retry.NEXT_LINK
     full = error.reason == lock_pb2.ERROR_REASON_TOO_MANY_WAITERS
     if full and others_wait and error.metadata.get("scope") == "connection":
-        return Again.WITH_ROOM
+        return Retry.AFTER_ANOTHER_WAIT
     # Leaving a server costs the others that wait there their places.
-    unfit = error.code == _UNAVAILABLE_CODE or (full and not others_wait)
-    if unfit and call.refusals + 1 < address_count:
-        return Again.ELSEWHERE
+    server_failed = error.code == _UNAVAILABLE_CODE or (full and not others_wait)
+    if server_failed and call.refusals + 1 < address_count:
+        return Retry.OTHER_SERVER
     refusal = from_wire(error)
     if full:
         # It was not begun. An earlier sending may have been.

@@ -54,11 +54,11 @@ class AcquireCall:
         started_at_ms: when the caller asked.
         number: its place among all acquisitions of this client, in the order in which callers came.
         sent_at_ms: just before the last sending.
-        asked_ms: how long the last sending asked the server to wait.
+        requested_wait_ms: how long the last sending asked the server to wait.
         times_sent: how often it was sent.
         refusals: how often a server had no quorum for it.
         command_id: its id on the present stream; 0 while it waits to be sent.
-        hurried: the next sending asks for a try only, whatever is left of the wait.
+        single_try: the next sending asks for a try only, whatever is left of the wait.
         abandoned: nobody waits for it; what is granted has to be released.
         settled: it has ended and is to be skipped wherever it still lies.
         lease: the grant.
@@ -70,11 +70,11 @@ class AcquireCall:
     started_at_ms: float
     number: int
     sent_at_ms: float = 0.0
-    asked_ms: int = 0
+    requested_wait_ms: int = 0
     times_sent: int = 0
     refusals: int = 0
     command_id: int = 0
-    hurried: bool = False
+    single_try: bool = False
     abandoned: bool = False
     settled: bool = False
     lease: LeaseCore | None = None
@@ -89,8 +89,8 @@ class AcquireCall:
         """Fill in the command, with the wait that is left, and note the instant before its sending."""
         self.sent_at_ms = now_ms
         self.times_sent += 1
-        self.asked_ms = 0 if self.hurried else int(min(self.wait_ms_left(now_ms), WAIT_MS_MAX))
-        requests.write_acquire(command, self.order, lease_id=self.lease_id, wait_ms=self.asked_ms)
+        self.requested_wait_ms = 0 if self.single_try else int(min(self.wait_ms_left(now_ms), WAIT_MS_MAX))
+        requests.write_acquire(command, self.order, lease_id=self.lease_id, wait_ms=self.requested_wait_ms)
 
 
 @dataclass(slots=True, eq=False)

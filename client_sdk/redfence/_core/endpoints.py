@@ -36,11 +36,11 @@ class Endpoints:
         """Return the address to use now."""
         return self._addresses[self._index]
 
-    def worked(self) -> None:
+    def mark_healthy(self) -> None:
         """Note that the current address answered: the pauses start anew."""
         self._failures = 0
 
-    def go_on(self) -> float:
+    def advance(self) -> float:
         """Move to the next address and return the milliseconds to pause before it is tried.
 
         The first round over several addresses is made without a pause: another server is probably well.

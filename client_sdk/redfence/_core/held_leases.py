@@ -82,7 +82,7 @@ class HeldLeases:
             lease.renewal_failed(sent_at_ms=now_ms, now_ms=now_ms)
             return
         self._outbox.put_first(RenewCall(lease))
-        if lease.state is LeaseState.AT_RISK and self._link.is_silent_since(lease.asked_at_ms or 0.0):
+        if lease.state is LeaseState.AT_RISK and self._link.no_reply_since(lease.unanswered_since_ms or 0.0):
             # Not a word since a renewal was asked for: the server may be frozen, and the next one well.
             self._link.switch_server(now_ms)
 

@@ -117,7 +117,6 @@ class LeaseCore:
         "_renew_at_ms",
         "_renew_until_ms",
         "_state",
-        "asked_at_ms",
         "deadline_ms",
         "lease_id",
         "loss",
@@ -126,6 +125,7 @@ class LeaseCore:
         "resource",
         "token",
         "ttl_ms",
+        "unanswered_since_ms",
     )
 
     def __init__(
@@ -151,7 +151,7 @@ class LeaseCore:
         self._state = LeaseState.ACTIVE
         self._failures = 0
         # When the first renewal was asked for that is still unanswered.
-        self.asked_at_ms: float | None = None
+        self.unanswered_since_ms: float | None = None
         # When the request behind the present deadline was sent.
         self.proven_at_ms = sent_at_ms
         # No grant can end later than a whole ttl from now, whatever clock the server counted the wait on.
@@ -169,7 +169,7 @@ class LeaseCore:
     @property
     def wake_at_ms(self) -> float:
         """When `wake` wants to be called next; infinite once the lease has ended."""
-        if self._is_over():
+        if self._has_ended():
             return math.inf
         return min(self._renew_at_ms, self.deadline_ms)
 
@@ -183,13 +183,13 @@ class LeaseCore:
 
     def state_at(self, now_ms: float) -> LeaseState:
         """Return the state at `now_ms`, also if nobody has woken the lease since its deadline."""
-        if not self._is_over() and now_ms >= self.deadline_ms:
+        if not self._has_ended() and now_ms >= self.deadline_ms:
             return LeaseState.LOST
         return self._state
 
     def remaining_ms(self, now_ms: float) -> float:
         """Return how long the lease may be counted on from `now_ms`; 0 once it has ended."""
-        return 0.0 if self._is_over() else max(0.0, self.deadline_ms - now_ms)
+        return 0.0 if self._has_ended() else max(0.0, self.deadline_ms - now_ms)
 
     def lost_error(self, now_ms: float) -> LeaseLostError | None:
         """Return the error that tells a holder to stop, or None while the lease is held."""
@@ -198,23 +198,23 @@ class LeaseCore:
 
     def wake(self, now_ms: float) -> bool:
         """Return whether a renewal is to be sent now."""
-        if self._is_over() or self._expired(now_ms) or now_ms < self._renew_at_ms:
+        if self._has_ended() or self._expired(now_ms) or now_ms < self._renew_at_ms:
             return False
         if now_ms >= self._renew_until_ms:
             # Held for as long as was allowed: let the validity run out.
             self._renew_at_ms = math.inf
             return False
-        if self.asked_at_ms is not None:
+        if self.unanswered_since_ms is not None:
             # The last renewal was not answered in time. It may still be, and then counts.
             self._fail(now_ms)
         else:
-            self.asked_at_ms = now_ms
+            self.unanswered_since_ms = now_ms
             self._renew_at_ms = now_ms + self.ttl_ms * _ANSWER_SHARE
         return True
 
     def renewed(self, *, sent_at_ms: float, validity_ms: float, now_ms: float) -> None:
         """Take note of a confirmed renewal that was sent at `sent_at_ms`."""
-        if self._is_over() or self._expired(now_ms):
+        if self._has_ended() or self._expired(now_ms):
             return
         proven_ms = min(sent_at_ms + validity_ms, now_ms + self.ttl_ms)
         if proven_ms <= self.deadline_ms:
@@ -224,25 +224,25 @@ class LeaseCore:
         self.deadline_ms = proven_ms
         self.proven_at_ms = sent_at_ms
         self._failures = 0
-        self.asked_at_ms = None
+        self.unanswered_since_ms = None
         self._renew_at_ms = max(now_ms, self._regular_renewal_ms(sent_at_ms))
 
     def renewal_failed(self, *, sent_at_ms: float, now_ms: float) -> None:
         """Take note that the renewal of `sent_at_ms` came to nothing."""
-        if self._is_over() or self._expired(now_ms) or sent_at_ms < self.proven_at_ms:
+        if self._has_ended() or self._expired(now_ms) or sent_at_ms < self.proven_at_ms:
             return
-        self.asked_at_ms = None
+        self.unanswered_since_ms = None
         self._fail(now_ms)
 
     def renew_soon(self, now_ms: float) -> None:
         """Renew at once if the lease is at risk: a server is there again."""
         if self._state is LeaseState.AT_RISK and self._renew_at_ms < math.inf:
-            self.asked_at_ms = None
+            self.unanswered_since_ms = None
             self._renew_at_ms = now_ms
 
     def end(self, reason: LossReason, *, now_ms: float) -> None:
         """Take note that the lease was lost for `reason`, or given back if that is RELEASED."""
-        if self._is_over() or self._expired(now_ms):
+        if self._has_ended() or self._expired(now_ms):
             return
         if reason is LossReason.RELEASED:
             self._apply(LeaseEvent.RELEASED)
@@ -270,7 +270,7 @@ class LeaseCore:
     def _expiry_reason(self) -> LossReason:
         return LossReason.MAX_HOLD if self.deadline_ms >= self._renew_until_ms else LossReason.EXPIRED
 
-    def _is_over(self) -> bool:
+    def _has_ended(self) -> bool:
         return self._state is LeaseState.LOST or self._state is LeaseState.RELEASED
 
     def _apply(self, event: LeaseEvent) -> None:

@@ -18,47 +18,47 @@ class LinkState:
     Attributes:
         up: whether a stream to a server is open.
         address_count: how many servers there are to choose from.
-        heard_at_ms: when the server last said something; opening the stream counts.
+        last_reply_at_ms: when the server last said something; opening the stream counts.
         last_error: why there was no link, or why the last one ended.
     """
 
     __slots__ = (
         "_leave_at_ms",
-        "_leave_rang",
+        "_leave_reported",
         "_left_at_ms",
         "address_count",
-        "heard_at_ms",
         "last_error",
+        "last_reply_at_ms",
         "up",
     )
 
     def __init__(self, *, address_count: int) -> None:
         self.up = False
         self.address_count = address_count
-        self.heard_at_ms = -math.inf
+        self.last_reply_at_ms = -math.inf
         self.last_error: RedfenceError | None = None
         self._leave_at_ms = math.inf
-        self._leave_rang = False
+        self._leave_reported = False
         self._left_at_ms = -math.inf
 
     def opened(self, now_ms: float) -> None:
         """Note that a stream is open."""
         self.up = True
-        self.heard_at_ms = now_ms
+        self.last_reply_at_ms = now_ms
 
     def closed(self) -> None:
         """Note that it is gone."""
         self.up = False
         self._leave_at_ms = math.inf
-        self._leave_rang = False
+        self._leave_reported = False
 
-    def heard(self, now_ms: float) -> None:
+    def observe_reply(self, now_ms: float) -> None:
         """Note that the server said something."""
-        self.heard_at_ms = now_ms
+        self.last_reply_at_ms = now_ms
 
-    def is_silent_since(self, at_ms: float) -> bool:
+    def no_reply_since(self, at_ms: float) -> bool:
         """Tell whether not a word has come since that instant."""
-        return at_ms > self.heard_at_ms
+        return at_ms > self.last_reply_at_ms
 
     @property
     def takes_commands(self) -> bool:
@@ -75,14 +75,14 @@ class LinkState:
         return now_ms >= self._leave_at_ms
 
     def next_alarm_ms(self) -> float:
-        """Return when `ring` has to be called; infinite if never."""
+        """Return when `on_timer` has to be called; infinite if never."""
         # The departure rings once. Ringing until the driver has left would keep a driver with threads from leaving:
         # its timer would never let go of the lock (test_the_instant_to_leave_rings_once).
-        return math.inf if self._leave_rang else self._leave_at_ms
+        return math.inf if self._leave_reported else self._leave_at_ms
 
-    def ring(self, now_ms: float) -> None:
+    def on_timer(self, now_ms: float) -> None:
         """Note that the driver was told, if it is time to leave."""
-        self._leave_rang = now_ms >= self._leave_at_ms
+        self._leave_reported = now_ms >= self._leave_at_ms
 
     def leave_after_answers(self, now_ms: float, *, grace_ms: float = DRAIN_MS_MAX) -> None:
         """Leave as soon as nothing is unanswered, after the grace at the latest: the server is ending this link."""

@@ -75,15 +75,15 @@ class Outbox:
 
     def put(self, call: AcquireCall, *, now_ms: float) -> None:
         """Queue an acquire: before those whose callers came later, but one that waits behind all that do not."""
-        call.hurried = False
+        call.single_try = False
         lane = self._waits if call.wait_ms_left(now_ms) > 0 else self._tries
         lane.put(call)
 
-    def hurry(self, call: AcquireCall) -> bool:
+    def try_once(self, call: AcquireCall) -> bool:
         """Let an acquire that is queued to wait be tried once instead; return whether it was."""
         if not self._waits.drop(call):
             return False
-        call.hurried = True
+        call.single_try = True
         self._tries.put(call)
         return True
 
@@ -140,7 +140,7 @@ class Outbox:
         for call in self._unanswered.values():
             if not isinstance(call, AcquireCall) or call.abandoned or call.settled:
                 continue
-            if call.order.resource == resource and call.asked_ms:
+            if call.order.resource == resource and call.requested_wait_ms:
                 return call.lease_id
         return ""
 
@@ -168,7 +168,7 @@ class Outbox:
             if type(call) is AcquireCall:
                 call.command_id = command_id
                 self._acquires_in_flight += 1
-                self._waits_in_flight += call.asked_ms > 0
+                self._waits_in_flight += call.requested_wait_ms > 0
         return batch if size else None
 
     def take_answered(self, command_id: int) -> StreamCall | None:
@@ -177,7 +177,7 @@ class Outbox:
         if type(call) is AcquireCall:
             call.command_id = 0
             self._acquires_in_flight -= 1
-            self._waits_in_flight -= call.asked_ms > 0
+            self._waits_in_flight -= call.requested_wait_ms > 0
         return call
 
     def take_lost(self) -> list[StreamCall]:

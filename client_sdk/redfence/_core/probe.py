@@ -32,7 +32,7 @@ class Probe:
         options: the rpc timeout is how long it has for that.
     """
 
-    __slots__ = ("_asked_at_ms", "_call", "_closed", "_link", "_options", "_outbox", "_ring_at_ms")
+    __slots__ = ("_call", "_closed", "_link", "_options", "_outbox", "_probed_at_ms", "_timer_at_ms")
 
     def __init__(self, *, outbox: Outbox, link: LinkState, options: ClientOptions) -> None:
         self._outbox = outbox
@@ -40,16 +40,16 @@ class Probe:
         self._options = options
         self._call: ProbeCall | None = None
         # It counts until something is heard.
-        self._asked_at_ms = -math.inf
-        self._ring_at_ms = math.inf
+        self._probed_at_ms = -math.inf
+        self._timer_at_ms = math.inf
         self._closed = False
 
     def waits_changed(self, now_ms: float) -> None:
         """See whether acquires wait at the server, after any may have been sent or answered."""
         if self._closed or not self._outbox.has_waits_in_flight:
-            self._ring_at_ms = math.inf
-        elif self._ring_at_ms == math.inf:
-            self._ring_at_ms = now_ms + PROBE_AFTER_MS
+            self._timer_at_ms = math.inf
+        elif self._timer_at_ms == math.inf:
+            self._timer_at_ms = now_ms + PROBE_AFTER_MS
 
     def answered(self) -> None:
         """Note that the question was answered."""
@@ -58,7 +58,7 @@ class Probe:
     def end(self) -> None:
         """Ask nothing more on this stream."""
         self._call = None
-        self._ring_at_ms = math.inf
+        self._timer_at_ms = math.inf
 
     def close(self) -> None:
         """Ask nothing more on any stream."""
@@ -66,23 +66,23 @@ class Probe:
         self.end()
 
     def next_alarm_ms(self) -> float:
-        """Return when `ring` has to be called; infinite if never."""
-        return self._ring_at_ms
+        """Return when `on_timer` has to be called; infinite if never."""
+        return self._timer_at_ms
 
-    def ring(self, now_ms: float) -> None:
+    def on_timer(self, now_ms: float) -> None:
         """Ask, or leave a server that was asked and said nothing, if it is time."""
-        late_ms = now_ms - self._ring_at_ms
+        late_ms = now_ms - self._timer_at_ms
         if late_ms < 0:
             return
-        if self._link.is_silent_since(self._asked_at_ms):
+        if self._link.no_reply_since(self._probed_at_ms):
             if late_ms <= LATE_MS_MAX:
                 self._link.reconnect(now_ms)
-            self._ring_at_ms = now_ms + self._options.rpc_timeout_ms
-        elif now_ms < self._link.heard_at_ms + PROBE_AFTER_MS:
-            self._ring_at_ms = self._link.heard_at_ms + PROBE_AFTER_MS
+            self._timer_at_ms = now_ms + self._options.rpc_timeout_ms
+        elif now_ms < self._link.last_reply_at_ms + PROBE_AFTER_MS:
+            self._timer_at_ms = self._link.last_reply_at_ms + PROBE_AFTER_MS
         elif not self._outbox.has_room:
             # Unsent, it would prove nothing. What ends or saves a lease has a bound of its own.
-            self._ring_at_ms = now_ms + PROBE_AFTER_MS
+            self._timer_at_ms = now_ms + PROBE_AFTER_MS
         else:
             self._ask(now_ms)
 
@@ -90,5 +90,5 @@ class Probe:
         if self._call is None:
             self._call = ProbeCall()
             self._outbox.put_first(self._call)
-        self._asked_at_ms = now_ms
-        self._ring_at_ms = now_ms + self._options.rpc_timeout_ms
+        self._probed_at_ms = now_ms
+        self._timer_at_ms = now_ms + self._options.rpc_timeout_ms

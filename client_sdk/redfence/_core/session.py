@@ -191,7 +191,7 @@ class SessionCore:
 
     def received(self, response: lock_pb2.SessionResponse, *, now_ms: float) -> None:
         """The server answered."""
-        self._link.heard(now_ms)
+        self._link.observe_reply(now_ms)
         for result in response.results:
             call = self._outbox.take_answered(result.id)
             if type(call) is AcquireCall:
@@ -208,8 +208,8 @@ class SessionCore:
 
     def tick(self, now_ms: float) -> None:
         """Time has passed: renew what is due, end what has expired, give up what was not answered."""
-        self._link.ring(now_ms)
-        self._probe.ring(now_ms)
+        self._link.on_timer(now_ms)
+        self._probe.on_timer(now_ms)
         for item in self._alarms.take_due(now_ms):
             if isinstance(item, LeaseCore):
                 self._leases.due(item, now_ms)

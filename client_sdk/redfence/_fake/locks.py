@@ -64,7 +64,7 @@ class FakeLocks:
         ttl_ms = duration_ms(request.ttl)
         return self.grant(request.resource, lease_id=request.lease_id, holder=request.holder, ttl_ms=ttl_ms)
 
-    def greatest_token(self) -> int:
+    def max_token(self) -> int:
         """Return the greatest token of all resources."""
         return max(self._tokens.values(), default=0)
 

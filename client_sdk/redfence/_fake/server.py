@@ -43,13 +43,13 @@ class FakeSession:
         server: where it ends.
         deliver: takes the responses.
         open: whether it still carries anything.
-        held_back: responses kept while the server is frozen.
+        held_requests: responses kept while the server is frozen.
     """
 
     server: FakeServer
     deliver: Deliver
     open: bool = True
-    held_back: list[lock_pb2.SessionRequest] = field(default_factory=list)
+    held_requests: list[lock_pb2.SessionRequest] = field(default_factory=list)
 
     def handle(self, request: lock_pb2.SessionRequest) -> None:
         """Carry out the commands."""
@@ -94,7 +94,7 @@ class FakeServer:
             if not session.open:
                 return
             if self.frozen:
-                session.held_back.append(request)
+                session.held_requests.append(request)
                 return
             now_ms = self._expire()
             results = []
@@ -135,8 +135,8 @@ class FakeServer:
         with self._lock:
             self.frozen = False
             for session in list(self._sessions):
-                held_back, session.held_back = session.held_back, []
-                for request in held_back:
+                held_requests, session.held_requests = session.held_requests, []
+                for request in held_requests:
                     self.handle(session, request)
 
     # Time.
@@ -179,24 +179,24 @@ class FakeServer:
         with self._lock:
             self._expire()
             if method == "ClusterStatus":
-                return _cluster_status(quorum_lost=self.quorum_lost, high=self._locks.greatest_token())
+                return _cluster_status(quorum_lost=self.quorum_lost, high=self._locks.max_token())
             current = self._locks.get(request.resource)
             hold = self._locks.current(current) if current else None
             if method == "GetLock":
-                return self._look(request, hold)
+                return self._get_lock(request, hold)
             live = current is not None and current.token == request.fencing_token
             state = lock_pb2.TOKEN_STATE_LIVE if live else lock_pb2.TOKEN_STATE_NOT_LIVE
             return lock_pb2.CheckTokenResponse(state=state, current=hold)
 
-    def _look(
+    def _get_lock(
         self, request: lock_pb2.GetLockRequest, hold: lock_pb2.CurrentHold | None
     ) -> lock_pb2.GetLockResponse:
         queue = self._waiting.get(request.resource, ())
         response = lock_pb2.GetLockResponse(resource=request.resource, current=hold, waiters=len(queue))
-        for place, waiting in enumerate(queue, 1):
+        for position, waiting in enumerate(queue, 1):
             if waiting.request.lease_id == request.lease_id:
-                response.position = place
-            if place <= _SHOWN_MAX:
+                response.position = position
+            if position <= _SHOWN_MAX:
                 shown = response.queue.add(holder=waiting.request.holder)
                 shown.waited.FromMilliseconds(int(self._clock.now_ms() - waiting.arrived_at_ms))
         return response

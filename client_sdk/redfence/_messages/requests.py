@@ -59,7 +59,7 @@ def acquire_order(
         None if max_hold is None else milliseconds("max_hold", max_hold),
     )
     if order.ttl_ms < bounds.TTL_MS_MIN:
-        raise _wrong("ttl", f"must be at least {bounds.TTL_MS_MIN / 1000} seconds, not {ttl!r}")
+        raise _invalid("ttl", f"must be at least {bounds.TTL_MS_MIN / 1000} seconds, not {ttl!r}")
     return order
 
 
@@ -73,21 +73,21 @@ def check_resource(resource: str) -> None:
 
 def _check_text(name: str, text: str, problem_of: Callable[[str], str | None]) -> None:
     if not isinstance(text, str):
-        raise _wrong(name, f"must be a str, not {type(text).__name__}")
+        raise _invalid(name, f"must be a str, not {type(text).__name__}")
     try:
         problem = problem_of(text)
     except UnicodeEncodeError as exc:
-        raise _wrong(name, "cannot be encoded as UTF-8") from exc
+        raise _invalid(name, "cannot be encoded as UTF-8") from exc
     if problem:
-        raise _wrong(name, problem)
+        raise _invalid(name, problem)
 
 
 def check_token(token: int) -> None:
     """Refuse what is no fencing token."""
     if type(token) is not int:
-        raise _wrong("token", f"must be an int, not {type(token).__name__}")
+        raise _invalid("token", f"must be an int, not {type(token).__name__}")
     if problem := bounds.fencing_token_problem(token):
-        raise _wrong("token", problem)
+        raise _invalid("token", problem)
 
 
 def milliseconds(name: str, length: Seconds) -> int:
@@ -95,19 +95,19 @@ def milliseconds(name: str, length: Seconds) -> int:
     if isinstance(length, timedelta):
         length = length.total_seconds()
     if isinstance(length, bool) or not isinstance(length, int | float):
-        raise _wrong(name, f"must be seconds (a number) or a timedelta, not {type(length).__name__}")
+        raise _invalid(name, f"must be seconds (a number) or a timedelta, not {type(length).__name__}")
     if isinstance(length, float) and not math.isfinite(length):
         hint = " (None waits for ever)" if name == "wait" else ""
-        raise _wrong(name, f"must be finite, not {length!r}{hint}")
+        raise _invalid(name, f"must be finite, not {length!r}{hint}")
     if length < 0:
-        raise _wrong(name, f"must not be negative: {length!r}")
+        raise _invalid(name, f"must not be negative: {length!r}")
     length_ms = round(length * 1000)
     if length_ms > _DURATION_MS_MAX:
-        raise _wrong(name, f"must be at most {_DURATION_MS_MAX // 1000} seconds")
+        raise _invalid(name, f"must be at most {_DURATION_MS_MAX // 1000} seconds")
     return length_ms
 
 
-def _wrong(name: str, problem: str) -> InvalidArgumentError:
+def _invalid(name: str, problem: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"{name} {problem}", metadata={"field": name})
 
 

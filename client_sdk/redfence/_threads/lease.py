@@ -140,14 +140,14 @@ class Lock:
             return
         lost = core.lost_error(self._session.now_ms())
         if lost is None:
-            self._give_back(core)
+            self._release_and_log(core)
             return
         # Only tidying up; nothing to wait for.
         self._session.release_soon(core)
         if exc is None:
             raise lost
 
-    def _give_back(self, core: LeaseCore) -> None:
+    def _release_and_log(self, core: LeaseCore) -> None:
         try:
             self._session.release(core)
         except RedfenceError as error:

@@ -217,7 +217,7 @@ class SyncSession:
                     self._core.link_failed(error)
             else:
                 self._use(link)
-            self._pause(self._endpoints.go_on())
+            self._pause(self._endpoints.advance())
 
     def _wait_for_work(self) -> bool:
         with self._lock:
@@ -253,5 +253,5 @@ class SyncSession:
             with self._lock:
                 self._core.received(response, now_ms=self._clock.now_ms())
                 if not self._core.leaving:
-                    self._endpoints.worked()
+                    self._endpoints.mark_healthy()
                 self._wake_driver()

@@ -18,7 +18,7 @@ EXIT_CORRUPTED = 1
 EXIT_NOT_PLAYED = 2
 _SERVER_DEFAULT = "127.0.0.1:50051"
 _STORAGE_DEFAULT = "127.0.0.1:50052"
-_KNOCK_TIMEOUT_S = 1.0
+_CONNECT_TIMEOUT_S = 1.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +57,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         with _servers(args) as (server, storage), tempfile.TemporaryDirectory() as folder:
             stage = Stage(
-                server=server, storage=None if args.no_fencing else storage, folder=Path(folder), tell=_tell
+                server=server,
+                storage=None if args.no_fencing else storage,
+                folder=Path(folder),
+                narrate=_narrate,
             )
             survived = play(stage)
     except DemoError as error:
@@ -66,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_REFUSED if survived else EXIT_CORRUPTED
 
 
-def _tell(line: str) -> None:
+def _narrate(line: str) -> None:
     print(line, flush=True)
 
 
@@ -74,10 +77,10 @@ def _tell(line: str) -> None:
 def _servers(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     """Yield a lock server and a storage: those named, those at the default addresses, or new ones for this story."""
     server, storage = args.server or _SERVER_DEFAULT, args.storage or _STORAGE_DEFAULT
-    if args.server or args.storage or (_somebody_listens(server) and _somebody_listens(storage)):
+    if args.server or args.storage or (_is_listening(server) and _is_listening(storage)):
         yield server, storage
         return
-    _tell(f"(Nobody listens on {server} and {storage}: starting a quorum for this story.)")
+    _narrate(f"(Nobody listens on {server} and {storage}: starting a quorum for this story.)")
     from redfence_storage.pause_demo.conductor import DemoError
 
     command = [
@@ -103,10 +106,10 @@ def _servers(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
             process.terminate()
 
 
-def _somebody_listens(address: str) -> bool:
+def _is_listening(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), timeout=_KNOCK_TIMEOUT_S):
+        with socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S):
             return True
     except OSError:
         return False

@@ -64,16 +64,16 @@ def run(args: argparse.Namespace) -> int:
     from redfence_storage.sqlite_store import SqliteStore
 
     if not args.db:
-        return _refuse(f"say which file to use: --db PATH, or {_DB_VARIABLE}")
+        return _print_error(f"say which file to use: --db PATH, or {_DB_VARIABLE}")
     log_setup.configure(log_format=args.log_format, level=args.log_level)
     try:
         store = SqliteStore.open(args.db)
     except DatabaseUnusable as error:
-        return _refuse(str(error))
+        return _print_error(str(error))
     try:
         return asyncio.run(_serve(store, listen=args.listen, db=args.db))
     except grpc_serving.ListenError as error:
-        return _refuse(str(error))
+        return _print_error(str(error))
 
 
 async def _serve(store: SqliteStore, *, listen: str, db: Path) -> int:
@@ -92,19 +92,19 @@ async def _serve(store: SqliteStore, *, listen: str, db: Path) -> int:
         await health.tell(serving=True)
         await server.start()
 
-        async def say_not_serving() -> None:
+        async def set_not_serving() -> None:
             await health.tell(serving=False)
 
         # Before the line is printed: whoever reads it may send a signal at once.
         stop = grpc_serving.stop_signal()
         print(f"redfence storage ready on {listen.rpartition(':')[0]}:{port} (db {db})", flush=True)
-        await grpc_serving.run_until_signal(server, on_drain=say_not_serving, grace_s=_GRACE_S, stop=stop)
+        await grpc_serving.run_until_signal(server, on_drain=set_not_serving, grace_s=_GRACE_S, stop=stop)
     finally:
         # After the last call was answered, so that nothing submitted is lost.
         await commit.close()
     return 0
 
 
-def _refuse(problem: str) -> int:
+def _print_error(problem: str) -> int:
     print(f"redfence storage: {problem}", file=sys.stderr)
     return _EXIT_UNUSABLE

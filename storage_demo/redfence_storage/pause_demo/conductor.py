@@ -36,13 +36,13 @@ class Stage:
         server: the lock server.
         storage: the storage that checks tokens; None for a plain file.
         folder: where the plain file is.
-        tell: writes one line of the story.
+        narrate: writes one line of the story.
     """
 
     server: str
     storage: str | None
     folder: Path
-    tell: Callable[[str], None]
+    narrate: Callable[[str], None]
 
 
 class Worker:
@@ -81,7 +81,7 @@ class Worker:
         """The process's id."""
         return self._process.pid
 
-    def hear(self, *expected: str) -> dict[str, Any]:
+    def read_event(self, *expected: str) -> dict[str, Any]:
         """Return the worker's next event.
 
         Raises:
@@ -94,7 +94,7 @@ class Worker:
             raise DemoError(f"{self._name}: {event.get('message', event)}")
         return event
 
-    def go_on(self) -> None:
+    def let_write(self) -> None:
         """Let it write."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
@@ -118,37 +118,37 @@ def play(stage: Stage) -> bool:
     """
     resource = f"demo/account-{secrets.token_hex(4)}"
     guard = "a storage that checks fencing tokens" if stage.storage else "a plain file, which checks nothing"
-    stage.tell(f"The account {resource} holds {OPENING_BALANCE}, kept in {guard}.")
+    stage.narrate(f"The account {resource} holds {OPENING_BALANCE}, kept in {guard}.")
     with Worker(stage, name="A", resource=resource, amount=_DEPOSIT_A, wait_s=0) as a:
-        before = a.hear("ready_to_write")
-        stage.tell(
+        before = a.read_event("ready_to_write")
+        stage.narrate(
             f"A  got the lock for {TTL_S:g} s with token {before['token']}, read {before['balance']} and is about to write "
             f"{before['balance'] + _DEPOSIT_A}. Its lease is good for another {before['remaining']} s."
         )
         started = time.monotonic()
         with a.stopped():
-            stage.tell(
+            stage.narrate(
                 f"A  is stopped in mid-thought (SIGSTOP to process {a.pid}), as by a long garbage collection."
             )
             after = _take_over(stage, resource)
             # A will find its order to write when it wakes: it goes on exactly where it was.
-            a.go_on()
-        stage.tell(
+            a.let_write()
+        stage.narrate(
             f"A  wakes up after {time.monotonic() - started:.1f} s (SIGCONT), knows nothing of all this, and writes "
             f"{before['balance'] + _DEPOSIT_A} with token {before['token']}."
         )
-        end = a.hear("refused", "written")
+        end = a.read_event("refused", "written")
     return _judge(stage, end, token=before["token"], expected=after)
 
 
 def _take_over(stage: Stage, resource: str) -> int:
     """Let B do its work while A is stopped; return the balance it wrote."""
     with Worker(stage, name="B", resource=resource, amount=_DEPOSIT_B, wait_s=_TAKE_OVER_S) as b:
-        ready = b.hear("ready_to_write")
-        stage.tell(f"B  waited until A's lease had expired, and got the lock with token {ready['token']}.")
-        b.go_on()
-        written = b.hear("written")
-        stage.tell(
+        ready = b.read_event("ready_to_write")
+        stage.narrate(f"B  waited until A's lease had expired, and got the lock with token {ready['token']}.")
+        b.let_write()
+        written = b.read_event("written")
+        stage.narrate(
             f"B  read {ready['balance']}, deposited {_DEPOSIT_B}, wrote {written['balance']}, and released the lock."
         )
         balance: int = written["balance"]
@@ -157,7 +157,7 @@ def _take_over(stage: Stage, resource: str) -> int:
 
 def _judge(stage: Stage, end: dict[str, Any], *, token: int, expected: int) -> bool:
     if end["event"] == "refused":
-        stage.tell(
+        stage.narrate(
             f"OK  The storage refused A's write: token {token} is stale, it has seen {end['highest_token']}. "
             f"The account holds {expected}, as B left it."
         )
@@ -165,8 +165,8 @@ def _judge(stage: Stage, end: dict[str, Any], *, token: int, expected: int) -> b
     found = end["balance"]
     if stage.storage is None:
         found = PlainAccount(stage.folder / "balance.txt").read(token)
-        stage.tell(f"The file {stage.folder / 'balance.txt'} now says {found}.")
-    stage.tell(
+        stage.narrate(f"The file {stage.folder / 'balance.txt'} now says {found}.")
+    stage.narrate(
         f"CORRUPTED  A's late write went through: the account holds {found}, and B's deposit of {_DEPOSIT_B} is lost."
     )
     return False

@@ -17,7 +17,7 @@ from redfence_storage.client import StorageClient
 from redfence_storage.pause_demo.account import Account, FencedAccount, PlainAccount
 
 
-def say(event: str, **fields: object) -> None:
+def report(event: str, **fields: object) -> None:
     """Tell the conductor."""
     sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
     sys.stdout.flush()
@@ -27,14 +27,14 @@ def deposit(client: redfence.Client, account: Account, options: argparse.Namespa
     """Add to the balance under the lock; tell each step."""
     with client.lock(options.resource, ttl=options.ttl, wait=options.wait, holder=options.name) as lease:
         balance = account.read(lease.token)
-        say("ready_to_write", token=lease.token, balance=balance, remaining=round(lease.remaining(), 1))
+        report("ready_to_write", token=lease.token, balance=balance, remaining=round(lease.remaining(), 1))
         sys.stdin.readline()
         try:
             account.write(balance + options.amount, lease.token)
         except redfence.StaleTokenError as error:
-            say("refused", message=str(error), highest_token=error.highest_token)
+            report("refused", message=str(error), highest_token=error.highest_token)
         else:
-            say("written", balance=balance + options.amount)
+            report("written", balance=balance + options.amount)
 
 
 def main() -> int:
@@ -61,9 +61,9 @@ def main() -> int:
                     deposit(client, FencedAccount(storage, options.resource), options)
     except redfence.LeaseLostError as error:
         # Only now does the paused holder learn it, after its write: too late, if nobody else checked.
-        say("lease_lost", message=str(error))
+        report("lease_lost", message=str(error))
     except redfence.RedfenceError as error:
-        say("failed", message=str(error))
+        report("failed", message=str(error))
         return 1
     return 0
 

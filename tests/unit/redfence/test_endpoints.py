@@ -18,7 +18,7 @@ def _endpoints(*addresses: str) -> Endpoints:
 def test_another_address_is_tried_at_once_and_a_whole_round_of_failures_pauses() -> None:
     """Failover costs no pause; hammering servers that are all down is spaced out, up to the bound."""
     endpoints = _endpoints("a", "b")
-    seen = [(endpoints.current(), endpoints.go_on()) for _ in range(8)]
+    seen = [(endpoints.current(), endpoints.advance()) for _ in range(8)]
     assert seen == [
         ("a", 0.0), ("b", 50.0), ("a", 50.0), ("b", 100.0), ("a", 100.0), ("b", 200.0), ("a", 200.0), ("b", 200.0),
     ]  # fmt: skip
@@ -27,9 +27,9 @@ def test_another_address_is_tried_at_once_and_a_whole_round_of_failures_pauses()
 def test_an_answer_starts_the_pauses_anew() -> None:
     """After a success the next failure is the first."""
     endpoints = _endpoints("a")
-    assert [endpoints.go_on() for _ in range(3)] == [50.0, 100.0, 200.0]
-    endpoints.worked()
-    assert endpoints.go_on() == 50.0
+    assert [endpoints.advance() for _ in range(3)] == [50.0, 100.0, 200.0]
+    endpoints.mark_healthy()
+    assert endpoints.advance() == 50.0
 
 
 @pytest.mark.parametrize("addresses", [(), ("",), ("  ",), (50051,)])

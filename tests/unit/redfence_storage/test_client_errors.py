@@ -32,7 +32,7 @@ class _FailedCall(grpc.RpcError):
 
     def __init__(self, refusal: Exception) -> None:
         super().__init__()
-        self._code, self._rich = grpc_errors.told(refusal)
+        self._code, self._rich = grpc_errors.describe(refusal)
 
     def code(self) -> grpc.StatusCode:
         return self._code

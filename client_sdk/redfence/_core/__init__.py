@@ -1,1 +1,1 @@
-"""The decisions of the SDK, without I/O: what to send, when, and what an answer means for a lease."""
+"""Decides, without I/O, what a client sends, when it sends it, and what each answer means for a lease."""

@@ -1,12 +1,15 @@
-"""The acquisitions of a client, from the caller's word to grant, refusal or abandonment. No I/O.
+"""Runs each acquire of a client from the caller's request to the grant, the refusal or the give-up. No I/O.
 
-When a stream breaks, an acquire is sent again with the same lease id: if it was granted and only the answer was lost, the same
-grant comes back.
+When a stream breaks, the client sends the acquire again with the same lease id. If the server had
+granted it and only the answer was lost, the same grant comes back.
 
-Whoever gives up on an acquire, because the caller was cancelled or no answer came in time, sends a Release for its lease
-id. It is sent *after* the acquire was answered, or can no longer be: commands are carried out concurrently, and a Release
-that overtakes its Acquire releases nothing. This cleaning up does not belong to the caller, so it survives the caller's
-cancellation; it is bounded by the rpc timeout.
+A client gives up an acquire when its caller is cancelled or when no answer comes in time. It then sends
+a Release for the lease id. It sends that Release only after the Acquire was answered, or can no longer
+be answered. The server runs commands concurrently, and a Release that overtakes its Acquire releases
+nothing.
+
+This cleanup does not belong to the caller, so it survives the caller's cancellation. The rpc timeout
+bounds it.
 """
 
 from __future__ import annotations
@@ -27,22 +30,23 @@ from redfence._messages.requests import AcquireOrder
 from redfence._randomness import Randomness
 from redfence_proto.v1 import lock_pb2
 
-# How often an acquire is tried that waits in this client, because as many wait at the server as may: its lock may be free,
-# and those before it may wait for ever for others. Each try costs the nodes a mint.
+# How often the client tries an acquire that waits in the client because the server's limit on waiters
+# is reached. Its lock may be free although the acquires before it wait for ever for other locks. Each
+# try costs the nodes a mint.
 TRY_INTERVAL_MS = 5_000
 
 
 class Acquires:
-    """The acquires that are queued or under way.
+    """Sends, repeats and ends the acquires of one client.
 
     Args:
-        outbox: where they queue.
-        alarms: when to see to them.
-        link: where they go.
-        releases: what cleans up after them.
-        options: how long to wait for whom.
-        randomness: where lease ids come from.
-        hold: takes each lease that was granted, before its caller does.
+        outbox: queues the acquires.
+        alarms: wakes each acquire at its deadline.
+        link: the connection to the server.
+        releases: releases what an abandoned acquire was granted.
+        options: the timeouts.
+        randomness: makes the lease ids.
+        hold: receives each granted lease before its caller does.
     """
 
     def __init__(
@@ -66,18 +70,18 @@ class Acquires:
         self._numbers = count(1)
 
     def start(self, order: AcquireOrder, waiter: Waiter, *, now_ms: float) -> AcquireCall:
-        """Start an acquisition; `waiter` gets the LeaseCore or the error."""
+        """Queue a new acquire; `waiter` gets the LeaseCore or the error."""
         call = AcquireCall(order, self._randomness.lease_id(), waiter, now_ms, next(self._numbers))
         self._queue(call, now_ms)
         return call
 
     def give_up(self, call: AcquireCall, *, now_ms: float) -> None:
-        """End an acquisition for its caller; whatever was or will be granted for it is released."""
+        """End an acquire for its caller, and release anything that was or will be granted for it."""
         if call.settled or call.abandoned:
             return
         call.abandoned = True
         if call.command_id:
-            # Under way: the Release follows its answer.
+            # The acquire is on the stream, so the Release follows its answer.
             self._releases.expect(call)
             self._outbox.put_first(CancelCall(call.command_id))
             self._alarms.set(call, now_ms + self._options.rpc_timeout_ms / 2)
@@ -87,38 +91,38 @@ class Acquires:
             self._end(call)
 
     def give_up_all(self, error: RedfenceError, *, now_ms: float) -> None:
-        """End every acquisition with this error."""
+        """Fail every acquire with this error."""
         for call in self._outbox.acquires():
             fail(call.waiter, error)
             self.give_up(call, now_ms=now_ms)
 
     def refuse_queued(self, error: RedfenceError) -> None:
-        """End what is not under way: no server takes it."""
+        """Fail every acquire that is still queued, because no server accepts it."""
         for call in self._outbox.queued_acquires():
             self._end(call)
             fail(call.waiter, error)
 
-    # What happens to the link.
+    # Events of the link.
 
     def link_lost(self, calls: list[AcquireCall], *, now_ms: float) -> None:
-        """Queue again what was under way on it."""
+        """Queue again the acquires that were on the lost link."""
         for call in calls:
             if call.abandoned:
-                # The server gives it up with the stream; in case it was granted before, release it.
+                # The server drops the acquire with the stream. Release it in case it was granted before.
                 self._clean_up(call, now_ms)
             else:
                 self._outbox.put(call, now_ms=now_ms)
         self.link_changed(now_ms)
 
     def link_changed(self, now_ms: float) -> None:
-        """Measure again how long what is queued may stay so."""
+        """Set new deadlines for all queued acquires."""
         for call in self._outbox.queued_acquires():
             self._alarms.set(call, self._deadline_ms(call, now_ms))
 
-    # What comes of them.
+    # Results.
 
     def answered(self, call: AcquireCall, result: lock_pb2.SessionResult, *, now_ms: float) -> None:
-        """Hand over the lease or the error, clean up, or ask again."""
+        """Process the server's answer: resolve the caller, clean up, or queue the acquire again."""
         answer = read_acquire(
             call,
             result,
@@ -147,7 +151,7 @@ class Acquires:
                 self._outbox.limit_waits()
 
     def overdue(self, call: AcquireCall, *, now_ms: float) -> None:
-        """See to an acquire whose alarm rang: go on, or give it up."""
+        """Continue an acquire whose alarm is due, or fail it when its time is over."""
         if not call.abandoned and self._may_continue(call, now_ms):
             self._alarms.set(call, self._deadline_ms(call, now_ms))
             return
@@ -176,7 +180,7 @@ class Acquires:
             fraction=self._randomness.fraction,
         )
         if lease.ended(now_ms) or call.waiter.done():
-            # It came too late to be worth anything, or nobody waits for it any more.
+            # The grant came too late to leave any validity, or its caller is gone.
             self._clean_up(call, now_ms)
             fail(
                 call.waiter,
@@ -200,10 +204,10 @@ class Acquires:
         self._outbox.drop(call)
         self._releases.end(call)
 
-    # For how long.
+    # Deadlines.
 
     def _deadline_ms(self, call: AcquireCall, now_ms: float) -> float:
-        """Return when to see to a call: a server has the rpc timeout beyond its wait, and so has the search for one."""
+        """Return when to check a call next: at the latest one rpc timeout after the end of its wait."""
         rpc_timeout_ms = self._options.rpc_timeout_ms
         if call.command_id:
             bound_at_ms = call.sent_at_ms + call.requested_wait_ms + rpc_timeout_ms
@@ -216,8 +220,8 @@ class Acquires:
         return min(bound_at_ms, call.started_at_ms + call.order.wait_ms + rpc_timeout_ms)
 
     def _may_continue(self, call: AcquireCall, now_ms: float) -> bool:
-        """Tell whether to go on with a call that was to be seen to now."""
+        """Return whether a call whose alarm is due may still continue."""
         if not call.command_id and (not self._link.up or self._outbox.try_once(call)):
             return self._link.up
-        # It had queued before it was sent, or it still queues to be tried.
+        # The call was queued before it was sent, or it is still queued for a single try.
         return now_ms < self._deadline_ms(call, now_ms)

@@ -1,6 +1,6 @@
-"""One timer's worth of alarms: at most one instant per item, moved and cleared in constant time. Pure.
+"""Keeps one alarm per item for a single timer. Setting takes logarithmic time, clearing constant time. Pure.
 
-A client has one of these for all its leases and calls, instead of a task or a timer for each.
+A client has one such object for all its leases and calls, instead of one task or timer for each.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ _SWEEP_AT_LEAST = 64
 
 
 class Alarms(Generic[ItemT]):
-    """When each item wants to be woken. Memory is bounded by twice the number of items with an alarm."""
+    """Keeps the next alarm of each item. Memory grows only with the number of items that have one."""
 
     __slots__ = ("_at_ms", "_heap", "_order")
 
     def __init__(self) -> None:
         self._at_ms: dict[ItemT, float] = {}
-        # Entries that are no longer in `_at_ms` with the same instant are stale and skipped when they surface.
+        # An entry is stale when `_at_ms` has another instant for its item. Stale entries are skipped at
+        # the top.
         self._heap: list[tuple[float, int, ItemT]] = []
         self._order = count()
 
@@ -32,7 +33,7 @@ class Alarms(Generic[ItemT]):
         return len(self._at_ms)
 
     def set(self, item: ItemT, at_ms: float) -> None:
-        """Wake `item` at `at_ms`, and no longer at the instant set before."""
+        """Set the alarm of `item` to `at_ms`, replacing the earlier one."""
         if self._at_ms.get(item) == at_ms:
             return
         self._at_ms[item] = at_ms
@@ -41,18 +42,18 @@ class Alarms(Generic[ItemT]):
             self._sweep()
 
     def clear(self, item: ItemT) -> None:
-        """Never wake `item`; harmless if it has no alarm."""
+        """Remove the alarm of `item`, if it has one."""
         self._at_ms.pop(item, None)
 
     def next_at_ms(self) -> float:
-        """Return the earliest instant at which an item wants to be woken; infinite if there is none."""
+        """Return the instant of the earliest alarm; infinite if there is none."""
         heap = self._heap
         while heap and self._at_ms.get(heap[0][2]) != heap[0][0]:
             heapq.heappop(heap)
         return heap[0][0] if heap else math.inf
 
     def take_due(self, now_ms: float) -> list[ItemT]:
-        """Return the items whose instant has come, in its order, and forget their alarms."""
+        """Return the items whose alarm is due, earliest first, and remove their alarms."""
         due = []
         while self.next_at_ms() <= now_ms:
             item = heapq.heappop(self._heap)[2]

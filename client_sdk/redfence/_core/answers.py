@@ -1,4 +1,4 @@
-"""What an answer to an acquire means for its caller. Pure."""
+"""Interprets the server's answer to an acquire: grant, retry or refusal. Pure."""
 
 from __future__ import annotations
 
@@ -18,36 +18,37 @@ from redfence._errors import (
 from redfence._messages import requests
 from redfence_proto.v1 import lock_pb2
 
-# What is left of a wait when a server says that it is over is asked for only if it is more than a round trip, and more than
-# two clocks may part meanwhile: it would be waited at the end of the queue.
+# A server may end a wait a little early. The client asks for the rest only if the rest is longer than a
+# round trip and longer than two clocks may drift apart, because it would wait at the end of the queue.
 WAIT_REST_MS = 20
 WAIT_REST_RATIO = 0.001
 
 _UNAVAILABLE_CODE = 14
-# A server that ends a stream, because it stops or because more was asked than it allows, cancels the acquires on it first.
+# A server ends a stream when it stops or when the stream has too many commands. It cancels the acquires
+# first.
 _LINK_ENDS = frozenset({lock_pb2.ERROR_REASON_DRAINING, lock_pb2.ERROR_REASON_CANCELLED})
 
 
 class Retry(enum.Enum):
-    """The acquisition goes on: send it again."""
+    """Where the client sends the acquire again."""
 
     SAME_SERVER = enum.auto()
-    """To the same server: the wait is not over."""
+    """To the same server, because the wait is not over."""
     OTHER_SERVER = enum.auto()
-    """To another server: this one has no quorum, and perhaps only this one."""
+    """To another server, because this one reached no quorum and another may reach one."""
     AFTER_ANOTHER_WAIT = enum.auto()
-    """To the same server, once another acquire of this client does not wait there any more."""
+    """To the same server, when another acquire of this client has stopped waiting there."""
     NEXT_LINK = enum.auto()
-    """On the next link: this server is stopping, or it is ending this stream."""
+    """On the next link, because this server is stopping or is ending this stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The lease is the caller's.
+    """The server granted the lease.
 
     Attributes:
-        token: its fencing token.
-        validity_ms: how long it may be counted on from the instant before the sending.
+        token: the fencing token.
+        validity_ms: the validity, counted from just before the request was sent.
     """
 
     token: int
@@ -56,11 +57,11 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The acquisition is over.
+    """The acquire failed for good.
 
     Attributes:
-        error: for the caller.
-        release: whether a node may keep a hold that only a Release removes.
+        error: the error that the caller gets.
+        release: whether a node may still have a hold that only a Release removes.
     """
 
     error: RedfenceError
@@ -78,7 +79,15 @@ def read_acquire(
     address_count: int,
     others_wait: bool,
 ) -> AcquireAnswer:
-    """Judge a result of `call`; `others_wait` tells whether other acquires of this client wait at the same server."""
+    """Return what the answer to `call` means.
+
+    Args:
+        call: the acquire.
+        result: the server's answer.
+        now_ms: the present instant.
+        address_count: how many servers the client can choose from.
+        others_wait: whether other acquires of this client wait at the same server.
+    """
     answer = result.acquire
     if answer.outcome == lock_pb2.ACQUIRE_OUTCOME_GRANTED:
         return Granted(answer.lease.fencing_token, requests.duration_ms(answer.lease.validity))
@@ -86,7 +95,8 @@ def read_acquire(
         return _read_error(call, result.error, address_count=address_count, others_wait=others_wait)
     if call.wait_ms_left(now_ms) > WAIT_REST_MS + call.requested_wait_ms * WAIT_REST_RATIO:
         return Retry.SAME_SERVER
-    # An earlier sending may have left a hold that counts as shared, which the server's undo spares.
+    # An earlier attempt with this lease id may have left a hold, and the server's undo does not end a
+    # shared hold.
     return Refused(_not_acquired(call, answer), release=call.times_sent > 1)
 
 
@@ -98,13 +108,13 @@ def _read_error(
     full = error.reason == lock_pb2.ERROR_REASON_TOO_MANY_WAITERS
     if full and others_wait and error.metadata.get("scope") == "connection":
         return Retry.AFTER_ANOTHER_WAIT
-    # Leaving a server costs the others that wait there their places.
+    # If the client leaves this server, its other waiting acquires lose their places in the queue.
     server_failed = error.code == _UNAVAILABLE_CODE or (full and not others_wait)
     if server_failed and call.refusals + 1 < address_count:
         return Retry.OTHER_SERVER
     refusal = from_wire(error)
     if full:
-        # It was not begun. An earlier sending may have been.
+        # The server did not begin this attempt, but it may have begun an earlier one.
         return Refused(refusal, release=call.times_sent > 1)
     return Refused(refusal, release=not isinstance(refusal, InvalidArgumentError))
 

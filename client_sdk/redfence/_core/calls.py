@@ -1,4 +1,4 @@
-"""The commands a client has under way, each with what is needed to send it again. No I/O."""
+"""Defines the commands that a client sends, each with all that is needed to send it again. No I/O."""
 
 from __future__ import annotations
 
@@ -10,58 +10,58 @@ from redfence._messages import requests
 from redfence._messages.requests import AcquireOrder
 from redfence_proto.v1 import lock_pb2
 
-# The contract has no word for ever. Whoever still waits after this is asked for again, at the end of the server's queue. That
-# the server is there all the while is for `_probe` to find out.
+# The contract cannot express an endless wait. After this time the client sends the acquire again, and
+# it queues at the end of the server's queue. Meanwhile `Probe` checks that the server is alive.
 WAIT_MS_MAX = 24 * 3600 * 1000
 
 
 class Waiter(Protocol):
-    """Whoever waits for a call: a future of asyncio or of concurrent.futures fits."""
+    """Receives the result of a call; a future of asyncio or of concurrent.futures fits."""
 
     def done(self) -> bool:
-        """Tell whether a result was set or nobody waits any more."""
+        """Return whether a result was set or the caller has stopped waiting."""
         ...
 
     def set_result(self, result: Any, /) -> Any:
-        """Hand over what came of the call."""
+        """Give the caller the result of the call."""
         ...
 
     def set_exception(self, exception: BaseException, /) -> Any:
-        """Hand over why the call failed."""
+        """Give the caller the error of the call."""
         ...
 
 
 def resolve(waiter: Waiter, result: Any) -> None:
-    """Hand over what came of a call, unless nobody waits any more."""
+    """Set the waiter's result, unless it is done."""
     if not waiter.done():
         waiter.set_result(result)
 
 
 def fail(waiter: Waiter, error: BaseException) -> None:
-    """Hand over why a call failed, unless nobody waits any more."""
+    """Set the waiter's error, unless it is done."""
     if not waiter.done():
         waiter.set_exception(error)
 
 
 @dataclass(slots=True, eq=False)
 class AcquireCall:
-    """One acquisition, from the caller's first word to its grant, refusal or abandonment.
+    """Holds one acquire from the caller's request to the grant, the refusal or the give-up.
 
     Attributes:
-        order: what was asked for.
-        lease_id: the secret, the same in every sending of this acquisition.
-        waiter: the caller.
+        order: the caller's arguments.
+        lease_id: the secret; every attempt of this acquire uses the same one.
+        waiter: receives the lease or the error.
         started_at_ms: when the caller asked.
-        number: its place among all acquisitions of this client, in the order in which callers came.
-        sent_at_ms: just before the last sending.
-        requested_wait_ms: how long the last sending asked the server to wait.
-        times_sent: how often it was sent.
-        refusals: how often a server had no quorum for it.
-        command_id: its id on the present stream; 0 while it waits to be sent.
-        single_try: the next sending asks for a try only, whatever is left of the wait.
-        abandoned: nobody waits for it; what is granted has to be released.
-        settled: it has ended and is to be skipped wherever it still lies.
-        lease: the grant.
+        number: counts the acquires of this client in the order in which the callers asked.
+        sent_at_ms: the instant just before the last request was sent.
+        requested_wait_ms: the wait that the last request asked for.
+        times_sent: how often the acquire was sent.
+        refusals: how often a server reached no quorum for it.
+        command_id: its id on the present stream; 0 while it is queued.
+        single_try: the next request does not wait, although the caller's wait is not over.
+        abandoned: the caller is gone, so any grant must be released.
+        settled: the acquire has ended; queues skip it.
+        lease: the granted lease.
     """
 
     order: AcquireOrder
@@ -80,13 +80,13 @@ class AcquireCall:
     lease: LeaseCore | None = None
 
     def wait_ms_left(self, now_ms: float) -> float:
-        """Return how long the caller is still willing to wait; infinite if for ever."""
+        """Return the rest of the caller's wait in milliseconds; infinite for an endless wait."""
         if self.order.wait_ms is None:
             return float("inf")
         return max(0.0, self.started_at_ms + self.order.wait_ms - now_ms)
 
     def write(self, command: lock_pb2.SessionCommand, *, now_ms: float) -> None:
-        """Fill in the command, with the wait that is left, and note the instant before its sending."""
+        """Fill in the command with the rest of the wait, and record the instant before it is sent."""
         self.sent_at_ms = now_ms
         self.times_sent += 1
         self.requested_wait_ms = 0 if self.single_try else int(min(self.wait_ms_left(now_ms), WAIT_MS_MAX))
@@ -95,13 +95,13 @@ class AcquireCall:
 
 @dataclass(slots=True, eq=False)
 class ReleaseCall:
-    """One release; sent again on the next stream if this one breaks.
+    """Holds one release; the client sends it again on the next stream if this one breaks.
 
     Attributes:
         resource: the locked name.
-        lease_id: its secret.
-        waiter: who wants to know, or None.
-        settled: it has ended.
+        lease_id: the secret of the lease.
+        waiter: receives the outcome; None if no caller waits for it.
+        settled: the release has ended.
     """
 
     resource: str
@@ -116,12 +116,12 @@ class ReleaseCall:
 
 @dataclass(slots=True, eq=False)
 class RenewCall:
-    """One renewal; never sent again: the lease's own schedule decides on the next one.
+    """Holds one renewal; the client never sends it again, because the lease schedules its own next renewal.
 
     Attributes:
         lease: the lease.
-        sent_at_ms: just before its sending.
-        settled: it has ended.
+        sent_at_ms: the instant just before the request was sent.
+        settled: the renewal has ended.
     """
 
     lease: LeaseCore
@@ -129,7 +129,7 @@ class RenewCall:
     settled: bool = False
 
     def write(self, command: lock_pb2.SessionCommand, *, now_ms: float) -> None:
-        """Fill in the command and note the instant before its sending."""
+        """Fill in the command, and record the instant before it is sent."""
         self.sent_at_ms = now_ms
         requests.write_renew(command, resource=self.lease.resource, lease_id=self.lease.lease_id)
 
@@ -139,8 +139,8 @@ class CancelCall:
     """Asks the server to give up an acquire of the same stream.
 
     Attributes:
-        command_id: the acquire's id.
-        settled: it has ended.
+        command_id: the id of the acquire.
+        settled: the cancel has ended.
     """
 
     command_id: int
@@ -153,34 +153,34 @@ class CancelCall:
 
 @dataclass(slots=True, eq=False)
 class ProbeCall:
-    """Asks the server for an answer, whatever it is, and for nothing else.
+    """Asks the server for any answer, to prove that it is alive.
 
     Attributes:
-        settled: it has ended.
+        settled: the probe has ended.
     """
 
     settled: bool = False
 
     def write(self, command: lock_pb2.SessionCommand, *, now_ms: float) -> None:  # noqa: ARG002
-        """Fill in the command: a cancel of itself, which is no acquire, so that it never finds one."""
+        """Fill in a cancel that names itself; it is not an acquire, so the server finds nothing to cancel."""
         command.cancel.id = command.id
 
 
 @dataclass(slots=True, eq=False)
 class LinkCall:
-    """Waits until a server is reachable, for calls outside the session.
+    """Waits until a server is reachable, for a call outside the session.
 
     Attributes:
-        waiter: the caller.
+        waiter: is resolved when the link is up.
     """
 
     waiter: Waiter
 
 
 UrgentCall: TypeAlias = ReleaseCall | RenewCall | CancelCall | ProbeCall
-"""Calls that end or save leases, or the link: they never queue behind acquires."""
+"""The calls that end or renew leases, or check the link; they never queue behind acquires."""
 
 StreamCall: TypeAlias = AcquireCall | UrgentCall
 
 Timed: TypeAlias = LeaseCore | AcquireCall | ReleaseCall | LinkCall
-"""What is seen to when its time has come."""
+"""The items that have alarms."""

@@ -1,4 +1,4 @@
-"""Which address to try next, and after which pause. Pure."""
+"""Chooses the next server address and the pause before the client tries it. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from redfence._randomness import Randomness
 
 
 class Endpoints:
-    """A ring of addresses: stay while it works, go on when it fails, pause once per round of failures."""
+    """Rotates through the server addresses; pauses after each full round of failures."""
 
     __slots__ = ("_addresses", "_failures", "_index", "_options", "_randomness")
 
     def __init__(self, addresses: Sequence[str], *, options: ClientOptions, randomness: Randomness) -> None:
         if not addresses:
-            raise InvalidArgumentError('a client needs at least one address, e.g. "127.0.0.1:50051"')
+            raise InvalidArgumentError('no server address given; pass at least one, e.g. "127.0.0.1:50051"')
         for address in addresses:
             if not isinstance(address, str) or not address.strip():
                 raise InvalidArgumentError(
-                    f'an address is a string like "127.0.0.1:50051", several are given one by one; not {address!r}'
+                    f"server address {address!r} is not a non-empty string; "
+                    'pass each address as one argument, e.g. "127.0.0.1:50051"'
                 )
         self._addresses = tuple(addresses)
         self._options = options
@@ -37,13 +38,13 @@ class Endpoints:
         return self._addresses[self._index]
 
     def mark_healthy(self) -> None:
-        """Note that the current address answered: the pauses start anew."""
+        """Record that the current address answered, so the next pause is the shortest again."""
         self._failures = 0
 
     def advance(self) -> float:
-        """Move to the next address and return the milliseconds to pause before it is tried.
+        """Move to the next address and return the pause in milliseconds before the client tries it.
 
-        The first round over several addresses is made without a pause: another server is probably well.
+        The first round over several addresses has no pause, because another server is probably healthy.
         """
         self._index = (self._index + 1) % len(self._addresses)
         self._failures += 1

@@ -1,4 +1,4 @@
-"""The leases a client holds: when each is renewed, and what the answer means for it. No I/O."""
+"""Renews the leases that a client holds, and interprets the answers. No I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger("redfence")
 
 
 class HeldLeases:
-    """Every lease that was granted and has not ended. Each has one alarm: its next renewal or its end."""
+    """Keeps every granted lease until it ends; each lease has one alarm, for its next renewal or its end."""
 
     def __init__(self, *, outbox: Outbox, alarms: Alarms[Timed], link: LinkState, releases: Releases) -> None:
         self._outbox = outbox
@@ -29,43 +29,43 @@ class HeldLeases:
         self._leases: dict[LeaseCore, None] = {}
 
     def __bool__(self) -> bool:
-        """Tell whether there is any."""
+        """Return whether the client holds a lease."""
         return bool(self._leases)
 
     def __iter__(self) -> Iterator[LeaseCore]:
-        """Yield the leases; they may end meanwhile."""
+        """Iterate over a copy, so that leases may end during the loop."""
         return iter(list(self._leases))
 
     def add(self, lease: LeaseCore) -> None:
-        """Take a lease that was granted."""
+        """Add a granted lease and set its alarm."""
         self._leases[lease] = None
         self._alarms.set(lease, lease.wake_at_ms)
 
     def end(self, lease: LeaseCore, reason: LossReason, waiter: Waiter | None, now_ms: float) -> None:
-        """End a lease and release it; `waiter` gets whether it was still held, or the error."""
+        """End a lease and release it; `waiter` gets whether the lease was still held, or the error."""
         lease.end(reason, now_ms=now_ms)
         self._settle(lease, now_ms)
         self._releases.start(lease.resource, lease.lease_id, now_ms=now_ms, waiter=waiter)
 
     def renew_all_soon(self, now_ms: float) -> None:
-        """Renew every lease early, for the link is new."""
+        """Renew at once every lease that is at risk, because a new link is open."""
         for lease in self._leases:
             lease.renew_soon(now_ms)
             self._alarms.set(lease, lease.wake_at_ms)
 
     def due(self, lease: LeaseCore, now_ms: float) -> None:
-        """Renew a lease whose alarm has rung, or end it."""
+        """Renew or end a lease whose alarm is due."""
         if lease.wake(now_ms):
             self._renew(lease, now_ms)
         self._settle(lease, now_ms)
 
     def renewal_lost(self, call: RenewCall, *, now_ms: float) -> None:
-        """Count a renewal as failed, for its stream broke; its lease asks again by itself."""
+        """Count a renewal as failed because its stream broke; the lease schedules the next one."""
         call.lease.renewal_failed(sent_at_ms=now_ms, now_ms=now_ms)
         self._settle(call.lease, now_ms)
 
     def renew_answered(self, call: RenewCall, result: lock_pb2.SessionResult, *, now_ms: float) -> None:
-        """Take the server's answer to a renewal."""
+        """Apply the server's answer to the lease; if it failed there, switch to another server."""
         lease, answer = call.lease, result.renew
         if answer.state == lock_pb2.LEASE_STATE_ACTIVE:
             validity_ms = requests.duration_ms(answer.validity)
@@ -83,11 +83,11 @@ class HeldLeases:
             return
         self._outbox.put_first(RenewCall(lease))
         if lease.state is LeaseState.AT_RISK and self._link.no_reply_since(lease.unanswered_since_ms or 0.0):
-            # Not a word since a renewal was asked for: the server may be frozen, and the next one well.
+            # No reply since the last renewal was due: this server may be frozen and another one healthy.
             self._link.switch_server(now_ms)
 
     def _settle(self, lease: LeaseCore, now_ms: float) -> None:
-        """Set the lease's next alarm, or forget it and tell its holder if it has ended."""
+        """Set the lease's next alarm; if it has ended, remove it and notify its holder of a loss."""
         if lease.ended(now_ms) is None:
             self._alarms.set(lease, lease.wake_at_ms)
         elif lease in self._leases:

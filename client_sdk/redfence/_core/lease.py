@@ -1,22 +1,24 @@
-"""The life of one lease, without I/O: told (event, now), it answers what to do next.
+"""Decides when to renew one lease and when it is lost. Pure: each method gets the event and the time.
 
-What it must never get wrong: it may call a lease lost that is still held, but it must never call a lease held
-that somebody else may already have. So:
+Safety: this module may report a held lease as lost. It must never report a lease as held that another
+client may already hold. So:
 
-- The deadline is this client's own. It is counted from *before* the request left, on a clock that does not stop in
-  suspend. The answer may have been slow; the request cannot have been granted before it was sent.
-- Nothing a server says outlives the deadline. An answer that arrives past it, however good, finds the lease LOST, and
-  LOST is final: a holder that has once been told to stop must not be told to go on.
-- Answers may be late and out of order. Each one proves its own instant, `sent + validity`; the deadline is the latest
-  instant proven so far. A late good answer cannot shorten it, and a late bad one says nothing about a
-  renewal that was sent after it.
-- No timer proves anything. Timers only wake the caller; whoever *uses* the lease compares the clock with the deadline
-  (`ended`).
+- The client computes its own deadline. It counts from just *before* it sent the request, on a clock
+  that does not stop in suspend. The answer may be slow, but no server can grant a request before the
+  client sends it.
+- No answer extends a lease after its deadline. An answer that arrives later finds the lease LOST. LOST
+  is final: a holder that was told to stop is never told to continue.
+- Answers may arrive late and out of order. Each answer proves one instant, `sent + validity`. The
+  deadline is the latest proven instant. A late success cannot shorten it. A late failure says nothing
+  about a later renewal.
+- A timer proves nothing. Timers only wake the driver. Each use of the lease compares the clock with the
+  deadline (`ended`).
 
-When to renew: every third of the ttl, so two renewals may fail in a row; a little earlier by chance, so that leases
-taken together are not renewed together for ever. A renewal that fails or is not answered puts the lease AT_RISK and is
-repeated soon, with growing pauses, while the lease is valid. A grant that waited long was counted by the
-server's clock as well as ours: it is renewed at once, to stand on ours alone.
+Renewal: a renewal is due after each third of the ttl, so two renewals may fail in a row. Jitter makes
+it a little earlier, so that leases acquired together are not renewed together for ever. A renewal that
+fails, or that gets no answer, puts the lease AT_RISK. The client repeats it with growing pauses while
+the lease is valid. The validity of a grant that waited long depends on the server's clock too. The
+client renews it at once, so that the validity depends on the client's clock alone.
 """
 
 from __future__ import annotations
@@ -29,45 +31,45 @@ from types import MappingProxyType
 from redfence._core.backoff import backoff_ms
 from redfence._errors import LeaseLostError, LossReason
 
-# Renew when a third of the ttl is over; up to a tenth of that earlier by chance.
+# A renewal is due after a third of the ttl; jitter makes it up to a tenth of that earlier.
 _RENEWALS_PER_TTL = 3
 _JITTER = 0.1
-# How patient to be with one renewal, and how far to space repeats, as shares of the ttl: five or more tries fit into
-# what is left after the first one failed.
+# How long to wait for one answer, and how long to pause between retries, as shares of the ttl. At least
+# five retries fit into the validity that is left after the first failure.
 _ANSWER_SHARE = 1 / 6
 _RETRY_BASE_SHARE = 1 / 20
 _RETRY_CAP_SHARE = 1 / 6
 
 
 class LeaseState(enum.Enum):
-    """Where a lease stands."""
+    """The state of a lease, as its holder sees it."""
 
     ACTIVE = "active"
-    """Held, as far as the last renewal tells."""
+    """The lease is held, and its last renewal succeeded."""
     AT_RISK = "at_risk"
-    """Still held, but the last renewal failed; it is being repeated. Work may go on until the deadline."""
+    """The lease is still held, but its last renewal failed. Work may continue while the client retries."""
     LOST = "lost"
-    """Not held any more, or no longer provably so. Final: the protected work has to stop."""
+    """The lease is no longer held, or the client cannot prove that it is. Final: stop the protected work."""
     RELEASED = "released"
-    """Given back by its holder. Final."""
+    """The holder released the lease. Final."""
 
 
 class LeaseEvent(enum.Enum):
-    """What can happen to a lease."""
+    """The events that change the state of a lease."""
 
     RENEWED = enum.auto()
-    """A renewal was confirmed, with a validity."""
+    """A server confirmed a renewal."""
     RENEWAL_FAILED = enum.auto()
-    """A renewal reached no quorum, no server, or got no answer."""
+    """A renewal reached no quorum or no server, or got no answer."""
     REPORTED_LOST = enum.auto()
-    """A server says that a quorum does not hold it, or the client is being closed."""
+    """A server reported that no quorum holds the lease, or the client is closing."""
     DEADLINE_PASSED = enum.auto()
     """The validity is over."""
     RELEASED = enum.auto()
-    """The holder gave it back."""
+    """The holder released the lease."""
 
 
-# Every transition there is. A missing pair would be a KeyError, and a test walks them all.
+# All transitions. A missing pair raises KeyError; a test checks every pair.
 TRANSITIONS: Mapping[tuple[LeaseState, LeaseEvent], LeaseState] = MappingProxyType(
     {
         (LeaseState.ACTIVE, LeaseEvent.RENEWED): LeaseState.ACTIVE,
@@ -95,20 +97,20 @@ TRANSITIONS: Mapping[tuple[LeaseState, LeaseEvent], LeaseState] = MappingProxyTy
 
 
 class LeaseCore:
-    """One lease's state, deadline and schedule.
+    """Tracks the state, the deadline and the next renewal of one lease.
 
-    After each event, wake it (`wake`) at `wake_at_ms`, which is infinite once the lease has ended.
+    After each event, call `wake` at `wake_at_ms`, which is infinite once the lease has ended.
 
     Args:
         resource: the locked name.
-        lease_id: its secret.
-        token: its fencing token.
-        ttl_ms: as asked for.
-        sent_at_ms: an instant before the granted Acquire left.
-        validity_ms: as granted, counted from `sent_at_ms`.
+        lease_id: the secret of the lease.
+        token: the fencing token.
+        ttl_ms: the requested ttl.
+        sent_at_ms: an instant before the granted Acquire was sent.
+        validity_ms: the granted validity, counted from `sent_at_ms`.
         now_ms: the present instant.
-        max_hold_ms: how long from now it is renewed at most; None: as long as it is held.
-        fraction: chance in [0, 1), for jitter.
+        max_hold_ms: stop renewing after this time; None renews until the lease ends.
+        fraction: returns a random number in [0, 1), for jitter.
     """
 
     __slots__ = (
@@ -150,31 +152,31 @@ class LeaseCore:
         self._fraction = fraction
         self._state = LeaseState.ACTIVE
         self._failures = 0
-        # When the first renewal was asked for that is still unanswered.
+        # When `wake` asked for the renewal that is still unanswered.
         self.unanswered_since_ms: float | None = None
-        # When the request behind the present deadline was sent.
+        # When the client sent the request that proved the present deadline.
         self.proven_at_ms = sent_at_ms
-        # No grant can end later than a whole ttl from now, whatever clock the server counted the wait on.
+        # No grant lasts longer than one ttl from now, even if the server's clock measured the wait wrongly.
         self.deadline_ms = min(sent_at_ms + validity_ms, now_ms + ttl_ms)
         self._renew_until_ms = math.inf if max_hold_ms is None else now_ms + max_hold_ms
-        # Counted from the sending, like the deadline: after a long wait it is due at once
+        # Counted from the same instant as the deadline, so it is due at once after a long wait
         # (test_a_grant_that_waited_longer_than_a_third_of_its_ttl_is_renewed_at_once).
         self._renew_at_ms = self._regular_renewal_ms(sent_at_ms)
 
     @property
     def state(self) -> LeaseState:
-        """The state as of the last event; `ended` also looks at the clock."""
+        """The state after the last event; `ended` and `state_at` also compare the clock."""
         return self._state
 
     @property
     def wake_at_ms(self) -> float:
-        """When `wake` wants to be called next; infinite once the lease has ended."""
+        """The instant at which to call `wake` next; infinite once the lease has ended."""
         if self._has_ended():
             return math.inf
         return min(self._renew_at_ms, self.deadline_ms)
 
     def ended(self, now_ms: float) -> LossReason | None:
-        """Return why the lease does not protect anything at `now_ms`, or None while it does. Changes nothing."""
+        """Return why the lease does not protect its work at `now_ms`, or None if it does. Changes nothing."""
         if self._state is LeaseState.RELEASED:
             return LossReason.RELEASED
         if self._state is LeaseState.LOST:
@@ -182,30 +184,30 @@ class LeaseCore:
         return self._expiry_reason() if now_ms >= self.deadline_ms else None
 
     def state_at(self, now_ms: float) -> LeaseState:
-        """Return the state at `now_ms`, also if nobody has woken the lease since its deadline."""
+        """Return the state at `now_ms`, even if `wake` was not called since the deadline."""
         if not self._has_ended() and now_ms >= self.deadline_ms:
             return LeaseState.LOST
         return self._state
 
     def remaining_ms(self, now_ms: float) -> float:
-        """Return how long the lease may be counted on from `now_ms`; 0 once it has ended."""
+        """Return the validity left at `now_ms`, in milliseconds; 0 once the lease has ended."""
         return 0.0 if self._has_ended() else max(0.0, self.deadline_ms - now_ms)
 
     def lost_error(self, now_ms: float) -> LeaseLostError | None:
-        """Return the error that tells a holder to stop, or None while the lease is held."""
+        """Return the error that stops the holder, or None while the lease is held."""
         reason = self.ended(now_ms)
         return reason and LeaseLostError(resource=self.resource, token=self.token, reason=reason)
 
     def wake(self, now_ms: float) -> bool:
-        """Return whether a renewal is to be sent now."""
+        """Advance the schedule to `now_ms`, and return whether to send a renewal now."""
         if self._has_ended() or self._expired(now_ms) or now_ms < self._renew_at_ms:
             return False
         if now_ms >= self._renew_until_ms:
-            # Held for as long as was allowed: let the validity run out.
+            # The lease was held for max_hold, so let its validity end.
             self._renew_at_ms = math.inf
             return False
         if self.unanswered_since_ms is not None:
-            # The last renewal was not answered in time. It may still be, and then counts.
+            # The last renewal got no answer in time. A late answer still counts.
             self._fail(now_ms)
         else:
             self.unanswered_since_ms = now_ms
@@ -213,12 +215,12 @@ class LeaseCore:
         return True
 
     def renewed(self, *, sent_at_ms: float, validity_ms: float, now_ms: float) -> None:
-        """Take note of a confirmed renewal that was sent at `sent_at_ms`."""
+        """Extend the deadline by a confirmed renewal that was sent at `sent_at_ms`."""
         if self._has_ended() or self._expired(now_ms):
             return
         proven_ms = min(sent_at_ms + validity_ms, now_ms + self.ttl_ms)
         if proven_ms <= self.deadline_ms:
-            # An older renewal's answer: it proves nothing that is not known.
+            # The answer to an older renewal proves nothing new.
             return
         self._apply(LeaseEvent.RENEWED)
         self.deadline_ms = proven_ms
@@ -228,20 +230,20 @@ class LeaseCore:
         self._renew_at_ms = max(now_ms, self._regular_renewal_ms(sent_at_ms))
 
     def renewal_failed(self, *, sent_at_ms: float, now_ms: float) -> None:
-        """Take note that the renewal of `sent_at_ms` came to nothing."""
+        """Record that the renewal sent at `sent_at_ms` failed, unless a later one succeeded."""
         if self._has_ended() or self._expired(now_ms) or sent_at_ms < self.proven_at_ms:
             return
         self.unanswered_since_ms = None
         self._fail(now_ms)
 
     def renew_soon(self, now_ms: float) -> None:
-        """Renew at once if the lease is at risk: a server is there again."""
+        """Make the next renewal due now if the lease is at risk, because a server is reachable again."""
         if self._state is LeaseState.AT_RISK and self._renew_at_ms < math.inf:
             self.unanswered_since_ms = None
             self._renew_at_ms = now_ms
 
     def end(self, reason: LossReason, *, now_ms: float) -> None:
-        """Take note that the lease was lost for `reason`, or given back if that is RELEASED."""
+        """End the lease: as released if `reason` is RELEASED, else as lost for that reason."""
         if self._has_ended() or self._expired(now_ms):
             return
         if reason is LossReason.RELEASED:

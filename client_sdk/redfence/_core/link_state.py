@@ -1,4 +1,4 @@
-"""What a client knows of its link: whether there is one, when its server was last heard, and when to leave it. Pure."""
+"""Tracks the link: whether it is open, when the server last replied, and when to leave it. Pure."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import math
 
 from redfence._errors import OutcomeUnknownError, RedfenceError, UnavailableError
 
-# A draining server answers what is under way; it gets no longer than this, for no lease is renewed meanwhile.
+# How long a draining server may take to answer pending commands. The client renews no lease meanwhile.
 DRAIN_MS_MAX = 1000
-# A server that seems cut off is left for another one no more often than this, or all of them would be tried in a circle.
+# The shortest time between two switches, so that a client does not rotate through all servers without end.
 LEAVE_INTERVAL_MS = 1000
 
 
 class LinkState:
-    """The present link, or the lack of one.
+    """Tracks the present link and decides when the client leaves it.
 
     Attributes:
         up: whether a stream to a server is open.
-        address_count: how many servers there are to choose from.
-        last_reply_at_ms: when the server last said something; opening the stream counts.
-        last_error: why there was no link, or why the last one ended.
+        address_count: how many servers the client can choose from.
+        last_reply_at_ms: when the server last sent a message, or when the stream was opened.
+        last_error: why the last connection failed or ended.
     """
 
     __slots__ = (
@@ -42,59 +42,59 @@ class LinkState:
         self._left_at_ms = -math.inf
 
     def opened(self, now_ms: float) -> None:
-        """Note that a stream is open."""
+        """Record that a stream was opened."""
         self.up = True
         self.last_reply_at_ms = now_ms
 
     def closed(self) -> None:
-        """Note that it is gone."""
+        """Record that the stream has ended."""
         self.up = False
         self._leave_at_ms = math.inf
         self._leave_reported = False
 
     def observe_reply(self, now_ms: float) -> None:
-        """Note that the server said something."""
+        """Record that the server sent a message."""
         self.last_reply_at_ms = now_ms
 
     def no_reply_since(self, at_ms: float) -> bool:
-        """Tell whether not a word has come since that instant."""
+        """Return whether the server has sent nothing since that instant."""
         return at_ms > self.last_reply_at_ms
 
     @property
     def takes_commands(self) -> bool:
-        """Whether anything may be sent."""
+        """Whether the client may send commands on this link."""
         return self.up and not self.leaving
 
     @property
     def leaving(self) -> bool:
-        """Whether this link takes no more commands."""
+        """Whether the client is leaving this link, so that it takes no more commands."""
         return self._leave_at_ms < math.inf
 
     def must_leave(self, now_ms: float) -> bool:
-        """Tell whether the time for answers is over."""
+        """Return whether the client leaves now, even if answers are missing."""
         return now_ms >= self._leave_at_ms
 
     def next_alarm_ms(self) -> float:
-        """Return when `on_timer` has to be called; infinite if never."""
-        # The departure rings once. Ringing until the driver has left would keep a driver with threads from leaving:
-        # its timer would never let go of the lock (test_the_instant_to_leave_rings_once).
+        """Return when to call `on_timer`; infinite if there is no alarm."""
+        # The alarm to leave is due only once. If it stayed due, the timer thread would never release
+        # the lock, and the driver could not leave (test_the_instant_to_leave_rings_once).
         return math.inf if self._leave_reported else self._leave_at_ms
 
     def on_timer(self, now_ms: float) -> None:
-        """Note that the driver was told, if it is time to leave."""
+        """Record that the alarm to leave was delivered, if it is due."""
         self._leave_reported = now_ms >= self._leave_at_ms
 
     def leave_after_answers(self, now_ms: float, *, grace_ms: float = DRAIN_MS_MAX) -> None:
-        """Leave as soon as nothing is unanswered, after the grace at the latest: the server is ending this link."""
+        """Leave a link that the server is ending: once all commands are answered, or when the grace ends."""
         self._leave_by(now_ms + min(grace_ms, DRAIN_MS_MAX))
 
     def switch_server(self, now_ms: float) -> None:
-        """Go to another server, if there is one and we did not just come from there."""
+        """Leave for another server now, if there is one and the last switch is long enough ago."""
         if self.address_count > 1:
             self.reconnect(now_ms)
 
     def reconnect(self, now_ms: float) -> None:
-        """Make a new link, elsewhere if possible: this one carries no answers."""
+        """Leave a link without answers now, and open a new one, at another server if possible."""
         if self.up and now_ms - self._left_at_ms >= LEAVE_INTERVAL_MS:
             self._left_at_ms = now_ms
             self._leave_by(now_ms)
@@ -103,7 +103,7 @@ class LinkState:
         self._leave_at_ms = min(self._leave_at_ms, at_ms)
 
     def no_answer(self, what: str, *, sent: bool) -> RedfenceError:
-        """Return the error of a call that was not answered in time, with the reason if one is known."""
+        """Return the error for a call that got no answer in time, with the link's last error as its cause."""
         because = f": {self.last_error}" if self.last_error else ""
         error: RedfenceError
         if sent:

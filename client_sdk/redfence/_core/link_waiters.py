@@ -1,4 +1,4 @@
-"""The callers that wait until a server is reachable. No I/O."""
+"""Wakes the callers that wait until a server is reachable. No I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from redfence._errors import RedfenceError
 
 
 class LinkWaiters:
-    """Each waits for the rpc timeout at most."""
+    """Keeps the callers that wait for a link, each for at most the rpc timeout."""
 
     def __init__(self, *, alarms: Alarms[Timed], link: LinkState, rpc_timeout_ms: float) -> None:
         self._alarms = alarms
@@ -18,7 +18,7 @@ class LinkWaiters:
         self._calls: dict[LinkCall, None] = {}
 
     def __bool__(self) -> bool:
-        """Tell whether any caller waits."""
+        """Return whether a caller waits."""
         return bool(self._calls)
 
     def add(self, waiter: Waiter, *, now_ms: float) -> None:
@@ -31,7 +31,7 @@ class LinkWaiters:
         self._alarms.set(call, now_ms + self._rpc_timeout_ms)
 
     def settle(self, error: RedfenceError | None) -> None:
-        """Let all of them go on, or fail them with the error."""
+        """Resolve all callers, or fail them with the error."""
         for call in self._calls:
             self._alarms.clear(call)
             if error is None:
@@ -41,6 +41,6 @@ class LinkWaiters:
         self._calls.clear()
 
     def overdue(self, call: LinkCall) -> None:
-        """Fail one whose time is over."""
+        """Fail a caller whose rpc timeout is over."""
         del self._calls[call]
         fail(call.waiter, self._link.no_answer("the call", sent=False))

@@ -1,4 +1,4 @@
-"""Which commands leave next, in which message, and which are unanswered. No I/O."""
+"""Orders the commands to send, packs them into messages, and tracks the unanswered ones. No I/O."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from itertools import chain, count
 from redfence._core.calls import AcquireCall, StreamCall, UrgentCall
 from redfence_proto.v1 import lock_pb2
 
-# A command is at most about 600 bytes (a resource and a holder of 256 bytes each), so a message stays below 64 KiB.
+# A command has at most about 600 bytes (resource and holder have 256 bytes each), so a message stays
+# below 64 KiB.
 COMMANDS_PER_MESSAGE_MAX = 100
-# Unanswered at a time on one stream; a server ends a stream that has more than it allows (10,000 by default, and it
-# says how many).
+# The limit of unanswered commands on one stream. A server ends a stream that exceeds the server's own
+# limit (10,000 by default), and its error names that limit.
 COMMANDS_IN_FLIGHT_MAX = 9000
-# What waits at the server stays unanswered for long. It may not use up the room of acquires that are answered at once,
-# nor both the room of what ends and saves leases.
+# An acquire that waits at the server stays unanswered for long. Waiting acquires must leave room for
+# acquires that do not wait, and all acquires must leave room for releases and renewals.
 ACQUIRES_SHARE = 0.9
 WAITS_SHARE = 0.8
 # Below this size, stale entries are cheaper to keep than to sweep.
@@ -24,13 +25,13 @@ _SWEEP_AT_LEAST = 64
 
 
 class _Lane:
-    """Queued acquires in the order in which their callers came, whenever each was put here."""
+    """Keeps queued acquires in the order in which their callers asked, even if they are queued again."""
 
     __slots__ = ("_calls", "_numbers")
 
     def __init__(self) -> None:
         self._calls: dict[int, AcquireCall] = {}
-        # A heap. Numbers of calls that are not here any more are skipped when they surface.
+        # A heap. Numbers of calls that have left this lane are skipped at the top.
         self._numbers: list[int] = []
 
     def __len__(self) -> int:
@@ -40,29 +41,29 @@ class _Lane:
         return iter([self._calls[number] for number in sorted(self._calls)])
 
     def put(self, call: AcquireCall) -> None:
-        """Queue an acquire that is not here."""
+        """Queue an acquire that is not in this lane."""
         self._calls[call.number] = call
         heapq.heappush(self._numbers, call.number)
 
     def drop(self, call: AcquireCall) -> bool:
-        """Forget an acquire; return whether it was here."""
+        """Remove an acquire; return whether it was in this lane."""
         dropped = self._calls.pop(call.number, None) is not None
         if len(self._numbers) > _SWEEP_AT_LEAST + 2 * len(self._calls):
             self._numbers = sorted(self._calls)
         return dropped
 
     def take_first(self) -> AcquireCall:
-        """Return and forget the acquire whose caller came first."""
+        """Remove and return the acquire whose caller asked first."""
         while True:
             if (call := self._calls.pop(heapq.heappop(self._numbers), None)) is not None:
                 return call
 
 
 class Outbox:
-    """The commands of one client: queued, or sent on the present stream and not answered."""
+    """Holds the commands of one client that are queued, or sent on the present stream and unanswered."""
 
     def __init__(self) -> None:
-        # In the order of leaving. Urgent calls that have ended stay where they lie and are skipped when they surface.
+        # In the order of sending. Urgent calls that have ended stay in the queue and are skipped at its head.
         self._urgent: deque[UrgentCall] = deque()
         self._tries = _Lane()
         self._waits = _Lane()
@@ -70,17 +71,17 @@ class Outbox:
         self._acquires_in_flight = 0
         self._waits_in_flight = 0
         self._allow(COMMANDS_IN_FLIGHT_MAX)
-        # Never used twice, so that an answer of an earlier stream finds nobody.
+        # No id is used twice, so an answer from an earlier stream matches no call.
         self._command_ids = count(1)
 
     def put(self, call: AcquireCall, *, now_ms: float) -> None:
-        """Queue an acquire: before those whose callers came later, but one that waits behind all that do not."""
+        """Queue an acquire in its caller's order; acquires that do not wait go before those that wait."""
         call.single_try = False
         lane = self._waits if call.wait_ms_left(now_ms) > 0 else self._tries
         lane.put(call)
 
     def try_once(self, call: AcquireCall) -> bool:
-        """Let an acquire that is queued to wait be tried once instead; return whether it was."""
+        """Send a queued waiting acquire as a single try instead; return whether it was queued to wait."""
         if not self._waits.drop(call):
             return False
         call.single_try = True
@@ -88,17 +89,17 @@ class Outbox:
         return True
 
     def drop(self, call: AcquireCall) -> None:
-        """Forget an acquire that may be queued."""
+        """Remove an acquire from the queues, if it is queued."""
         self._tries.drop(call)
         self._waits.drop(call)
 
     def put_first(self, call: UrgentCall) -> None:
-        """Queue what ends or saves a lease: it goes before every acquire."""
+        """Queue an urgent call; it is sent before every acquire."""
         self._urgent.append(call)
 
     def limit(self, commands_max: int) -> None:
-        """Stay below what a server said it allows."""
-        # From two on there is room for something urgent beside an acquire that waits.
+        """Stay below a limit of unanswered commands that a server reported."""
+        # With two or more there is room for an urgent call beside a waiting acquire.
         self._allow(max(min(commands_max, 2), commands_max * 9 // 10))
 
     def _allow(self, in_flight_max: int) -> None:
@@ -107,7 +108,7 @@ class Outbox:
         self._waits_max = max(1, min(in_flight_max - 2, int(in_flight_max * WAITS_SHARE)))
 
     def limit_waits(self) -> None:
-        """Let no more acquires wait on this stream than wait now."""
+        """Allow no more waiting acquires on this stream than wait now."""
         self._waits_max = min(self._waits_max, max(1, self._waits_in_flight))
 
     @property
@@ -117,26 +118,26 @@ class Outbox:
 
     @property
     def has_unanswered(self) -> bool:
-        """Whether anything that was sent is unanswered."""
+        """Whether a sent command is unanswered."""
         return bool(self._unanswered)
 
     @property
     def has_room(self) -> bool:
-        """Whether the stream takes one more command."""
+        """Whether the limit of unanswered commands allows one more."""
         return len(self._unanswered) < self._in_flight_max
 
     @property
     def has_queued(self) -> bool:
-        """Whether anything may be to send."""
+        """Whether a command may be queued; some may have ended already."""
         return bool(self._urgent or self._tries or self._waits)
 
     @property
     def has_queued_acquires(self) -> bool:
-        """Whether an acquire is to send."""
+        """Whether an acquire is queued."""
         return bool(self._tries or self._waits)
 
     def waiting_lease_id(self, resource: str) -> str:
-        """Return the secret of the first acquire that waits for a resource at the server; "" if none does."""
+        """Return the lease id of the first acquire that waits at the server for a resource, or ""."""
         for call in self._unanswered.values():
             if not isinstance(call, AcquireCall) or call.abandoned or call.settled:
                 continue
@@ -145,18 +146,18 @@ class Outbox:
         return ""
 
     def queued_acquires(self) -> list[AcquireCall]:
-        """Return the acquires that are not on the stream."""
+        """Return the acquires that are queued and not sent."""
         return [*self._tries, *self._waits]
 
     def acquires(self) -> list[AcquireCall]:
-        """Return every acquire that has not ended."""
+        """Return every acquire that has not ended, queued or sent."""
         sent = (
             call for call in self._unanswered.values() if isinstance(call, AcquireCall) and not call.settled
         )
         return [*self.queued_acquires(), *sent]
 
     def take_batch(self, now_ms: float) -> lock_pb2.SessionRequest | None:
-        """Return the next commands in one message, or None; the instant of sending is noted in each."""
+        """Return one message with the next commands, or None; each call records `now_ms` as its sending."""
         batch = lock_pb2.SessionRequest()
         commands = batch.commands
         size = 0
@@ -172,7 +173,7 @@ class Outbox:
         return batch if size else None
 
     def take_answered(self, command_id: int) -> StreamCall | None:
-        """Return the call that this id was sent for, once."""
+        """Remove and return the call with this command id; None if there is none."""
         call = self._unanswered.pop(command_id, None)
         if type(call) is AcquireCall:
             call.command_id = 0
@@ -181,7 +182,7 @@ class Outbox:
         return call
 
     def take_lost(self) -> list[StreamCall]:
-        """Return, in order, what the end of the stream touches: all that is unanswered, and what was about to leave."""
+        """Remove and return the calls that a broken stream affects: unanswered ones and queued urgent ones."""
         lost = [call for call in chain(self._unanswered.values(), self._urgent) if not call.settled]
         for call in lost:
             if isinstance(call, AcquireCall):
@@ -189,7 +190,7 @@ class Outbox:
         self._unanswered.clear()
         self._urgent.clear()
         self._acquires_in_flight = self._waits_in_flight = 0
-        # The next server may have room for more.
+        # The next server may allow more waiting acquires.
         self._allow(self._in_flight_max)
         return lost
 

@@ -1,10 +1,12 @@
-"""Whether a server at which acquires wait, and which has nothing to say, is still there. No I/O.
+"""Probes a silent server at which acquires wait, and leaves it when it does not answer. No I/O.
 
-A server that is frozen or cut off is noticed by gRPC's pings. One that hangs while its gRPC goes on answering them is not, nor
-is a proxy that keeps a stream behind which nobody is: who only waits there would do so for as long as was asked for.
+gRPC's pings detect a server that is frozen or cut off. They do not detect a server that hangs while its
+gRPC library still answers pings. They do not detect a proxy that keeps the stream open after the server
+is gone. A client that only waits there would wait until the end of its wait.
 
-So a silent server is asked for a sign of life: a cancel that names itself. It finds nothing, changes nothing and is always
-answered. Whatever is heard counts as that sign, so a server that answers anything else is asked nothing.
+So the client sends a probe to a silent server: a cancel that names itself. It finds nothing, changes
+nothing and always gets an answer. Any message from the server counts as an answer, so a server that
+sends messages gets no probe.
 """
 
 from __future__ import annotations
@@ -16,20 +18,22 @@ from redfence._core.calls import ProbeCall
 from redfence._core.link_state import LinkState
 from redfence._core.outbox import Outbox
 
-# How long a server may be silent before it is asked. Lower: every idle client costs its server more. Higher: callers wait
-# longer for nobody. With the rpc timeout a hang is noticed after 20 s; what pings can notice, they notice in 15 s.
+# How long a server may be silent before the client probes it. A lower value costs each server more per
+# idle client. A higher value lets callers wait longer at a dead server. With the rpc timeout the client
+# detects a hang after 20 s. gRPC's pings take 15 s for the failures that they can detect.
 PROBE_AFTER_MS = 15_000
-# A client that comes this late to see about the answer was itself suspended: the answer may lie there, not yet read.
+# A client that checks for the answer this late was itself suspended, and the answer may be received but
+# not yet read.
 LATE_MS_MAX = 1_000
 
 
 class Probe:
-    """At most one question under way on a link, and none while nothing waits there.
+    """Sends at most one probe at a time, and only while acquires wait at the server.
 
     Args:
-        outbox: what waits at the server, and where the question goes.
-        link: when the server was heard; it is left if it does not answer.
-        options: the rpc timeout is how long it has for that.
+        outbox: knows whether acquires wait at the server, and queues the probe.
+        link: knows when the server last replied; the client leaves it if the probe gets no answer.
+        options: the rpc timeout is the time limit for the answer.
     """
 
     __slots__ = ("_call", "_closed", "_link", "_options", "_outbox", "_probed_at_ms", "_timer_at_ms")
@@ -39,38 +43,38 @@ class Probe:
         self._link = link
         self._options = options
         self._call: ProbeCall | None = None
-        # It counts until something is heard.
+        # When the last probe was sent; it is unanswered while the link has no later reply.
         self._probed_at_ms = -math.inf
         self._timer_at_ms = math.inf
         self._closed = False
 
     def waits_changed(self, now_ms: float) -> None:
-        """See whether acquires wait at the server, after any may have been sent or answered."""
+        """Start or stop the probe timer, after acquires were sent or answered."""
         if self._closed or not self._outbox.has_waits_in_flight:
             self._timer_at_ms = math.inf
         elif self._timer_at_ms == math.inf:
             self._timer_at_ms = now_ms + PROBE_AFTER_MS
 
     def answered(self) -> None:
-        """Note that the question was answered."""
+        """Record that the probe was answered."""
         self._call = None
 
     def end(self) -> None:
-        """Ask nothing more on this stream."""
+        """Send no more probes on this stream."""
         self._call = None
         self._timer_at_ms = math.inf
 
     def close(self) -> None:
-        """Ask nothing more on any stream."""
+        """Send no more probes on any stream."""
         self._closed = True
         self.end()
 
     def next_alarm_ms(self) -> float:
-        """Return when `on_timer` has to be called; infinite if never."""
+        """Return when to call `on_timer`; infinite if there is no alarm."""
         return self._timer_at_ms
 
     def on_timer(self, now_ms: float) -> None:
-        """Ask, or leave a server that was asked and said nothing, if it is time."""
+        """If the timer is due, send a probe, or leave a server that did not answer the last one."""
         late_ms = now_ms - self._timer_at_ms
         if late_ms < 0:
             return
@@ -81,12 +85,12 @@ class Probe:
         elif now_ms < self._link.last_reply_at_ms + PROBE_AFTER_MS:
             self._timer_at_ms = self._link.last_reply_at_ms + PROBE_AFTER_MS
         elif not self._outbox.has_room:
-            # Unsent, it would prove nothing. What ends or saves a lease has a bound of its own.
+            # A probe that cannot be sent proves nothing. Releases and renewals have their own timeouts.
             self._timer_at_ms = now_ms + PROBE_AFTER_MS
         else:
-            self._ask(now_ms)
+            self._send(now_ms)
 
-    def _ask(self, now_ms: float) -> None:
+    def _send(self, now_ms: float) -> None:
         if self._call is None:
             self._call = ProbeCall()
             self._outbox.put_first(self._call)

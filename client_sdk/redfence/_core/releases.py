@@ -1,7 +1,7 @@
-"""The releases of a client, and when all that has to end before it may close has ended. No I/O.
+"""Sends the releases of a client, and reports when all that must end before closing has ended. No I/O.
 
-A release is sent again when its stream breaks: repeating it is harmless. Whoever waits for it, and also if nobody does, it is
-bounded by the rpc timeout.
+When a stream breaks, the client sends the release again, because repeating it is harmless. The rpc
+timeout bounds each release, also one that no caller waits for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _log = logging.getLogger("redfence")
 
 
 class Releases:
-    """The releases that are not answered, and the acquires that were given up and whose release is still to come."""
+    """Keeps the unanswered releases, and the abandoned acquires whose release is still to be sent."""
 
     def __init__(
         self, *, outbox: Outbox, alarms: Alarms[Timed], link: LinkState, options: ClientOptions
@@ -34,22 +34,22 @@ class Releases:
 
     @property
     def pending(self) -> bool:
-        """Whether anything has still to end."""
+        """Whether a release is unanswered or still to be sent."""
         return bool(self._pending)
 
     def start(self, resource: str, lease_id: str, *, now_ms: float, waiter: Waiter | None = None) -> None:
-        """Release; `waiter` gets whether the lease was still held, or the error."""
+        """Queue a release; `waiter` gets whether the lease was still held, or the error."""
         call = ReleaseCall(resource, lease_id, waiter)
         self._pending[call] = None
         self._outbox.put_first(call)
         self._alarms.set(call, now_ms + self._options.rpc_timeout_ms)
 
     def expect(self, acquire: AcquireCall) -> None:
-        """Count an acquire that was given up under way: its release follows its answer."""
+        """Count an abandoned acquire as pending, because its release follows its answer."""
         self._pending[acquire] = None
 
     def answered(self, call: ReleaseCall, result: lock_pb2.SessionResult, *, now_ms: float) -> None:
-        """Tell the caller, or try again on the next link."""
+        """Give the caller the outcome; if the server is draining, queue the release again."""
         if call.settled:
             return
         if result.WhichOneof("result") == "release":
@@ -63,12 +63,12 @@ class Releases:
             self._fail(call, from_wire(result.error))
 
     def overdue(self, call: ReleaseCall, *, now_ms: float) -> None:
-        """Give up a release that was not answered in time."""
+        """Fail a release that got no answer in time, and leave this link."""
         self._link.reconnect(now_ms)
         self._fail(call, self._link.no_answer(f"the release of {call.resource!r}", sent=True))
 
     def end(self, call: ReleaseCall | AcquireCall) -> None:
-        """Note that a call, which need not be one of these, has ended."""
+        """Mark a call as ended; resolve the idle waiters if it was the last pending one."""
         call.settled = True
         self._alarms.clear(call)
         if self._pending.pop(call, call) is None and not self._pending:
@@ -76,14 +76,14 @@ class Releases:
                 resolve(waiter, None)
 
     def when_idle(self, waiter: Waiter) -> None:
-        """Resolve `waiter` when nothing is pending."""
+        """Resolve `waiter` as soon as nothing is pending."""
         if self._pending:
             self._idle_waiters.append(waiter)
         else:
             resolve(waiter, None)
 
     def stop(self) -> None:
-        """Give up what is pending: nobody waits after this, and no alarm rings."""
+        """Fail every pending release and clear all alarms, so that no caller waits any longer."""
         for call in list(self._pending):
             if isinstance(call, ReleaseCall):
                 self._fail(call, _stopped(call.resource))
@@ -100,5 +100,6 @@ class Releases:
 
 def _stopped(resource: str) -> RedfenceError:
     return OutcomeUnknownError(
-        f"the client was closed before the release of {resource!r} was answered; the lease ends by its ttl at the latest"
+        f"the client was closed before the release of {resource!r} was answered; "
+        "the lease ends by its ttl at the latest"
     )

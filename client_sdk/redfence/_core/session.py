@@ -1,15 +1,19 @@
-"""Every decision of a client's session, without I/O: which commands to send, what an answer means, what to repeat.
+"""Makes every decision of a client's session, without I/O: what to send, repeat and give up.
 
-A driver owns a link to one server at a time and tells this core what happens, with the present instant: callers' wishes
-(`acquire`, `abandon`, `release`), the link (`link_up`, `received`, `link_down`, `link_failed`) and the passing of time
-(`tick`). After each it asks what to write (`take_batch`), when to come back (`next_alarm_ms`), and whether to
-leave this server (`should_leave`). The core is not thread-safe and never blocks.
+A driver owns one link to one server at a time. It reports each event to this core, with the present instant:
 
-The parts: `acquires`, `held_leases`, `releases` (and what must end before closing), `link_state` (the link's coming and going),
-`probe` (whether a silent server is there) and `outbox` (the order of what is sent).
+- calls: `acquire`, `abandon`, `release`
+- the link: `link_up`, `received`, `link_down`, `link_failed`
+- time: `tick`
 
-When a stream breaks, acquires and releases are repeated on the next one. A renewal is not, but counts as failed; its lease
-asks again by itself.
+After each event the driver asks what to write (`take_batch`), when to call `tick` (`next_alarm_ms`),
+and whether to leave this server (`should_leave`). The core is not thread-safe and never blocks.
+
+The parts are `acquires`, `held_leases`, `releases`, `link_state`, `probe` (is a silent server alive?)
+and `outbox` (the order of sending).
+
+When a stream breaks, the client repeats acquires and releases on the next stream. It does not repeat a
+renewal. That renewal counts as failed, and the lease schedules the next one.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ from redfence_proto.v1 import lock_pb2
 
 
 class SessionCore:
-    """The state of one client: its leases, its calls under way, and its link."""
+    """Holds the state of one client: its leases, its pending calls and its link."""
 
     def __init__(self, *, options: ClientOptions, randomness: Randomness, address_count: int) -> None:
         self._alarms: Alarms[Timed] = Alarms()
@@ -65,41 +69,41 @@ class SessionCore:
         )
         self._closed = False
 
-    # What callers want.
+    # Calls.
 
     def acquire(self, order: AcquireOrder, waiter: Waiter, *, now_ms: float) -> AcquireCall:
-        """Start an acquisition; `waiter` gets the LeaseCore or the error."""
+        """Start an acquire; `waiter` gets the LeaseCore or the error."""
         self.check_open()
         return self._acquires.start(order, waiter, now_ms=now_ms)
 
     def abandon(self, call: AcquireCall, *, now_ms: float) -> None:
-        """Give up an acquisition: whatever was or will be granted for it is released."""
+        """Give up an acquire, and release anything that was or will be granted for it."""
         if self._closed:
-            return  # closing has seen to it
+            return  # `close` has given up every acquire
         if call.lease is not None:
-            # It was granted in the very moment in which its caller was cancelled.
+            # The grant and the caller's cancellation came at the same moment.
             self.release(call.lease, None, now_ms=now_ms)
         else:
             self._acquires.give_up(call, now_ms=now_ms)
 
     def release(self, lease: LeaseCore, waiter: Waiter | None, *, now_ms: float) -> None:
-        """End a lease; `waiter` gets whether it was still held, or the error."""
+        """Release a lease; `waiter` gets whether it was still held, or the error."""
         self._leases.end(lease, LossReason.RELEASED, waiter, now_ms)
 
     def await_link(self, waiter: Waiter, *, now_ms: float) -> None:
-        """Resolve `waiter` as soon as a server is reachable, or fail it after the rpc timeout."""
+        """Resolve `waiter` when a link is up, or fail it after the rpc timeout."""
         self.check_open()
         self._link_waiters.add(waiter, now_ms=now_ms)
 
     def check_open(self) -> None:
-        """Raise ClosedError if the client was closed."""
+        """Raise ClosedError if the client is closed."""
         if self._closed:
-            raise ClosedError("the client is closed; make a new one")
+            raise ClosedError("the client is closed; create a new one")
 
     def close(self, waiter: Waiter, *, now_ms: float) -> None:
-        """Give up every call and lease; `waiter` is resolved when all releases were answered or given up."""
+        """End every call and lease; `waiter` is resolved when every release was answered or failed."""
         self._closed = True
-        # What closing still waits for has bounds of its own.
+        # Closing waits only for releases, and they have their own timeout.
         self._probe.close()
         error = ClosedError("the client was closed during the call")
         self._acquires.give_up_all(error, now_ms=now_ms)
@@ -109,44 +113,44 @@ class SessionCore:
         self._releases.when_idle(waiter)
 
     def stop(self) -> None:
-        """Give up what closing could not end in time: after this nobody waits any more and no alarm rings."""
+        """Fail the releases that closing could not finish in time; after this no caller waits."""
         self._releases.stop()
 
     def waiting_lease_id(self, resource: str) -> str:
-        """Return the secret of this client's first acquire that waits for a resource at the server; "" if none does."""
+        """Return the lease id of the first acquire that waits at the server for a resource, or ""."""
         return self._outbox.waiting_lease_id(resource)
 
-    # What the driver asks.
+    # Questions of the driver.
 
     @property
     def wants_link(self) -> bool:
-        """Whether there is anything to do that needs a server."""
+        """Whether a lease or a call needs a server."""
         return bool(
             self._releases.pending or self._leases or self._link_waiters or self._outbox.has_queued_acquires
         )
 
     @property
     def has_output(self) -> bool:
-        """Whether `take_batch` may have something to write."""
+        """Whether `take_batch` may return a message."""
         return self._link.takes_commands and self._outbox.has_queued
 
     @property
     def leaving(self) -> bool:
-        """Whether this link takes no more commands."""
+        """Whether the client is leaving this link, so that it takes no more commands."""
         return self._link.leaving
 
     def next_alarm_ms(self) -> float:
-        """Return when `tick` has to be called; infinite if never."""
+        """Return when to call `tick`; infinite if there is no alarm."""
         return min(self._alarms.next_at_ms(), self._link.next_alarm_ms(), self._probe.next_alarm_ms())
 
     def should_leave(self, now_ms: float) -> bool:
-        """Whether to end this link and go on at another address."""
+        """Return whether to end this link now and connect to the next address."""
         return self._link.leaving and (self._link.must_leave(now_ms) or not self._outbox.has_unanswered)
 
     def take_batch(self, now_ms: float) -> lock_pb2.SessionRequest | None:
-        """Return the commands to write now, in one message; None if there are none. Write it at once.
+        """Return one message with the commands to write now, or None. The driver writes it at once.
 
-        The instants from which validity counts are taken here, before the sending.
+        Validity counts from `now_ms`, which the driver reads before it writes the message.
         """
         if not self.has_output:
             return None
@@ -154,27 +158,27 @@ class SessionCore:
         self._probe.waits_changed(now_ms)
         return batch
 
-    # What happens to the link.
+    # Events of the link.
 
     def link_up(self, *, now_ms: float) -> None:
-        """A stream to a server is open."""
+        """Start using a new stream: resolve the callers that wait for a link, and send queued calls."""
         self._link.opened(now_ms)
         self._link_waiters.settle(None)
         self._acquires.link_changed(now_ms)
         self._leases.renew_all_soon(now_ms)
 
     def link_failed(self, error: RedfenceError) -> None:
-        """An address could not be reached, or refused us."""
+        """Record that a connection failed; fail queued acquires if the server refused the credentials."""
         self._link.last_error = error
         if error.error_reason == "TOO_MANY_COMMANDS" and error.metadata.get("limit", "").isdecimal():
             self._outbox.limit(int(error.metadata["limit"]))
         if isinstance(error, AccessDeniedError):
-            # No patience helps against wrong credentials.
+            # Waiting does not help against wrong credentials.
             self._acquires.refuse_queued(error)
             self._link_waiters.settle(error)
 
     def link_down(self, error: RedfenceError | None, *, now_ms: float) -> None:
-        """The stream is gone, with whatever was unanswered on it; no error means that we left."""
+        """Queue again the calls of a stream that has ended; `error` is None if this client ended it."""
         self._link.closed()
         self._probe.end()
         acquires: list[AcquireCall] = []
@@ -190,7 +194,7 @@ class SessionCore:
             self.link_failed(error)
 
     def received(self, response: lock_pb2.SessionResponse, *, now_ms: float) -> None:
-        """The server answered."""
+        """Process a message of the server: give each result to its call."""
         self._link.observe_reply(now_ms)
         for result in response.results:
             call = self._outbox.take_answered(result.id)
@@ -207,7 +211,7 @@ class SessionCore:
             self._link.leave_after_answers(now_ms, grace_ms=requests.duration_ms(response.draining.grace))
 
     def tick(self, now_ms: float) -> None:
-        """Time has passed: renew what is due, end what has expired, give up what was not answered."""
+        """Handle every alarm that is due: renew leases, end expired ones, fail unanswered calls."""
         self._link.on_timer(now_ms)
         self._probe.on_timer(now_ms)
         for item in self._alarms.take_due(now_ms):

@@ -1,1 +1,1 @@
-"""The asyncio client."""
+"""Implements the client for asyncio."""

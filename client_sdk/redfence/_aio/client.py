@@ -1,4 +1,4 @@
-"""The client for asyncio: checks what it is asked, and lets its session do the rest."""
+"""Defines the client for asyncio: checks the arguments and passes each call to its session."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from redfence_proto.v1 import lock_pb2
 
 
 class AsyncClient:
-    """Acquires locks over one stream to one of several servers, and keeps its leases alive.
+    """Acquires locks over one stream to one of several servers, and renews the leases in the background.
 
-    It belongs to one event loop. It connects with the first call; leaving its `async with` closes it.
+    It belongs to one event loop. It connects at the first call; leaving its `async with` closes it.
 
     Args:
-        addresses: of lock servers of one cluster, e.g. "127.0.0.1:50051". The first that answers is used; when it fails,
-            the next.
-        credentials: for TLS; None: plaintext.
-        metadata: sent with every call.
-        options: what can be tuned.
-        connector: how servers are reached; `redfence.testing` gives another one.
-        clock: time.
-        randomness: where lease ids and jitter come from.
+        addresses: the addresses of lock servers of one cluster, e.g. "127.0.0.1:50051". The client uses
+            the first server that answers, and moves to the next one when that fails.
+        credentials: the TLS credentials; None uses plaintext.
+        metadata: gRPC metadata that the client sends with every call.
+        options: timeouts and pauses.
+        connector: opens the connections; `redfence.testing` replaces it.
+        clock: the client's clock.
+        randomness: makes lease ids and jitter.
 
     Raises:
-        InvalidArgumentError: an address is missing or no string.
+        InvalidArgumentError: no address was given, or an address is not a non-empty string.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class AsyncClient:
         )
 
     async def __aenter__(self) -> Self:
-        """Return the client; it connects with the first call."""
+        """Return the client, which connects at the first call."""
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the client."""
+        """Close the client; see `close`."""
         await self.close()
 
     def lock(
@@ -82,10 +82,10 @@ class AsyncClient:
         holder: str = "",
         max_hold: Seconds | None = None,
     ) -> AsyncLock:
-        """Return a context manager that holds the lock around its body, renews it, and releases it at the end.
+        """Return a context manager that holds the lock for its body: acquires, renews and releases it.
 
-        If the lease is lost, the body is cancelled and the `async with` raises LeaseLostError. The arguments are those
-        of `acquire`.
+        If the lease is lost, the body is cancelled and the `async with` raises LeaseLostError. The arguments
+        are those of `acquire`.
         """
         order = requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
         return AsyncLock(order, self._session)
@@ -99,37 +99,38 @@ class AsyncClient:
         holder: str = "",
         max_hold: Seconds | None = None,
     ) -> AsyncLease:
-        """Return a lease that is held and kept alive until `release`; prefer `lock`.
+        """Acquire a lock; return a lease that the client renews until `release`. Prefer `lock`.
 
         Args:
             resource: the name to lock: 1 to 256 bytes, no control characters, no braces.
-            ttl: seconds until the lock is free again if this process dies, from 0.1 to what the cluster allows.
-            wait: seconds to wait for a held lock, in the order in which callers came to the server; 0 tries once, past
-                whoever waits; None waits for ever.
-            holder: a label shown to whoever finds the lock held.
-            max_hold: seconds after which the lease is not renewed any more, so a stuck holder loses it.
+            ttl: seconds until the lock is free again if this process dies; at least 0.1, at most the
+                cluster's maximum.
+            wait: seconds to wait for a held lock. The server grants waiters in the order of their
+                arrival. 0 tries once and does not queue; None waits for ever.
+            holder: a label that other clients see when they find the lock held.
+            max_hold: seconds after which the client stops renewing, so that a stuck holder loses the lease.
 
         Raises:
-            LockHeldError: somebody else holds it, and `wait` is 0.
-            AcquireTimeoutError: the wait ran out; it tells how far from the head of the queue.
-            UnavailableError: no server could be reached, or it reached no quorum.
-            OverloadedError: too many acquires wait already, at every server that could be asked.
-            OutcomeUnknownError: no answer came in time; what may have been granted is being released.
+            LockHeldError: another client holds the lock, and `wait` is 0.
+            AcquireTimeoutError: the wait ended first; `position` is the caller's place in the queue.
+            UnavailableError: no server was reachable, or no server reached a quorum.
+            OverloadedError: too many acquires wait already at every reachable server.
+            OutcomeUnknownError: no answer came in time; the client releases any grant in the background.
             LeaseLostError: the grant arrived after its validity had ended.
             InvalidArgumentError: an argument is out of bounds.
             ClosedError: the client is closed.
 
-        Cancellation: what was or will be granted is released in the background, bounded by the rpc timeout.
+        Cancellation: the client releases any grant in the background, within the rpc timeout.
         """
         order = requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
         return AsyncLease(await self._session.acquire(order), self._session)
 
     async def get_lock(self, resource: str) -> LockReport:
-        """Return who holds a resource and who waits for it. For humans: do not decide a write by it.
+        """Return the holder of a resource and its queue. For humans: never decide a write by it.
 
         Raises:
-            UnavailableError: no server, or no quorum.
-            InvalidArgumentError: no resource name.
+            UnavailableError: no server was reachable, or it reached no quorum.
+            InvalidArgumentError: the resource name is invalid.
         """
         requests.check_resource(resource)
         lease_id = self._session.waiting_lease_id(resource)
@@ -137,11 +138,11 @@ class AsyncClient:
         return reports.read_lock(await self._session.call("GetLock", request))
 
     async def check_token(self, resource: str, token: int) -> TokenReport:
-        """Return whether `token` belongs to the lease that holds the resource now, for storage without a memory.
+        """Return whether `token` belongs to the present lease. For storage that cannot keep a token.
 
         Raises:
-            UnavailableError: no server, or the answering nodes cannot decide it.
-            InvalidArgumentError: no resource name, or no fencing token.
+            UnavailableError: no server was reachable, or the nodes that answered cannot decide.
+            InvalidArgumentError: the resource name or the fencing token is invalid.
         """
         requests.check_resource(resource)
         requests.check_token(token)
@@ -149,20 +150,20 @@ class AsyncClient:
         return reports.read_token(await self._session.call("CheckToken", request))
 
     async def cluster_status(self) -> ClusterReport:
-        """Return what the server knows of its nodes.
+        """Return the state of every node, as the connected server sees it.
 
         Raises:
-            UnavailableError: no server could be reached.
+            UnavailableError: no server was reachable.
         """
         return reports.read_cluster(
             await self._session.call("ClusterStatus", lock_pb2.ClusterStatusRequest())
         )
 
     async def close(self) -> None:
-        """Release what is held, and end the background work. Repeating it is harmless.
+        """Release every held lease and stop the background work. Repeating it is harmless.
 
-        Calls under way fail with ClosedError; leases still held count as lost.
+        Pending calls fail with ClosedError. Leases that are still held count as lost.
 
-        Cancellation: the background work ends at once; leases that were not released end by their ttl.
+        Cancellation: the background work stops at once; leases that were not released end by their ttl.
         """
         await self._session.close()

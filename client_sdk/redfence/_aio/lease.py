@@ -1,4 +1,4 @@
-"""A held lease, and the context manager that holds one around a body, for asyncio."""
+"""Defines the lease and the lock context manager for asyncio."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger("redfence")
 
 
 class AsyncLossEvent:
-    """Set once the lease is lost. Awaiting it, or its `wait()`, returns when that happens; a release never sets it."""
+    """An event that is set when the lease is lost; a release never sets it. Await it or its `wait()`."""
 
     __slots__ = ("_core", "_event", "_session")
 
@@ -26,13 +26,13 @@ class AsyncLossEvent:
         self._event: asyncio.Event | None = None
 
     def is_set(self) -> bool:
-        """Tell whether the lease is lost at this moment, by the clock and not by a timer."""
+        """Return whether the lease is lost now. Compares the clock and waits for no timer."""
         return self._core.state_at(self._session.now_ms()) is LeaseState.LOST
 
     async def wait(self) -> bool:
-        """Return True once the lease is lost; wait for ever if it never is.
+        """Wait until the lease is lost, and return True; wait for ever if it is never lost.
 
-        Cancellation: nothing is left behind.
+        Cancellation: has no side effect.
         """
         if self._event is None:
             self._event = asyncio.Event()
@@ -49,12 +49,12 @@ class AsyncLossEvent:
 
 
 class AsyncLease:
-    """One timed grant, kept alive in the background until it is released or lost.
+    """A held lock, which the client renews in the background until it is released or lost.
 
     Attributes:
         resource: the locked name.
-        token: the fencing token: send it with every write that this lock protects.
-        lost: an event that is set once the lease is lost.
+        token: the fencing token; send it with every write that this lock protects.
+        lost: an event that is set when the lease is lost.
     """
 
     __slots__ = ("_core", "_session", "lost", "resource", "token")
@@ -65,51 +65,53 @@ class AsyncLease:
         self.resource = core.resource
         self.token = core.token
         self.lost = AsyncLossEvent(core, session)
-        core.on_lost = self.lost._set  # noqa: SLF001  (one class in two)
+        core.on_lost = self.lost._set  # noqa: SLF001  (the two classes share their private parts)
 
     def __repr__(self) -> str:
         return f"<AsyncLease {self.resource!r} token={self.token} {self.state.value}>"
 
     @property
     def state(self) -> LeaseState:
-        """The state at this moment, by the clock."""
+        """The present state, as the clock shows it."""
         return self._core.state_at(self._session.now_ms())
 
     def remaining(self) -> float:
-        """Return the seconds for which the lease may be counted on from now; 0 once it has ended."""
+        """Return the seconds of validity that are left; 0 once the lease has ended."""
         return self._core.remaining_ms(self._session.now_ms()) / 1000
 
     def raise_if_lost(self) -> None:
-        """Return only if the lease protects the work at this moment.
+        """Raise if the lease no longer protects the work.
 
         Raises:
-            LeaseLostError: it was lost or released.
+            LeaseLostError: the lease was lost or released.
         """
         if error := self._core.lost_error(self._session.now_ms()):
             raise error
 
     async def release(self) -> bool:
-        """Give the lease back; return whether it was still held. Repeating it is harmless, and so is a lost one.
+        """Release the lease; return whether it was still held. Harmless if it was released or lost before.
 
-        Cancellation: the release goes on in the background, bounded by the rpc timeout.
+        Cancellation: the release continues in the background, within the rpc timeout.
 
         Raises:
             UnavailableError: the server reached no quorum; the lease ends by its ttl at the latest.
-            OutcomeUnknownError: no answer came in time, or the client was closed meanwhile; the same holds.
+            OutcomeUnknownError: no answer came in time, or the client was closed meanwhile; the lease ends
+                by its ttl at the latest.
         """
         if self._core.state is LeaseState.RELEASED:
             return False
         if self.lost.is_set():
-            # Only tidying up; nothing to wait for.
+            # The release only tidies up, so do not wait for it.
             self._session.release_soon(self._core)
             return False
         return await self._session.release(self._core)
 
 
 class AsyncLock:
-    """Holds a lease around the body of an `async with`; made by `AsyncClient.lock`.
+    """Holds a lock for the body of an `async with`; made by `AsyncClient.lock`.
 
-    It can be entered again after it was left, and every time is a new acquisition; it cannot be entered twice at once.
+    After the body has ended it can be entered again, which acquires a new lease. It cannot be entered twice
+    at once.
     """
 
     __slots__ = ("_body", "_cancelling", "_interrupted", "_lease", "_order", "_session")
@@ -123,18 +125,18 @@ class AsyncLock:
         self._interrupted = False
 
     async def __aenter__(self) -> AsyncLease:
-        """Acquire; the body is entered with a lease or not at all.
+        """Acquire the lock, and return the lease.
 
-        Cancellation: whatever was or will be granted is released in the background.
+        Cancellation: the client releases any grant in the background.
 
         Raises:
             RedfenceError: as `AsyncClient.acquire`.
         """
         if self._body is not None:
-            raise RuntimeError("this lock is already entered; make another one with client.lock()")
+            raise RuntimeError("this lock is already entered; create another one with client.lock()")
         body = asyncio.current_task()
         if body is None:
-            raise RuntimeError("a lock can only be entered by a task")
+            raise RuntimeError("this lock was entered outside an asyncio task; enter it in a task")
         self._body = body
         try:
             core = await self._session.acquire(self._order)
@@ -146,34 +148,36 @@ class AsyncLock:
         self._cancelling = body.cancelling()
         core.on_lost = self._lost
         if core.state is LeaseState.LOST:
-            # It was lost between the grant and this line: the body is cancelled at its first await.
+            # The lease was lost between the grant and this line, so cancel the body at its first await.
             self._lost()
         return lease
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Release, within the rpc timeout. What the body raised goes on; else a lost lease raises.
+        """Release the lock within the rpc timeout; raise if the lease was lost. An error of the body wins.
 
-        Cancellation: the release goes on in the background.
+        Cancellation: the release continues in the background.
 
         Raises:
             LeaseLostError: the lease was lost during the body.
         """
         lease, body = self._lease, self._body
-        assert lease is not None, "left what was never entered"
-        assert body is not None, "left what was never entered"
-        core = lease._core  # noqa: SLF001  (one class in two)
+        assert lease is not None, "the lock was left but never entered"
+        assert body is not None, "the lock was left but never entered"
+        core = lease._core  # noqa: SLF001  (the two classes share their private parts)
         self._lease = self._body = None
-        core.on_lost = lease.lost._set  # noqa: SLF001  (one class in two)
+        core.on_lost = lease.lost._set  # noqa: SLF001  (the two classes share their private parts)
         released = core.state is LeaseState.RELEASED
         lost = None if released else core.lost_error(self._session.now_ms())
         if lost is not None:
-            # Only tidying up; nothing to wait for. First, for a cancellation may end this at the next await.
+            # The release only tidies up, so do not wait for it. It comes first, because a cancellation may
+            # end this method at the next await.
             self._session.release_soon(core)
         cancelled_here = False
         if self._interrupted:
-            # As asyncio.timeout does: if nobody else asked for the cancellation, it was ours and ends here.
+            # As in asyncio.timeout: if no other caller requested a cancellation, it was ours, and
+            # it ends here.
             others = body.uncancel() > self._cancelling
             if exc_type is None and not others:
                 await _swallow_pending_cancel(body, self._cancelling)
@@ -187,20 +191,20 @@ class AsyncLock:
         try:
             await self._session.release(core)
         except RedfenceError as error:
-            # It ends by its ttl; the body's outcome matters more.
+            # The lease ends by its ttl, and the outcome of the body matters more.
             _log.warning("release_failed resource=%r error=%r", core.resource, str(error))
 
     def _lost(self) -> None:
         lease, body = self._lease, self._body
         if lease is None or body is None:
             return
-        lease.lost._set()  # noqa: SLF001  (one class in two)
+        lease.lost._set()  # noqa: SLF001  (the two classes share their private parts)
         self._interrupted = True
         body.cancel(f"the lease of {lease.resource!r} was lost")
 
 
 async def _swallow_pending_cancel(task: asyncio.Task[object], cancelling: int) -> None:
-    """Take the cancellation that the body never met, for it ended without another await."""
+    """Consume a pending cancellation that the body did not see because it had no further await."""
     try:
         await asyncio.sleep(0)
     except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""Runs a session core on an asyncio loop: one task for the link, one for writing, one timer for everything timed."""
+"""Runs a session core on an asyncio loop: a task for the link, a task for writing, and one timer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from redfence._errors import ClosedError, RedfenceError, UnavailableError
 from redfence._messages.requests import AcquireOrder
 from redfence._transport.links import AsyncConnector, AsyncLink, Method
 
-# The loop's clock stops in suspend and ours does not: looking once a second, an expired lease is noticed within a
-# second of waking up.
+# The loop's clock stops in suspend, and the SDK's clock does not. The timer fires at least once a
+# second, so the client sees an expired lease within a second after the machine wakes up.
 TIMER_MS_MAX = 1000
 
 
 class AsyncSession:
-    """Owns the tasks and the timer of one client; they start with the first call and end with `close`."""
+    """Owns the tasks and the timer of one client; they start at the first call and end in `close`."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class AsyncSession:
         self._unwatch: Callable[[], None] | None = None
 
     def now_ms(self) -> float:
-        """Return the present instant."""
+        """Return the present instant in milliseconds."""
         return self._clock.now_ms()
 
     async def acquire(self, order: AcquireOrder) -> LeaseCore:
-        """Acquire; if this is cancelled, whatever was or will be granted is released.
+        """Acquire a lease.
 
-        Cancellation: the acquisition is given up in the background, bounded by the rpc timeout.
+        Cancellation: the client gives up the acquire and releases any grant, within the rpc timeout.
         """
         waiter = self._start().create_future()
         call = self._core.acquire(order, waiter, now_ms=self._clock.now_ms())
@@ -72,9 +72,9 @@ class AsyncSession:
         self._wake_driver()
 
     async def release(self, lease: LeaseCore) -> bool:
-        """Release, and return whether the lease was still held.
+        """Release a lease; return whether it was still held.
 
-        Cancellation: the release goes on in the background, bounded by the rpc timeout.
+        Cancellation: the release continues in the background, within the rpc timeout.
         """
         waiter: asyncio.Future[bool] = self._start().create_future()
         self._core.release(lease, waiter, now_ms=self._clock.now_ms())
@@ -82,20 +82,20 @@ class AsyncSession:
         return await waiter
 
     def waiting_lease_id(self, resource: str) -> str:
-        """Return the secret of the first acquire that waits for a resource at the server; "" if none does."""
+        """Return the lease id of the first acquire that waits at the server for a resource, or ""."""
         return self._core.waiting_lease_id(resource)
 
     def release_soon(self, lease: LeaseCore) -> None:
-        """Release without waiting for the answer; a closed client has released it."""
+        """Release a lease without waiting for the answer; does nothing if the client is closed."""
         with contextlib.suppress(ClosedError):
             self._start()
             self._core.release(lease, None, now_ms=self._clock.now_ms())
             self._wake_driver()
 
     async def call(self, method: Method, request: Any) -> Any:
-        """Make a single call on the present link; a broken link is replaced once per address.
+        """Make a unary call on the present link; try again on a new link at most once per address.
 
-        Cancellation: the call is cancelled.
+        Cancellation: cancels the call.
         """
         for tries_left in reversed(range(len(self._endpoints) + 1)):
             waiter: asyncio.Future[None] = self._start().create_future()
@@ -104,7 +104,7 @@ class AsyncSession:
             await waiter
             link = self._link
             if link is None:
-                continue  # it was there, and broke before we could run
+                continue  # the link came up and broke before this line ran
             try:
                 return await link.call(method, request, timeout_ms=self._options.rpc_timeout_ms)
             except UnavailableError as error:
@@ -113,12 +113,12 @@ class AsyncSession:
                 # The transport failed, not the server.
                 link.abort()
                 await asyncio.sleep(0)
-        raise UnavailableError("every link broke before it could be used")
+        raise UnavailableError("every connection broke before it could be used; check the servers and retry")
 
     async def close(self) -> None:
-        """End the tasks, after releasing what is held; bounded by the close timeout.
+        """Release every lease and end the tasks, within the close timeout.
 
-        Cancellation: the tasks are ended at once; leases that were not released end by their ttl.
+        Cancellation: ends the tasks at once; leases that were not released end by their ttl.
         """
         idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._core.close(idle, now_ms=self._clock.now_ms())
@@ -130,7 +130,8 @@ class AsyncSession:
             await self._stop()
 
     async def _stop(self) -> None:
-        # First, and without waiting for anything: with the timer and the link, whoever else would wake the callers is gone.
+        # This comes first and does not wait. Without the timer and the link, nothing else would
+        # wake the callers.
         self._core.stop()
         if self._timer is not None:
             self._timer.cancel()
@@ -142,7 +143,7 @@ class AsyncSession:
             task.cancel()
             await asyncio.wait([task])
             if not task.cancelled():
-                task.result()  # a defect: do not hide it
+                task.result()  # raises if the task had a bug
 
     def _start(self) -> asyncio.AbstractEventLoop:
         self._core.check_open()
@@ -152,7 +153,7 @@ class AsyncSession:
             self._unwatch = self._clock.watch(self._time_moved)
         return self._loop
 
-    # After each word with the core: let the writer write and the timer ring in time.
+    # Called after each call to the core: wakes the writer, and sets the timer to the next alarm.
 
     def _wake_driver(self) -> None:
         if self._core.has_output or self._link is None:
@@ -162,7 +163,7 @@ class AsyncSession:
             self._set_timer(next_ms)
 
     def _set_timer(self, at_ms: float) -> None:
-        assert self._loop is not None, "a session without a loop has no alarms"
+        assert self._loop is not None, "the session has an alarm but no loop"
         if self._timer is not None:
             self._timer.cancel()
         now_ms = self._clock.now_ms()
@@ -179,13 +180,13 @@ class AsyncSession:
         self._wake_driver()
 
     def _time_moved(self) -> None:
-        assert self._loop is not None, "only a started session watches the clock"
+        assert self._loop is not None, "the session watches the clock but has no loop"
         self._loop.call_soon_threadsafe(self._on_timer)
 
-    # The link.
+    # The link task.
 
     async def _run(self) -> None:
-        """Keep a link while there is anything to do; end only by cancellation."""
+        """Keep a link open while the core needs one; end only by cancellation."""
         while True:
             while not self._core.wants_link:
                 self._work.clear()
@@ -228,9 +229,9 @@ class AsyncSession:
             self._wake_driver()
 
     async def _write(self, link: AsyncLink) -> None:
-        # What was asked for within one turn of the loop leaves in one message; what is asked for while a message
-        # is being written leaves in the next one.
-        with contextlib.suppress(RedfenceError):  # the reader learns of it too, and acts on it
+        # Calls of one turn of the loop leave in one message. Calls made while it is written leave
+        # in the next one.
+        with contextlib.suppress(RedfenceError):  # the reader sees the same error and handles it
             while True:
                 batch = self._core.take_batch(self._clock.now_ms())
                 if batch is None:

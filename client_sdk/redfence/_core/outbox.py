@@ -182,7 +182,7 @@ class Outbox:
         return call
 
     def take_lost(self) -> list[StreamCall]:
-        """Remove and return the calls that a broken stream affects: unanswered ones and queued urgent ones."""
+        """Remove and return the calls that a broken stream affects: unanswered and queued urgent ones."""
         lost = [call for call in chain(self._unanswered.values(), self._urgent) if not call.settled]
         for call in lost:
             if isinstance(call, AcquireCall):

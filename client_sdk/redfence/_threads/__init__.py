@@ -1,1 +1,1 @@
-"""The client for threads."""
+"""Implements the client for threads."""

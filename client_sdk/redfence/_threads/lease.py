@@ -1,4 +1,4 @@
-"""A held lease, and the context manager that holds one around a body, for threads."""
+"""Defines the lease and the lock context manager for threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger("redfence")
 
 
 class LossEvent:
-    """Set once the lease is lost; a release never sets it."""
+    """An event that is set when the lease is lost; a release never sets it."""
 
     __slots__ = ("_core", "_event", "_session")
 
@@ -25,11 +25,11 @@ class LossEvent:
         self._event = threading.Event()
 
     def is_set(self) -> bool:
-        """Tell whether the lease is lost at this moment, by the clock and not by a timer."""
+        """Return whether the lease is lost now. Compares the clock and waits for no timer."""
         return self._core.state_at(self._session.now_ms()) is LeaseState.LOST
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the lease is lost, for at most `timeout` seconds; return whether it is."""
+        """Wait at most `timeout` seconds until the lease is lost; return whether it is lost."""
         return self.is_set() or self._event.wait(timeout) or self.is_set()
 
     def _set(self) -> None:
@@ -37,12 +37,12 @@ class LossEvent:
 
 
 class Lease:
-    """One timed grant, kept alive in the background until it is released or lost.
+    """A held lock, which the client renews in the background until it is released or lost.
 
     Attributes:
         resource: the locked name.
-        token: the fencing token: send it with every write that this lock protects.
-        lost: an event that is set once the lease is lost.
+        token: the fencing token; send it with every write that this lock protects.
+        lost: an event that is set when the lease is lost.
     """
 
     __slots__ = ("_core", "_session", "lost", "resource", "token")
@@ -53,52 +53,54 @@ class Lease:
         self.resource = core.resource
         self.token = core.token
         self.lost = LossEvent(core, session)
-        core.on_lost = self.lost._set  # noqa: SLF001  (one class in two)
+        core.on_lost = self.lost._set  # noqa: SLF001  (the two classes share their private parts)
         if core.state is LeaseState.LOST:
-            # It was lost in another thread before this one got here.
-            self.lost._set()  # noqa: SLF001  (one class in two)
+            # Another thread saw the loss before this line.
+            self.lost._set()  # noqa: SLF001  (the two classes share their private parts)
 
     def __repr__(self) -> str:
         return f"<Lease {self.resource!r} token={self.token} {self.state.value}>"
 
     @property
     def state(self) -> LeaseState:
-        """The state at this moment, by the clock."""
+        """The present state, as the clock shows it."""
         return self._core.state_at(self._session.now_ms())
 
     def remaining(self) -> float:
-        """Return the seconds for which the lease may be counted on from now; 0 once it has ended."""
+        """Return the seconds of validity that are left; 0 once the lease has ended."""
         return self._core.remaining_ms(self._session.now_ms()) / 1000
 
     def raise_if_lost(self) -> None:
-        """Return only if the lease protects the work at this moment.
+        """Raise if the lease no longer protects the work.
 
         Raises:
-            LeaseLostError: it was lost or released.
+            LeaseLostError: the lease was lost or released.
         """
         if error := self._core.lost_error(self._session.now_ms()):
             raise error
 
     def release(self) -> bool:
-        """Give the lease back; return whether it was still held. Repeating it is harmless, and so is a lost one.
+        """Release the lease; return whether it was still held. Harmless if it was released or lost before.
 
         Raises:
             UnavailableError: the server reached no quorum; the lease ends by its ttl at the latest.
-            OutcomeUnknownError: no answer came in time, or the client was closed meanwhile; the same holds.
+            OutcomeUnknownError: no answer came in time, or the client was closed meanwhile; the lease ends
+                by its ttl at the latest.
         """
         if self._core.state is LeaseState.RELEASED:
             return False
         if self.lost.is_set():
-            # Only tidying up; nothing to wait for.
+            # The release only tidies up, so do not wait for it.
             self._session.release_soon(self._core)
             return False
         return self._session.release(self._core)
 
 
 class Lock:
-    """Holds a lease around the body of a `with`; made by `Client.lock`.
+    """Holds a lock for the body of a `with`; made by `Client.lock`.
 
-    It can be entered again after it was left, and every time is a new acquisition; it cannot be entered twice at once.
+    After the body has ended it can be entered again, which acquires a new lease. It cannot be entered twice
+    at once.
     """
 
     __slots__ = ("_entered", "_lease", "_order", "_session")
@@ -110,13 +112,13 @@ class Lock:
         self._lease: Lease | None = None
 
     def __enter__(self) -> Lease:
-        """Acquire; the body is entered with a lease or not at all.
+        """Acquire the lock, and return the lease.
 
         Raises:
             RedfenceError: as `Client.acquire`.
         """
         if not self._entered.acquire(blocking=False):
-            raise RuntimeError("this lock is already entered; make another one with client.lock()")
+            raise RuntimeError("this lock is already entered; create another one with client.lock()")
         try:
             self._lease = Lease(self._session.acquire(self._order), self._session)
         except BaseException:
@@ -127,22 +129,22 @@ class Lock:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Release, within the rpc timeout. What the body raised goes on; else a lost lease raises.
+        """Release the lock within the rpc timeout; raise if the lease was lost. An error of the body wins.
 
         Raises:
             LeaseLostError: the lease was lost during the body.
         """
         lease, self._lease = self._lease, None
-        assert lease is not None, "left what was never entered"
+        assert lease is not None, "the lock was left but never entered"
         self._entered.release()
-        core = lease._core  # noqa: SLF001  (one class in two)
+        core = lease._core  # noqa: SLF001  (the two classes share their private parts)
         if core.state is LeaseState.RELEASED:
             return
         lost = core.lost_error(self._session.now_ms())
         if lost is None:
             self._release_and_log(core)
             return
-        # Only tidying up; nothing to wait for.
+        # The release only tidies up, so do not wait for it.
         self._session.release_soon(core)
         if exc is None:
             raise lost
@@ -151,5 +153,5 @@ class Lock:
         try:
             self._session.release(core)
         except RedfenceError as error:
-            # It ends by its ttl; the body's outcome matters more.
+            # The lease ends by its ttl, and the outcome of the body matters more.
             _log.warning("release_failed resource=%r error=%r", core.resource, str(error))

@@ -1,7 +1,7 @@
-"""Runs a session core on threads: one for the link, one for the timer, both daemons that end with `close`.
+"""Runs a session core on two daemon threads, one for the link and one for the timer.
 
-One lock guards the core. It is held for moments only and never while waiting: callers wait on futures, so Ctrl-C gets
-through. Lock order: this lock, then a link's own.
+One lock guards the core. A thread holds it only briefly and never while it waits. Callers wait on
+futures, so Ctrl-C interrupts them. Lock order: this lock, then a link's own.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from redfence._errors import ClosedError, RedfenceError, UnavailableError
 from redfence._messages.requests import AcquireOrder
 from redfence._transport.links import Method, SyncConnector, SyncLink
 
-# See _async_session.TIMER_MS_MAX.
+# See redfence._aio.session.TIMER_MS_MAX.
 TIMER_MS_MAX = 1000
 
 
 class SyncSession:
-    """Owns the threads of one client; they start with the first call and end with `close`."""
+    """Owns the threads of one client; they start at the first call and end in `close`."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class SyncSession:
         self._options = options
         self._clock = clock
         self._lock = threading.Lock()
-        # Both threads wait here for: a new reason to have a link, an earlier alarm, the end.
+        # Both threads wait for this: the core needs a link, an alarm is earlier, or the session stops.
         self._changed = threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
         self._link: SyncLink | None = None
@@ -55,11 +55,11 @@ class SyncSession:
         self._unwatch: Callable[[], None] | None = None
 
     def now_ms(self) -> float:
-        """Return the present instant."""
+        """Return the present instant in milliseconds."""
         return self._clock.now_ms()
 
     def acquire(self, order: AcquireOrder) -> LeaseCore:
-        """Acquire; if this is interrupted, whatever was or will be granted is released."""
+        """Acquire a lease; if Ctrl-C interrupts this, the client releases any grant."""
         waiter: Future[LeaseCore] = Future()
         call: AcquireCall | None = None
         try:
@@ -69,35 +69,36 @@ class SyncSession:
                 self._wake_driver()
             return waiter.result()
         except BaseException:
-            # After an error of the core this does nothing; after Ctrl-C it gives the acquisition up.
+            # After Ctrl-C this gives up the acquire. After an error of the core it does nothing.
             with self._lock:
                 if call is not None:
                     self._core.abandon(call, now_ms=self._clock.now_ms())
                     self._wake_driver()
                 else:
-                    # Interrupted before it was in hand, if it was begun at all: a grant that nobody waits for is released.
+                    # Ctrl-C came before `call` was assigned. The core releases a grant whose waiter
+                    # is cancelled.
                     waiter.cancel()
             raise
 
     def release(self, lease: LeaseCore) -> bool:
-        """Release, and return whether the lease was still held."""
+        """Release a lease; return whether it was still held."""
         waiter: Future[bool] = Future()
         try:
             self._release(lease, waiter)
             return waiter.result()
         except BaseException:
-            # After Ctrl-C it may not have left yet.
+            # After Ctrl-C the release may still be queued.
             with self._lock:
                 self._wake_driver()
             raise
 
     def waiting_lease_id(self, resource: str) -> str:
-        """Return the secret of the first acquire that waits for a resource at the server; "" if none does."""
+        """Return the lease id of the first acquire that waits at the server for a resource, or ""."""
         with self._lock:
             return self._core.waiting_lease_id(resource)
 
     def release_soon(self, lease: LeaseCore) -> None:
-        """Release without waiting for the answer; a closed client has released it."""
+        """Release a lease without waiting for the answer; does nothing if the client is closed."""
         with suppress(ClosedError):
             self._release(lease, None)
 
@@ -108,7 +109,7 @@ class SyncSession:
             self._wake_driver()
 
     def call(self, method: Method, request: Any) -> Any:
-        """Make a single call on the present link; a broken link is replaced once per address."""
+        """Make a unary call on the present link; try again on a new link at most once per address."""
         for tries_left in reversed(range(len(self._endpoints) + 1)):
             waiter: Future[None] = Future()
             with self._lock:
@@ -118,7 +119,7 @@ class SyncSession:
             waiter.result()
             link = self._link
             if link is None:
-                continue  # it was there, and broke before we could run
+                continue  # the link came up and broke before this line ran
             try:
                 return link.call(method, request, timeout_ms=self._options.rpc_timeout_ms)
             except UnavailableError as error:
@@ -126,10 +127,10 @@ class SyncSession:
                     raise
                 # The transport failed, not the server.
                 link.abort()
-        raise UnavailableError("every link broke before it could be used")
+        raise UnavailableError("every connection broke before it could be used; check the servers and retry")
 
     def close(self) -> None:
-        """End the threads, after releasing what is held; bounded by the close timeout."""
+        """Release every lease and end the threads, within the close timeout."""
         idle: Future[None] = Future()
         with self._lock:
             self._core.close(idle, now_ms=self._clock.now_ms())
@@ -143,7 +144,7 @@ class SyncSession:
 
     def _stop(self) -> None:
         with self._lock:
-            # Once the threads have ended, nobody else would wake the callers.
+            # After the threads have ended, nothing else would wake the callers.
             self._core.stop()
             self._stopping = True
             self._changed.notify_all()
@@ -167,10 +168,10 @@ class SyncSession:
                 thread.start()
             self._unwatch = self._clock.watch(self._time_moved)
 
-    # All of these run with the lock held.
+    # These methods run with the lock held.
 
     def _wake_driver(self) -> None:
-        """After each word with the core: write what there is, and see that the threads wake in time."""
+        """Write the core's commands, and wake the threads if needed. Called after each call to the core."""
         now_ms = self._clock.now_ms()
         link = self._link
         if link is not None:
@@ -207,7 +208,7 @@ class SyncSession:
                     self._timer_at_ms = math.inf
 
     def _run_link(self) -> None:
-        """Keep a link while there is anything to do."""
+        """Keep a link open while the core needs one; end in `close`."""
         while self._wait_for_work():
             address = self._endpoints.current()
             try:

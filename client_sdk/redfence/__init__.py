@@ -1,13 +1,14 @@
-"""redfence: distributed locks with fencing tokens.
+"""Locks resources across machines; every lease has a fencing token.
 
     async with redfence.AsyncClient("127.0.0.1:50051") as client:
         async with client.lock("orders/42", ttl=10) as lease:
             await storage.put("orders/42", key="total", value=b"17", token=lease)
 
-`storage` is whatever keeps the data and refuses a token lower than the highest it has seen, here an `AsyncStorageClient` of
-`redfence_storage.client`: without that, a holder that was paused past its lease can still do harm.
+`storage` keeps the data, and refuses a token that is lower than the highest it has seen. Here it is
+an `AsyncStorageClient` of `redfence_storage.client`. Without this check, a holder that was paused
+past its lease can still overwrite newer data.
 
-`Client` is the same for threads, with the same methods. `redfence.testing` has a server for tests, in memory.
+`Client` has the same methods for threads. `redfence.testing` has an in-memory server for tests.
 """
 
 from redfence._aio.client import AsyncClient
@@ -88,6 +89,6 @@ __all__ = [
     "from_rpc_error",
 ]
 
-# A traceback and a pickle name what a user imports, not the private module where it is written.
+# Tracebacks and pickles show the public name of a class, not its private module.
 for _name in __all__:
     globals()[_name].__module__ = __name__

@@ -1,4 +1,4 @@
-"""`python -m redfence`: the console command."""
+"""Runs the console command by `python -m redfence`."""
 
 import sys
 

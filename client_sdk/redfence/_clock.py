@@ -1,4 +1,4 @@
-"""Time as the SDK sees it: one Protocol, and the system's clock that does not stop while the machine sleeps."""
+"""Defines the SDK's clock: a Protocol, and the system clock that does not stop in suspend."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A monotonic clock that goes on in suspend."""
+    """A monotonic clock that does not stop in suspend."""
 
     def now_ms(self) -> float:
-        """Return the present instant in milliseconds since an arbitrary origin; it never goes back."""
+        """Return the present instant in milliseconds since an arbitrary origin; it never decreases."""
         ...
 
     def watch(self, listener: Callable[[], None], /) -> Callable[[], None]:
-        """Call `listener` whenever time was moved by hand; return a function that ends this.
+        """Call `listener` each time a test moves the clock; return a function that stops this.
 
-        The system's clock is never moved by hand, so there it does nothing.
+        No test moves the system clock, so there `watch` does nothing.
         """
         ...
 
 
-# CLOCK_MONOTONIC stops during suspend on Linux, and with it a lease would seem to live on. Elsewhere (macOS)
-# the ordinary monotonic clock is what there is.
+# On Linux CLOCK_MONOTONIC stops in suspend, so an expired lease would seem valid. Other systems,
+# such as macOS, have only the ordinary monotonic clock.
 _CLOCK_ID = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class SystemClock:
-    """The machine's own clock: CLOCK_BOOTTIME where there is one."""
+    """Reads the machine's clock: CLOCK_BOOTTIME if it exists, else CLOCK_MONOTONIC."""
 
     def now_ms(self) -> float:
-        """Return the milliseconds since boot, suspended time included."""
+        """Return the milliseconds since boot, including time in suspend."""
         return time.clock_gettime(_CLOCK_ID) * 1000.0
 
     def watch(self, _listener: Callable[[], None], /) -> Callable[[], None]:
-        """Do nothing: nobody moves this clock by hand."""
+        """Do nothing, because no test moves this clock."""
         return _nothing
 
 

@@ -1,22 +1,21 @@
-"""What can go wrong, as exceptions; and the two tables that translate a server's word into one of them.
+"""Defines the SDK's exceptions, and translates the errors of servers into them.
 
     RedfenceError
-    ├── InvalidArgumentError    the call was wrong: mend it, do not retry
-    ├── NotAcquiredError        somebody else holds the lock
-    │   ├── LockHeldError       it was tried once (wait=0)
-    │   └── AcquireTimeoutError the wait ran out
-    ├── LeaseLostError          the lease ended under its holder: stop the protected work
-    ├── UnavailableError        no server, or no quorum behind it; nothing was granted or acknowledged: retry later
+    ├── InvalidArgumentError    an argument is wrong: fix the call, do not retry
+    ├── NotAcquiredError        another client holds the lock
+    │   ├── LockHeldError       the call did not wait (wait=0)
+    │   └── AcquireTimeoutError the wait ended first
+    ├── LeaseLostError          the lease ended while it was in use: stop the protected work
+    ├── UnavailableError        no server, or no quorum; nothing was granted or acknowledged: retry later
     │   └── OverloadedError     a queue is full: retry after `retry_after`
-    ├── OutcomeUnknownError     no answer; a Release was sent for what may have been granted, and a write to a storage
-    │                           may be repeated with the same token
-    ├── AccessDeniedError       the credentials were refused
-    ├── StaleTokenError         storage: a later holder was here before; acquire anew
-    ├── NotFoundError           storage: there is no such key
-    ├── ServerError             a defect, or a server that does not know what it was asked
-    └── ClosedError             the client was closed
+    ├── OutcomeUnknownError     no answer: the client releases any grant; repeat a write with the same token
+    ├── AccessDeniedError       the server refused the credentials
+    ├── StaleTokenError         storage: a later holder has accessed the resource; acquire again
+    ├── NotFoundError           storage: the key does not exist
+    ├── ServerError             a bug in the server, or a request that the server does not support
+    └── ClosedError             the client is closed
 
-An error is translated by its `ErrorReason` if the server gave one, else by its status code, never by its text.
+The `ErrorReason` decides the exception. Without a reason, the status code decides. The text never decides.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ _NO_METADATA: Mapping[str, str] = MappingProxyType({})
 
 
 class RedfenceError(Exception):
-    """The root of everything redfence raises on purpose.
+    """The base class of all errors that redfence raises.
 
     Attributes:
-        error_reason: the contract's `ErrorReason` without its prefix, e.g. "QUORUM_UNAVAILABLE"; "" if the error did
-            not come from a server.
-        metadata: details as the contract documents them at that reason.
-        retry_after: seconds after which trying again can help, or None.
+        error_reason: the contract's `ErrorReason` without its prefix, e.g. "QUORUM_UNAVAILABLE"; ""
+            if the error did not come from a server.
+        metadata: details, as the contract documents them for that reason.
+        retry_after: seconds after which a retry can succeed, or None.
     """
 
     def __init__(
@@ -59,24 +58,24 @@ class RedfenceError(Exception):
 
 
 class InvalidArgumentError(RedfenceError, ValueError):
-    """The call was wrong, and nothing was changed."""
+    """An argument was wrong, and nothing was changed."""
 
     @property
     def field(self) -> str:
-        """The name of the argument, or of the contract's field; "" if it is not known."""
+        """The name of the wrong argument, or of the contract's field; "" if it is unknown."""
         return self.metadata.get("field", "")
 
 
 class NotAcquiredError(RedfenceError):
-    """Somebody else holds the lock.
+    """Another client holds the lock.
 
     Attributes:
-        resource: the lock's name.
-        holder: the present holder's label; "" if it has none or was not seen.
-        token: the present holder's fencing token; None if not seen.
-        remaining: seconds until its lease ends unless renewed; None if not seen.
-        position: the caller's place in the server's queue when its wait ran out, 1 being the next to be granted; 0 if it
-            had none or it is not known.
+        resource: the name of the lock.
+        holder: the present holder's label; "" if it has none or no holder was seen.
+        token: the present holder's fencing token; None if no holder was seen.
+        remaining: seconds until the present lease ends unless it is renewed; None if no holder was seen.
+        position: the caller's place in the server's queue when its wait ended; 1 is next. 0 if it
+            had no place or the place is unknown.
     """
 
     def __init__(
@@ -98,30 +97,30 @@ class NotAcquiredError(RedfenceError):
 
 
 class LockHeldError(NotAcquiredError):
-    """The lock was tried once and somebody else holds it."""
+    """Another client holds the lock, and the call did not wait."""
 
 
 class AcquireTimeoutError(NotAcquiredError, TimeoutError):
-    """The lock did not become free within the wait."""
+    """The wait ended before the lock was granted."""
 
 
 class LossReason(enum.Enum):
-    """Why a lease no longer protects anything."""
+    """Why a lease no longer protects its work."""
 
     EXPIRED = "its validity ended before a renewal was confirmed"
     NOT_HELD = "a quorum of nodes no longer holds it"
-    MAX_HOLD = "it was held for max_hold and therefore not renewed any more"
+    MAX_HOLD = "it was held for max_hold, so the client stopped renewing it"
     CLIENT_CLOSED = "the client was closed"
     RELEASED = "it was released"
 
 
 class LeaseLostError(RedfenceError):
-    """The lease does not protect the work any more: stop, and acquire anew.
+    """The lease no longer protects the work: stop, and acquire again.
 
     Attributes:
-        resource: the lock's name.
-        token: the fencing token that is now out of date.
-        reason: why.
+        resource: the name of the lock.
+        token: the fencing token of the lost lease.
+        reason: why the lease ended.
     """
 
     def __init__(self, *, resource: str, token: int, reason: LossReason) -> None:
@@ -132,20 +131,20 @@ class LeaseLostError(RedfenceError):
 
 
 class UnavailableError(RedfenceError):
-    """No server could be reached, or it reached no quorum or no disk: nothing was granted, and nothing acknowledged."""
+    """No server was reachable, or it reached no quorum or no disk. Nothing was granted or acknowledged."""
 
 
 class OverloadedError(UnavailableError):
-    """A server's queue is full."""
+    """A queue of the server is full; retry after `retry_after`."""
 
     @property
     def scope(self) -> str:
-        """What has too many waiters: "resource", "server" or "connection"; "" if something else is full."""
+        """Where too many acquires wait: "resource", "server" or "connection"; "" if another queue is full."""
         return self.metadata.get("scope", "")
 
 
 class OutcomeUnknownError(RedfenceError):
-    """No answer came in time, or the call was cut off; what was asked may or may not have happened."""
+    """No answer came in time, or the call was cut off; the request may or may not have taken effect."""
 
 
 class AccessDeniedError(RedfenceError):
@@ -153,7 +152,7 @@ class AccessDeniedError(RedfenceError):
 
 
 class StaleTokenError(RedfenceError):
-    """The storage has seen a greater fencing token: this holder's time is over, and nothing was changed."""
+    """The storage has seen a higher fencing token, so this holder's lease is over; nothing was changed."""
 
     @property
     def highest_token(self) -> int:
@@ -162,15 +161,15 @@ class StaleTokenError(RedfenceError):
 
 
 class NotFoundError(RedfenceError):
-    """The storage has no such key; a fenced read has shut out lower tokens all the same."""
+    """The storage has no such key; a fenced read has still raised the highest token."""
 
 
 class ServerError(RedfenceError):
-    """The server failed in a way the contract does not foresee."""
+    """The server failed in a way that the contract does not define."""
 
 
 class ClosedError(RedfenceError):
-    """The client was closed."""
+    """The client is closed; create a new one."""
 
 
 BY_REASON: Mapping[int, type[RedfenceError]] = MappingProxyType(
@@ -203,7 +202,7 @@ BY_REASON: Mapping[int, type[RedfenceError]] = MappingProxyType(
 
 BY_CODE: Mapping[grpc.StatusCode, type[RedfenceError]] = MappingProxyType(
     {
-        # A stream that ended well although it should not have: the server is going away.
+        # The server ended the stream with OK because it is stopping.
         grpc.StatusCode.OK: UnavailableError,
         grpc.StatusCode.CANCELLED: OutcomeUnknownError,
         grpc.StatusCode.UNKNOWN: ServerError,
@@ -230,15 +229,16 @@ _CODE_BY_NUMBER: Mapping[int, grpc.StatusCode] = MappingProxyType(
 
 
 def from_wire(error: lock_pb2.Error) -> RedfenceError:
-    """Translate the error of one command of a session."""
+    """Return the exception for the error of one session command."""
     code = _CODE_BY_NUMBER.get(error.code, grpc.StatusCode.UNKNOWN)
     retry_after_ms = error.retry_after.ToMilliseconds() if error.HasField("retry_after") else None
     return _build(code, error.reason, error.message, metadata=error.metadata, retry_after_ms=retry_after_ms)
 
 
 def from_rpc_error(error: grpc.RpcError) -> RedfenceError:
-    """Translate a failed gRPC call, of a lock server or a storage; raise the result `from` it to keep the cause."""
-    # What grpc raises is a Call as well, whose metadata differ between its two flavours; both are pairs.
+    """Return the exception for a failed gRPC call of a lock server or storage; raise it `from` the error."""
+    # grpc raises an object that is also a Call. The two kinds of grpc have different metadata
+    # types; both are pairs.
     call: Any = error
     code: grpc.StatusCode = call.code()
     rich = rich_error.from_trailing_metadata(call.trailing_metadata())
@@ -255,7 +255,7 @@ def _build(
     metadata: Mapping[str, str] = _NO_METADATA,
     retry_after_ms: int | None = None,
 ) -> RedfenceError:
-    # A newer server may know reasons that this table does not; its status code still tells the kind.
+    # A newer server may send reasons that this table lacks. Then the status code decides.
     kind = BY_REASON.get(reason) or BY_CODE[code]
     name = ""
     if reason in BY_REASON:

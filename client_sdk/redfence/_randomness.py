@@ -1,4 +1,4 @@
-"""Chance as the SDK sees it: secrets for lease ids, and fractions for jitter."""
+"""Makes the SDK's random values: secrets for lease ids, and fractions for jitter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Randomness(Protocol):
-    """Where lease ids and jitter come from."""
+    """Makes lease ids and jitter."""
 
     def lease_id(self) -> str:
         """Return 128 unguessable bits as 32 lower-case hex digits."""
@@ -20,7 +20,7 @@ class Randomness(Protocol):
 
 
 class SystemRandomness:
-    """The operating system's randomness for secrets, Python's generator for jitter."""
+    """Makes secrets with the operating system's randomness, and jitter with Python's generator."""
 
     def lease_id(self) -> str:
         """Return 128 bits from the operating system."""

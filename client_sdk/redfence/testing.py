@@ -1,13 +1,13 @@
-"""For the tests of programs that use redfence: a lock server in memory, below the real client code.
+"""Runs a lock server in memory for the tests of programs that use redfence. The client code is the real one.
 
     def test_billing():
         with FakeLockServer() as fake, pytest.raises(redfence.LeaseLostError):
             with fake.client().lock("orders/42", ttl=1) as lease:
-                fake.take_away("orders/42")         # somebody else has it now
-                assert lease.lost.wait(timeout=5)   # learnt at the next renewal; leaving the body raises
+                fake.take_away("orders/42")         # another holder gets the lock
+                assert lease.lost.wait(timeout=5)   # set at the next renewal; leaving the body raises
 
-With `FakeLockServer(clock=ManualClock())` no time passes by itself: `fake.clock.advance(11)` lets a lease of 10 seconds
-expire at once, without sleeping.
+With `FakeLockServer(clock=ManualClock())` time passes only by `advance`. `fake.clock.advance(11)`
+expires a lease of 10 seconds at once, without sleeping.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from redfence._threads.client import Client
 
 __all__ = ["FakeLockServer", "ManualClock"]
 
-# How often the fake looks at the clock: a lease ends, and a wait, at most this much late.
+# How often the fake reads the clock. A lease or a wait ends at most this much late.
 _TICK_S = 0.01
-# Anything is an address of the fake; this is the default.
+# The fake accepts any address; this is the default.
 _ADDRESS = "fake"
 
 
 class ManualClock:
     """A clock that moves only by `advance`. Thread-safe.
 
-    A jump is what a paused process sees: time is over before anything could be done. To let keepalives happen in between,
-    advance in steps shorter than a third of the ttl and let the client run after each.
+    A jump shows what a paused process sees: the deadline passes before the process can act. To let
+    renewals happen, advance in steps shorter than a third of the ttl, and let the client run after
+    each step.
     """
 
     def __init__(self) -> None:
@@ -45,14 +46,14 @@ class ManualClock:
         self._listeners: list[Callable[[], None]] = []
 
     def now_ms(self) -> float:
-        """Return the present instant."""
+        """Return the present instant in milliseconds."""
         with self._lock:
             return self._now_ms
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; then tell everyone who watches."""
+        """Move the clock forward, then call every listener."""
         if seconds < 0:
-            raise ValueError("time does not go back")
+            raise ValueError(f"cannot advance by {seconds!r} seconds; pass a number that is not negative")
         with self._lock:
             self._now_ms += seconds * 1000
             listeners = list(self._listeners)
@@ -60,7 +61,7 @@ class ManualClock:
             listener()
 
     def watch(self, listener: Callable[[], None], /) -> Callable[[], None]:
-        """Call `listener` after every advance; return a function that ends this."""
+        """Call `listener` after every advance; return a function that stops this."""
         with self._lock:
             self._listeners.append(listener)
 
@@ -72,13 +73,13 @@ class ManualClock:
 
 
 class FakeLockServer:
-    """A lock server in memory, and the clients that talk to it; use it as a context manager.
+    """A lock server in memory that also creates its clients; use it as a context manager.
 
-    Leases, tokens, waiting and expiry are as the contract says. There is one server behind any number of addresses, each of
-    which can be stopped.
+    Leases, tokens, waiting and expiry follow the contract. One server answers at any number of
+    addresses, and a test can stop each address.
 
     Args:
-        clock: time for the server and its clients; None: the system's.
+        clock: the clock of the server and its clients; None uses the system clock.
 
     Attributes:
         clock: that clock.
@@ -102,7 +103,7 @@ class FakeLockServer:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the threaded clients it made and stop the server."""
+        """Close the clients for threads that this object created, and stop the server."""
         self.thaw()
         self.start()
         for client in self._clients:
@@ -113,36 +114,36 @@ class FakeLockServer:
         self._thread.join()
 
     def client(self, *addresses: str, options: ClientOptions | None = None) -> Client:
-        """Return a client for threads; it is closed with the server."""
+        """Return a new client for threads, which is closed with the server."""
         connector = FakeSyncConnector(self._network)
         client = Client(*(addresses or (_ADDRESS,)), options=options, connector=connector, clock=self.clock)
         self._clients.append(client)
         return client
 
     def async_client(self, *addresses: str, options: ClientOptions | None = None) -> AsyncClient:
-        """Return a client for asyncio; close it, or use it as a context manager, as any other."""
+        """Return a new client for asyncio; close it, or use it as a context manager."""
         connector = FakeAsyncConnector(self._network)
         return AsyncClient(
             *(addresses or (_ADDRESS,)), options=options, connector=connector, clock=self.clock
         )
 
-    # What happens to leases.
+    # Faults of leases.
 
     def expire(self, resource: str) -> bool:
-        """End the lease of a resource, as if its ttl were over; its holder learns it at the next renewal."""
+        """End a lease as if its ttl were over; its holder sees the loss at the next renewal."""
         return self._server.end(resource)
 
     def take_away(self, resource: str, *, holder: str = "somebody else", ttl: float = 3600.0) -> int:
-        """Give a resource to somebody else, whoever holds it; return the new fencing token."""
+        """Grant a resource to another holder, even if it is held; return the new fencing token."""
         return self._server.grant(resource, holder=holder, ttl_ms=ttl * 1000)
 
     def holder(self, resource: str) -> str | None:
-        """Return the label of whoever holds a resource; None if nobody does."""
+        """Return the label of the present holder of a resource; None if it is free."""
         hold = self._server.hold_of(resource)
         return None if hold is None else hold.holder
 
     def token(self, resource: str) -> int | None:
-        """Return the fencing token of the present lease; None if there is none."""
+        """Return the fencing token of the present lease of a resource; None if it is free."""
         hold = self._server.hold_of(resource)
         return None if hold is None else hold.token
 
@@ -150,26 +151,26 @@ class FakeLockServer:
         """Return how many acquires wait for a resource."""
         return self._server.waiters(resource)
 
-    # What happens to servers.
+    # Faults of servers.
 
     def stop(self, *addresses: str) -> None:
-        """Break the links to these addresses, and refuse new ones; without an address, to all."""
+        """Break the connections to these addresses and refuse new ones; without an address, to all."""
         self._network.stop(addresses)
 
     def start(self, *addresses: str) -> None:
-        """Accept links to these addresses again; without an address, to all."""
+        """Accept connections to these addresses again; without an address, to all."""
         self._network.start(addresses)
 
     def freeze(self) -> None:
-        """Accept everything and answer nothing, like a process that was stopped."""
+        """Accept commands but answer none, like a stopped process."""
         self._server.frozen = True
 
     def thaw(self) -> None:
-        """End `freeze`: carry out and answer what came meanwhile."""
+        """End `freeze`: run and answer the commands that came meanwhile."""
         self._server.thaw()
 
     def lose_quorum(self) -> None:
-        """Answer as a server that cannot reach its nodes: no grant, no renewal."""
+        """Answer like a server that reaches no quorum: grant and renew nothing."""
         self._server.quorum_lost = True
 
     def regain_quorum(self) -> None:
@@ -177,7 +178,7 @@ class FakeLockServer:
         self._server.quorum_lost = False
 
     def drain(self) -> None:
-        """Say goodbye on every link, as a server does that is about to stop."""
+        """Announce the end on every connection and close it, like a server that is stopping."""
         self._server.drain()
 
     def _run(self) -> None:

@@ -1,1 +1,1 @@
-"""The console script `redfence`, and the commands that need the SDK alone."""
+"""Implements the console script `redfence` and the commands that need only the SDK."""

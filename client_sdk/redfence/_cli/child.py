@@ -1,4 +1,4 @@
-"""The command that runs under a lock: a process group of its own, of which nothing is left in the end."""
+"""Runs the command of `redfence lock` in its own process group, and waits until the whole group has ended."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _STDIN = 0
 
 
 class Child:
-    """A started command and its group.
+    """A running command and its process group.
 
     Attributes:
-        status: the command's own exit status as a shell gives it (128 + n for signal n), once it has ended.
+        status: the exit status of the command as a shell shows it (128 + n for signal n); None while it runs.
     """
 
     def __init__(self, command: Sequence[str], *, environment: Mapping[str, str]) -> None:
         """Start the command.
 
         Raises:
-            OSError: it could not be executed; nothing runs.
+            OSError: the command could not be executed; nothing runs.
         """
         _become_subreaper()
         self.status: int | None = None
@@ -43,7 +43,7 @@ class Child:
             )
         finally:
             os.close(write_end)
-        # This object reaps; subprocess must not wait for the process a second time.
+        # This object reaps the process, so subprocess must not wait for it.
         process.returncode = 0
         self._group = process.pid
         with os.fdopen(read_end, "rb") as errors:
@@ -58,7 +58,7 @@ class Child:
             os.killpg(self._group, number)
 
     def reap(self) -> bool:
-        """Collect what has ended; return whether the whole group has."""
+        """Reap the processes that have ended; return whether the whole group has ended."""
         while True:
             try:
                 pid, status = os.waitpid(-self._group, os.WNOHANG | os.WUNTRACED)
@@ -68,13 +68,14 @@ class Child:
                 return False
             if os.WIFSTOPPED(status):
                 if os.WSTOPSIG(status) == signal.SIGTSTP:
-                    # Ctrl-Z: a holder that is suspended only loses its lease, and nobody could resume it.
+                    # Ctrl-Z: continue the group. A suspended holder would lose its lease, and no
+                    # shell could resume it.
                     self.signal(signal.SIGCONT)
             elif pid == self._group:
                 self.status = _exit_status(status)
 
     def give_back_terminal(self) -> None:
-        """Make this process' group the terminal's foreground again, if it was before."""
+        """Make this process's group the terminal's foreground group again, if it was so before."""
         if self._owned_terminal:
             before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
             with contextlib.suppress(OSError):  # the terminal may be gone
@@ -94,6 +95,6 @@ def _owns_terminal() -> bool:
 
 
 def _become_subreaper() -> None:
-    """Adopt the group's orphans, so that `reap` knows when the last of them has ended; on Linux only."""
+    """Adopt the orphans of the group, so that `reap` sees when the last one has ended; on Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

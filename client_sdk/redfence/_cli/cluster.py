@@ -1,4 +1,4 @@
-"""`redfence cluster`: what operators do with the nodes; `status` is here, others come from entry points."""
+"""Groups the commands of `redfence cluster`; `status` is built in, the others come from entry points."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import argparse
 
 from redfence._cli import cluster_status, commands
 
-HELP = "look at the nodes; form, mend and recover a cluster"
+HELP = "show the nodes; form, repair and recover a cluster"
 GROUP = "redfence.commands.cluster"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the commands below this one."""
-    commands.add_commands(parser, group=GROUP, arguments=(), built_in={"status": cluster_status})
+    """Add the subcommands."""
+    commands.add_commands(parser, group=GROUP, built_in={"status": cluster_status})
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Never happens: one of the commands below runs."""
+    """Raise AssertionError, because argparse always runs a subcommand."""
     raise AssertionError(arguments)

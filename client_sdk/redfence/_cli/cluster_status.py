@@ -1,4 +1,4 @@
-"""`redfence cluster status`: does each node vote, and if not, why."""
+"""Prints whether each node votes, and if not, why: `redfence cluster status`."""
 
 from __future__ import annotations
 
@@ -19,26 +19,31 @@ EXIT_UNREACHABLE = 2
 
 _COLUMNS = ("NODE", "STATE", "LATENCY", "CLOCK", "RUN", "HIGH", "DURABLE", "SINCE", "ADDRESS")
 _UNKNOWN = "-"
-# Enough to see that it has changed; `-o json` has all of it.
+# Enough to see a change; `-o json` shows the whole id.
 _RUN_ID_SHOWN = 8
 _OFFSET_MS_SHOWN_MAX = 10_000
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
+    """Add the flags of the command."""
     servers.add_server_argument(parser)
     parser.add_argument(
-        "-o", "--output", choices=("table", "json"), default="table", help="(default: %(default)s)"
+        "-o",
+        "--output",
+        choices=("table", "json"),
+        default="table",
+        help="output format (default: %(default)s)",
     )
     parser.epilog = (
-        "CLOCK is the node's clock less the server's; RUN changes at every restart; HIGH is the greatest fencing token the node knows of; "
-        "DURABLE says whether the node votes again at once after a restart (proven by its settings, declared by you, or none). "
-        "exit status: 0 a quorum of nodes is ready, 1 it is not, 2 no server could be reached"
+        "CLOCK is the node's clock minus the server's. RUN changes at every restart. HIGH is the greatest "
+        "fencing token that the node knows. DURABLE shows whether the node votes again at once after a "
+        "restart: proven by its settings, declared by you, or none. "
+        "exit status: 0 a quorum of nodes is ready, 1 no quorum is ready, 2 no server was reachable"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the nodes; the status tells whether a quorum is ready."""
+    """Print the nodes; return an exit status that shows whether a quorum is ready."""
     try:
         with Client(*servers.addresses(arguments)) as client:
             report = client.cluster_status()
@@ -50,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def as_json(report: ClusterReport) -> str:
-    """Return the report for programs: seconds as numbers or null, states as lower-case words."""
+    """Return the report as JSON, with seconds as numbers or null, and states as lower-case words."""
     nodes = [
         asdict(node) | {"state": node.state.name.lower(), "durability": node.durability.name.lower()}
         for node in report.nodes
@@ -59,7 +64,7 @@ def as_json(report: ClusterReport) -> str:
 
 
 def as_table(report: ClusterReport) -> str:
-    """Return the report for people: a line for each node, below it what is wrong with it, and what it comes to."""
+    """Return the report as a table: a line for each node with its problem below, and a verdict at the end."""
     rows = [_COLUMNS, *(_row(node) for node in report.nodes)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     heading, *lines = [
@@ -91,10 +96,10 @@ def _row(node: NodeReport) -> tuple[str, ...]:
 
 
 def _offset(seconds: float) -> str:
-    """Return how far a clock is ahead, or behind."""
+    """Return a clock offset as text, with its sign."""
     milliseconds = round(seconds * 1000, 1)
     if abs(milliseconds) < _OFFSET_MS_SHOWN_MAX:
-        return f"{milliseconds + 0.0:+.1f}ms"  # + 0.0: there is no -0.0 for people
+        return f"{milliseconds + 0.0:+.1f}ms"  # + 0.0 turns -0.0 into 0.0
     return f"{'-' if seconds < 0 else '+'}{_length(abs(seconds))}"
 
 

@@ -1,4 +1,4 @@
-"""`redfence lock NAME -- CMD…`: runs a command while holding a lock, and never a moment longer."""
+"""Runs a command while it holds a lock, and stops the command before the lease ends: `redfence lock`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EXIT_LEASE_LOST = 122
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
 
-# The most specific first.
+# The most specific class comes first.
 _EXIT_BY_ERROR: dict[type[Exception], int] = {
     InvalidArgumentError: EXIT_USAGE,
     ValueError: EXIT_USAGE,
@@ -47,13 +47,13 @@ _EXIT_BY_ERROR: dict[type[Exception], int] = {
     RedfenceError: EXIT_UNREACHABLE,
 }
 
-# What the user wrote, by the name in the contract.
+# The argument on the command line, by the name of the contract's field.
 _ARGUMENT_BY_FIELD = {"ttl": "--ttl", "wait": "--wait", "holder": "--holder", "resource": "NAME"}
 
-# The lease of a command that was stopped is nearly over: not worth waiting longer for a server that does not answer.
+# The lease of a stopped command is nearly over, so do not wait longer for a server that does not answer.
 _CLOSE_TIMEOUT_MS = 1000
-# Between two tries while the nodes have no quorum or too many wait, unless the server asks for more: a person can wait this
-# long, and it costs the server nothing.
+# The pause between two tries while no quorum is reachable or the queue is full, unless the server
+# asks for a longer one. A person can wait this long, and such tries cost the server almost nothing.
 _OUTAGE_PAUSE_S = 0.5
 
 _FORWARDED = (
@@ -65,16 +65,18 @@ _FORWARDED = (
     signal.SIGUSR2,
 )
 _EPILOG = """\
-The command finds the lock's name in REDFENCE_RESOURCE and the fencing token in REDFENCE_TOKEN. It runs in a process group of
-its own, and the lock is released when all of that group has ended: what the command leaves running is ended too. If the
-lease cannot be renewed, the group gets SIGTERM and then SIGKILL early enough to be dead before the lease ends.
+The command gets the lock's name in REDFENCE_RESOURCE and the fencing token in REDFENCE_TOKEN. It runs in
+its own process group. When the command ends, redfence stops the rest of the group, then releases the lock.
+If redfence cannot renew the lease, it sends the group SIGTERM and then SIGKILL, so that the group has ended
+before the lease ends.
 
-exit status: the command's own (128 + n for signal n); 2 wrong usage; 69 no server, or no quorum of its nodes, could be reached
-in time; 75 the lock was not acquired; 122 the lease was lost; 126 the command cannot be executed; 127 it was not found."""
+exit status: the status of the command (128 + n for signal n); 2 wrong usage; 69 no server or no quorum was
+reachable in time; 75 the lock was not acquired; 122 the lease was lost; 126 the command cannot be executed;
+127 the command was not found."""
 
 
 class _Interrupted(BaseException):
-    """A signal came while the lock was waited for."""
+    """Raised when a signal comes while `redfence lock` waits for the lock."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -82,17 +84,17 @@ class _Interrupted(BaseException):
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
+    """Add the arguments of the command."""
     parser.usage = "redfence lock NAME [options] -- CMD [ARGUMENT …]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
-    parser.add_argument("name", metavar="NAME", help="the lock")
+    parser.add_argument("name", metavar="NAME", help="the name of the lock")
     parser.add_argument(
         "--ttl",
         type=durations.seconds,
         default=10.0,
         metavar="DURATION",
-        help="after how long the lock is free if this machine dies, e.g. 10s, 500ms, 2m (default: 10s)",
+        help="how long the lock stays held if this machine dies, e.g. 10s, 500ms, 2m (default: 10s)",
     )
     waiting = parser.add_mutually_exclusive_group()
     waiting.add_argument(
@@ -112,21 +114,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--kill-after",
         type=durations.seconds,
         metavar="DURATION",
-        help="how long the command may take to end after SIGTERM when the lease is in danger (default: a quarter of the ttl, "
-        "at most 10s)",
+        help="when the lease cannot be renewed, the time between SIGTERM and SIGKILL "
+        "(default: a quarter of the ttl, at most 10s)",
     )
     parser.add_argument(
-        "--holder", metavar="LABEL", help="who holds it, for others to see (default: user@host/pid)"
+        "--holder", metavar="LABEL", help="a label that other clients see (default: user@host/pid)"
     )
     servers.add_server_argument(parser)
     parser.set_defaults(takes_rest=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Acquire, run, release; return the command's status or one of ours."""
+    """Acquire the lock, run the command, release the lock; return the exit status."""
     if not arguments.rest:
         return _print_error(
-            "no command: write it behind --, e.g. redfence lock NAME -- make deploy", EXIT_USAGE
+            "no command given; write it after --, e.g. redfence lock NAME -- make deploy", EXIT_USAGE
         )
     kill_after_ms = None if arguments.kill_after is None else arguments.kill_after * 1000
     try:
@@ -144,7 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _hold_and_run(arguments: argparse.Namespace, plan: Plan) -> int:
     holder = arguments.holder if arguments.holder is not None else _default_holder()
     options = ClientOptions(close_timeout_ms=_CLOSE_TIMEOUT_MS)
-    # However this is left, closing the client releases the lease, or tries to.
+    # Closing the client releases the lease, or tries to, however this block ends.
     with Client(*servers.addresses(arguments), options=options) as client, _interruptible():
         lease = _acquire(client, arguments, holder)
         status = _run_under(lease, arguments.rest, plan)
@@ -154,19 +156,22 @@ def _hold_and_run(arguments: argparse.Namespace, plan: Plan) -> int:
 
 
 def _acquire(client: Client, arguments: argparse.Namespace, holder: str) -> Lease:
-    """Acquire; while a server answers that its nodes do not, or that its queue is full, wait as for a held lock, and say so once."""
+    """Acquire the lock; while the server reports no quorum or a full queue, wait as for a held lock.
+
+    The first such report is printed.
+    """
     clock = SystemClock()
     started_ms = clock.now_ms()
     wait: float | None = arguments.wait
     waiting_announced = False
-    pause = threading.Event()  # never set: a signal ends it by its exception
+    pause = threading.Event()  # never set; a signal ends the wait by an exception
     while True:
         try:
             return client.acquire(arguments.name, ttl=arguments.ttl, wait=wait, holder=holder)
         except UnavailableError as error:
             if arguments.wait is not None:
                 wait = arguments.wait - (clock.now_ms() - started_ms) / 1000
-            # Without a server there may be a mistake in its address: better waiting_announced than waited for.
+            # If no server answered, its address may be wrong, so report the error and do not wait.
             if not error.error_reason or (wait is not None and wait <= 0):
                 raise
             if not waiting_announced:
@@ -193,7 +198,7 @@ def _run_under(lease: Lease, command: list[str], plan: Plan) -> int:
 
 
 def _supervise(child: Child, lease: Lease, plan: Plan, wake_ups: int) -> int:
-    """Wait for the group's end; forward signals; stop it in time."""
+    """Wait until the group has ended; forward signals, and stop the group before the lease ends."""
     stage = Stage.RUNNING
     clock = SystemClock()
     terminated_at_ms = 0.0
@@ -206,17 +211,17 @@ def _supervise(child: Child, lease: Lease, plan: Plan, wake_ups: int) -> int:
             plan, stage=stage, lost=lost, remaining_ms=remaining_ms, terminated_for_ms=terminated_for_ms
         )
         if step.stage is Stage.RUNNING and child.status is not None:
-            # The command is over, but not all that it started; nothing of it may outlive the lock.
+            # The command has ended but its group has not. Stop the group, because it must end
+            # before the release.
             step = Step(Stage.TERMINATED, plan.kill_after_ms)
         elif step.stage is not stage and child.status is None and not in_danger:
             in_danger = True
-            _print_error(
-                "the lease is lost" if lost else "the lease cannot be renewed: stopping the command", 0
-            )
+            what = "the lease is lost" if lost else "the lease cannot be renewed"
+            _print_error(f"{what}: stopping the command", 0)
         if step.stage is not stage:
             child.signal(signal.SIGKILL if step.stage is Stage.KILLED else signal.SIGTERM)
             if step.stage is Stage.TERMINATED:
-                # A stopped process does not see SIGTERM before it goes on.
+                # A stopped process receives SIGTERM only after SIGCONT.
                 child.signal(signal.SIGCONT)
                 terminated_at_ms = now_ms
             stage = step.stage
@@ -225,13 +230,13 @@ def _supervise(child: Child, lease: Lease, plan: Plan, wake_ups: int) -> int:
                 child.signal(number)
     if in_danger or lease.lost.is_set():
         return EXIT_LEASE_LOST
-    assert child.status is not None, "the group is over, hence the command"
+    assert child.status is not None, "the group has ended, so the command has too"
     return child.status
 
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Turn the forwarded signals into an exception while there is no command to forward them to."""
+    """Raise an exception for each forwarded signal while no command runs that could receive it."""
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         raise _Interrupted(number)
@@ -246,7 +251,7 @@ def _interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _wake_ups(lease: Lease) -> Iterator[int]:
-    """Give a file descriptor that carries the number of each signal that comes, and 0 when the lease is lost."""
+    """Yield a file descriptor that receives the number of each signal, and 0 when the lease is lost."""
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
     os.set_blocking(write_end, False)
@@ -255,37 +260,35 @@ def _wake_ups(lease: Lease) -> Iterator[int]:
 
     def report_loss() -> None:
         lease.lost.wait()
-        with contextlib.suppress(OSError):  # the pipe is full, which wakes as well
+        with contextlib.suppress(OSError):  # a full pipe wakes the reader too
             os.write(write_end, b"\0")
 
-    # A daemon: if the lease is never lost, it waits until this process ends.
+    # The thread is a daemon because it waits until the process ends if the lease is never lost.
     threading.Thread(target=report_loss, name="redfence-lock-loss", daemon=True).start()
     try:
         yield read_end
     finally:
-        # The ends stay open: the thread above may still write, and this process is about to end.
+        # The pipe stays open because the thread may still write. This process is about to end.
         signal.set_wakeup_fd(fd_before)
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def _wait(wake_ups: int, wait_ms: float) -> bytes:
-    """Wait for a wake-up; return the numbers of the signals that came."""
+    """Wait at most `wait_ms` for a wake-up; return the numbers of the signals that came."""
     ready, _, _ = select.select([wake_ups], [], [], wait_ms / 1000)
     return os.read(wake_ups, 4096) if ready else b""
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing here: the wake-up descriptor has the signal."""
+    """Do nothing, because the wake-up descriptor has received the signal."""
 
 
 def _release(lease: Lease) -> None:
     try:
         lease.release()
     except RedfenceError as error:
-        _print_error(
-            f"the release was not confirmed, the lock is free after the ttl at the latest: {error}", 0
-        )
+        _print_error(f"release not confirmed; the lock is free after its ttl at the latest: {error}", 0)
 
 
 def _default_holder() -> str:
@@ -294,9 +297,9 @@ def _default_holder() -> str:
 
 
 def _describe(error: Exception) -> str:
-    """Return the error's text, with what to write otherwise: nobody who left --ttl out knows what "ttl" is."""
-    written = _ARGUMENT_BY_FIELD.get(error.field) if isinstance(error, InvalidArgumentError) else None
-    return str(error) if written is None else f"argument {written}: {error}"
+    """Return the error's text; for a wrong argument, begin with its name on the command line."""
+    argument = _ARGUMENT_BY_FIELD.get(error.field) if isinstance(error, InvalidArgumentError) else None
+    return str(error) if argument is None else f"argument {argument}: {error}"
 
 
 def _print_error(message: str, status: int) -> int:

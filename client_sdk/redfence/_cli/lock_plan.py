@@ -1,9 +1,9 @@
-"""When `redfence lock` has to stop its command, so that all of it is dead before the lease's validity ends. Pure.
+"""Decides when `redfence lock` stops its command, so that the command ends before the lease does. Pure.
 
     validity left   ────────────────────────────┬──────────── kill after ────────────┬──── margin ────┬ 0
-    what is done    renewals go on, and fail    SIGTERM to the group                 SIGKILL           over
+    action          renewals continue to fail   SIGTERM to the group                 SIGKILL           end
 
-A lease that is lost outright has no time left: the group is killed at once.
+A lost lease has no validity left, so redfence kills the group at once.
 """
 
 from __future__ import annotations
@@ -11,34 +11,35 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-# SIGKILL, and the kernel's tearing down of the processes, must fit into the margin even on a loaded machine.
+# Within the margin the kernel must end all processes after SIGKILL, even on a loaded machine.
 _MARGIN_MS_MAX = 500.0
 _MARGIN_SHARE = 1 / 10
-# By default the command gets a quarter of the ttl to end by itself.
+# By default the command has a quarter of the ttl to end after SIGTERM.
 _KILL_AFTER_SHARE = 1 / 4
 _KILL_AFTER_MS_MAX = 10_000.0
-# More than half, and a single late renewal (due after a third) would end a command whose lease is in no danger.
+# The first renewal is due after a third of the ttl. With more than half of the ttl here, one late
+# renewal would stop a command whose lease is not at risk.
 _KILL_AFTER_SHARE_MAX = 1 / 2
 
 
 class Stage(enum.Enum):
-    """How far the command has been stopped."""
+    """The signals that the command has received so far."""
 
     RUNNING = "running"
-    """It was not asked to stop."""
+    """No signal yet."""
     TERMINATED = "terminated"
-    """It got SIGTERM."""
+    """SIGTERM was sent."""
     KILLED = "killed"
-    """It got SIGKILL."""
+    """SIGKILL was sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The two distances from the end.
+    """The times before the end of the validity.
 
     Attributes:
-        kill_after_ms: from SIGTERM to SIGKILL.
-        margin_ms: from SIGKILL to the end of the validity.
+        kill_after_ms: the time from SIGTERM to SIGKILL.
+        margin_ms: the time from SIGKILL to the end of the validity.
     """
 
     kill_after_ms: float
@@ -47,11 +48,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to do now.
+    """The next action.
 
     Attributes:
-        stage: the stage to be in; if it is a new one, send its signal.
-        wait_ms: how long nothing else is due unless something happens.
+        stage: the stage to enter; if it is a new one, send its signal.
+        wait_ms: how long to wait before the next step, unless an event comes first.
     """
 
     stage: Stage
@@ -62,27 +63,28 @@ def make_plan(*, ttl_ms: float, kill_after_ms: float | None) -> Plan:
     """Return the plan for a ttl.
 
     Raises:
-        ValueError: `kill_after_ms` leaves too little of the ttl.
+        ValueError: `kill_after_ms` is more than half of the ttl.
     """
     margin_ms = min(_MARGIN_MS_MAX, ttl_ms * _MARGIN_SHARE)
     if kill_after_ms is None:
         return Plan(min(_KILL_AFTER_MS_MAX, ttl_ms * _KILL_AFTER_SHARE), margin_ms)
     if kill_after_ms > ttl_ms * _KILL_AFTER_SHARE_MAX:
         raise ValueError(
-            f"--kill-after may be half of --ttl at most, {ttl_ms * _KILL_AFTER_SHARE_MAX / 1000:g} s"
+            f"--kill-after is {kill_after_ms / 1000:g} s; "
+            f"it may be at most half of --ttl, {ttl_ms * _KILL_AFTER_SHARE_MAX / 1000:g} s"
         )
     return Plan(kill_after_ms, margin_ms)
 
 
 def next_step(plan: Plan, *, stage: Stage, lost: bool, remaining_ms: float, terminated_for_ms: float) -> Step:
-    """Return what to do while the command runs.
+    """Return the next action for a running command.
 
     Args:
-        plan: the distances.
-        stage: what was done before.
+        plan: the times before the end of the validity.
+        stage: the present stage.
         lost: whether the lease is lost.
-        remaining_ms: the validity left.
-        terminated_for_ms: how long ago SIGTERM was sent; 0 if it was not.
+        remaining_ms: the validity that is left.
+        terminated_for_ms: how long ago SIGTERM was sent; 0 if it was not sent.
     """
     to_kill_ms = 0.0 if lost else remaining_ms - plan.margin_ms
     if stage is Stage.TERMINATED:

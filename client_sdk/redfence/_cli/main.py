@@ -1,4 +1,4 @@
-"""The console script `redfence`: finds the subcommand, runs it, and turns expected errors into one line."""
+"""Runs the console script `redfence`: finds the subcommand and prints expected errors as one line."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ from redfence._cli import commands
 from redfence._errors import RedfenceError
 
 EXIT_FAILED = 1
-# As a shell reports a program that Ctrl-C ended.
+# The status that a shell reports after Ctrl-C.
 EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141  # as a shell tells a death by SIGPIPE
-# Packages of this project: one of theirs that is missing is a defect, not an extra that was not installed.
+EXIT_BROKEN_PIPE = 141  # the status that a shell reports after SIGPIPE
+# The packages of this project. If one of their modules is missing, that is a bug and not a missing extra.
 _OWN_PACKAGES = ("redfence", "redfence_proto", "redfence_server", "redfence_storage")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit status; a traceback is a defect."""
+    """Run a command line and return its exit status; print expected errors without a traceback."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _silence_libraries()
-    # argparse cannot give a subcommand what stands behind `--` untouched.
+    # argparse cannot pass the words after `--` to a subcommand unchanged.
     own, rest = _split(arguments)
     parser = argparse.ArgumentParser(prog="redfence", description="Distributed locks with fencing tokens.")
     parser.add_argument("--version", action="version", version=f"redfence {version('redfence')}")
-    commands.add_commands(parser, group=commands.GROUP, arguments=own)
+    commands.add_commands(parser, group=commands.GROUP)
     parsed, unknown = parser.parse_known_args(own)
     if unknown and not parsed.takes_anything:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if rest and not parsed.takes_rest:
-        parser.error(f"redfence {parsed.command_name} takes nothing behind --")
+        parser.error(f"redfence {parsed.command_name} takes no words after --: {' '.join(rest)}")
     parsed.rest = rest
     try:
         status: int = parsed.run(parsed)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read it has seen enough, as `head` has. The interpreter would flush once more, and complain.
+        # The reader, e.g. `head`, has closed the pipe. At its exit the interpreter would flush
+        # again and print an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except RedfenceError as error:
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in _OWN_PACKAGES:
             raise
-        print(commands.missing(parsed.command_name, error), file=sys.stderr)
+        print(commands.missing(parsed.command_name, parsed.extra, error), file=sys.stderr)
         return commands.EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -56,11 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _silence_libraries() -> None:
-    """Leave the terminal to the commands: what a library has to say reaches them as results and errors."""
-    # Without a handler, Python prints warnings of loggers that nobody set up.
+    """Keep the logs of libraries off the terminal; commands print results and errors themselves."""
+    # Without a handler, Python prints the warnings of a logger.
     logging.getLogger("redfence").addHandler(logging.NullHandler())
     if "GRPC_VERBOSITY" not in os.environ:
-        # For the gRPC library in this process only: `os.environ` is what other programs inherit.
+        # This sets the variable only for gRPC in this process. Child processes get `os.environ`.
         os.putenv("GRPC_VERBOSITY", "ERROR")
 
 

@@ -1,4 +1,4 @@
-"""The `--server` flag of the client commands."""
+"""Adds the `--server` flag to the client commands, and reads it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def add_server_argument(parser: argparse.ArgumentParser) -> None:
         "--server",
         action="append",
         metavar="ADDR",
-        help=f"HOST:PORT of a lock server; repeat it for several, tried in this order "
+        help=f"HOST:PORT of a lock server; repeat the flag for several servers, tried in this order "
         f"(default: ${ENVIRONMENT}, separated by commas, else {DEFAULT})",
     )
 
 
 def addresses(arguments: argparse.Namespace) -> list[str]:
-    """Return the servers to use: the flag, else the environment, else this machine."""
+    """Return the server addresses: from the flag, else from the environment, else the local default."""
     if arguments.server:
         return list(arguments.server)
     named = [address.strip() for address in os.environ.get(ENVIRONMENT, "").split(",")]

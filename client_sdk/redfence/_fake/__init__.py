@@ -1,1 +1,1 @@
-"""The lock server in memory behind `redfence.testing`."""
+"""Implements the in-memory lock server of `redfence.testing`."""

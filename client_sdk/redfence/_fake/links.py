@@ -1,4 +1,4 @@
-"""Links to the server in memory, in both colours, and the addresses behind which it can be stopped."""
+"""Opens links to the in-memory server for asyncio and for threads, and lets a test stop its addresses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EVERYWHERE = "*"
 
 
 class FakeNetwork:
-    """One server behind any number of addresses.
+    """Connects any number of addresses to one in-memory server.
 
     Attributes:
         server: that server.
@@ -28,14 +28,14 @@ class FakeNetwork:
         self._sessions: dict[FakeSession, str] = {}
 
     def stop(self, addresses: Collection[str]) -> None:
-        """Break the links to these addresses, or to all, and refuse new ones."""
+        """Break the links to these addresses and refuse new ones; without an address, to all."""
         self._stopped |= set(addresses) or {_EVERYWHERE}
         for session, address in list(self._sessions.items()):
             if self._is_stopped(address):
                 self.disconnect(session)
 
     def start(self, addresses: Collection[str]) -> None:
-        """Accept links to these addresses again, or to all."""
+        """Accept links to these addresses again; without an address, to all."""
         self._stopped = self._stopped - set(addresses) if addresses else frozenset()
 
     def connect(self, address: str, deliver: Deliver) -> FakeSession:
@@ -51,7 +51,7 @@ class FakeNetwork:
         return session
 
     def disconnect(self, session: FakeSession) -> None:
-        """End a session; harmless if it has ended."""
+        """End a session; does nothing if it has ended."""
         self._sessions.pop(session, None)
         session.close()
 
@@ -60,18 +60,18 @@ class FakeNetwork:
 
 
 class FakeAsyncConnector:
-    """Makes links for asyncio."""
+    """Opens in-memory links for asyncio."""
 
     def __init__(self, network: FakeNetwork) -> None:
         self._network = network
 
     async def connect(self, address: str, /, *, timeout_ms: int) -> FakeAsyncLink:  # noqa: ARG002
-        """Open a session; it takes no time."""
+        """Open a session at once."""
         return FakeAsyncLink(self._network, address)
 
 
 class FakeAsyncLink:
-    """A session in memory."""
+    """A link to the in-memory server."""
 
     def __init__(self, network: FakeNetwork, address: str) -> None:
         self._network = network
@@ -80,20 +80,20 @@ class FakeAsyncLink:
         self._session = network.connect(address, self._deliver)
 
     def _deliver(self, response: lock_pb2.SessionResponse | None) -> None:
-        # The server may live longer than the loop of one of its clients.
+        # The loop of a client may end before the server does.
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._responses.put_nowait, response)
 
     async def send(self, request: lock_pb2.SessionRequest, /) -> None:
-        """Carry out the commands; their answers arrive through the loop."""
+        """Run the commands; their answers arrive through the loop."""
         self._session.handle(request)
 
     async def receive(self) -> lock_pb2.SessionResponse | None:
-        """Return the next message, or None at the end."""
+        """Return the next message, or None at the end of the session."""
         return await self._responses.get()
 
     async def call(self, method: Method, request: Any, /, *, timeout_ms: int) -> Any:  # noqa: ARG002
-        """Make a single call; it takes no time."""
+        """Answer a unary call at once."""
         return self._network.server.call(method, request)
 
     def abort(self) -> None:
@@ -106,18 +106,18 @@ class FakeAsyncLink:
 
 
 class FakeSyncConnector:
-    """Makes links for threads."""
+    """Opens in-memory links for threads."""
 
     def __init__(self, network: FakeNetwork) -> None:
         self._network = network
 
     def connect(self, address: str, /, *, timeout_ms: int) -> FakeSyncLink:  # noqa: ARG002
-        """Open a session; it takes no time."""
+        """Open a session at once."""
         return FakeSyncLink(self._network, address)
 
 
 class FakeSyncLink:
-    """A session in memory."""
+    """A link to the in-memory server."""
 
     def __init__(self, network: FakeNetwork, address: str) -> None:
         self._network = network
@@ -125,15 +125,15 @@ class FakeSyncLink:
         self._session = network.connect(address, self._responses.put)
 
     def send(self, request: lock_pb2.SessionRequest, /) -> None:
-        """Carry out the commands; their answers arrive through the queue."""
+        """Run the commands; their answers arrive through the queue."""
         self._session.handle(request)
 
     def receive(self) -> lock_pb2.SessionResponse | None:
-        """Return the next message, or None at the end."""
+        """Return the next message, or None at the end of the session."""
         return self._responses.get()
 
     def call(self, method: Method, request: Any, /, *, timeout_ms: int) -> Any:  # noqa: ARG002
-        """Make a single call; it takes no time."""
+        """Answer a unary call at once."""
         return self._network.server.call(method, request)
 
     def abort(self) -> None:

@@ -1,4 +1,4 @@
-"""The locks of the server in memory: who holds what, and which token comes next."""
+"""Keeps the locks of the in-memory server: the holds, and the next token of each resource."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from redfence._clock import Clock
 from redfence._messages.requests import duration_ms
 from redfence_proto.v1 import lock_pb2
 
-# As the contract says of Lease.validity.
+# As the contract defines it for Lease.validity.
 _WAIT_DRIFT_RATIO = 0.0005
 
 
 @dataclass(slots=True)
 class FakeHold:
-    """One lease.
+    """The hold of one lease.
 
     Attributes:
-        lease_id: its secret.
-        holder: its label.
-        token: its fencing token.
-        ttl_ms: as asked for.
-        expires_at_ms: when it ends unless renewed.
+        lease_id: the secret of the lease.
+        holder: the holder's label.
+        token: the fencing token.
+        ttl_ms: the requested ttl.
+        expires_at_ms: when the hold ends unless it is renewed.
     """
 
     lease_id: str = field(repr=False)  # a secret
@@ -32,7 +32,7 @@ class FakeHold:
 
 
 class FakeLocks:
-    """A dictionary of holds, and ordered tokens. Not thread-safe."""
+    """Keeps the hold and the last token of each resource. Not thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -40,27 +40,27 @@ class FakeLocks:
         self._tokens: dict[str, int] = {}
 
     def get(self, resource: str) -> FakeHold | None:
-        """Return the hold of a resource."""
+        """Return the hold of a resource, or None if it is free."""
         return self._holds.get(resource)
 
     def expired(self) -> list[str]:
-        """Return the resources whose hold has run out."""
+        """Return the resources whose hold has expired."""
         now_ms = self._clock.now_ms()
         return [name for name, hold in self._holds.items() if hold.expires_at_ms <= now_ms]
 
     def end(self, resource: str) -> bool:
-        """End a hold; return whether there was one."""
+        """End the hold of a resource; return whether there was one."""
         return self._holds.pop(resource, None) is not None
 
     def grant(self, resource: str, *, lease_id: str, holder: str, ttl_ms: float) -> FakeHold:
-        """Give a resource to a lease with the next token, whatever lease held it."""
+        """Grant a resource to a lease with the next token, even if another lease holds it."""
         token = self._tokens[resource] = self._tokens.get(resource, 0) + 1
         expires_at_ms = self._clock.now_ms() + ttl_ms
         hold = self._holds[resource] = FakeHold(lease_id, holder, token, ttl_ms, expires_at_ms)
         return hold
 
     def grant_to(self, request: lock_pb2.AcquireRequest) -> FakeHold:
-        """Give a resource to the lease that asks for it."""
+        """Grant a resource to the lease of an acquire request."""
         ttl_ms = duration_ms(request.ttl)
         return self.grant(request.resource, lease_id=request.lease_id, holder=request.holder, ttl_ms=ttl_ms)
 
@@ -69,7 +69,7 @@ class FakeLocks:
         return max(self._tokens.values(), default=0)
 
     def current(self, hold: FakeHold) -> lock_pb2.CurrentHold:
-        """Return a hold as the contract shows it."""
+        """Return a hold as the contract's message."""
         current = lock_pb2.CurrentHold(holder=hold.holder, fencing_token=hold.token)
         current.remaining.FromMilliseconds(int(max(0.0, hold.expires_at_ms - self._clock.now_ms())))
         return current
@@ -78,7 +78,7 @@ class FakeLocks:
 def answer_grant(
     result: lock_pb2.SessionResult, request: lock_pb2.AcquireRequest, hold: FakeHold, *, waited_ms: float
 ) -> None:
-    """Write a grant as the answer to an acquire that has waited so long."""
+    """Write a grant as the answer to an acquire that has waited for `waited_ms`."""
     result.acquire.outcome = lock_pb2.ACQUIRE_OUTCOME_GRANTED
     lease = result.acquire.lease
     lease.resource = request.resource
@@ -90,5 +90,5 @@ def answer_grant(
 
 
 def validity_ms(ttl_ms: float) -> float:
-    """Return for how long a holder may count on a grant from the instant it asked."""
+    """Return the validity of a grant with this ttl: the ttl less the allowance for clock drift."""
     return ttl_ms - (ttl_ms / 100 + 2)

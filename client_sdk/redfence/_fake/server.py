@@ -1,6 +1,6 @@
-"""A lock server in memory: the contract's behaviour without nodes, quorum or network. Thread-safe.
+"""Implements the contract in memory, without nodes, quorum or network. Thread-safe.
 
-It answers commands exactly as the contract says and grants ordered tokens; faults are switched on by its owner.
+It answers commands as the contract defines and grants ordered tokens. Its owner switches faults on and off.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2
 
 Deliver = Callable[[lock_pb2.SessionResponse | None], None]
-"""Takes each response of a session; None when it ends. Called with the server's lock held: it must only pass it on."""
+"""Receives each response of a session, and None at its end. Must not block: the server's lock is held."""
 
 _INVALID_ARGUMENT, _UNAVAILABLE, _CANCELLED = 3, 14, 1
-# As the contract says of GetLock.
+# As the contract defines it for GetLock.
 _SHOWN_MAX = 100
 
 
@@ -40,10 +40,10 @@ class FakeSession:
     """One stream of one client.
 
     Attributes:
-        server: where it ends.
-        deliver: takes the responses.
-        open: whether it still carries anything.
-        held_requests: responses kept while the server is frozen.
+        server: the in-memory server.
+        deliver: receives the responses.
+        open: whether the stream is open.
+        held_requests: the requests that came while the server was frozen.
     """
 
     server: FakeServer
@@ -52,19 +52,19 @@ class FakeSession:
     held_requests: list[lock_pb2.SessionRequest] = field(default_factory=list)
 
     def handle(self, request: lock_pb2.SessionRequest) -> None:
-        """Carry out the commands."""
+        """Run the commands of one message."""
         self.server.handle(self, request)
 
     def close(self) -> None:
-        """End the stream: its waiting acquires are cancelled."""
+        """End the stream and cancel its waiting acquires."""
         self.server.close(self)
 
 
 class FakeServer:
-    """The rules, over a dictionary.
+    """Answers sessions and unary calls over a dictionary of locks.
 
     Args:
-        clock: time; leases expire and waits end when `tick` is called.
+        clock: the clock; leases expire and waits end when `tick` is called.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -73,10 +73,10 @@ class FakeServer:
         self._locks = FakeLocks(clock)
         self._waiting: dict[str, deque[_Waiting]] = {}
         self._sessions: dict[FakeSession, None] = {}
-        # The faults.
+        # Faults.
         self.frozen = False
         self.quorum_lost = False
-        # How many commands of each kind came, e.g. for "was it renewed?".
+        # How many commands of each kind came. Tests use it, e.g. to see whether a lease was renewed.
         self.counts: dict[str, int] = {}
 
     # Streams.
@@ -89,7 +89,7 @@ class FakeServer:
             return session
 
     def handle(self, session: FakeSession, request: lock_pb2.SessionRequest) -> None:
-        """Carry out one message of a stream."""
+        """Run the commands of one message, and deliver the results that are ready."""
         with self._lock:
             if not session.open:
                 return
@@ -131,7 +131,7 @@ class FakeServer:
                 self.close(session)
 
     def thaw(self) -> None:
-        """Carry out what was sent while the server was frozen."""
+        """End the freeze, and run the commands that came meanwhile."""
         with self._lock:
             self.frozen = False
             for session in list(self._sessions):
@@ -142,28 +142,28 @@ class FakeServer:
     # Time.
 
     def tick(self) -> None:
-        """End what has expired, grant what was waited for, and end waits."""
+        """End expired leases, grant their locks to waiters, and end waits that are over."""
         with self._lock:
             if not self.frozen:
                 self._expire()
 
-    # What the owner may do.
+    # Methods for the owner.
 
     def hold_of(self, resource: str) -> FakeHold | None:
-        """Return who holds a resource."""
+        """Return the present hold of a resource, or None if it is free."""
         with self._lock:
             self._expire()
             return self._locks.get(resource)
 
     def end(self, resource: str) -> bool:
-        """End a lease as if its time were over; return whether there was one."""
+        """End the lease of a resource as if its ttl were over; return whether there was one."""
         with self._lock:
             ended = self._locks.end(resource)
             self._grant_next(resource)
             return ended
 
     def grant(self, resource: str, *, holder: str, ttl_ms: float) -> int:
-        """Give a resource to somebody else, whoever holds it; return the new token."""
+        """Grant a resource to another holder, even if it is held; return the new token."""
         with self._lock:
             return self._locks.grant(resource, lease_id="-" * 32, holder=holder, ttl_ms=ttl_ms).token
 
@@ -172,10 +172,10 @@ class FakeServer:
         with self._lock:
             return len(self._waiting.get(resource, ()))
 
-    # Single calls.
+    # Unary calls.
 
     def call(self, method: Method, request: Any) -> Any:
-        """Answer a single call."""
+        """Answer a unary call."""
         with self._lock:
             self._expire()
             if method == "ClusterStatus":
@@ -201,7 +201,7 @@ class FakeServer:
                 shown.waited.FromMilliseconds(int(self._clock.now_ms() - waiting.arrived_at_ms))
         return response
 
-    # The commands. All of these run with the lock held.
+    # Commands. These methods run with the lock held.
 
     def _carry_out(
         self,
@@ -210,7 +210,7 @@ class FakeServer:
         result: lock_pb2.SessionResult,
         now_ms: float,
     ) -> bool:
-        """Fill in the result; return whether it is to be sent now."""
+        """Run a command and fill in its result; return whether to send the result now."""
         kind = command.WhichOneof("command") or ""
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if kind == "acquire":
@@ -245,7 +245,7 @@ class FakeServer:
         hold = self._locks.get(request.resource)
         queue = self._waiting.setdefault(request.resource, deque())
         if hold is not None and hold.lease_id == request.lease_id:
-            # A retry: the same grant again.
+            # A retry gets the same grant again.
             hold.expires_at_ms = now_ms + hold.ttl_ms
             answer_grant(result, request, hold, waited_ms=0)
         elif hold is None and not queue:
@@ -334,7 +334,7 @@ def _cluster_status(*, quorum_lost: bool, high: int) -> lock_pb2.ClusterStatusRe
     response = lock_pb2.ClusterStatusResponse(cluster_id="fake", quorum=1, server_version="fake")
     response.max_ttl.FromMilliseconds(bounds.TTL_MS_MAX_DEFAULT)
     state = lock_pb2.NODE_STATE_UNREACHABLE if quorum_lost else lock_pb2.NODE_STATE_READY
-    # Memory is lost with the process.
+    # The process loses its memory when it ends, so the node is not durable.
     node = response.nodes.add(index=0, address="memory", state=state, durability=lock_pb2.DURABILITY_NONE)
     node.high = high
     node.clock_offset.FromMilliseconds(0)

@@ -1,1 +1,1 @@
-"""The contract in Python: requests to send, and reports for callers."""
+"""Converts between the contract's messages and Python values: requests to send, and reports for callers."""

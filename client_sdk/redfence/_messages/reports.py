@@ -1,4 +1,4 @@
-"""What the single calls answer, as frozen values; read from the contract's messages. Pure."""
+"""Converts the answers of unary calls into frozen values for callers. Pure."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ from redfence_proto.v1 import lock_pb2
 
 
 class NodeAnswer(enum.Enum):
-    """How a node answered."""
+    """Whether a node answered, and if not, why."""
 
     UNKNOWN = lock_pb2.NODE_ANSWER_UNSPECIFIED
-    """In a way that this version does not know."""
+    """The server sent a value that this version does not know."""
     ANSWERED = lock_pb2.NODE_ANSWER_ANSWERED
-    """It answered."""
+    """The node answered."""
     TIMED_OUT = lock_pb2.NODE_ANSWER_TIMED_OUT
-    """Not in time."""
+    """The node did not answer in time."""
     UNREACHABLE = lock_pb2.NODE_ANSWER_UNREACHABLE
-    """There is no connection to it, or it is not ready."""
+    """The server has no connection to the node, or the node is not ready."""
     REFUSED = lock_pb2.NODE_ANSWER_REFUSED
-    """The server is not admitted to it any more, or it answered with an error."""
+    """The node no longer admits the server, or it answered with an error."""
 
 
 class NodeState(enum.Enum):
-    """Whether a node votes."""
+    """Whether a node votes, and if not, why."""
 
     UNKNOWN = lock_pb2.NODE_STATE_UNSPECIFIED
-    """In a state that this version does not know."""
+    """The server sent a state that this version does not know."""
     JOINING = lock_pb2.NODE_STATE_JOINING
-    """The server is checking its identity."""
+    """The server is connecting to the node and checking its identity."""
     READY = lock_pb2.NODE_STATE_READY
-    """It votes."""
+    """The node votes."""
     QUARANTINED = lock_pb2.NODE_STATE_QUARANTINED
-    """Reachable but not trusted."""
+    """The node is reachable but not trusted, so it does not vote."""
     UNREACHABLE = lock_pb2.NODE_STATE_UNREACHABLE
-    """No connection."""
+    """The server has no connection to the node."""
 
 
 class Durability(enum.Enum):
-    """Whether a node loses nothing at a crash, so that it votes again at once after a restart."""
+    """Whether a node keeps all its data in a crash, so that it votes again at once after a restart."""
 
     UNKNOWN = lock_pb2.DURABILITY_UNSPECIFIED
-    """It is not known yet, or in a way that this version does not know."""
+    """The server does not know yet, or it sent a value that this version does not know."""
     PROVEN = lock_pb2.DURABILITY_PROVEN
-    """By its settings."""
+    """The node's settings prove it."""
     DECLARED = lock_pb2.DURABILITY_DECLARED
-    """By the operator's word alone."""
+    """The operator declared it; nothing proves it."""
     NONE = lock_pb2.DURABILITY_NONE
-    """After a restart it is kept out for the greatest ttl, and then comes back."""
+    """The node may lose data. After a restart it does not vote for the greatest ttl."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Who holds a resource.
+    """The present lease of a resource.
 
     Attributes:
-        holder: its label; may be "".
-        token: its fencing token.
-        remaining: seconds until its lease ends unless renewed.
+        holder: the holder's label; may be "".
+        token: the fencing token.
+        remaining: seconds until the lease ends unless it is renewed.
     """
 
     holder: str
@@ -69,12 +69,12 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class NodeHold:
-    """What one node says of a resource.
+    """The state of a resource on one node.
 
     Attributes:
-        index: the node's place in the cluster.
-        answer: whether and why it did (not) answer.
-        hold: the hold on that node, if there is one.
+        index: the node's index in the cluster.
+        answer: whether the node answered, and if not, why.
+        hold: the hold on that node, or None.
     """
 
     index: int
@@ -87,8 +87,8 @@ class QueuedAcquire:
     """One acquire that waits for a resource.
 
     Attributes:
-        holder: its label; may be "".
-        waited: seconds that it has been waiting.
+        holder: the waiter's label; may be "".
+        waited: how many seconds it has waited.
     """
 
     holder: str
@@ -97,16 +97,16 @@ class QueuedAcquire:
 
 @dataclass(frozen=True, slots=True)
 class LockReport:
-    """The state of a resource when it was asked for; by now it may have changed.
+    """The state of a resource when the server answered; it may have changed since.
 
     Attributes:
-        resource: the name.
-        current: who holds it by a quorum's word, or None.
+        resource: the name of the resource.
+        current: the lease that holds it on a quorum of nodes, or None.
         waiters: how many acquires wait for it at the server that answered.
-        queue: those acquires, the next to be granted first; the first 100 of them.
-        position: the place in that queue of this client's own acquire, of the first if it has several; 1 is the next to be
-            granted, 0 means that none waits there.
-        nodes: what each node says.
+        queue: the first 100 of those acquires, the next to be granted first.
+        position: the place of this client's first acquire in that queue; 1 is next, 0 means that
+            none waits there.
+        nodes: the state on each node.
     """
 
     resource: str
@@ -119,11 +119,11 @@ class LockReport:
 
 @dataclass(frozen=True, slots=True)
 class TokenReport:
-    """Whether a fencing token was the live one when it was asked for.
+    """Whether a fencing token belonged to the present lease when the server answered.
 
     Attributes:
         live: whether the lease with this token held the resource.
-        current: who held it, or None.
+        current: the present lease, or None.
     """
 
     live: bool
@@ -135,18 +135,20 @@ class NodeReport:
     """One node, as the server that answered sees it.
 
     Attributes:
-        index: its place in the cluster.
-        address: HOST:PORT or a socket's path.
-        state: whether it votes.
-        detail: why it does not, or what is wrong with it although it does; "" when all is well.
-        run_id: the id of its present run.
-        latency: seconds that its last command took; None before the first.
+        index: the node's index in the cluster.
+        address: HOST:PORT, or the path of a socket.
+        state: whether the node votes.
+        detail: why it does not vote, or a problem of a node that votes; "" when there is none.
+        run_id: the id of the node's present process; it changes at every restart.
+        latency: seconds that the last command took; None before the first.
         since: seconds in this state.
-        clock_offset: seconds that its clock is ahead of the server's; negative if it is behind, None before it was asked.
-        high: the greatest number that it is known to have minted or learnt.
-        durability: whether it votes again at once after a restart.
-        clock_distrusted_for: seconds for which its votes for new grants do not count, because its clock was set.
-        state_changes: how often its state has changed since the server's start.
+        clock_offset: seconds that the node's clock is ahead of the server's; negative if behind,
+            None if unknown.
+        high: the greatest token that the node is known to have minted or learned.
+        durability: whether the node votes again at once after a restart.
+        clock_distrusted_for: seconds for which its votes for new grants do not count, because its
+            clock was set.
+        state_changes: how often the state has changed since the server started.
     """
 
     index: int
@@ -173,11 +175,11 @@ class ClusterReport:
     """The cluster, as the server that answered sees it.
 
     Attributes:
-        cluster_id: "" while no node was admitted.
-        quorum: how many ready nodes a decision takes.
+        cluster_id: the id of the cluster; "" while no node is admitted.
+        quorum: how many ready nodes a decision needs.
         nodes: every configured node.
         max_ttl: the greatest ttl in seconds.
-        server_version: of the server that answered.
+        server_version: the version of the server that answered.
     """
 
     cluster_id: str
@@ -188,12 +190,12 @@ class ClusterReport:
 
     @property
     def ready(self) -> bool:
-        """Whether enough nodes vote for locks to be granted. One whose clock was set lately does not count."""
+        """Whether a quorum of nodes votes for new grants. A node with a newly set clock does not count."""
         return sum(node.grants for node in self.nodes) >= self.quorum > 0
 
 
 def read_lock(response: lock_pb2.GetLockResponse) -> LockReport:
-    """Read the answer to GetLock."""
+    """Return the answer of GetLock as a report."""
     nodes = tuple(
         NodeHold(
             node.node_index, _node_answer(node.answer), _hold(node.hold) if node.HasField("hold") else None
@@ -206,13 +208,13 @@ def read_lock(response: lock_pb2.GetLockResponse) -> LockReport:
 
 
 def read_token(response: lock_pb2.CheckTokenResponse) -> TokenReport:
-    """Read the answer to CheckToken."""
+    """Return the answer of CheckToken as a report."""
     current = _hold(response.current) if response.HasField("current") else None
     return TokenReport(response.state == lock_pb2.TOKEN_STATE_LIVE, current)
 
 
 def read_cluster(response: lock_pb2.ClusterStatusResponse) -> ClusterReport:
-    """Read the answer to ClusterStatus."""
+    """Return the answer of ClusterStatus as a report."""
     return ClusterReport(
         response.cluster_id,
         response.quorum,

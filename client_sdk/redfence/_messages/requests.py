@@ -1,4 +1,4 @@
-"""Callers' arguments to the contract's messages, and checked before anything is sent. Pure."""
+"""Checks callers' arguments and writes them into the contract's messages. Pure."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from redfence_proto.v1 import lock_pb2
 Seconds: TypeAlias = float | int | timedelta
 """A length of time: a number of seconds, or a timedelta. It is rounded to whole milliseconds."""
 
-# google.protobuf.Duration holds about 10,000 years; what is longer cannot be sent at all.
+# google.protobuf.Duration holds about 10,000 years; a longer one cannot be sent.
 _DURATION_MS_MAX = 315_576_000_000 * 1000
 
 
 @dataclass(frozen=True, slots=True)
 class AcquireOrder:
-    """What a caller wants, checked.
+    """Holds the checked arguments of one acquire.
 
     Attributes:
         resource: the name to lock.
-        ttl_ms: how long the lease lasts unless renewed.
-        wait_ms: how long to wait; 0: try once; None: for ever.
+        ttl_ms: how long the lease lasts unless it is renewed.
+        wait_ms: how long to wait; 0 tries once, None waits for ever.
         holder: a label for humans.
-        max_hold_ms: how long the lease is renewed at most; None: as long as it is held.
+        max_hold_ms: how long the client renews the lease; None renews it until it is released.
     """
 
     resource: str
@@ -44,7 +44,7 @@ class AcquireOrder:
 def acquire_order(
     resource: str, *, ttl: Seconds, wait: Seconds | None, holder: str, max_hold: Seconds | None
 ) -> AcquireOrder:
-    """Check a caller's arguments; the server checks the rest (the cluster's greatest ttl).
+    """Check the arguments of an acquire. The server also checks the cluster's greatest ttl.
 
     Raises:
         InvalidArgumentError: an argument has the wrong type or breaks the contract's bounds.
@@ -64,9 +64,9 @@ def acquire_order(
 
 
 def check_resource(resource: str) -> None:
-    """Refuse what is no resource name.
+    """Raise InvalidArgumentError for an invalid resource name.
 
-    A name that is too long would end the whole session at the transport, so this is not left to the server.
+    The client checks it because the transport would end the whole session for a name that is too long.
     """
     _check_text("resource", resource, bounds.resource_problem)
 
@@ -77,13 +77,13 @@ def _check_text(name: str, text: str, problem_of: Callable[[str], str | None]) -
     try:
         problem = problem_of(text)
     except UnicodeEncodeError as exc:
-        raise _invalid(name, "cannot be encoded as UTF-8") from exc
+        raise _invalid(name, f"cannot be encoded as UTF-8: {text!r}") from exc
     if problem:
         raise _invalid(name, problem)
 
 
 def check_token(token: int) -> None:
-    """Refuse what is no fencing token."""
+    """Raise InvalidArgumentError for an invalid fencing token."""
     if type(token) is not int:
         raise _invalid("token", f"must be an int, not {type(token).__name__}")
     if problem := bounds.fencing_token_problem(token):
@@ -91,7 +91,7 @@ def check_token(token: int) -> None:
 
 
 def milliseconds(name: str, length: Seconds) -> int:
-    """Return a length of time in whole milliseconds, never negative."""
+    """Return a length of time in whole milliseconds, or raise InvalidArgumentError for an invalid one."""
     if isinstance(length, timedelta):
         length = length.total_seconds()
     if isinstance(length, bool) or not isinstance(length, int | float):
@@ -100,10 +100,10 @@ def milliseconds(name: str, length: Seconds) -> int:
         hint = " (None waits for ever)" if name == "wait" else ""
         raise _invalid(name, f"must be finite, not {length!r}{hint}")
     if length < 0:
-        raise _invalid(name, f"must not be negative: {length!r}")
+        raise _invalid(name, f"must not be negative, but is {length!r}")
     length_ms = round(length * 1000)
     if length_ms > _DURATION_MS_MAX:
-        raise _invalid(name, f"must be at most {_DURATION_MS_MAX // 1000} seconds")
+        raise _invalid(name, f"must be at most {_DURATION_MS_MAX // 1000} seconds, but is {length!r}")
     return length_ms
 
 
@@ -114,7 +114,7 @@ def _invalid(name: str, problem: str) -> InvalidArgumentError:
 def write_acquire(
     command: lock_pb2.SessionCommand, order: AcquireOrder, *, lease_id: str, wait_ms: int
 ) -> None:
-    """Fill in an acquire that waits for so long."""
+    """Fill in an acquire command that asks for a wait of `wait_ms`."""
     acquire = command.acquire
     acquire.resource = order.resource
     acquire.lease_id = lease_id
@@ -126,21 +126,21 @@ def write_acquire(
 
 
 def write_release(command: lock_pb2.SessionCommand, *, resource: str, lease_id: str) -> None:
-    """Fill in a release."""
+    """Fill in a release command."""
     release = command.release
     release.resource = resource
     release.lease_id = lease_id
 
 
 def write_renew(command: lock_pb2.SessionCommand, *, resource: str, lease_id: str) -> None:
-    """Fill in a renewal."""
+    """Fill in a renew command."""
     renew = command.renew
     renew.resource = resource
     renew.lease_id = lease_id
 
 
 def duration_ms(duration: Duration) -> float:
-    """Return a duration in milliseconds, not rounded: `ToMilliseconds` is slower and rounds."""
+    """Return a duration in milliseconds without rounding; `ToMilliseconds` is slower and rounds."""
     return duration.seconds * 1e3 + duration.nanos / 1e6
 
 

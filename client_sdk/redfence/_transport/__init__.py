@@ -1,1 +1,1 @@
-"""The connection to a lock server: gRPC streams and unary calls."""
+"""Connects a client to a lock server: one gRPC stream, and unary calls beside it."""

@@ -1,4 +1,4 @@
-"""Links over gRPC for asyncio."""
+"""Opens links over gRPC for asyncio."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class GrpcAsyncConnector:
     """Opens a channel and a session for each link.
 
     Args:
-        credentials: for TLS; None: plaintext.
-        metadata: sent with every call.
+        credentials: the TLS credentials; None uses plaintext.
+        metadata: gRPC metadata that every call carries.
     """
 
     def __init__(self, *, credentials: grpc.ChannelCredentials | None, metadata: Metadata) -> None:
@@ -29,24 +29,26 @@ class GrpcAsyncConnector:
     async def connect(self, address: str, /, *, timeout_ms: int) -> GrpcAsyncLink:
         """Open a session with the server at `address`.
 
-        Cancellation: the channel is closed.
+        Cancellation: closes the channel.
 
         Raises:
-            UnavailableError: nobody accepted the connection in time.
+            UnavailableError: no server accepted the connection in time.
         """
         if self._credentials is None:
             channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         else:
             channel = aio.secure_channel(address, self._credentials, options=CHANNEL_OPTIONS)
         try:
-            # Not `wait_for`: that of Python 3.11 loses a cancellation which comes just as the connection is taken or refused.
+            # `wait_for` of Python 3.11 loses a cancellation that comes at the moment of the
+            # connection's result.
             async with asyncio.timeout(timeout_ms / 1000):
                 await _until_ready(channel, address)
         except BaseException as exc:
             await channel.close()
             if isinstance(exc, TimeoutError):
                 raise UnavailableError(
-                    f"{address} did not accept a connection within {timeout_ms} ms"
+                    f"{address} did not accept a connection within {timeout_ms} ms; "
+                    "is a lock server running there?"
                 ) from exc
             raise
         return GrpcAsyncLink(channel, self._metadata)
@@ -55,13 +57,13 @@ class GrpcAsyncConnector:
 async def _until_ready(channel: aio.Channel, address: str) -> None:
     while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
         if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-            # Waiting on would mean gRPC's own back-off; another address may be well.
-            raise UnavailableError(f"{address} refused the connection")
+            # Do not wait for gRPC's own backoff, because another address may be healthy.
+            raise UnavailableError(f"{address} refused the connection; is a lock server running there?")
         await channel.wait_for_state_change(state)
 
 
 class GrpcAsyncLink:
-    """One channel with one session on it."""
+    """A link on its own channel, with one session stream."""
 
     def __init__(self, channel: aio.Channel, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
         self._channel = channel
@@ -77,9 +79,9 @@ class GrpcAsyncLink:
         self._aborted = False
 
     async def send(self, request: lock_pb2.SessionRequest, /) -> None:
-        """Write a message.
+        """Write a message to the stream.
 
-        Cancellation: the stream is broken.
+        Cancellation: breaks the stream.
         """
         try:
             await self._stream.write(request)
@@ -87,9 +89,9 @@ class GrpcAsyncLink:
             raise _translated(exc) from exc
 
     async def receive(self) -> lock_pb2.SessionResponse | None:
-        """Return the next message, or None at the end.
+        """Return the next message, or None at the end of the stream.
 
-        Cancellation: the stream is broken.
+        Cancellation: breaks the stream.
         """
         try:
             response = await self._stream.read()
@@ -104,14 +106,14 @@ class GrpcAsyncLink:
         return None if response is aio.EOF else response
 
     def _cancelled_by_us(self) -> bool:
-        """Whether a CancelledError came of `abort`: gRPC raises it in a task that nobody has cancelled."""
+        """Return whether `abort` caused a CancelledError; gRPC raises it in a task that was not cancelled."""
         task = asyncio.current_task()
         return self._aborted and not (task and task.cancelling())
 
     async def call(self, method: Method, request: Any, /, *, timeout_ms: int) -> Any:
-        """Make a single call.
+        """Make a unary call.
 
-        Cancellation: the call is cancelled.
+        Cancellation: cancels the call.
         """
         try:
             return await self._methods[method](request, timeout=timeout_ms / 1000, metadata=self._metadata)
@@ -130,11 +132,11 @@ class GrpcAsyncLink:
     async def close(self) -> None:
         """End the stream and the channel.
 
-        Cancellation: the channel is closed all the same.
+        Cancellation: still closes the channel.
         """
         try:
             self.abort()
-            # gRPC has a task of its own on this loop that waits for the status; let it end before the loop does.
+            # A task of gRPC on this loop waits for the status. It must end before the loop does.
             await self._stream.code()
         finally:
             await self._channel.close()

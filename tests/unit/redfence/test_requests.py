@@ -34,9 +34,9 @@ def test_what_is_no_length_of_time_is_refused(length: Any) -> None:
 @pytest.mark.parametrize(
     ("wait", "problem"),
     [
-        (-1, "must not be negative: -1"),
-        (-1e-9, "must not be negative: -1e-09"),
-        (timedelta(seconds=-2), "must not be negative: -2.0"),
+        (-1, "must not be negative, but is -1"),
+        (-1e-9, "must not be negative, but is -1e-09"),
+        (timedelta(seconds=-2), "must not be negative, but is -2.0"),
         (math.nan, "must be finite, not nan"),
         (-math.inf, "must be finite, not -inf"),
         (10**400, "must be at most 315576000000 seconds"),

@@ -1,1 +1,1 @@
-"""Measurements; each module prints its figures and fails on none."""
+"""Contains the benchmarks; each module prints its figures and never fails on a number."""

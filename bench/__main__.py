@@ -1,6 +1,7 @@
-"""`make bench`: run the benchmarks, or those named as arguments. They print; they never fail on a number.
+"""Runs the benchmarks for `make bench`: all short ones, or those named as arguments.
 
-A long one, of many minutes, is run only if it is named.
+A benchmark prints its figures and never fails on a number. A benchmark that takes many minutes runs
+only if it is named.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ LONG = ("idle_counters",)
 
 
 def main(names: list[str]) -> int:
-    """Run the named benchmarks, all if none is named."""
+    """Run the named benchmarks, or all short ones if none is named; return the exit status."""
     unknown = set(names) - {*BENCHMARKS, *LONG}
     if unknown:
-        print(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join((*BENCHMARKS, *LONG))}")
+        names_known = ", ".join((*BENCHMARKS, *LONG))
+        print(f"unknown benchmark: {', '.join(sorted(unknown))}; choose from {names_known}")
         return 2
     for name in names or BENCHMARKS:
         importlib.import_module(f"bench.{name}").run()

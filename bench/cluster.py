@@ -1,4 +1,4 @@
-"""What the benchmarks run against: real nodes with fsync on every write, and a real server in a process of its own."""
+"""Starts what the benchmarks measure: real nodes with fsync on every write, and server processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from redfence_server.redis_io.scripts import Keyspace
 
 @asynccontextmanager
 async def formed_nodes(count: int) -> AsyncIterator[EmbeddedNodes]:
-    """Run a formed quorum."""
+    """Run the nodes of a formed cluster."""
     async with EmbeddedNodes(count=count) as nodes:
         await forming.form(
             check_urls(nodes.urls),
@@ -32,7 +32,7 @@ async def formed_nodes(count: int) -> AsyncIterator[EmbeddedNodes]:
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """A server that runs by itself."""
+    """A running `redfence serve`."""
 
     address: str
     pid: int
@@ -40,14 +40,14 @@ class ServerProcess:
 
 @asynccontextmanager
 async def served(nodes: EmbeddedNodes, **settings: object) -> AsyncIterator[str]:
-    """Run `redfence serve` over the nodes and yield its address."""
+    """Run `redfence serve` over the nodes; yield its address."""
     async with served_process(nodes, **settings) as server:
         yield server.address
 
 
 @asynccontextmanager
 async def served_process(nodes: EmbeddedNodes, **settings: object) -> AsyncIterator[ServerProcess]:
-    """Run `redfence serve` over the nodes, with settings by their names."""
+    """Run `redfence serve` over the nodes with these settings; yield its address and process id."""
     settings = {"nodes": ",".join(nodes.urls), "log_level": "error", **settings}
     environment = {f"REDFENCE_{name.upper()}": str(value) for name, value in settings.items()}
     process = await asyncio.create_subprocess_exec(

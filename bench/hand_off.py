@@ -1,6 +1,7 @@
-"""One lock that everybody wants: grants per second and the time from a release to the next grant, with one server and with two.
+"""Measures one contended lock: grants per second, and the time from a release to the next grant.
 
-16 callers, N = 3, fsync on every write, all on this machine. Each server has a client of its own, in a process of its own.
+It runs with one server and with two. There are 16 callers and 3 nodes with fsync on every write,
+all on this machine. Each server has its own client process.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ RESOURCE = "bench/hand-off"
 
 
 async def contend(address: str, *, callers: int, seconds: float) -> list[tuple[int, float, float]]:
-    """Let callers lock and release one resource; return token, instant of the grant and of the sending of its release."""
+    """Let callers lock and release one resource.
+
+    Return for each grant its token, the instant of the grant, and the instant at which its release was sent.
+    """
     grants: list[tuple[int, float, float]] = []
     end = time.monotonic() + seconds
 
@@ -57,9 +61,9 @@ async def _measure(server_count: int) -> None:
     gaps_ms.sort()
     share = min(len(each) for each in by_server) / len(grants)
     print(
-        f"hand_off       N=3  {CALLERS} callers  {server_count} server(s)  {len(grants) / SECONDS:6,.0f} grants/s  "
-        f"hand-off p50 {statistics.median(gaps_ms):5.2f} ms  p99 {gaps_ms[len(gaps_ms) * 99 // 100]:6.2f} ms  "
-        f"least share of a server {share:.0%}"
+        f"hand_off       N=3  {CALLERS} callers  {server_count} server(s)  "
+        f"{len(grants) / SECONDS:6,.0f} grants/s  handover p50 {statistics.median(gaps_ms):5.2f} ms  "
+        f"p99 {gaps_ms[len(gaps_ms) * 99 // 100]:6.2f} ms  smallest share of a server {share:.0%}"
     )
 
 

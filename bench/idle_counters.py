@@ -1,6 +1,8 @@
-"""What a million resources leave behind that were locked once: the memory of each node before, at the most, and after their counters were dropped.
+"""Measures the memory that nodes need for a million resources that were locked once.
 
-N = 3, fsync on every write. A counter is dropped when it was idle for two seconds (a day, unless set otherwise).
+It prints the memory of each node before the load, at its peak, and after the nodes dropped the
+counters. There are 3 nodes with fsync on every write. Here a node drops a counter after two idle
+seconds; the default is a day.
 """
 
 from __future__ import annotations
@@ -19,17 +21,17 @@ from redfence_server.embedded.process import call
 
 RESOURCE_COUNT = 1_000_000
 SESSION_COUNT = 4
-# Commands of one session that are under way at once.
+# How many commands of one session are unanswered at a time.
 BATCH = 200
 COUNTER_IDLE_MS = 2_000
 _SAMPLE_INTERVAL_S = 0.5
 _TIMEOUT_S = 120.0
-_KEPT_KEYS = 2  # the node's identity and its greatest number
+_KEPT_KEYS = 2  # the node's identity and its greatest token
 
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """What one node has."""
+    """The memory and the number of keys of one node."""
 
     used_bytes: int
     keys: int
@@ -50,7 +52,7 @@ async def _memories(urls: tuple[str, ...]) -> list[_Memory]:
 
 
 async def _hold_each_once(session: RawSession, numbers: Iterator[int]) -> None:
-    """Take the next numbers until there are none left; lock and release the resource of each."""
+    """Lock and release the resource of each number, until no number is left."""
     while batch := list(islice(numbers, BATCH)):
         leases = {f"bench/once/{number}": f"{number:032x}" for number in batch}
         acquires = [
@@ -62,7 +64,7 @@ async def _hold_each_once(session: RawSession, numbers: Iterator[int]) -> None:
 
 
 async def _answers(session: RawSession, commands: list[lock_pb2.SessionCommand]) -> list[raw_session.Result]:
-    """Send commands, and again those that no quorum has answered in time, for the disk may be busy; return the answers."""
+    """Send commands and return their answers; repeat those that the server asks to retry."""
     answers = []
     while commands:
         results = [await each for each in await session.send(commands)]
@@ -75,20 +77,20 @@ async def _answers(session: RawSession, commands: list[lock_pb2.SessionCommand])
 
 
 class _Peak:
-    """The most that each node had, looked at again and again."""
+    """Samples the nodes and keeps the peak of each."""
 
     def __init__(self, urls: tuple[str, ...]) -> None:
         self._urls = urls
         self.most = [_Memory(0, 0)] * len(urls)
 
     async def watch(self) -> None:
-        """Look until cancelled."""
+        """Take samples until cancelled."""
         while True:
             self.observe(await _memories(self._urls))
             await asyncio.sleep(_SAMPLE_INTERVAL_S)
 
     def observe(self, found: list[_Memory]) -> None:
-        """Keep what is more than before."""
+        """Add one sample to the peaks."""
         self.most = [
             _Memory(max(a.used_bytes, b.used_bytes), max(a.keys, b.keys))
             for a, b in zip(self.most, found, strict=True)
@@ -96,7 +98,7 @@ class _Peak:
 
 
 async def _until_dropped(urls: tuple[str, ...]) -> list[_Memory]:
-    """Return what the nodes have when every counter is gone and what they were kept in as well."""
+    """Wait until every counter is gone and memory no longer falls; return the memory of the nodes."""
     smallest: list[int] = []
     async with asyncio.timeout(_TIMEOUT_S):
         while True:
@@ -115,7 +117,7 @@ async def main() -> None:
         cluster.served(nodes, counter_idle_ms=COUNTER_IDLE_MS) as address,
         raw_session.raw_session(address) as warm_up_session,
     ):
-        # What the first commands make, and is not a matter of resources: scripts and buffers.
+        # The first commands make nodes allocate scripts and buffers, which do not depend on the resources.
         await _hold_each_once(warm_up_session, iter(range(RESOURCE_COUNT, RESOURCE_COUNT + 10 * BATCH)))
         before = await _until_dropped(nodes.urls)
         peak = _Peak(nodes.urls)
@@ -130,12 +132,14 @@ async def main() -> None:
         after = await _until_dropped(nodes.urls)
         print(
             f"idle_counters  N=3  {RESOURCE_COUNT:,} resources locked once and released in {seconds:.0f} s"
-            f" ({RESOURCE_COUNT / seconds:,.0f} pairs/s), counters dropped when idle for {COUNTER_IDLE_MS / 1000:g} s"
+            f" ({RESOURCE_COUNT / seconds:,.0f} pairs/s),"
+            f" counters dropped when idle for {COUNTER_IDLE_MS / 1000:g} s"
         )
         for index, (first, most, last_seen) in enumerate(zip(before, peak.most, after, strict=True)):
+            growth = last_seen.used_bytes / first.used_bytes - 1
             print(
-                f"  node {index}  used memory before {_mib(first)}  most {_mib(most)} ({most.keys:,} keys)"
-                f"  after {_mib(last_seen)} ({last_seen.keys} keys, {last_seen.used_bytes / first.used_bytes - 1:+.1%})"
+                f"  node {index}  used memory before {_mib(first)}  peak {_mib(most)} ({most.keys:,} keys)"
+                f"  after {_mib(last_seen)} ({last_seen.keys} keys, {growth:+.1%})"
             )
 
 

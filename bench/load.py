@@ -1,4 +1,4 @@
-"""Callers that acquire and release as fast as they are answered, through the SDK, and what they saw."""
+"""Runs SDK callers that acquire and release as fast as they get answers, and records their latencies."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import redfence
 
 @dataclass
 class LoadResult:
-    """Latencies of the acquires, in ms, and how long all of it took."""
+    """The latencies of the acquires in milliseconds, and the length of the run."""
 
     acquire_ms: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
     def pairs_per_second(self) -> float:
-        """Finished pairs of acquire and release per second."""
+        """How many pairs of acquire and release finished per second."""
         return len(self.acquire_ms) / self.seconds
 
     def percentile(self, percent: float) -> float:
-        """Return the latency that this share of the acquires did not exceed."""
+        """Return the latency that this percentage of the acquires did not exceed."""
         ordered = sorted(self.acquire_ms)
         return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
 async def pairs(client: redfence.AsyncClient, *, callers: int, seconds: float) -> LoadResult:
-    """Let each caller lock a resource of its own again and again; tokens must rise."""
+    """Let each caller lock its own resource again and again; fail if a token does not rise."""
     result = LoadResult()
     start = time.monotonic()
 

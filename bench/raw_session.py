@@ -1,4 +1,4 @@
-"""A Session without the SDK: thousands of commands at once, at the cost of a dictionary entry each."""
+"""Opens a Session without the SDK, which carries thousands of commands at a low cost each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 
 Result = lock_pb2.SessionResult
 
-# A message is below 64 KiB, and a command of these benchmarks below 200 bytes.
+# A message has at most 64 KiB, and a command of these benchmarks fewer than 200 bytes.
 _COMMANDS_PER_MESSAGE_MAX = 200
 
 
@@ -38,7 +38,7 @@ def renew(resource: str, lease_id: str) -> lock_pb2.SessionCommand:
 
 
 class RawSession:
-    """One stream on a connection of its own."""
+    """One stream on its own connection."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -48,7 +48,7 @@ class RawSession:
     async def send(
         self, commands: Iterable[lock_pb2.SessionCommand]
     ) -> list[asyncio.Future[lock_pb2.SessionResult]]:
-        """Send commands; each result is to be awaited."""
+        """Send commands; return a future for each result."""
         batch = list(commands)
         results = []
         for command in batch:
@@ -62,7 +62,7 @@ class RawSession:
         return results
 
     async def read(self) -> None:
-        """Hand the results over, until cancelled."""
+        """Read the stream and resolve the futures, until cancelled."""
         while (response := await self._stream.read()) is not grpc.aio.EOF:
             for result in response.results:
                 self._results.pop(result.id).set_result(result)
@@ -70,8 +70,8 @@ class RawSession:
 
 @asynccontextmanager
 async def raw_session(address: str) -> AsyncIterator[RawSession]:
-    """Open a stream; it is cancelled at the exit, and with it what waits on it."""
-    # Its own connection: channels to one address would share one.
+    """Open a stream; cancel it and its waiting acquires at the exit."""
+    # Without this option all channels to one address share one connection.
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         stream = lock_pb2_grpc.LockServiceStub(channel).Session()

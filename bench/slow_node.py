@@ -1,4 +1,4 @@
-"""What a silent node costs: five nodes, healthy and with one that accepts and never answers, in turns within one run."""
+"""Measures the cost of a silent node: five nodes, in turns all healthy and with one that never answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def main() -> None:
         for _ in range(ROUNDS):
             healthy = await load.pairs(client, callers=CALLERS, seconds=SECONDS)
             healthy_p99.append(healthy.percentile(99))
-            # A stopped process keeps its sockets: its peers hear nothing, and no reset either.
+            # A stopped process keeps its sockets open, so its peers get neither an answer nor a reset.
             os.kill(nodes.pids[0], signal.SIGSTOP)
             try:
                 silent = await load.pairs(client, callers=CALLERS, seconds=SECONDS)
@@ -37,8 +37,9 @@ async def main() -> None:
             await asyncio.sleep(1.0)
         ratios = [silent / healthy for silent, healthy in zip(silent_p99, healthy_p99, strict=True)]
         print(
-            f"slow_node      N=5  {CALLERS} callers  acquire p99: healthy {statistics.median(healthy_p99):.2f} ms, one node silent "
-            f"{statistics.median(silent_p99):.2f} ms, ratio {statistics.median(ratios):.2f} "
+            f"slow_node      N=5  {CALLERS} callers  acquire p99: "
+            f"healthy {statistics.median(healthy_p99):.2f} ms, "
+            f"one node silent {statistics.median(silent_p99):.2f} ms, ratio {statistics.median(ratios):.2f} "
             f"({min(ratios):.2f} to {max(ratios):.2f} over {ROUNDS} rounds)"
         )
 

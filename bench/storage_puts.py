@@ -1,6 +1,7 @@
-"""How many acknowledged writes a second the storage takes, beside the floor that grpc.aio sets on this machine.
+"""Measures the storage's acknowledged writes per second, and compares them with the limit of grpc.aio.
 
-The floor is the same call to a servicer that answers at once and stores nothing. Server and load run in processes of their own.
+The limit ("floor") is the same call to a servicer that stores nothing and answers at once. Server
+and load run in separate processes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _SERVE_FLOOR = [sys.executable, "-c", "from bench.storage_puts import serve_floo
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One measured run."""
+    """The figures of one run."""
 
     puts_per_s: float
     median_ms: float
@@ -39,7 +40,7 @@ class Figures:
 
 
 async def main(*, callers: int = CALLERS, rounds: int = ROUNDS, duration_s: float = DURATION_S) -> None:
-    """Measure both servers in turn, so that a neighbour's load meets both, and print what came out."""
+    """Measure both servers in turn, so that other load affects both, and print the figures."""
     ratios = []
     with tempfile.TemporaryDirectory() as folder:
         options = ["--db", str(Path(folder, "storage.db")), "--listen", "127.0.0.1:0"]
@@ -52,7 +53,7 @@ async def main(*, callers: int = CALLERS, rounds: int = ROUNDS, duration_s: floa
 
 
 def run() -> None:
-    """Measure with the defaults."""
+    """Run from `make bench`, with the default settings."""
     asyncio.run(main())
 
 
@@ -88,7 +89,7 @@ async def _load(storage: AsyncStorageClient, *, callers: int, duration_s: float)
 
 @contextmanager
 def _server(command: list[str]) -> Iterator[str]:
-    """Run a server that prints one line with ` on HOST:PORT` when it is ready; yield that address."""
+    """Run a server that prints a line with ` on HOST:PORT` when it is ready; yield that address."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         try:

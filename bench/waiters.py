@@ -1,6 +1,7 @@
-"""What waiting costs the server: ten thousand callers that wait for as many held locks; and a thousand that wait for one.
+"""Measures the cost of waiters to the server: 10,000 on as many held locks, and 1,000 on one lock.
 
-The server is a process of its own; its CPU time and memory are the system's figures. N = 3, fsync on every write.
+The operating system reports the CPU time and the memory of the server's process. There are 3 nodes
+with fsync on every write.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ FOREVER_S = 3_600
 
 
 def _chunks(session_index: int) -> Iterator[range]:
-    """Yield the numbers of one session's resources, so many at a time as the nodes take without haste."""
+    """Yield the numbers of one session's resources, in chunks that do not overload the nodes."""
     numbers = range(session_index, IDLE_COUNT, SESSION_COUNT)
     for first in range(0, len(numbers), 250):
         yield numbers[first : first + 250]
@@ -33,7 +34,7 @@ def _lease_id(number: int) -> str:
 
 
 class _Usage:
-    """CPU time and memory of a process."""
+    """Reads the CPU time and the memory of a process."""
 
     def __init__(self, pid: int) -> None:
         self._folder = Path(f"/proc/{pid}")
@@ -47,14 +48,14 @@ class _Usage:
         return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
     async def cores(self) -> float:
-        """Return how much of a core it takes from now on."""
+        """Return the share of a core that the process uses from now on for `SECONDS`."""
         before = self.cpu_s()
         await asyncio.sleep(SECONDS)
         return (self.cpu_s() - before) / SECONDS
 
 
 async def _idle(server: cluster.ServerProcess, *, ttl_s: int, renew_every_s: float | None) -> None:
-    """Measure with holders that never renew, or with holders that do."""
+    """Measure idle waiters, with holders that renew every `renew_every_s` seconds, or never if it is None."""
     usage = _Usage(server.pid)
     prefix = f"idle-{ttl_s}"
     async with AsyncExitStack() as stack:
@@ -90,7 +91,8 @@ async def _idle(server: cluster.ServerProcess, *, ttl_s: int, renew_every_s: flo
             f"waiters        {IDLE_COUNT:,} idle on as many locks held for {ttl_s} s"
             f"{'' if renew_every_s is None else f', renewed every {renew_every_s:g} s'}: "
             f"{waiting_cores - alone_cores:6.1%} of a core more than without ({alone_cores:.1%}), "
-            f"{waiting_mib - alone_mib:5.1f} MiB more ({alone_mib:.0f} MiB){f'; {done} WERE ANSWERED' if done else ''}"
+            f"{waiting_mib - alone_mib:5.1f} MiB more ({alone_mib:.0f} MiB)"
+            f"{f'; {done} WERE ANSWERED' if done else ''}"
         )
         for session_index, each in enumerate(holders):
             await _release(each, session_index, prefix)
@@ -116,7 +118,7 @@ async def _release(session: RawSession, session_index: int, prefix: str) -> None
 
 
 async def _renew(holders: list[RawSession], prefix: str, every_s: float) -> None:
-    """Renew every lease once in a while, evenly spread."""
+    """Renew every lease once in `every_s` seconds, evenly spread, until cancelled."""
     ticks = max(1, int(every_s * 20))
     tick = 0
     while True:
@@ -132,7 +134,7 @@ async def _renew(holders: list[RawSession], prefix: str, every_s: float) -> None
 
 
 async def _queued(server: cluster.ServerProcess) -> None:
-    """Measure a queue from its head to its end, and look at the order."""
+    """Measure how fast a queue of waiters is granted, and whether the order is that of arrival."""
     resource = "queued"
     order: list[int] = []
     async with raw_session.raw_session(server.address) as session:
@@ -157,7 +159,8 @@ async def _queued(server: cluster.ServerProcess) -> None:
         seconds = time.monotonic() - began
     verdict = "in the order of arrival" if order == sorted(order) else "OUT OF ORDER"
     print(
-        f"waiters        {QUEUED_COUNT:,} on one lock: granted {verdict}, {QUEUED_COUNT / seconds:,.0f} grants/s"
+        f"waiters        {QUEUED_COUNT:,} on one lock: granted {verdict}, "
+        f"{QUEUED_COUNT / seconds:,.0f} grants/s"
     )
 
 

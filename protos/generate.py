@@ -1,6 +1,7 @@
-"""Generate the Python code of the contract, or check that what is checked in is up to date.
+"""Generates the Python code of the contract, or checks that the committed code is up to date.
 
-The wire names stay `redfence.v1…`; the Python package is `redfence_proto`, by protoc's `-Ialias=path`.
+The wire names stay `redfence.v1…`. The Python package is `redfence_proto`, because of protoc's
+`-Ialias=path`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import tempfile
 from pathlib import Path
 
 PROTOS = Path(__file__).resolve().parent
-# Python package below the output folder -> folder of its .proto file. One file per package: two of them could
-# not import each other under an alias.
+# Maps a Python package below the output folder to the folder of its .proto file. A package has one
+# file, because two files could not import each other under an alias.
 PACKAGES = {"v1": "redfence/v1", "storage/v1": "redfence/storage/v1"}
 
 
@@ -36,7 +37,7 @@ def generate(out: Path) -> None:
 
 
 def stale(checked_in: Path) -> list[str]:
-    """Return the generated files that differ, are missing or are left over."""
+    """Return the committed files that differ from the generated ones, are missing, or are extra."""
     with tempfile.TemporaryDirectory() as scratch:
         generate(Path(scratch))
         fresh = {path.relative_to(scratch) for path in Path(scratch).rglob("*_pb2*")}
@@ -51,7 +52,7 @@ def stale(checked_in: Path) -> list[str]:
 
 
 def main() -> int:
-    """Run from the Makefile."""
+    """Generate or check the code; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if anything would change")
     parser.add_argument("out", type=Path)

@@ -1,1 +1,1 @@
-"""The contract in Python: generated messages and stubs, how an error travels in a gRPC status, and what callers may type and send."""
+"""Contains the contract's generated code, its bounds, its error details, and the parser of durations."""

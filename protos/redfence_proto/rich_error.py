@@ -1,7 +1,8 @@
-"""How redfence's errors travel: the one place that writes and reads the details of a gRPC status.
+"""Writes and reads redfence's error details in a gRPC status.
 
-A failed call carries a `google.rpc.Status` in the trailing metadata `grpc-status-details-bin`, as every gRPC language reads
-it, with a `google.rpc.ErrorInfo` and, where a retry can help, a `google.rpc.RetryInfo`.
+A failed call has a `google.rpc.Status` in the trailing metadata `grpc-status-details-bin`, as in
+all gRPC languages. The status contains a `google.rpc.ErrorInfo` and, if a retry can help, a
+`google.rpc.RetryInfo`.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _PREFIX = "ERROR_REASON_"
 
 @dataclass(frozen=True, slots=True)
 class RichError:
-    """What went wrong, in the terms of the contract.
+    """An error in the terms of the contract.
 
     Attributes:
         reason: one value of `ErrorReason`.
-        message: for humans.
-        metadata: as documented at the reason.
-        retry_after_ms: when set, trying again no sooner than this can help.
+        message: the text for humans.
+        metadata: the details that the contract documents for the reason.
+        retry_after_ms: the time after which a retry can succeed, or None.
     """
 
     reason: lock_pb2.ErrorReason.ValueType
@@ -38,12 +39,12 @@ class RichError:
 
     @property
     def reason_name(self) -> str:
-        """The reason as `ErrorInfo.reason` spells it: without the enum's prefix."""
+        """The reason as in `ErrorInfo.reason`, without the enum's prefix."""
         return lock_pb2.ErrorReason.Name(self.reason).removeprefix(_PREFIX)
 
 
 def to_trailing_metadata(code: int, error: RichError) -> tuple[tuple[str, bytes], ...]:
-    """Return the trailing metadata that carries `error` beside a status with this numeric code."""
+    """Return the trailing metadata with the details of `error`, for a status with this numeric code."""
     status = Status(code=code, message=error.message)
     info = ErrorInfo(reason=error.reason_name, domain=DOMAIN, metadata=error.metadata)
     status.details.add().Pack(info)
@@ -55,7 +56,7 @@ def to_trailing_metadata(code: int, error: RichError) -> tuple[tuple[str, bytes]
 
 
 def from_trailing_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> RichError | None:
-    """Return the redfence error in a call's trailing metadata, or None if there is none or it is another domain's."""
+    """Return the redfence error in a call's trailing metadata; None if it has none or another domain's."""
     for key, value in metadata or ():
         if key == _DETAILS_KEY and isinstance(value, bytes):
             status = Status.FromString(value)
@@ -71,7 +72,7 @@ def _from_details(message: str, details: Iterable[AnyMessage]) -> RichError | No
         has_retry |= detail.Unpack(retry)
     if not has_info or info.domain != DOMAIN:
         return None
-    # A reason of a newer server is UNSPECIFIED to us; its message still tells.
+    # A newer server may send an unknown reason, which becomes UNSPECIFIED; the message stays.
     reason = (
         lock_pb2.ErrorReason.Value(_PREFIX + info.reason)
         if _known(info.reason)

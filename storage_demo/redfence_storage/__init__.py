@@ -1,1 +1,1 @@
-"""The storage demo: a key-value store that refuses stale fencing tokens. Start at `store`; callers want `client`."""
+"""Implements a key-value store that refuses stale fencing tokens. Start at `store`; callers use `client`."""

@@ -1,7 +1,7 @@
-"""What the storage clients send and return: requests from plain arguments, typed results from responses. Pure; both clients use it.
+"""Builds the storage clients' requests from plain arguments, and typed results from responses. Pure.
 
-What is too long is refused here. The transport would refuse it as well, by its size, and that looks like an overload
-which goes by. Everything else is left to the storage.
+The client refuses names and values that are too long. The transport would refuse them too, but with
+the same status as an overload that passes. The storage checks everything else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from redfence_storage.bounds import key_problem, value_problem
 
 
 class HasToken(Protocol):
-    """A lease, as far as the storage cares."""
+    """An object with a fencing token, such as a lease."""
 
     @property
     def token(self) -> int:
@@ -29,19 +29,19 @@ Token: TypeAlias = int | HasToken
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """The write is on disk."""
+    """The result of `put`: the write is on disk."""
 
     highest_token: int
 
     @classmethod
     def of(cls, response: storage_pb2.PutResponse) -> Self:
-        """Return the response as a plain value."""
+        """Return the result that a response contains."""
         return cls(highest_token=response.highest_token)
 
 
 @dataclass(frozen=True, slots=True)
 class GetResult:
-    """A key's value, the token it was written under, and the highest token seen for the resource."""
+    """The result of `get`: the value, the token of its write, and the highest token of the resource."""
 
     value: bytes
     written_token: int
@@ -49,7 +49,7 @@ class GetResult:
 
     @classmethod
     def of(cls, response: storage_pb2.GetResponse) -> Self:
-        """Return the response as a plain value."""
+        """Return the result that a response contains."""
         return cls(
             value=response.value,
             written_token=response.written_token,
@@ -59,32 +59,32 @@ class GetResult:
 
 @dataclass(frozen=True, slots=True)
 class DeleteResult:
-    """The removal is on disk; `deleted` tells whether the key was there."""
+    """The result of `delete`: the deletion is on disk; `deleted` shows whether the key existed."""
 
     deleted: bool
     highest_token: int
 
     @classmethod
     def of(cls, response: storage_pb2.DeleteResponse) -> Self:
-        """Return the response as a plain value."""
+        """Return the result that a response contains."""
         return cls(deleted=response.deleted, highest_token=response.highest_token)
 
 
 @dataclass(frozen=True, slots=True)
 class FenceResult:
-    """The raise is on disk: every lower token is shut out."""
+    """The result of `fence`: the highest token is on disk, and every lower token is refused."""
 
     highest_token: int
 
     @classmethod
     def of(cls, response: storage_pb2.FenceResponse) -> Self:
-        """Return the response as a plain value."""
+        """Return the result that a response contains."""
         return cls(highest_token=response.highest_token)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPage:
-    """One page of keys in byte order; `next_page_token` is empty on the last."""
+    """The result of `list_keys`: one page in byte order; `next_page_token` is empty on the last page."""
 
     keys: tuple[str, ...]
     next_page_token: str
@@ -92,7 +92,7 @@ class KeyPage:
 
     @classmethod
     def of(cls, response: storage_pb2.ListKeysResponse) -> Self:
-        """Return the response as a plain value."""
+        """Return the result that a response contains."""
         return cls(
             keys=tuple(response.keys),
             next_page_token=response.next_page_token,
@@ -109,7 +109,7 @@ def put_request(resource: str, *, key: str, value: bytes, token: Token) -> stora
 
 
 def get_request(resource: str, *, key: str, token: Token | None) -> storage_pb2.GetRequest:
-    """Return the request of a fenced read, or of a plain one where there is no token."""
+    """Return the request of a fenced read, or of a plain read if `token` is None."""
     _check("resource", bounds.resource_problem(resource))
     _check("key", key_problem(key))
     fencing_token = None if token is None else _number(token)
@@ -117,20 +117,20 @@ def get_request(resource: str, *, key: str, token: Token | None) -> storage_pb2.
 
 
 def delete_request(resource: str, *, key: str, token: Token) -> storage_pb2.DeleteRequest:
-    """Return the request of a fenced removal."""
+    """Return the request of a fenced deletion."""
     _check("resource", bounds.resource_problem(resource))
     _check("key", key_problem(key))
     return storage_pb2.DeleteRequest(resource=resource, fencing_token=_number(token), key=key)
 
 
 def fence_request(resource: str, *, token: Token) -> storage_pb2.FenceRequest:
-    """Return the request of a raise without data."""
+    """Return the request that raises the highest token and changes no data."""
     _check("resource", bounds.resource_problem(resource))
     return storage_pb2.FenceRequest(resource=resource, fencing_token=_number(token))
 
 
 def list_keys_request(resource: str, *, page_size: int, page_token: str) -> storage_pb2.ListKeysRequest:
-    """Return the request of one page."""
+    """Return the request of one page of keys."""
     _check("resource", bounds.resource_problem(resource))
     return storage_pb2.ListKeysRequest(resource=resource, page_size=page_size, page_token=page_token)
 

@@ -1,7 +1,8 @@
-"""Opens the database file: ours, of a version we know, locked against every other process, and durable.
+"""Opens the storage's SQLite file: checks its owner and version, locks it, and makes it durable.
 
-A file is ours when its `application_id` says so; its `user_version` is the schema's. Nothing is written to a file before both are checked,
-so pointing the server at somebody else's database does no harm.
+The file's `application_id` marks a file of this storage, and its `user_version` is the version of
+the schema. Both are checked before the first write, so a database of another program is never
+changed.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from pathlib import Path
 
 from redfence_storage.errors import DatabaseUnusable
 
-# "rfnc"; SQLite keeps it in the file's header.
+# "rfnc" in ASCII. SQLite stores it in the header of the file.
 APPLICATION_ID = 0x72666E63
 SCHEMA_VERSION = 1
-# How long opening waits for a process that is just ending with the file. Once open, nobody else can lock it.
+# How long opening waits for an ending process to unlock the file. After that, no other process can lock it.
 BUSY_TIMEOUT_MS = 2_000
 _STRICT_TABLES_SINCE = (3, 37, 0)
 
-# Values are rows of an ordinary table: SQLite advises against WITHOUT ROWID where rows are large.
+# The table of values has rowids, because SQLite advises against WITHOUT ROWID for large rows.
 _SCHEMA = """
 CREATE TABLE fences (
   resource      TEXT NOT NULL PRIMARY KEY,
@@ -35,20 +36,21 @@ CREATE TABLE stored_values (
 
 
 def open_database(path: Path, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> sqlite3.Connection:
-    """Return a connection that alone may use the file, and whose COMMIT returns only when the data is on disk.
+    """Return the only connection to the file; its COMMIT returns only when the data is on disk.
 
-    The connection is in autocommit mode and may be handed to one other thread.
+    The connection is in autocommit mode and may be moved to one other thread.
 
     Args:
-        path: the file; made if it is missing, its folder is not.
-        busy_timeout_ms: how long to wait for another process to let go of the file.
+        path: the file. It is created if it is missing; its folder is not.
+        busy_timeout_ms: how long to wait for another process to unlock the file.
 
     Raises:
-        DatabaseUnusable: missing folder, no permission, another process, another program's file, a newer schema.
+        DatabaseUnusable: the folder is missing, there is no permission, another process has the
+            file open, the file belongs to another program, or its schema has another version.
     """
     if sqlite3.sqlite_version_info < _STRICT_TABLES_SINCE:
         raise DatabaseUnusable(
-            path, problem=f"this Python's SQLite is {sqlite3.sqlite_version}, older than 3.37"
+            path, problem=f"Python's SQLite is {sqlite3.sqlite_version}; redfence needs 3.37 or newer"
         )
     try:
         connection = sqlite3.connect(
@@ -68,8 +70,8 @@ def open_database(path: Path, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> sqli
 
 
 def _lock_and_check(connection: sqlite3.Connection, *, path: Path) -> None:
-    # Set before the first access, so that the lock is never let go again until the connection closes, and the
-    # index of the log lives in memory instead of a shared file.
+    # Set before the first access, so that the connection keeps the lock until it closes. Then the
+    # index of the write-ahead log is in memory and not in a shared file.
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     connection.execute("BEGIN EXCLUSIVE")
     try:
@@ -79,7 +81,7 @@ def _lock_and_check(connection: sqlite3.Connection, *, path: Path) -> None:
         raise
     connection.execute("COMMIT")
     connection.execute("PRAGMA journal_mode = WAL")
-    # In WAL mode NORMAL would lose acknowledged commits at a power failure.
+    # In WAL mode, NORMAL would lose acknowledged commits in a power failure.
     connection.execute("PRAGMA synchronous = FULL")
 
 
@@ -93,11 +95,11 @@ def _check_or_create_schema(connection: sqlite3.Connection, *, path: Path) -> No
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     elif application_id != APPLICATION_ID:
-        raise DatabaseUnusable(path, problem="it is not a redfence storage database")
+        raise DatabaseUnusable(path, problem="it is not a redfence storage database; use another path")
     elif version != SCHEMA_VERSION:
         raise DatabaseUnusable(
             path,
-            problem=f"its schema has version {version}; this redfence knows version {SCHEMA_VERSION} only",
+            problem=f"its schema has version {version}; this redfence supports only version {SCHEMA_VERSION}",
         )
 
 
@@ -109,8 +111,8 @@ def _pragma(connection: sqlite3.Connection, name: str) -> int:
 def _problem(error: sqlite3.Error) -> str:
     match getattr(error, "sqlite_errorcode", None):
         case sqlite3.SQLITE_BUSY:
-            return "another process has it open"
+            return "another process has it open; stop that process or use another path"
         case sqlite3.SQLITE_NOTADB:
-            return "it is not a redfence storage database"
+            return "it is not a redfence storage database; use another path"
         case _:
             return str(error)

@@ -1,22 +1,22 @@
-"""What can go wrong in the storage, in its own terms; `grpc_errors` says what a caller is told.
+"""Defines the errors of the storage; `grpc_errors` translates them for callers.
 
 StorageError
-├── InvalidRequest            a field breaks its bounds; nothing was changed
+├── InvalidRequest            a field is out of bounds; nothing was changed
 │   ├── InvalidResource
 │   ├── InvalidFencingToken
 │   ├── InvalidKey
 │   ├── InvalidValue
 │   └── InvalidPage
 │       └── InvalidPageToken
-├── StaleToken                a higher token was seen before
+├── StaleToken                a higher token was seen
 ├── KeyNotFound
 ├── TooManyWrites             the queue is full
-├── StorageFailed             the database did not take the batch; nothing of it was acknowledged
-├── StoreClosed               the store is stopping or was stopped
-└── DatabaseUnusable          the file cannot be served; only while opening
+├── StorageFailed             the database did not commit the batch; nothing in it was acknowledged
+├── StoreClosed               the store is stopping or has stopped
+└── DatabaseUnusable          the file cannot be opened
 """
 
-# ruff: noqa: N818  (what callers catch, in `redfence`, is named …Error; these are the storage's own words)
+# ruff: noqa: N818  (only the storage sees these names; callers catch the …Error classes of `redfence`)
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from typing import ClassVar
 
 
 class StorageError(Exception):
-    """Every expected failure of the storage.
+    """The base class of all expected failures of the storage.
 
     Attributes:
-        metadata: the facts behind the message, keyed as `ErrorReason` documents them.
-        retry_after_ms: when set, trying again no sooner than this can help.
+        metadata: the details of the error, with the keys that `ErrorReason` documents.
+        retry_after_ms: the time after which a retry can succeed, or None.
     """
 
     retry_after_ms: ClassVar[int | None] = None
@@ -41,7 +41,7 @@ class StorageError(Exception):
 
 
 class InvalidRequest(StorageError):
-    """A field of a request breaks its bounds."""
+    """A field of a request is out of bounds."""
 
     field: ClassVar[str]
 
@@ -50,7 +50,7 @@ class InvalidRequest(StorageError):
 
 
 class InvalidResource(InvalidRequest):
-    """The resource name breaks its bounds."""
+    """The resource name is out of bounds."""
 
     field = "resource"
 
@@ -80,7 +80,7 @@ class InvalidPage(InvalidRequest):
 
 
 class InvalidPageToken(InvalidPage):
-    """The page token was not made by this service."""
+    """The page token is not one that this service returned."""
 
     field = "page_token"
 
@@ -90,7 +90,7 @@ class StaleToken(StorageError):
 
     def __init__(self, resource: str, *, token: int, highest_token: int) -> None:
         super().__init__(
-            f"fencing token {token} is stale: {highest_token} was seen before",
+            f"fencing token {token} is stale: the storage has seen {highest_token}; acquire the lock again",
             metadata={
                 "resource": resource,
                 "fencing_token": str(token),
@@ -101,41 +101,41 @@ class StaleToken(StorageError):
 
 
 class KeyNotFound(StorageError):
-    """There is no such key."""
+    """The key does not exist."""
 
     def __init__(self, resource: str, *, key: str) -> None:
-        # The names are in the metadata. Repeated in the message, which travels percent-encoded and again in the
-        # details, the longest would come near the 8 KiB that a client takes as metadata.
+        # The metadata has the names, so the message does not repeat them. gRPC sends the message twice, once
+        # percent-encoded. With the longest names it would approach a client's limit of 8 KiB.
         super().__init__("the resource has no such key", metadata={"resource": resource, "key": key})
 
 
 class TooManyWrites(StorageError):
-    """As many commands as the queue may hold are unanswered."""
+    """The queue of unanswered commands is full."""
 
     retry_after_ms = 100
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"{limit} commands are queued already", metadata={"limit": str(limit)})
+        super().__init__(f"{limit} commands are queued already; retry later", metadata={"limit": str(limit)})
 
 
 class StorageFailed(StorageError):
-    """The database did not take the batch; nothing of it was acknowledged."""
+    """The database did not commit the batch; nothing in it was acknowledged."""
 
     retry_after_ms = 1_000
 
 
 class StoreClosed(StorageError):
-    """The store takes no more commands."""
+    """The store is stopping and accepts no more commands."""
 
-    # By then another process may serve the file.
+    # After this time another process may serve the file.
     retry_after_ms = 1_000
 
     def __init__(self) -> None:
-        super().__init__("the storage is stopping")
+        super().__init__("the storage is stopping; retry later")
 
 
 class DatabaseUnusable(StorageError):
-    """The database file cannot be served; the message says which and why."""
+    """The database file cannot be opened; the message has its path and the reason."""
 
     def __init__(self, path: Path, *, problem: str) -> None:
         super().__init__(f"cannot use {path}: {problem}")

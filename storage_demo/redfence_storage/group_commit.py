@@ -1,8 +1,11 @@
-"""Lets many callers of one event loop share a store that commits one batch at a time.
+"""Commits the commands of many callers of one event loop in batches.
 
-One thread owns the store. It takes everything that is queued, carries it out in one transaction, and wakes the loop once for the whole
-batch; while the disk syncs, the next batch gathers. So the busier the server, the fewer syncs a write costs. Answers are given in the order
-of submission, and only after the commit. Reads go the same way: the simplest path on which they see every acknowledged write.
+One thread owns the store. It takes all queued commands, runs them in one transaction, and wakes the
+loop once for the whole batch. The next batch gathers while the disk syncs. So a busy server needs
+fewer syncs per write.
+
+Each caller gets its answer after the commit, in the order of submission. Reads use the same queue,
+which is the simplest way for them to see every acknowledged write.
 """
 
 from __future__ import annotations
@@ -20,19 +23,19 @@ from redfence_storage.store import Command
 ResultT = TypeVar("ResultT")
 _Entry = tuple[Command[Any], "asyncio.Future[Any]"]
 
-# Bounds memory: full of the largest values, the queue holds a third of a gigabyte.
+# Bounds the memory. A queue full of the largest values has a third of a gigabyte.
 QUEUE_MAX = 10_000
 
 
 class GroupCommit:
-    """Carries out each command once, durably, in the order of submission; for the event loop it was made in."""
+    """Runs each command once, durably, in the order of submission; belongs to one event loop."""
 
     def __init__(self, store: SqliteStore, *, queue_max: int = QUEUE_MAX) -> None:
-        """Take over the store, which `close` closes.
+        """Take over an open store; `close` closes it.
 
         Args:
-            store: opened; from now on used by this object's thread alone.
-            queue_max: how many commands may be unanswered; more are refused.
+            store: the store. From now on only this object's thread may use it.
+            queue_max: how many commands may be unanswered at a time; further commands are refused.
         """
         self._store = store
         self._queue_max = queue_max
@@ -47,15 +50,15 @@ class GroupCommit:
         self._thread.start()
 
     async def carry_out(self, command: Command[ResultT]) -> ResultT:
-        """Carry out the command and return its result when it is on disk.
+        """Run a command, and return its result when its changes are on disk.
 
-        Cancellation: gives up the answer, not the command.
+        Cancellation: gives up the answer; the command still runs.
 
         Raises:
             StaleToken: a higher token was seen; nothing was changed.
             TooManyWrites: the queue is full.
-            StorageFailed: the database did not take the command's batch.
-            StoreClosed: `close` was called before.
+            StorageFailed: the database did not commit the command's batch.
+            StoreClosed: `close` was called.
         """
         if self._unanswered >= self._queue_max:
             raise TooManyWrites(self._queue_max)
@@ -69,9 +72,9 @@ class GroupCommit:
         return await future
 
     async def close(self) -> None:
-        """Answer what was submitted before, then close the store and end the thread. Repeating it is harmless.
+        """Answer every submitted command, then close the store and end the thread. Repeating it is harmless.
 
-        Cancellation: gives up waiting; the thread ends all the same.
+        Cancellation: gives up waiting; the thread still ends.
         """
         with self._work:
             self._closing = True
@@ -85,11 +88,11 @@ class GroupCommit:
                 self._loop.call_soon_threadsafe(self._answer, batch, outcomes)
             self._store.close()
         finally:
-            # However the thread ends, `close` returns.
+            # `close` must return even if the thread fails.
             self._loop.call_soon_threadsafe(self._closed.set_result, None)
 
     def _take(self) -> list[_Entry]:
-        """Wait for work and return all of it; nothing means that `close` was called and all is done."""
+        """Wait for commands and return all queued ones; an empty list means that the thread must end."""
         with self._work:
             self._work.wait_for(lambda: self._queue or self._closing)
             batch, self._queue = self._queue, []
@@ -101,14 +104,14 @@ class GroupCommit:
         except StorageFailed as error:
             structlog.get_logger().error("batch_failed", commands=len(batch), error=str(error))
             return error
-        except Exception as error:  # noqa: BLE001  (the thread's boundary: a defect must reach the callers, not hang them)
+        except Exception as error:  # noqa: BLE001  (a bug must reach the callers, or they would wait for ever)
             return error
 
     def _answer(self, batch: list[_Entry], outcomes: list[Outcome] | Exception) -> None:
         self._unanswered -= len(batch)
         each = [outcomes] * len(batch) if isinstance(outcomes, Exception) else outcomes
         for (_, future), outcome in zip(batch, each, strict=True):
-            # A caller that went away has cancelled its future.
+            # A cancelled caller has cancelled its future.
             if future.done():
                 continue
             if isinstance(outcome, Exception):

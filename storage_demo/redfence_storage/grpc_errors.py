@@ -1,4 +1,4 @@
-"""What a caller is told when a call fails: one table from the storage's errors to status codes and reasons."""
+"""Translates the storage's errors into gRPC status codes and reasons, by one table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redfence_proto.rich_error import RichError, to_trailing_metadata
 from redfence_proto.v1 import lock_pb2
 from redfence_storage import errors
 
-# `DatabaseUnusable` is missing on purpose: it ends the process before there is anybody to answer.
+# `DatabaseUnusable` has no row, because it ends the process before the first call.
 _Row: TypeAlias = tuple[grpc.StatusCode, "lock_pb2.ErrorReason.ValueType"]
 TABLE: dict[type[errors.StorageError], _Row] = {
     errors.InvalidResource: (grpc.StatusCode.INVALID_ARGUMENT, lock_pb2.ERROR_REASON_INVALID_RESOURCE),
@@ -33,7 +33,7 @@ TABLE: dict[type[errors.StorageError], _Row] = {
 
 
 def describe(error: Exception) -> tuple[grpc.StatusCode, RichError]:
-    """Return what a caller is told of the error; of a defect, which is not in the table, no more than that it is one."""
+    """Return the status and details for an error; an error without a row becomes INTERNAL without details."""
     if isinstance(error, errors.StorageError) and type(error) in TABLE:
         code, reason = TABLE[type(error)]
         return code, RichError(
@@ -43,12 +43,12 @@ def describe(error: Exception) -> tuple[grpc.StatusCode, RichError]:
             retry_after_ms=error.retry_after_ms,
         )
     return grpc.StatusCode.INTERNAL, RichError(
-        reason=lock_pb2.ERROR_REASON_INTERNAL, message="a defect in the storage; the outcome is unknown"
+        reason=lock_pb2.ERROR_REASON_INTERNAL, message="internal error in the storage; the outcome is unknown"
     )
 
 
 class AbortOnError:
-    """Ends the call with the right status when the body of `async with` raises, and logs a defect with its traceback."""
+    """Aborts the call with the right status if the body of `async with` raises; logs unexpected errors."""
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self._context = context
@@ -62,7 +62,7 @@ class AbortOnError:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Abort the call if the body raised; a cancellation passes through."""
+        """Abort the call if the body raised an error; let a cancellation pass."""
         if not isinstance(error, Exception):
             return
         code, rich = describe(error)

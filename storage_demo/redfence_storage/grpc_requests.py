@@ -1,4 +1,4 @@
-"""Turns requests into commands that are within the contract's bounds, or says which field is not."""
+"""Checks requests against the contract's bounds and converts them into commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from redfence_storage.store import Delete, Fence, Get, ListKeys, Put
 
 
 def put_command(request: storage_pb2.PutRequest) -> Put:
-    """Return the command, or raise the `InvalidRequest` of the first bad field."""
+    """Return the command of a request, or raise the `InvalidRequest` of its first invalid field."""
     if problem := value_problem(request.value):
         raise InvalidValue(problem, metadata={"max": str(VALUE_BYTES_MAX)})
     return Put(
@@ -39,7 +39,7 @@ def put_command(request: storage_pb2.PutRequest) -> Put:
 
 
 def get_command(request: storage_pb2.GetRequest) -> Get:
-    """Return the command, or raise the `InvalidRequest` of the first bad field."""
+    """Return the command of a request, or raise the `InvalidRequest` of its first invalid field."""
     return Get(
         resource=_resource(request.resource),
         token=_token(request.fencing_token) if request.HasField("fencing_token") else None,
@@ -48,19 +48,19 @@ def get_command(request: storage_pb2.GetRequest) -> Get:
 
 
 def delete_command(request: storage_pb2.DeleteRequest) -> Delete:
-    """Return the command, or raise the `InvalidRequest` of the first bad field."""
+    """Return the command of a request, or raise the `InvalidRequest` of its first invalid field."""
     return Delete(
         resource=_resource(request.resource), token=_token(request.fencing_token), key=_key(request.key)
     )
 
 
 def fence_command(request: storage_pb2.FenceRequest) -> Fence:
-    """Return the command, or raise the `InvalidRequest` of the first bad field."""
+    """Return the command of a request, or raise the `InvalidRequest` of its first invalid field."""
     return Fence(resource=_resource(request.resource), token=_token(request.fencing_token))
 
 
 def list_keys_command(request: storage_pb2.ListKeysRequest) -> ListKeys:
-    """Return the command, or raise the `InvalidRequest` of the first bad field."""
+    """Return the command of a request, or raise the `InvalidRequest` of its first invalid field."""
     if request.page_size > PAGE_SIZE_MAX:
         raise InvalidPage(f"is {request.page_size}; at most {PAGE_SIZE_MAX} are allowed")
     return ListKeys(
@@ -72,7 +72,7 @@ def list_keys_command(request: storage_pb2.ListKeysRequest) -> ListKeys:
 
 
 def page_token_after(key: str) -> str:
-    """Return the page token that goes on after `key`; opaque to callers."""
+    """Return the opaque page token of the page that begins after `key`."""
     return base64.urlsafe_b64encode(key.encode()).decode()
 
 
@@ -80,9 +80,9 @@ def _key_of_page_token(page_token: str) -> str:
     try:
         key = base64.b64decode(page_token.encode(), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeDecodeError) as error:
-        raise InvalidPageToken("is malformed; send next_page_token as it came") from error
+        raise InvalidPageToken("is malformed; send next_page_token unchanged") from error
     if key_problem(key):
-        raise InvalidPageToken("is malformed; send next_page_token as it came")
+        raise InvalidPageToken("is malformed; send next_page_token unchanged")
     return key
 
 

@@ -1,4 +1,4 @@
-"""StorageService over gRPC: translates between the contract and the store, and decides nothing."""
+"""Serves StorageService over gRPC: translates between the contract and the store, and decides nothing."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SERVICE_NAME = storage_pb2.DESCRIPTOR.services_by_name["StorageService"].full_na
 
 
 class StorageServicer(storage_pb2_grpc.StorageServiceServicer):
-    """Answers each call once what it did is on disk.
+    """Answers each call when its changes are on disk.
 
-    Cancellation: a caller that goes away gives up the answer only; what it asked for is carried out or refused all the same.
+    Cancellation: a cancelled caller gives up only the answer; the storage still runs the command.
     """
 
     def __init__(self, store: GroupCommit) -> None:
@@ -42,7 +42,7 @@ class StorageServicer(storage_pb2_grpc.StorageServiceServicer):
     async def Get(
         self, request: storage_pb2.GetRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> storage_pb2.GetResponse:
-        """Read a key."""
+        """Return a key's value."""
         async with AbortOnError(context):
             reading = await self._store.carry_out(get_command(request))
             if reading.stored is None:
@@ -56,7 +56,7 @@ class StorageServicer(storage_pb2_grpc.StorageServiceServicer):
     async def Delete(
         self, request: storage_pb2.DeleteRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> storage_pb2.DeleteResponse:
-        """Remove a key."""
+        """Delete a key."""
         async with AbortOnError(context):
             removal = await self._store.carry_out(delete_command(request))
         return storage_pb2.DeleteResponse(deleted=removal.deleted, highest_token=removal.highest_token)
@@ -64,7 +64,7 @@ class StorageServicer(storage_pb2_grpc.StorageServiceServicer):
     async def Fence(
         self, request: storage_pb2.FenceRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> storage_pb2.FenceResponse:
-        """Raise the highest token."""
+        """Raise the highest token of a resource."""
         async with AbortOnError(context):
             accepted = await self._store.carry_out(fence_command(request))
         return storage_pb2.FenceResponse(highest_token=accepted.highest_token)
@@ -72,7 +72,7 @@ class StorageServicer(storage_pb2_grpc.StorageServiceServicer):
     async def ListKeys(
         self, request: storage_pb2.ListKeysRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> storage_pb2.ListKeysResponse:
-        """List a page of keys."""
+        """Return one page of keys."""
         async with AbortOnError(context):
             page = await self._store.carry_out(list_keys_command(request))
         return storage_pb2.ListKeysResponse(

@@ -1,6 +1,6 @@
-"""Carries out batches of commands on SQLite: one transaction a batch, on disk before it returns.
+"""Runs batches of commands on SQLite: one transaction per batch, on disk before it returns.
 
-Synchronous and for one thread at a time; `group_commit` owns that thread.
+The store is synchronous, and one thread may use it at a time; `group_commit` owns that thread.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ Outcome: TypeAlias = Accepted | Reading | Removal | KeyPage | StaleToken
 
 
 class SqliteStore:
-    """A fenced store in one SQLite file that no other process can use meanwhile."""
+    """A fenced store in one SQLite file, which no other process can use meanwhile."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     @classmethod
     def open(cls, path: Path, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Self:
-        """Open or make the file; see `open_database` for what it guarantees and raises."""
+        """Open or create the file; see `open_database` for the guarantees and errors."""
         return cls(open_database(path, busy_timeout_ms=busy_timeout_ms))
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self._connection.close()
 
     def transact(self, commands: Sequence[Command[Any]]) -> list[Outcome]:
-        """Carry out the commands in order, and return only when all they changed is on disk.
+        """Run the commands in order, and return only when all their changes are on disk.
 
-        A stale command changes nothing and has its `StaleToken` as outcome; the others are not affected. Reads take part in the order, so
-        they see every command before them.
+        A stale command changes nothing, and its outcome is a `StaleToken`; the other commands are
+        not affected. Reads run in the same order, so they see every command before them.
 
         Raises:
-            StorageFailed: the database did not take the batch; none of it happened, as far as anybody was told.
+            StorageFailed: the database did not commit the batch; no command was acknowledged.
         """
         try:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -61,12 +61,12 @@ class SqliteStore:
                 outcomes = [self._outcome(command) for command in commands]
                 self._connection.execute("COMMIT")
             except BaseException:
-                # A failed COMMIT may leave the transaction open; some errors have rolled it back already.
+                # A failed COMMIT may leave the transaction open, but some errors roll it back themselves.
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
-            raise StorageFailed(f"the database could not be used: {error}") from error
+            raise StorageFailed(f"the database did not commit: {error}; retry with the same token") from error
         return outcomes
 
     def _outcome(self, command: Command[Any]) -> Outcome:
@@ -81,7 +81,8 @@ class SqliteStore:
                 highest_token = self._raise_to(token, resource=resource)
                 self._connection.execute(
                     "INSERT INTO stored_values (resource, key, value, written_token) VALUES (?, ?, ?, ?)"
-                    " ON CONFLICT DO UPDATE SET value = excluded.value, written_token = excluded.written_token",
+                    " ON CONFLICT DO UPDATE"
+                    " SET value = excluded.value, written_token = excluded.written_token",
                     (resource, key, value, token),
                 )
                 return Accepted(highest_token)
@@ -136,7 +137,7 @@ class SqliteStore:
         more = False
         for (key,) in rows:
             bytes_left -= len(key.encode())
-            # The first key always fits, or a page could be empty and the listing never end.
+            # A page always has at least one key. An empty page would make the listing endless.
             if len(keys) == command.keys_max or (keys and bytes_left < 0):
                 more = True
                 break

@@ -1,9 +1,12 @@
-"""The rule of fenced storage, and the commands and results it speaks of. Pure: no file, no clock, no network.
+"""Defines the rule of fenced storage, its commands and its results. Pure: no file, no clock, no network.
 
-Per resource the store keeps the highest token it has ever seen, apart from the values, for ever. A command with a token is carried out if
-and only if `admit` lets it pass, and what `admit` returns is kept in the same transaction. Reading with a token raises the highest too:
-otherwise a stale write that lands between a new holder's read and its first write would be accepted, and the new holder's update, made
-from what it read, would wipe it out unseen.
+For each resource the store keeps the highest token that it has ever seen. It keeps the token apart
+from the values, for ever. A command with a token runs only if `admit` accepts the token. The same
+transaction stores the result of `admit`.
+
+A read with a token also raises the highest token. Without this rule, a stale write could come
+between a new holder's read and its first write. The store would accept it, and the new holder would
+overwrite it unseen.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Generic, TypeVar
 
 from redfence_storage.errors import StaleToken
 
-# What a resource that nobody has fenced has seen; every token is greater.
+# The highest token of a resource that has seen none. Every token is greater.
 NO_TOKEN = 0
 
 
@@ -45,7 +48,7 @@ class StoredValue:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The result of a `Get`; `stored` is None where the key is missing, which does not undo a raise."""
+    """The result of a `Get`; `stored` is None if the key is missing, and a token has still taken effect."""
 
     stored: StoredValue | None
     highest_token: int
@@ -72,7 +75,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Command(Generic[ResultT]):
-    """One thing to do to one resource, with a result of a known type."""
+    """The base class of commands on one resource, with the type of their result."""
 
     __slots__ = ()
 
@@ -89,7 +92,7 @@ class Put(Command[Accepted]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Get(Command[Reading]):
-    """Reads a key; with a token it is a fenced read, which raises and may be stale."""
+    """Reads a key; with a token it is a fenced read, which raises the highest token or is stale."""
 
     resource: str
     token: int | None
@@ -98,7 +101,7 @@ class Get(Command[Reading]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delete(Command[Removal]):
-    """Removes a key; the highest token stays."""
+    """Deletes a key; the highest token stays."""
 
     resource: str
     token: int
@@ -115,7 +118,7 @@ class Fence(Command[Accepted]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListKeys(Command[KeyPage]):
-    """Lists the keys after `after_key` ("" for the first page): at most `keys_max`, and about `bytes_max` bytes."""
+    """Lists the keys after `after_key` ("" for all): at most `keys_max`, with about `bytes_max` bytes."""
 
     resource: str
     after_key: str

@@ -73,7 +73,8 @@ async def test_a_file_that_another_storage_serves_is_refused_in_one_line(
     second = commands.start_redfence("storage", *options)
     assert await second.wait() == 2
     assert (
-        second.stderr == f"redfence storage: cannot use {tmp_path}/storage.db: another process has it open\n"
+        second.stderr == f"redfence storage: cannot use {tmp_path}/storage.db: another process has it open; "
+        "stop that process or use another path\n"
     )
     async with AsyncStorageClient(ready[1]) as storage:
         await storage.fence("orders/42", token=1)
@@ -92,7 +93,7 @@ async def test_a_port_in_use_is_refused_by_name(commands: CommandProcesses, tmp_
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ((), "say which file to use: --db PATH, or REDFENCE_STORAGE_DB"),
+        ((), "no database file given; set --db PATH or REDFENCE_STORAGE_DB"),
         (("--db", "missing/storage.db"), "cannot use missing/storage.db: unable to open database file"),
         (("--db", "storage.db", "--listen", "7410"), "'7410' is not HOST:PORT"),
     ],

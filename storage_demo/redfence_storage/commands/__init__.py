@@ -1,1 +1,1 @@
-"""Subcommands of the console script `redfence` that come with the storage; each is loaded when it is asked for."""
+"""Contains the `redfence` subcommands of the storage."""

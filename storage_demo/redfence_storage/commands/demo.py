@@ -1,4 +1,4 @@
-"""`redfence demo`: stories that show what the lock server is for."""
+"""Plays stories that show why fencing tokens are needed: `redfence demo`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 
-HELP = "show what a fencing token is for, with real processes"
+HELP = "show with real processes why fencing tokens are needed"
 
 EXIT_REFUSED = 0
 EXIT_CORRUPTED = 1
@@ -22,33 +22,34 @@ _CONNECT_TIMEOUT_S = 1.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the stories."""
+    """Add a subcommand for each story."""
     stories = parser.add_subparsers(dest="story", required=True, metavar="STORY")
     gc_pause = stories.add_parser(
         "gc-pause",
-        help="a holder is paused past its lease and writes when it wakes up",
-        description="Stops a real process with SIGSTOP past its lease and lets it write when it wakes up. Exits 0 if the stale "
-        "write was refused, 1 if it corrupted the data (as it does with --no-fencing), 2 if the story could not be played.",
+        help="pause a holder past its lease; it writes when it wakes up",
+        description="Stops a real process with SIGSTOP until its lease is over, then lets it write. "
+        "Exit status: 0 if the storage refused the stale write, 1 if the write corrupted the data "
+        "(as it does with --no-fencing), 2 if the story could not be played.",
     )
     gc_pause.add_argument(
-        "--no-fencing", action="store_true", help="keep the data in a plain file, which checks no tokens"
+        "--no-fencing", action="store_true", help="keep the data in a plain file, which does not check tokens"
     )
     gc_pause.add_argument(
         "--server",
         default=os.environ.get("REDFENCE_SERVER"),
         metavar="HOST:PORT",
-        help=f"the lock server [$REDFENCE_SERVER; {_SERVER_DEFAULT}; one is started if nobody listens there]",
+        help=f"the lock server [$REDFENCE_SERVER; {_SERVER_DEFAULT}, or a new one if none runs there]",
     )
     gc_pause.add_argument(
         "--storage",
         default=os.environ.get("REDFENCE_STORAGE"),
         metavar="HOST:PORT",
-        help=f"the storage demo [$REDFENCE_STORAGE; {_STORAGE_DEFAULT}; as above]",
+        help=f"the storage demo [$REDFENCE_STORAGE; {_STORAGE_DEFAULT}, or a new one if none runs there]",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Play the story."""
+    """Play the story; return the exit status."""
     import tempfile
     from pathlib import Path
 
@@ -75,12 +76,12 @@ def _narrate(line: str) -> None:
 
 @contextmanager
 def _servers(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """Yield a lock server and a storage: those named, those at the default addresses, or new ones for this story."""
+    """Yield the addresses of a lock server and a storage; start both if none is named or running."""
     server, storage = args.server or _SERVER_DEFAULT, args.storage or _STORAGE_DEFAULT
     if args.server or args.storage or (_is_listening(server) and _is_listening(storage)):
         yield server, storage
         return
-    _narrate(f"(Nobody listens on {server} and {storage}: starting a quorum for this story.)")
+    _narrate(f"(No servers run on {server} and {storage}: starting a quorum for this story.)")
     from redfence_storage.pause_demo.conductor import DemoError
 
     command = [
@@ -96,11 +97,11 @@ def _servers(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            # As in: redfence ready: lock server on HOST:PORT, storage on HOST:PORT, …
+            # The line is: redfence ready: lock server on HOST:PORT, storage on HOST:PORT, …
             words = process.stdout.readline().replace(",", "").split()
             addresses = [after for word, after in pairwise(words) if word == "on"]
             if len(addresses) != 2:
-                raise DemoError("no lock server could be started; see above")
+                raise DemoError("could not start a lock server; its error is printed above")
             yield addresses[0], addresses[1]
         finally:
             process.terminate()

@@ -1,4 +1,4 @@
-"""`redfence storage`: serves the storage demo until SIGTERM or SIGINT."""
+"""Serves the storage demo until SIGTERM or SIGINT: `redfence storage`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ HELP = "serve a small key-value store that refuses stale fencing tokens"
 _DB_VARIABLE = "REDFENCE_STORAGE_DB"
 _LISTEN_VARIABLE = "REDFENCE_STORAGE_LISTEN"
 _LISTEN_DEFAULT = "127.0.0.1:50052"
-# Every call under way is answered within one commit; more is only for a disk that hangs.
+# One commit answers every pending call. The longer time is for a disk that hangs.
 _GRACE_S = 5.0
 _EXIT_UNUSABLE = 2
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options; an option beats the environment."""
+    """Add the options of the command; an option overrides the environment."""
     parser.add_argument(
         "--db",
         metavar="PATH",
         type=Path,
         default=os.environ.get(_DB_VARIABLE),
-        help=f"the SQLite file; made if it is missing [${_DB_VARIABLE}]",
+        help=f"the SQLite file; created if it is missing [${_DB_VARIABLE}]",
     )
     parser.add_argument(
         "--listen",
@@ -51,12 +51,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
             type=values,
             choices=list(values),
             default=os.environ.get(variable, default),
-            help=f"[${variable}; {default}]",
+            help=f"log {option} [${variable}; {default}]",
         )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal, and return the exit status: 0, or 2 where the options cannot be served."""
+    """Serve until a signal; return the exit status: 0, or 2 if the file or the address cannot be used."""
     import asyncio
 
     from redfence_server.api import serving as grpc_serving
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     from redfence_storage.sqlite_store import SqliteStore
 
     if not args.db:
-        return _print_error(f"say which file to use: --db PATH, or {_DB_VARIABLE}")
+        return _print_error(f"no database file given; set --db PATH or {_DB_VARIABLE}")
     log_setup.configure(log_format=args.log_format, level=args.log_level)
     try:
         store = SqliteStore.open(args.db)
@@ -95,12 +95,12 @@ async def _serve(store: SqliteStore, *, listen: str, db: Path) -> int:
         async def set_not_serving() -> None:
             await health.tell(serving=False)
 
-        # Before the line is printed: whoever reads it may send a signal at once.
+        # Comes before the ready line, because its reader may send a signal at once.
         stop = grpc_serving.stop_signal()
         print(f"redfence storage ready on {listen.rpartition(':')[0]}:{port} (db {db})", flush=True)
         await grpc_serving.run_until_signal(server, on_drain=set_not_serving, grace_s=_GRACE_S, stop=stop)
     finally:
-        # After the last call was answered, so that nothing submitted is lost.
+        # Comes after the last answer, so that no submitted command is lost.
         await commit.close()
     return 0
 

@@ -1,1 +1,1 @@
-"""The critique of locks with a timeout, played with real processes: a paused holder, and what becomes of its late write."""
+"""Shows with real processes what the late write of a paused lock holder does, with and without fencing."""

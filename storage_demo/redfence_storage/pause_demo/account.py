@@ -1,4 +1,4 @@
-"""The data that the demo protects: one balance, in the storage that checks tokens, or in a file that does not."""
+"""Keeps the demo's balance, either in the storage that checks tokens or in a file that does not."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ class Account(Protocol):
     """A balance that is read, changed and written back: three steps, so two writers lose one change."""
 
     def read(self, token: int) -> int:
-        """Return the balance, read under the lease with this token."""
+        """Return the balance, using this fencing token."""
         ...
 
     def write(self, balance: int, token: int) -> None:
-        """Set the balance under the lease with this token."""
+        """Set the balance, using this fencing token."""
         ...
 
 
 class FencedAccount:
-    """The balance in the storage demo, which refuses a token lower than the highest it has seen."""
+    """Keeps the balance in the storage demo, which refuses a token lower than the highest it has seen."""
 
     def __init__(self, storage: StorageClient, resource: str) -> None:
         self._storage = storage
         self._resource = resource
 
     def read(self, token: int) -> int:
-        """Return the balance; from now on lower tokens are shut out."""
+        """Return the balance; the storage refuses lower tokens from now on."""
         try:
             return int(self._storage.get(self._resource, key=_KEY, token=token).value)
         except NotFoundError:
@@ -48,17 +48,17 @@ class FencedAccount:
 
 
 class PlainAccount:
-    """The balance in a file, which takes whatever is written to it."""
+    """Keeps the balance in a file, which accepts every write."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self, token: int) -> int:
-        """Return the balance; the token means nothing to a file."""
+        """Return the balance; a file cannot check the token."""
         del token
         return int(self._path.read_text()) if self._path.exists() else OPENING_BALANCE
 
     def write(self, balance: int, token: int) -> None:
-        """Set the balance; the token means nothing to a file."""
+        """Set the balance; a file cannot check the token."""
         del token
         self._path.write_text(f"{balance}\n")

@@ -1,4 +1,4 @@
-"""Plays the story: holder A is stopped past its lease, holder B takes over, A wakes up and writes."""
+"""Plays the story: holder A is stopped past its lease, holder B takes over, then A continues and writes."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from typing import Any, Self
 from redfence_storage.pause_demo.account import OPENING_BALANCE, PlainAccount
 
 TTL_S = 2.0
-# B waits for A's lease to end by itself; longer means the lock server is not what it should be.
+# B waits until A's lease ends. A longer wait means that the lock server does not work.
 _TAKE_OVER_S = 10.0
 _DEPOSIT_A, _DEPOSIT_B = 10, 5
 
 
 class DemoError(Exception):
-    """The story could not be played; the message says why."""
+    """The story could not be played; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where the demo plays.
+    """The servers and files that the story uses.
 
     Attributes:
-        server: the lock server.
-        storage: the storage that checks tokens; None for a plain file.
-        folder: where the plain file is.
-        narrate: writes one line of the story.
+        server: the address of the lock server.
+        storage: the address of the storage that checks tokens; None uses a plain file.
+        folder: the folder of the plain file.
+        narrate: prints one line of the story.
     """
 
     server: str
@@ -46,7 +46,7 @@ class Stage:
 
 
 class Worker:
-    """A worker process. Use it in `with`: it is gone afterwards, whatever happened."""
+    """Runs a worker process; leaving its `with` ends the process."""
 
     def __init__(self, stage: Stage, *, name: str, resource: str, amount: int, wait_s: float) -> None:
         where = (
@@ -78,14 +78,14 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """The id of the process."""
         return self._process.pid
 
     def read_event(self, *expected: str) -> dict[str, Any]:
         """Return the worker's next event.
 
         Raises:
-            DemoError: it is another than the expected.
+            DemoError: the event is not one of the expected ones.
         """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -95,14 +95,14 @@ class Worker:
         return event
 
     def let_write(self) -> None:
-        """Let it write."""
+        """Tell the worker to write."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Stop the process, all its threads at once, as a garbage collector or a hypervisor would."""
+        """Stop all threads of the process, as a garbage collector or a hypervisor can."""
         os.kill(self.pid, signal.SIGSTOP)
         try:
             yield
@@ -111,10 +111,10 @@ class Worker:
 
 
 def play(stage: Stage) -> bool:
-    """Play the story and return whether the data survived it.
+    """Play the story; return whether the data is still correct.
 
     Raises:
-        DemoError: something else than the story happened.
+        DemoError: a worker did something unexpected.
     """
     resource = f"demo/account-{secrets.token_hex(4)}"
     guard = "a storage that checks fencing tokens" if stage.storage else "a plain file, which checks nothing"
@@ -122,34 +122,37 @@ def play(stage: Stage) -> bool:
     with Worker(stage, name="A", resource=resource, amount=_DEPOSIT_A, wait_s=0) as a:
         before = a.read_event("ready_to_write")
         stage.narrate(
-            f"A  got the lock for {TTL_S:g} s with token {before['token']}, read {before['balance']} and is about to write "
-            f"{before['balance'] + _DEPOSIT_A}. Its lease is good for another {before['remaining']} s."
+            f"A  got the lock for {TTL_S:g} s with token {before['token']}, read {before['balance']} "
+            f"and is about to write {before['balance'] + _DEPOSIT_A}. "
+            f"Its lease is valid for another {before['remaining']} s."
         )
         started = time.monotonic()
         with a.stopped():
             stage.narrate(
-                f"A  is stopped in mid-thought (SIGSTOP to process {a.pid}), as by a long garbage collection."
+                f"A  is stopped before its write (SIGSTOP to process {a.pid}), "
+                "as by a long garbage collection."
             )
             after = _take_over(stage, resource)
-            # A will find its order to write when it wakes: it goes on exactly where it was.
+            # A reads this order when it wakes up, and continues exactly where it was stopped.
             a.let_write()
         stage.narrate(
-            f"A  wakes up after {time.monotonic() - started:.1f} s (SIGCONT), knows nothing of all this, and writes "
-            f"{before['balance'] + _DEPOSIT_A} with token {before['token']}."
+            f"A  wakes up after {time.monotonic() - started:.1f} s (SIGCONT), does not know that it was "
+            f"stopped, and writes {before['balance'] + _DEPOSIT_A} with token {before['token']}."
         )
         end = a.read_event("refused", "written")
     return _judge(stage, end, token=before["token"], expected=after)
 
 
 def _take_over(stage: Stage, resource: str) -> int:
-    """Let B do its work while A is stopped; return the balance it wrote."""
+    """Let B deposit its amount while A is stopped; return the balance that B wrote."""
     with Worker(stage, name="B", resource=resource, amount=_DEPOSIT_B, wait_s=_TAKE_OVER_S) as b:
         ready = b.read_event("ready_to_write")
         stage.narrate(f"B  waited until A's lease had expired, and got the lock with token {ready['token']}.")
         b.let_write()
         written = b.read_event("written")
         stage.narrate(
-            f"B  read {ready['balance']}, deposited {_DEPOSIT_B}, wrote {written['balance']}, and released the lock."
+            f"B  read {ready['balance']}, deposited {_DEPOSIT_B}, wrote {written['balance']}, "
+            "and released the lock."
         )
         balance: int = written["balance"]
         return balance
@@ -167,6 +170,7 @@ def _judge(stage: Stage, end: dict[str, Any], *, token: int, expected: int) -> b
         found = PlainAccount(stage.folder / "balance.txt").read(token)
         stage.narrate(f"The file {stage.folder / 'balance.txt'} now says {found}.")
     stage.narrate(
-        f"CORRUPTED  A's late write went through: the account holds {found}, and B's deposit of {_DEPOSIT_B} is lost."
+        f"CORRUPTED  A's late write went through: the account holds {found}, "
+        f"and B's deposit of {_DEPOSIT_B} is lost."
     )
     return False

@@ -1,7 +1,8 @@
-"""One holder of the demo, a process of its own: lock, read the balance, think, write it back.
+"""Runs one holder of the demo as a process: lock, read the balance, wait for the order, write the balance.
 
-Speaks to its conductor by lines of JSON on standard output, and waits for one line on standard input before it writes. It does not
-look at its lease again before the write. That is the point: however late one looks, the pause can come after the look.
+It reports each step to the conductor as a line of JSON on standard output. It waits for one line on
+standard input before it writes. It does not check its lease again before the write: a pause can
+always come after the last check.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from redfence_storage.pause_demo.account import Account, FencedAccount, PlainAcc
 
 
 def report(event: str, **fields: object) -> None:
-    """Tell the conductor."""
+    """Report an event to the conductor."""
     sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
     sys.stdout.flush()
 
 
 def deposit(client: redfence.Client, account: Account, options: argparse.Namespace) -> None:
-    """Add to the balance under the lock; tell each step."""
+    """Add the amount to the balance under the lock, and report each step."""
     with client.lock(options.resource, ttl=options.ttl, wait=options.wait, holder=options.name) as lease:
         balance = account.read(lease.token)
         report("ready_to_write", token=lease.token, balance=balance, remaining=round(lease.remaining(), 1))
@@ -38,7 +39,7 @@ def deposit(client: redfence.Client, account: Account, options: argparse.Namespa
 
 
 def main() -> int:
-    """Run one worker."""
+    """Run one worker; return its exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--name", required=True)
     parser.add_argument("--server", required=True)
@@ -50,7 +51,7 @@ def main() -> int:
     where.add_argument("--storage")
     where.add_argument("--file", type=Path)
     options = parser.parse_args()
-    # The SDK warns of the loss as well, but the conductor tells the story.
+    # The SDK also logs the loss, but only the conductor prints the story.
     logging.getLogger("redfence").setLevel(logging.ERROR)
     try:
         with redfence.Client(options.server) as client:
@@ -60,7 +61,8 @@ def main() -> int:
                 with StorageClient(options.storage) as storage:
                     deposit(client, FencedAccount(storage, options.resource), options)
     except redfence.LeaseLostError as error:
-        # Only now does the paused holder learn it, after its write: too late, if nobody else checked.
+        # The paused holder sees the loss only after its write. That is too late unless the storage
+        # checks tokens.
         report("lease_lost", message=str(error))
     except redfence.RedfenceError as error:
         report("failed", message=str(error))

@@ -34,7 +34,7 @@ def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
 
 def test_parts_of_a_millisecond_are_refused_where_whole_ones_are_needed() -> None:
     """Rather than rounded: who asks for them expects them."""
-    with pytest.raises(argparse.ArgumentTypeError, match=r"'0\.0005' is no whole number of milliseconds"):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"'0\.0005' is not a whole number of milliseconds"):
         durations.milliseconds("0.0005")
     assert durations.seconds("0.0005") == 0.0005
 

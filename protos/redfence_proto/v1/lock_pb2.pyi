@@ -3,40 +3,38 @@
 isort:skip_file
 redfence.v1: distributed locks with fencing tokens.
 
-This file is the whole contract; a client in any language can be written from it alone.
+This file is the whole contract. It has all that is needed to write a client in any language.
 
-Words, one per idea:
+Terms:
   resource       the name being locked, e.g. "orders/42".
   lease          one timed grant of a resource; it lasts until it is released or expires.
   lease id       the secret that proves ownership of a lease: 128 random bits as 32 lower-case hex digits.
-  holder         a free-text label of who holds a lease, for humans. It proves nothing.
+  holder         a free-text label of the client that holds a lease, for humans. It proves nothing.
   fencing token  a number that grows with every grant of a resource. Send it with every write to the data
-                 that the lock protects, and let the storage refuse a token lower than the highest it has
-                 seen.
-  validity       how long the holder may count on its lease, measured from the instant *it sent the
-                 request*
-                 on a clock that does not stop while the machine sleeps. Never measure it from the answer.
+                 that the lock protects. Let the storage refuse a token lower than the highest it has seen.
+  validity       how long the lease surely lasts, counted from the instant at which the holder *sent the
+                 request*, on a clock that does not stop in suspend. Never count it from the answer.
   node           one of N independent Redis-compatible servers; a quorum is N / 2 + 1 of them.
 
-What is promised, and what is not. Two grants of one resource never carry the same fencing token, and a
-later grant carries the greater one, whatever clocks, pauses and delays do. Mutual exclusion alone is only
-as good as the clocks: a holder that is paused past its validity may act after somebody else was granted.
-That is what the token is for.
+Promises. Two grants of one resource never carry the same fencing token, and a later grant carries the
+greater one. Clocks, pauses and delays cannot break this. Mutual exclusion alone depends on clocks: a
+holder that is paused past its validity may act after another client was granted the lock. Fencing tokens
+protect the data in this case.
 
 Errors. A call that fails ends with a standard gRPC status whose details hold a `google.rpc.ErrorInfo`
 (domain "redfence", `reason` the name of an `ErrorReason` without its prefix, `metadata` as documented
-there) and, where trying again can help, a `google.rpc.RetryInfo`. Contention is not an error: see
+there) and, if a retry can help, a `google.rpc.RetryInfo`. Contention is not an error: see
 `AcquireOutcome`.
 
-Bounds that hold everywhere, and the reason given when they are broken:
+Bounds of all methods, and the reason of the error when a field exceeds them:
   resource   1 to 256 bytes of UTF-8, no control characters (U+0000..U+001F, U+007F..U+009F), no "{" and
              no "}". INVALID_RESOURCE.
   ttl        100 ms to the cluster's greatest ttl (5 minutes unless set otherwise), in whole milliseconds;
              never changed silently. INVALID_TTL.
   lease_id   exactly 32 hex digits, "0".."9" and "a".."f". INVALID_LEASE_ID.
   holder     0 to 256 bytes of UTF-8, no control characters. INVALID_HOLDER.
-  messages   64 KiB at most, either way. A larger one ends the call with RESOURCE_EXHAUSTED by the
-             transport.
+  messages   64 KiB at most, in both directions. For a larger one the transport ends the call with
+             RESOURCE_EXHAUSTED.
 """
 
 from collections import abc as _abc
@@ -93,8 +91,8 @@ class _ReleaseOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Releas
     RELEASE_OUTCOME_UNSPECIFIED: _ReleaseOutcome.ValueType  # 0
     """Never sent."""
     RELEASE_OUTCOME_RELEASED: _ReleaseOutcome.ValueType  # 1
-    """The lease was held and this call ended it. Also told of what was left, on fewer nodes than a quorum, of a lost
-    one.
+    """The lease was held and this call ended it. Also sent if the lease was lost and this call ended its last
+    holds on fewer nodes than a quorum.
     """
     RELEASE_OUTCOME_NOT_HELD: _ReleaseOutcome.ValueType  # 2
     """This lease id does not hold the resource: it expired, was released before, or was never granted."""
@@ -105,8 +103,8 @@ class ReleaseOutcome(_ReleaseOutcome, metaclass=_ReleaseOutcomeEnumTypeWrapper):
 RELEASE_OUTCOME_UNSPECIFIED: ReleaseOutcome.ValueType  # 0
 """Never sent."""
 RELEASE_OUTCOME_RELEASED: ReleaseOutcome.ValueType  # 1
-"""The lease was held and this call ended it. Also told of what was left, on fewer nodes than a quorum, of a lost
-one.
+"""The lease was held and this call ended it. Also sent if the lease was lost and this call ended its last
+holds on fewer nodes than a quorum.
 """
 RELEASE_OUTCOME_NOT_HELD: ReleaseOutcome.ValueType  # 2
 """This lease id does not hold the resource: it expired, was released before, or was never granted."""
@@ -123,11 +121,9 @@ class _LeaseStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LeaseState
     LEASE_STATE_ACTIVE: _LeaseState.ValueType  # 1
     """Renewed on a quorum."""
     LEASE_STATE_AT_RISK: _LeaseState.ValueType  # 2
-    """This renewal did not reach a quorum. The lease is still good until the validity known before ends; renew
-    again soon.
-    """
+    """This renewal did not reach a quorum. The lease lasts until its known validity ends; renew again soon."""
     LEASE_STATE_LOST: _LeaseState.ValueType  # 3
-    """A quorum no longer holds the lease: stop the protected work now. It cannot be renewed; acquire anew."""
+    """A quorum no longer holds the lease: stop the protected work now. It cannot be renewed; acquire again."""
 
 class LeaseState(_LeaseState, metaclass=_LeaseStateEnumTypeWrapper):
     """The state of a lease, as seen by one renewal."""
@@ -137,11 +133,9 @@ LEASE_STATE_UNSPECIFIED: LeaseState.ValueType  # 0
 LEASE_STATE_ACTIVE: LeaseState.ValueType  # 1
 """Renewed on a quorum."""
 LEASE_STATE_AT_RISK: LeaseState.ValueType  # 2
-"""This renewal did not reach a quorum. The lease is still good until the validity known before ends; renew
-again soon.
-"""
+"""This renewal did not reach a quorum. The lease lasts until its known validity ends; renew again soon."""
 LEASE_STATE_LOST: LeaseState.ValueType  # 3
-"""A quorum no longer holds the lease: stop the protected work now. It cannot be renewed; acquire anew."""
+"""A quorum no longer holds the lease: stop the protected work now. It cannot be renewed; acquire again."""
 Global___LeaseState: _TypeAlias = LeaseState  # noqa: Y015
 
 class _LeaseStateReason:
@@ -153,7 +147,7 @@ class _LeaseStateReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Leas
     LEASE_STATE_REASON_UNSPECIFIED: _LeaseStateReason.ValueType  # 0
     """The lease is ACTIVE."""
     LEASE_STATE_REASON_QUORUM_UNAVAILABLE: _LeaseStateReason.ValueType  # 1
-    """AT_RISK: the nodes that answered cannot decide it."""
+    """AT_RISK: the nodes that answered cannot decide whether the lease is held."""
     LEASE_STATE_REASON_NOT_HELD: _LeaseStateReason.ValueType  # 2
     """LOST: the lease expired, was released, or never was granted."""
 
@@ -163,7 +157,7 @@ class LeaseStateReason(_LeaseStateReason, metaclass=_LeaseStateReasonEnumTypeWra
 LEASE_STATE_REASON_UNSPECIFIED: LeaseStateReason.ValueType  # 0
 """The lease is ACTIVE."""
 LEASE_STATE_REASON_QUORUM_UNAVAILABLE: LeaseStateReason.ValueType  # 1
-"""AT_RISK: the nodes that answered cannot decide it."""
+"""AT_RISK: the nodes that answered cannot decide whether the lease is held."""
 LEASE_STATE_REASON_NOT_HELD: LeaseStateReason.ValueType  # 2
 """LOST: the lease expired, was released, or never was granted."""
 Global___LeaseStateReason: _TypeAlias = LeaseStateReason  # noqa: Y015
@@ -181,7 +175,7 @@ class _NodeAnswerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NodeAnswer
     NODE_ANSWER_TIMED_OUT: _NodeAnswer.ValueType  # 2
     """It did not answer in time."""
     NODE_ANSWER_UNREACHABLE: _NodeAnswer.ValueType  # 3
-    """There is no connection to it, or it is not ready."""
+    """The server has no connection to it, or it is not ready."""
     NODE_ANSWER_REFUSED: _NodeAnswer.ValueType  # 4
     """It answered that this server is not admitted any more, or with an error."""
 
@@ -195,7 +189,7 @@ NODE_ANSWER_ANSWERED: NodeAnswer.ValueType  # 1
 NODE_ANSWER_TIMED_OUT: NodeAnswer.ValueType  # 2
 """It did not answer in time."""
 NODE_ANSWER_UNREACHABLE: NodeAnswer.ValueType  # 3
-"""There is no connection to it, or it is not ready."""
+"""The server has no connection to it, or it is not ready."""
 NODE_ANSWER_REFUSED: NodeAnswer.ValueType  # 4
 """It answered that this server is not admitted any more, or with an error."""
 Global___NodeAnswer: _TypeAlias = NodeAnswer  # noqa: Y015
@@ -237,8 +231,8 @@ class _NodeStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NodeState.V
     NODE_STATE_READY: _NodeState.ValueType  # 2
     """It votes."""
     NODE_STATE_QUARANTINED: _NodeState.ValueType  # 3
-    """It is reachable but not trusted: it may have forgotten what it promised, or it is not the node that was
-    configured.
+    """It is reachable but not trusted: it may have forgotten its holds and tokens, or it is not the configured
+    node.
     """
     NODE_STATE_UNREACHABLE: _NodeState.ValueType  # 4
     """No connection."""
@@ -253,8 +247,8 @@ NODE_STATE_JOINING: NodeState.ValueType  # 1
 NODE_STATE_READY: NodeState.ValueType  # 2
 """It votes."""
 NODE_STATE_QUARANTINED: NodeState.ValueType  # 3
-"""It is reachable but not trusted: it may have forgotten what it promised, or it is not the node that was
-configured.
+"""It is reachable but not trusted: it may have forgotten its holds and tokens, or it is not the configured
+node.
 """
 NODE_STATE_UNREACHABLE: NodeState.ValueType  # 4
 """No connection."""
@@ -267,25 +261,27 @@ class _Durability:
 class _DurabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Durability.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     DURABILITY_UNSPECIFIED: _Durability.ValueType  # 0
-    """It is not known yet."""
+    """The server does not know yet."""
     DURABILITY_PROVEN: _Durability.ValueType  # 1
-    """By its settings, from the beginning of its run."""
+    """The node's settings prove it, since the start of its process."""
     DURABILITY_DECLARED: _Durability.ValueType  # 2
-    """By the operator's word alone: this server runs with assume_durable."""
+    """The operator declared it: this server runs with assume_durable. Nothing proves it."""
     DURABILITY_NONE: _Durability.ValueType  # 3
-    """After a restart it is kept out for the greatest ttl, and then comes back."""
+    """The node may lose data. After a restart it does not vote for the greatest ttl."""
 
 class Durability(_Durability, metaclass=_DurabilityEnumTypeWrapper):
-    """Whether the present run of a node loses nothing at a crash, so that it votes again at once after a restart."""
+    """Whether the present process of a node keeps all its data in a crash, so that the node votes again at once
+    after a restart.
+    """
 
 DURABILITY_UNSPECIFIED: Durability.ValueType  # 0
-"""It is not known yet."""
+"""The server does not know yet."""
 DURABILITY_PROVEN: Durability.ValueType  # 1
-"""By its settings, from the beginning of its run."""
+"""The node's settings prove it, since the start of its process."""
 DURABILITY_DECLARED: Durability.ValueType  # 2
-"""By the operator's word alone: this server runs with assume_durable."""
+"""The operator declared it: this server runs with assume_durable. Nothing proves it."""
 DURABILITY_NONE: Durability.ValueType  # 3
-"""After a restart it is kept out for the greatest ttl, and then comes back."""
+"""The node may lose data. After a restart it does not vote for the greatest ttl."""
 Global___Durability: _TypeAlias = Durability  # noqa: Y015
 
 class _ErrorReason:
@@ -297,45 +293,45 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_UNSPECIFIED: _ErrorReason.ValueType  # 0
     """Never sent."""
     ERROR_REASON_INVALID_RESOURCE: _ErrorReason.ValueType  # 1
-    """INVALID_ARGUMENT. The resource name breaks its bounds. Metadata: field."""
+    """INVALID_ARGUMENT. The resource name is out of bounds. Metadata: field."""
     ERROR_REASON_INVALID_TTL: _ErrorReason.ValueType  # 2
     """INVALID_ARGUMENT. The ttl is missing or out of bounds. Metadata: field, min, max."""
     ERROR_REASON_INVALID_WAIT_TIMEOUT: _ErrorReason.ValueType  # 3
     """INVALID_ARGUMENT. The wait_timeout is negative or malformed. Metadata: field."""
     ERROR_REASON_INVALID_LEASE_ID: _ErrorReason.ValueType  # 4
-    """INVALID_ARGUMENT. The lease id is not 32 lower-case hex digits. Metadata: field. The value is never
-    repeated.
+    """INVALID_ARGUMENT. The lease id is not 32 lower-case hex digits. Metadata: field. The error never contains
+    the value.
     """
     ERROR_REASON_INVALID_HOLDER: _ErrorReason.ValueType  # 5
-    """INVALID_ARGUMENT. The holder label breaks its bounds. Metadata: field."""
+    """INVALID_ARGUMENT. The holder label is out of bounds. Metadata: field."""
     ERROR_REASON_INVALID_FENCING_TOKEN: _ErrorReason.ValueType  # 6
     """INVALID_ARGUMENT. The fencing token is zero or 2^53 or more. Metadata: field."""
     ERROR_REASON_UNKNOWN_COMMAND: _ErrorReason.ValueType  # 7
-    """INVALID_ARGUMENT. A session command has no kind this server knows. Metadata: field, command_id."""
+    """INVALID_ARGUMENT. A session command has no kind that this server knows. Metadata: field, command_id."""
     ERROR_REASON_INVALID_COMMAND_ID: _ErrorReason.ValueType  # 8
     """INVALID_ARGUMENT. A session command's id is zero or in use. Metadata: field, command_id."""
     ERROR_REASON_QUORUM_UNAVAILABLE: _ErrorReason.ValueType  # 9
     """UNAVAILABLE. Fewer than a quorum of nodes answered. Metadata: nodes, e.g. "1=timed_out,2=unreachable"."""
     ERROR_REASON_VALIDITY_EXHAUSTED: _ErrorReason.ValueType  # 10
-    """UNAVAILABLE. A quorum granted, but so late that no validity was left; it was undone. A call that waits is
-    told so only if this was still so when its wait ended. Metadata: elapsed_ms.
+    """UNAVAILABLE. A quorum granted so late that no validity was left, and the server undid the grant. A call
+    that waits gets this error only if the last attempt within its wait failed so. Metadata: elapsed_ms.
     """
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 11
-    """UNAVAILABLE. The server is stopping: go on at another one, with the same lease id."""
+    """UNAVAILABLE. The server is stopping: repeat the call at another server, with the same lease id."""
     ERROR_REASON_TOO_MANY_WAITERS: _ErrorReason.ValueType  # 12
-    """RESOURCE_EXHAUSTED. Too many acquires wait. Metadata: limit, and scope, which is what the limit is for:
+    """RESOURCE_EXHAUSTED. Too many acquires wait. Metadata: limit, and scope, which names the limit:
     "resource", "server" or "connection".
     """
     ERROR_REASON_TOO_MANY_COMMANDS: _ErrorReason.ValueType  # 13
     """RESOURCE_EXHAUSTED. Too many commands are unanswered on this stream. Metadata: limit."""
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 14
-    """CANCELLED. The acquire was cancelled, by a cancel command or because its stream broke the rules and ends;
-    nothing was granted.
+    """CANCELLED. The acquire was cancelled, by a cancel command or because the server ends its stream for an
+    error; nothing was granted.
     """
     ERROR_REASON_STALE_TOKEN: _ErrorReason.ValueType  # 15
     """FAILED_PRECONDITION, storage only. The token is lower than the highest this storage has seen for the
-    resource: the caller's lease is over and somebody else's began. Do not retry with this token. Metadata:
-    resource, fencing_token, highest_token.
+    resource: the caller's lease is over, and a later lease has begun. Do not retry with this token.
+    Metadata: resource, fencing_token, highest_token.
     """
     ERROR_REASON_INVALID_KEY: _ErrorReason.ValueType  # 16
     """INVALID_ARGUMENT, storage only. The key is empty, too long, or has control characters. Metadata:
@@ -344,20 +340,20 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INVALID_VALUE: _ErrorReason.ValueType  # 17
     """INVALID_ARGUMENT, storage only. The value is too long. Metadata: field, max."""
     ERROR_REASON_KEY_NOT_FOUND: _ErrorReason.ValueType  # 18
-    """NOT_FOUND, storage only. There is no such key. Metadata: resource, key."""
+    """NOT_FOUND, storage only. The key does not exist. Metadata: resource, key."""
     ERROR_REASON_TOO_MANY_WRITES: _ErrorReason.ValueType  # 19
     """RESOURCE_EXHAUSTED, storage only. Too many writes are queued. Metadata: limit."""
     ERROR_REASON_STORAGE_FAILED: _ErrorReason.ValueType  # 20
-    """UNAVAILABLE, storage only. The database could not be written; nothing was acknowledged."""
+    """UNAVAILABLE, storage only. The database did not commit; nothing was acknowledged."""
     ERROR_REASON_INVALID_PAGE: _ErrorReason.ValueType  # 21
     """INVALID_ARGUMENT, storage only. The page size is out of bounds or the page token malformed. Metadata:
     field.
     """
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 22
-    """INTERNAL. A defect in the server: please report it. Nothing is known of the outcome."""
+    """INTERNAL. A bug in the server: please report it. The outcome is unknown."""
     ERROR_REASON_MALFORMED_MESSAGE: _ErrorReason.ValueType  # 23
-    """INVALID_ARGUMENT. The bytes are not a message of this method, or a string in it is not UTF-8. On a stream
-    it ends the stream. Metadata: none, for what cannot be parsed names no field.
+    """INVALID_ARGUMENT. The bytes are not a message of this method, or a string in it is not UTF-8. It ends a
+    stream. Metadata: none, because an unparsable message names no field.
     """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
@@ -368,45 +364,45 @@ class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 """Never sent."""
 ERROR_REASON_INVALID_RESOURCE: ErrorReason.ValueType  # 1
-"""INVALID_ARGUMENT. The resource name breaks its bounds. Metadata: field."""
+"""INVALID_ARGUMENT. The resource name is out of bounds. Metadata: field."""
 ERROR_REASON_INVALID_TTL: ErrorReason.ValueType  # 2
 """INVALID_ARGUMENT. The ttl is missing or out of bounds. Metadata: field, min, max."""
 ERROR_REASON_INVALID_WAIT_TIMEOUT: ErrorReason.ValueType  # 3
 """INVALID_ARGUMENT. The wait_timeout is negative or malformed. Metadata: field."""
 ERROR_REASON_INVALID_LEASE_ID: ErrorReason.ValueType  # 4
-"""INVALID_ARGUMENT. The lease id is not 32 lower-case hex digits. Metadata: field. The value is never
-repeated.
+"""INVALID_ARGUMENT. The lease id is not 32 lower-case hex digits. Metadata: field. The error never contains
+the value.
 """
 ERROR_REASON_INVALID_HOLDER: ErrorReason.ValueType  # 5
-"""INVALID_ARGUMENT. The holder label breaks its bounds. Metadata: field."""
+"""INVALID_ARGUMENT. The holder label is out of bounds. Metadata: field."""
 ERROR_REASON_INVALID_FENCING_TOKEN: ErrorReason.ValueType  # 6
 """INVALID_ARGUMENT. The fencing token is zero or 2^53 or more. Metadata: field."""
 ERROR_REASON_UNKNOWN_COMMAND: ErrorReason.ValueType  # 7
-"""INVALID_ARGUMENT. A session command has no kind this server knows. Metadata: field, command_id."""
+"""INVALID_ARGUMENT. A session command has no kind that this server knows. Metadata: field, command_id."""
 ERROR_REASON_INVALID_COMMAND_ID: ErrorReason.ValueType  # 8
 """INVALID_ARGUMENT. A session command's id is zero or in use. Metadata: field, command_id."""
 ERROR_REASON_QUORUM_UNAVAILABLE: ErrorReason.ValueType  # 9
 """UNAVAILABLE. Fewer than a quorum of nodes answered. Metadata: nodes, e.g. "1=timed_out,2=unreachable"."""
 ERROR_REASON_VALIDITY_EXHAUSTED: ErrorReason.ValueType  # 10
-"""UNAVAILABLE. A quorum granted, but so late that no validity was left; it was undone. A call that waits is
-told so only if this was still so when its wait ended. Metadata: elapsed_ms.
+"""UNAVAILABLE. A quorum granted so late that no validity was left, and the server undid the grant. A call
+that waits gets this error only if the last attempt within its wait failed so. Metadata: elapsed_ms.
 """
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 11
-"""UNAVAILABLE. The server is stopping: go on at another one, with the same lease id."""
+"""UNAVAILABLE. The server is stopping: repeat the call at another server, with the same lease id."""
 ERROR_REASON_TOO_MANY_WAITERS: ErrorReason.ValueType  # 12
-"""RESOURCE_EXHAUSTED. Too many acquires wait. Metadata: limit, and scope, which is what the limit is for:
+"""RESOURCE_EXHAUSTED. Too many acquires wait. Metadata: limit, and scope, which names the limit:
 "resource", "server" or "connection".
 """
 ERROR_REASON_TOO_MANY_COMMANDS: ErrorReason.ValueType  # 13
 """RESOURCE_EXHAUSTED. Too many commands are unanswered on this stream. Metadata: limit."""
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 14
-"""CANCELLED. The acquire was cancelled, by a cancel command or because its stream broke the rules and ends;
-nothing was granted.
+"""CANCELLED. The acquire was cancelled, by a cancel command or because the server ends its stream for an
+error; nothing was granted.
 """
 ERROR_REASON_STALE_TOKEN: ErrorReason.ValueType  # 15
 """FAILED_PRECONDITION, storage only. The token is lower than the highest this storage has seen for the
-resource: the caller's lease is over and somebody else's began. Do not retry with this token. Metadata:
-resource, fencing_token, highest_token.
+resource: the caller's lease is over, and a later lease has begun. Do not retry with this token.
+Metadata: resource, fencing_token, highest_token.
 """
 ERROR_REASON_INVALID_KEY: ErrorReason.ValueType  # 16
 """INVALID_ARGUMENT, storage only. The key is empty, too long, or has control characters. Metadata:
@@ -415,20 +411,20 @@ field.
 ERROR_REASON_INVALID_VALUE: ErrorReason.ValueType  # 17
 """INVALID_ARGUMENT, storage only. The value is too long. Metadata: field, max."""
 ERROR_REASON_KEY_NOT_FOUND: ErrorReason.ValueType  # 18
-"""NOT_FOUND, storage only. There is no such key. Metadata: resource, key."""
+"""NOT_FOUND, storage only. The key does not exist. Metadata: resource, key."""
 ERROR_REASON_TOO_MANY_WRITES: ErrorReason.ValueType  # 19
 """RESOURCE_EXHAUSTED, storage only. Too many writes are queued. Metadata: limit."""
 ERROR_REASON_STORAGE_FAILED: ErrorReason.ValueType  # 20
-"""UNAVAILABLE, storage only. The database could not be written; nothing was acknowledged."""
+"""UNAVAILABLE, storage only. The database did not commit; nothing was acknowledged."""
 ERROR_REASON_INVALID_PAGE: ErrorReason.ValueType  # 21
 """INVALID_ARGUMENT, storage only. The page size is out of bounds or the page token malformed. Metadata:
 field.
 """
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 22
-"""INTERNAL. A defect in the server: please report it. Nothing is known of the outcome."""
+"""INTERNAL. A bug in the server: please report it. The outcome is unknown."""
 ERROR_REASON_MALFORMED_MESSAGE: ErrorReason.ValueType  # 23
-"""INVALID_ARGUMENT. The bytes are not a message of this method, or a string in it is not UTF-8. On a stream
-it ends the stream. Metadata: none, for what cannot be parsed names no field.
+"""INVALID_ARGUMENT. The bytes are not a message of this method, or a string in it is not UTF-8. It ends a
+stream. Metadata: none, because an unparsable message names no field.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
@@ -446,12 +442,12 @@ class AcquireRequest(_message.Message):
     resource: _builtins.str
     """The name to lock. Required."""
     lease_id: _builtins.str
-    """The secret that will prove ownership. Empty: the server makes one up and returns it. Choose it yourself
-    to make a retry idempotent. Never use one id for two acquisitions: a late Release of the first would end
-    the second.
+    """The secret that proves ownership. Empty: the server creates one and returns it. Choose it yourself to
+    make a retry idempotent. Never use one id for two leases: a late Release of the first would end the
+    second.
     """
     holder: _builtins.str
-    """A label shown to whoever finds the resource held, e.g. "billing-7/pid 4711". May be empty."""
+    """A label that other callers see when they find the resource held, e.g. "billing-7/pid 4711". May be empty."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
         """How long the lease lasts unless renewed or released; it starts when the lease is granted, not when the
@@ -495,8 +491,8 @@ class AcquireResponse(_message.Message):
     outcome: Global___AcquireOutcome.ValueType
     """What happened. Never UNSPECIFIED."""
     position: _builtins.int
-    """Set if the outcome is WAIT_TIMEOUT: the place the call had in this server's queue when it gave up; 1 is
-    the next to be granted.
+    """Set if the outcome is WAIT_TIMEOUT: the place of the call in this server's queue when its wait ended; 1
+    is the next to be granted.
     """
     @_builtins.property
     def lease(self) -> Global___Lease:
@@ -504,8 +500,8 @@ class AcquireResponse(_message.Message):
 
     @_builtins.property
     def current(self) -> Global___CurrentHold:
-        """Who holds the resource; set if the outcome is HELD or WAIT_TIMEOUT and a present holder was seen. After a
-        wait it is what was last seen and may be as old as the wait.
+        """The present holder; set if the outcome is HELD or WAIT_TIMEOUT and a holder was seen. After a wait it is
+        the holder that was last seen, and may be as old as the wait.
         """
 
     def __init__(
@@ -547,9 +543,9 @@ class Lease(_message.Message):
 
     @_builtins.property
     def validity(self) -> _duration_pb2.Duration:
-        """How long the holder may count on the lease, counted from the instant it *sent* the request. It contains
-        the time the call waited, less an allowance for clock drift of 1 % of ttl + 2 ms + 0.05 % of the wait
-        (but no more than half of the ttl for the wait). After a long wait, renew at once.
+        """The validity of the lease, counted from the instant at which the holder *sent* the request. It is the ttl
+        plus the time that the call waited, less an allowance for clock drift: 1 % of ttl + 2 ms + 0.05 % of the
+        wait (the last part is at most half of the ttl). After a long wait, renew at once.
         """
 
     def __init__(
@@ -584,7 +580,7 @@ class CurrentHold(_message.Message):
     """The fencing token of the present lease."""
     @_builtins.property
     def remaining(self) -> _duration_pb2.Duration:
-        """How long the lease still lasts if it is neither renewed nor released."""
+        """How long the lease lasts from now unless it is renewed or released."""
 
     def __init__(
         self,
@@ -651,7 +647,7 @@ Global___ReleaseResponse: _TypeAlias = ReleaseResponse  # noqa: Y015
 
 @_typing.final
 class KeepAliveRequest(_message.Message):
-    """One renewal of one lease: its ttl starts anew, with the length it was acquired with."""
+    """One renewal of one lease: its ttl starts again, with the length that the Acquire set."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -663,8 +659,8 @@ class KeepAliveRequest(_message.Message):
     lease_id: _builtins.str
     """The lease's secret. Required."""
     sequence: _builtins.int
-    """Any number; it comes back in the response, so that a caller can tell which renewal was answered and when
-    it had sent it.
+    """Any number; the response repeats it, so that the caller knows which renewal was answered and when it was
+    sent.
     """
     def __init__(
         self,
@@ -700,16 +696,16 @@ class KeepAliveResponse(_message.Message):
     sequence: _builtins.int
     """The sequence of the request."""
     state: Global___LeaseState.ValueType
-    """What became of the lease. UNSPECIFIED only with `draining` or `error`."""
+    """The state of the lease. UNSPECIFIED only with `draining` or `error`."""
     reason: Global___LeaseStateReason.ValueType
     """Why, when the state is AT_RISK or LOST."""
     fencing_token: _builtins.int
     """The token of the lease, when ACTIVE. A renewal never changes it. Zero when the nodes that answered do not
-    agree on it; the token of the grant stays good then.
+    agree on it; the token of the grant stays valid then.
     """
     @_builtins.property
     def validity(self) -> _duration_pb2.Duration:
-        """With ACTIVE: how long the holder may count on the lease, counted from the instant it sent *this* renewal."""
+        """The validity, when ACTIVE, counted from the instant at which the holder sent *this* renewal."""
 
     @_builtins.property
     def error(self) -> Global___Error:
@@ -717,7 +713,7 @@ class KeepAliveResponse(_message.Message):
 
     @_builtins.property
     def draining(self) -> Global___Draining:
-        """Set once, on a message without a resource, when the server drains. The stream is closed after it."""
+        """Set once, on a message without a resource, when the server drains. The server then closes the stream."""
 
     def __init__(
         self,
@@ -741,14 +737,14 @@ Global___KeepAliveResponse: _TypeAlias = KeepAliveResponse  # noqa: Y015
 
 @_typing.final
 class SessionRequest(_message.Message):
-    """A batch of commands. Put as many as are at hand into one message."""
+    """A batch of commands. Put all commands that are ready into one message."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     COMMANDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def commands(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionCommand]:
-        """The commands, carried out concurrently. An empty batch is ignored."""
+        """The commands, which the server runs concurrently. It ignores an empty batch."""
 
     def __init__(
         self,
@@ -786,7 +782,7 @@ class SessionCommand(_message.Message):
 
     @_builtins.property
     def renew(self) -> Global___KeepAliveRequest:
-        """As one request of LockService.KeepAlive; `sequence` is not used, the command id serves."""
+        """As one request of LockService.KeepAlive; the command id replaces `sequence`."""
 
     @_builtins.property
     def cancel(self) -> Global___CancelCommand:
@@ -813,9 +809,9 @@ Global___SessionCommand: _TypeAlias = SessionCommand  # noqa: Y015
 
 @_typing.final
 class CancelCommand(_message.Message):
-    """Asks to cancel an unanswered acquire. Both commands are answered: this one with `cancel`, the acquire
-    with whatever came first: its outcome, or the error CANCELLED after everything minted for it was sent to be
-    undone.
+    """Cancels an unanswered acquire. The server answers both commands: this one with `cancel`, and the acquire
+    with its outcome or, if the cancel came first, with the error CANCELLED. Before that error it sends the
+    nodes the undo of every mint.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -850,9 +846,9 @@ class SessionResponse(_message.Message):
 
     @_builtins.property
     def draining(self) -> Global___Draining:
-        """Set once, as soon as the server drains. Commands under way are answered, nothing further is begun, and
-        the stream is closed. Acquires that still wait are answered with the error DRAINING: send them to another
-        server, with the same lease ids.
+        """Set once, when the server drains. The server answers pending commands, begins no others, and closes the
+        stream. It answers acquires that still wait with the error DRAINING: send them to another server, with
+        the same lease ids.
         """
 
     def __init__(
@@ -897,7 +893,7 @@ class SessionResult(_message.Message):
 
     @_builtins.property
     def cancel(self) -> Global___CancelResult:
-        """Of a cancel: sent whether or not an acquire of that id was still under way."""
+        """Of a cancel: sent whether or not an acquire with that id was pending."""
 
     @_builtins.property
     def error(self) -> Global___Error:
@@ -931,7 +927,7 @@ class CancelResult(_message.Message):
 
     FOUND_FIELD_NUMBER: _builtins.int
     found: _builtins.bool
-    """Whether an unanswered acquire of that id was found; it is answered on its own."""
+    """Whether an unanswered acquire with that id was found; the acquire gets its own answer."""
     def __init__(
         self,
         *,
@@ -947,7 +943,7 @@ Global___CancelResult: _TypeAlias = CancelResult  # noqa: Y015
 
 @_typing.final
 class Error(_message.Message):
-    """A failed command of a stream: what a failed unary call tells by its status and details."""
+    """The error of a failed command on a stream: the same facts as the status and details of a failed unary call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -979,16 +975,16 @@ class Error(_message.Message):
     code: _builtins.int
     """The gRPC status code, as a number, e.g. 3 for INVALID_ARGUMENT."""
     reason: Global___ErrorReason.ValueType
-    """Why. Act on this, not on the message."""
+    """The reason. Decide by this field, never by the message."""
     message: _builtins.str
-    """For humans."""
+    """The text for humans."""
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """As documented at the reason."""
+        """The details that are documented at the reason."""
 
     @_builtins.property
     def retry_after(self) -> _duration_pb2.Duration:
-        """When set, trying again no sooner than this can help."""
+        """If set, a retry after this time can succeed."""
 
     def __init__(
         self,
@@ -1016,7 +1012,7 @@ class Draining(_message.Message):
     GRACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def grace(self) -> _duration_pb2.Duration:
-        """How long the server goes on answering what is under way."""
+        """How long the server continues to answer pending commands."""
 
     def __init__(
         self,
@@ -1033,7 +1029,7 @@ Global___Draining: _TypeAlias = Draining  # noqa: Y015
 
 @_typing.final
 class GetLockRequest(_message.Message):
-    """Which resource to look at."""
+    """The resource to report."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1042,8 +1038,8 @@ class GetLockRequest(_message.Message):
     resource: _builtins.str
     """The name. Required."""
     lease_id: _builtins.str
-    """To be told one's own place in the queue: the lease id of an Acquire that waits at this server. May be
-    empty. INVALID_LEASE_ID.
+    """The lease id of an Acquire that waits at this server, to get its place in the queue. May be empty.
+    INVALID_LEASE_ID.
     """
     def __init__(
         self,
@@ -1074,10 +1070,10 @@ class GetLockResponse(_message.Message):
     resource: _builtins.str
     """The name."""
     waiters: _builtins.int
-    """How many acquires wait for it at this server."""
+    """How many acquires wait for the resource at this server."""
     position: _builtins.int
-    """The place of the acquire whose lease id was asked about, 1 being the next to be granted; 0 if it does not
-    wait at this server.
+    """The place of the acquire with the requested lease id; 1 is the next to be granted, 0 means that it does
+    not wait at this server.
     """
     @_builtins.property
     def current(self) -> Global___CurrentHold:
@@ -1085,11 +1081,11 @@ class GetLockResponse(_message.Message):
 
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeHold]:
-        """What each configured node says, by node index."""
+        """The state on each configured node, by node index."""
 
     @_builtins.property
     def queue(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueuedAcquire]:
-        """Those acquires, the next to be granted first; the first 100 of them."""
+        """The first 100 of those acquires, the next to be granted first."""
 
     def __init__(
         self,
@@ -1121,7 +1117,7 @@ class QueuedAcquire(_message.Message):
     """Its holder label; may be empty."""
     @_builtins.property
     def waited(self) -> _duration_pb2.Duration:
-        """How long it has been waiting."""
+        """How long it has waited."""
 
     def __init__(
         self,
@@ -1139,7 +1135,7 @@ Global___QueuedAcquire: _TypeAlias = QueuedAcquire  # noqa: Y015
 
 @_typing.final
 class NodeHold(_message.Message):
-    """What one node says of a resource."""
+    """The state of a resource on one node."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1147,14 +1143,12 @@ class NodeHold(_message.Message):
     ANSWER_FIELD_NUMBER: _builtins.int
     HOLD_FIELD_NUMBER: _builtins.int
     node_index: _builtins.int
-    """The node's place in the cluster, from 0."""
+    """The node's index in the cluster, from 0."""
     answer: Global___NodeAnswer.ValueType
-    """Whether and why it did (not) answer."""
+    """Whether the node answered, and if not, why."""
     @_builtins.property
     def hold(self) -> Global___CurrentHold:
-        """The hold on that node, if there is one. A node may hold a lease that no quorum does, left by an attempt
-        that failed.
-        """
+        """The hold on that node, if there is one. A failed attempt may leave a hold on fewer nodes than a quorum."""
 
     def __init__(
         self,
@@ -1173,7 +1167,7 @@ Global___NodeHold: _TypeAlias = NodeHold  # noqa: Y015
 
 @_typing.final
 class CheckTokenRequest(_message.Message):
-    """Which token to check."""
+    """The token to check."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1199,14 +1193,14 @@ Global___CheckTokenRequest: _TypeAlias = CheckTokenRequest  # noqa: Y015
 
 @_typing.final
 class CheckTokenResponse(_message.Message):
-    """Whether a token is the live one."""
+    """Whether a token belongs to the present lease."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STATE_FIELD_NUMBER: _builtins.int
     CURRENT_FIELD_NUMBER: _builtins.int
     state: Global___TokenState.ValueType
-    """What a quorum of nodes says. Never UNSPECIFIED."""
+    """The state that a quorum of nodes reports. Never UNSPECIFIED."""
     @_builtins.property
     def current(self) -> Global___CurrentHold:
         """The present holder, if there is one."""
@@ -1227,7 +1221,7 @@ Global___CheckTokenResponse: _TypeAlias = CheckTokenResponse  # noqa: Y015
 
 @_typing.final
 class ClusterStatusRequest(_message.Message):
-    """Nothing to say."""
+    """Has no fields."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1254,11 +1248,11 @@ class ClusterStatusResponse(_message.Message):
     MAX_TTL_FIELD_NUMBER: _builtins.int
     SERVER_VERSION_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
-    """The cluster's id, given when it was formed. Empty while no node has been admitted."""
+    """The cluster's id, which `redfence cluster init` created. Empty while no node is admitted."""
     quorum: _builtins.int
-    """How many ready nodes a decision takes."""
+    """How many ready nodes a decision needs."""
     server_version: _builtins.str
-    """The version of the server that answers."""
+    """The version of the server that answered."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]:
         """Every configured node, by index."""
@@ -1303,26 +1297,24 @@ class NodeStatus(_message.Message):
     CLOCK_DISTRUSTED_FOR_FIELD_NUMBER: _builtins.int
     STATE_CHANGES_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """The node's place in the cluster, from 0."""
+    """The node's index in the cluster, from 0."""
     address: _builtins.str
-    """HOST:PORT or a socket's path; never with a password."""
+    """HOST:PORT or the path of a socket; never with a password."""
     state: Global___NodeState.ValueType
     """Whether it votes."""
     detail: _builtins.str
-    """Why it does not vote, or what is wrong with it although it does; empty when all is well."""
+    """Why it does not vote, or a problem of a node that votes; empty when there is none."""
     run_id: _builtins.str
-    """The node's own id of its present run; changes at every restart. Empty before it was first reached."""
+    """The id of the node's present process; it changes at every restart. Empty before the first connection."""
     high: _builtins.int
-    """The greatest number that the node was last seen to have minted or learnt; 0 if none was seen."""
+    """The greatest token that the node has minted or learned, as the server last saw it; 0 if it saw none."""
     durability: Global___Durability.ValueType
     """Whether the node votes again at once after a restart."""
     state_changes: _builtins.int
-    """How often the node's state has changed since this server's start."""
+    """How often the node's state has changed since this server started."""
     @_builtins.property
     def latency(self) -> _duration_pb2.Duration:
-        """How long the last answered command took to be answered, also while the node is away; unset before the
-        first.
-        """
+        """How long the last answered command took, also while the node is unreachable; unset before the first."""
 
     @_builtins.property
     def since(self) -> _duration_pb2.Duration:
@@ -1330,15 +1322,15 @@ class NodeStatus(_message.Message):
 
     @_builtins.property
     def clock_offset(self) -> _duration_pb2.Duration:
-        """The node's wall clock less that of the server's machine, so negative if it is behind; unset before it was
-        first asked.
+        """The node's wall clock minus that of the server's machine; negative if it is behind, unset before the
+        first reading.
         """
 
     @_builtins.property
     def clock_distrusted_for(self) -> _duration_pb2.Duration:
-        """For how much longer the node's votes for new grants do not count, because its clock was set; 0 if they
-        do. It is READY all the while, for renewals and releases count. To see whether a quorum can grant, leave
-        such nodes out.
+        """How much longer the node's votes for new grants do not count, because its clock was set; 0 if they count.
+        Meanwhile the node is READY, and its votes for renewals and releases count. Do not count such nodes when
+        you compute whether a quorum can grant.
         """
 
     def __init__(

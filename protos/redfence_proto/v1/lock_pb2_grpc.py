@@ -28,8 +28,8 @@ if _version_not_supported:
 class LockServiceStub(object):
     """LockService grants, keeps and ends leases.
 
-    The service is stateless: every lease lives in the nodes, so any server of a cluster can renew or release a
-    lease that another one granted.
+    The service is stateless: the nodes store every lease. So any server of a cluster can renew or release a
+    lease that another server granted.
     """
 
     def __init__(self, channel):
@@ -73,34 +73,33 @@ class LockServiceStub(object):
 class LockServiceServicer(object):
     """LockService grants, keeps and ends leases.
 
-    The service is stateless: every lease lives in the nodes, so any server of a cluster can renew or release a
-    lease that another one granted.
+    The service is stateless: the nodes store every lease. So any server of a cluster can renew or release a
+    lease that another server granted.
     """
 
     def Acquire(self, request, context):
         """Acquire tries to take the lease of a resource, at once or within `wait_timeout`.
 
-        Safe to retry: repeat the call *with the same lease_id* and, if the lost first call was granted, the same
-        grant with the same fencing token is answered again, its ttl started anew. (If nodes fail between the two
-        calls the token may be greater; it is never one that another lease was or will be given.) A caller that
-        gives up on an Acquire whose outcome it does not know should send Release with that lease id.
+        A retry is safe: repeat the call *with the same lease_id*. If the first call was granted, the server
+        answers with the same grant and the same fencing token, and the ttl starts again. (If nodes fail between
+        the two calls, the token may be greater. No other lease ever gets that token.) If you give up an Acquire
+        with an unknown outcome, send Release with its lease id.
 
-        Callers that wait for one resource at one server form a queue: first come, first granted. A caller stays
-        in it exactly as long as its call, command or stream lives; cancelling, or losing the connection, leaves
-        it at once. Servers that share a resource take turns of up to 17 grants. A call that does not wait is tried
-        once, past every queue; one that comes with the lease id which holds the resource does not queue either.
+        Callers that wait for one resource at one server form a queue: first come, first granted. A caller is in
+        the queue while its call, command or stream is open. It leaves the queue when it cancels or loses the
+        connection. Servers that share a resource take turns of up to 17 grants. A call that does not wait is
+        tried once and does not queue. A call with the lease id that holds the resource does not queue either.
 
         Status codes:
         OK                  see `outcome`; losing to another holder is an outcome, not an error.
         INVALID_ARGUMENT    a field is malformed or out of bounds; nothing was changed. Do not retry.
-        UNAVAILABLE         no quorum of nodes answered in time, or this server is draining; whatever was
-        minted is
-        being undone. Retry after RetryInfo, at any server.
+        UNAVAILABLE         no quorum of nodes answered in time, or this server is draining; the server undoes
+        every mint. Retry after RetryInfo, at any server.
         RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, or on this
         connection. Retry after RetryInfo, better at another server.
         DEADLINE_EXCEEDED   the caller's own deadline passed first: outcome unknown. Retry with the same
-        lease_id, or
-        Release. The server does its best to answer before the deadline, so this is rare.
+        lease_id, or send Release. The server tries to answer before the deadline, so this
+        is rare.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,9 +111,8 @@ class LockServiceServicer(object):
         Status codes:
         OK                see `outcome`.
         INVALID_ARGUMENT  a field is malformed.
-        UNAVAILABLE       fewer than a quorum of nodes answered; the lease may or may not have ended and will
-        end by its
-        ttl at the latest. Retry.
+        UNAVAILABLE       fewer than a quorum of nodes answered. The lease may or may not have ended; it ends
+        by its ttl at the latest. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,12 +123,12 @@ class LockServiceServicer(object):
         by one response. Send one about every ttl / 3. Renewals of different leases may be answered out of order;
         those of one lease are answered in order.
 
-        Closing the stream releases nothing: the leases live on until their ttl ends.
+        Closing the stream releases nothing: the leases stay held until their ttl ends.
 
-        A malformed request is answered by an `error` in its response and does not end the stream. When the
-        server drains, every stream gets a response with `draining` set; what is under way is answered, nothing
-        further is begun, and the stream is closed with OK: open one at another server and go on; no lease is
-        affected. A stream with more unanswered renewals than the server allows is ended with RESOURCE_EXHAUSTED
+        The server answers a malformed request with an `error` and does not end the stream. When the server
+        drains, it sends a response with `draining` on every stream. It answers pending requests, begins no
+        others, and closes the stream with OK. No lease is affected: open a stream at another server and
+        continue. The server ends a stream that has too many unanswered renewals with RESOURCE_EXHAUSTED
         (TOO_MANY_COMMANDS).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -141,26 +139,24 @@ class LockServiceServicer(object):
         """Session is the fast path: one long-lived stream that carries many commands per message, answered in any
         order. Each command has the semantics, bounds and errors of the unary call of the same name.
 
-        Cancelling or losing the stream cancels the acquires that are still under way on it, and grants that were
-        not sent yet: what was minted for them is undone. It releases nothing that was sent. Ending only the
-        sending side (a half-close) lets everything under way finish and be answered; then the stream ends with
-        OK.
+        Cancelling or losing the stream cancels its pending acquires and the grants that were not sent yet: the
+        server undoes every mint for them. It releases no grant that was sent. After a half-close (ending only
+        the sending side) the server answers every pending command, then ends the stream with OK.
 
-        A command that fails is answered by an `error` and does not end the stream. Status codes that do:
+        The server answers a failed command with an `error` and does not end the stream. These codes end it:
         INVALID_ARGUMENT    a command's id is zero or still unanswered (INVALID_COMMAND_ID).
         RESOURCE_EXHAUSTED  more commands are unanswered on this stream than the server allows
         (TOO_MANY_COMMANDS).
-        OK                  the server drained; `draining` was sent before. Go on at another server with
-        whatever
-        was not answered, with the same lease ids.
+        OK                  the server drained; it sent `draining` before. Send the unanswered commands to
+        another server, with the same lease ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLock(self, request, context):
-        """GetLock tells who holds a resource, as a quorum of nodes sees it now. For humans and dashboards: by the
-        time the answer arrives it may no longer be true, so do not decide a write by it.
+        """GetLock returns the present holder of a resource, as a quorum of nodes sees it. For humans and
+        dashboards: the answer may be out of date when it arrives, so never decide a write by it.
 
         Status codes: OK; INVALID_ARGUMENT; UNAVAILABLE when fewer than a quorum of nodes answered.
         """
@@ -169,9 +165,9 @@ class LockServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CheckToken(self, request, context):
-        """CheckToken tells whether a fencing token belongs to the lease that holds the resource now, as a quorum of
-        nodes sees it. It serves storage that can keep no state of its own. It is weaker than comparing tokens in
-        the storage: the lease may end between this answer and the write.
+        """CheckToken returns whether a fencing token belongs to the present lease, as a quorum of nodes sees it. It
+        is for storage that cannot keep a token. It is weaker than comparing tokens in the storage, because the
+        lease may end between this answer and the write.
 
         Status codes: OK; INVALID_ARGUMENT; UNAVAILABLE when the answering nodes cannot decide it.
         """
@@ -223,8 +219,8 @@ def add_LockServiceServicer_to_server(servicer, server):
 class LockService(object):
     """LockService grants, keeps and ends leases.
 
-    The service is stateless: every lease lives in the nodes, so any server of a cluster can renew or release a
-    lease that another one granted.
+    The service is stateless: the nodes store every lease. So any server of a cluster can renew or release a
+    lease that another server granted.
     """
 
     @staticmethod
@@ -412,8 +408,8 @@ class AdminServiceServicer(object):
     """
 
     def ClusterStatus(self, request, context):
-        """ClusterStatus tells what this server knows of every configured node. It asks no node and always answers
-        at once.
+        """ClusterStatus returns what this server knows of every configured node. It asks no node, so it always
+        answers at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,40 +3,38 @@
 isort:skip_file
 redfence.v1: distributed locks with fencing tokens.
 
-This file is the whole contract; a client in any language can be written from it alone.
+This file is the whole contract. It has all that is needed to write a client in any language.
 
-Words, one per idea:
+Terms:
   resource       the name being locked, e.g. "orders/42".
   lease          one timed grant of a resource; it lasts until it is released or expires.
   lease id       the secret that proves ownership of a lease: 128 random bits as 32 lower-case hex digits.
-  holder         a free-text label of who holds a lease, for humans. It proves nothing.
+  holder         a free-text label of the client that holds a lease, for humans. It proves nothing.
   fencing token  a number that grows with every grant of a resource. Send it with every write to the data
-                 that the lock protects, and let the storage refuse a token lower than the highest it has
-                 seen.
-  validity       how long the holder may count on its lease, measured from the instant *it sent the
-                 request*
-                 on a clock that does not stop while the machine sleeps. Never measure it from the answer.
+                 that the lock protects. Let the storage refuse a token lower than the highest it has seen.
+  validity       how long the lease surely lasts, counted from the instant at which the holder *sent the
+                 request*, on a clock that does not stop in suspend. Never count it from the answer.
   node           one of N independent Redis-compatible servers; a quorum is N / 2 + 1 of them.
 
-What is promised, and what is not. Two grants of one resource never carry the same fencing token, and a
-later grant carries the greater one, whatever clocks, pauses and delays do. Mutual exclusion alone is only
-as good as the clocks: a holder that is paused past its validity may act after somebody else was granted.
-That is what the token is for.
+Promises. Two grants of one resource never carry the same fencing token, and a later grant carries the
+greater one. Clocks, pauses and delays cannot break this. Mutual exclusion alone depends on clocks: a
+holder that is paused past its validity may act after another client was granted the lock. Fencing tokens
+protect the data in this case.
 
 Errors. A call that fails ends with a standard gRPC status whose details hold a `google.rpc.ErrorInfo`
 (domain "redfence", `reason` the name of an `ErrorReason` without its prefix, `metadata` as documented
-there) and, where trying again can help, a `google.rpc.RetryInfo`. Contention is not an error: see
+there) and, if a retry can help, a `google.rpc.RetryInfo`. Contention is not an error: see
 `AcquireOutcome`.
 
-Bounds that hold everywhere, and the reason given when they are broken:
+Bounds of all methods, and the reason of the error when a field exceeds them:
   resource   1 to 256 bytes of UTF-8, no control characters (U+0000..U+001F, U+007F..U+009F), no "{" and
              no "}". INVALID_RESOURCE.
   ttl        100 ms to the cluster's greatest ttl (5 minutes unless set otherwise), in whole milliseconds;
              never changed silently. INVALID_TTL.
   lease_id   exactly 32 hex digits, "0".."9" and "a".."f". INVALID_LEASE_ID.
   holder     0 to 256 bytes of UTF-8, no control characters. INVALID_HOLDER.
-  messages   64 KiB at most, either way. A larger one ends the call with RESOURCE_EXHAUSTED by the
-             transport.
+  messages   64 KiB at most, in both directions. For a larger one the transport ends the call with
+             RESOURCE_EXHAUSTED.
 """
 
 from collections import abc as _abc
@@ -65,8 +63,8 @@ GRPC_VERSION: str
 class LockServiceStub:
     """LockService grants, keeps and ends leases.
 
-    The service is stateless: every lease lives in the nodes, so any server of a cluster can renew or release a
-    lease that another one granted.
+    The service is stateless: the nodes store every lease. So any server of a cluster can renew or release a
+    lease that another server granted.
     """
 
     @_typing.overload
@@ -76,27 +74,26 @@ class LockServiceStub:
     Acquire: _grpc.UnaryUnaryMultiCallable[_lock_pb2.AcquireRequest, _lock_pb2.AcquireResponse]
     """Acquire tries to take the lease of a resource, at once or within `wait_timeout`.
 
-    Safe to retry: repeat the call *with the same lease_id* and, if the lost first call was granted, the same
-    grant with the same fencing token is answered again, its ttl started anew. (If nodes fail between the two
-    calls the token may be greater; it is never one that another lease was or will be given.) A caller that
-    gives up on an Acquire whose outcome it does not know should send Release with that lease id.
+    A retry is safe: repeat the call *with the same lease_id*. If the first call was granted, the server
+    answers with the same grant and the same fencing token, and the ttl starts again. (If nodes fail between
+    the two calls, the token may be greater. No other lease ever gets that token.) If you give up an Acquire
+    with an unknown outcome, send Release with its lease id.
 
-    Callers that wait for one resource at one server form a queue: first come, first granted. A caller stays
-    in it exactly as long as its call, command or stream lives; cancelling, or losing the connection, leaves
-    it at once. Servers that share a resource take turns of up to 17 grants. A call that does not wait is tried
-    once, past every queue; one that comes with the lease id which holds the resource does not queue either.
+    Callers that wait for one resource at one server form a queue: first come, first granted. A caller is in
+    the queue while its call, command or stream is open. It leaves the queue when it cancels or loses the
+    connection. Servers that share a resource take turns of up to 17 grants. A call that does not wait is
+    tried once and does not queue. A call with the lease id that holds the resource does not queue either.
 
     Status codes:
       OK                  see `outcome`; losing to another holder is an outcome, not an error.
       INVALID_ARGUMENT    a field is malformed or out of bounds; nothing was changed. Do not retry.
-      UNAVAILABLE         no quorum of nodes answered in time, or this server is draining; whatever was
-                          minted is
-                          being undone. Retry after RetryInfo, at any server.
+      UNAVAILABLE         no quorum of nodes answered in time, or this server is draining; the server undoes
+                          every mint. Retry after RetryInfo, at any server.
       RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, or on this
                           connection. Retry after RetryInfo, better at another server.
       DEADLINE_EXCEEDED   the caller's own deadline passed first: outcome unknown. Retry with the same
-                          lease_id, or
-                          Release. The server does its best to answer before the deadline, so this is rare.
+                          lease_id, or send Release. The server tries to answer before the deadline, so this
+                          is rare.
     """
     Release: _grpc.UnaryUnaryMultiCallable[_lock_pb2.ReleaseRequest, _lock_pb2.ReleaseResponse]
     """Release ends a lease, if this lease id holds it. Repeating it is harmless.
@@ -104,50 +101,47 @@ class LockServiceStub:
     Status codes:
       OK                see `outcome`.
       INVALID_ARGUMENT  a field is malformed.
-      UNAVAILABLE       fewer than a quorum of nodes answered; the lease may or may not have ended and will
-                        end by its
-                        ttl at the latest. Retry.
+      UNAVAILABLE       fewer than a quorum of nodes answered. The lease may or may not have ended; it ends
+                        by its ttl at the latest. Retry.
     """
     KeepAlive: _grpc.StreamStreamMultiCallable[_lock_pb2.KeepAliveRequest, _lock_pb2.KeepAliveResponse]
     """KeepAlive renews any number of leases over one stream: each request renews one lease once and is answered
     by one response. Send one about every ttl / 3. Renewals of different leases may be answered out of order;
     those of one lease are answered in order.
 
-    Closing the stream releases nothing: the leases live on until their ttl ends.
+    Closing the stream releases nothing: the leases stay held until their ttl ends.
 
-    A malformed request is answered by an `error` in its response and does not end the stream. When the
-    server drains, every stream gets a response with `draining` set; what is under way is answered, nothing
-    further is begun, and the stream is closed with OK: open one at another server and go on; no lease is
-    affected. A stream with more unanswered renewals than the server allows is ended with RESOURCE_EXHAUSTED
+    The server answers a malformed request with an `error` and does not end the stream. When the server
+    drains, it sends a response with `draining` on every stream. It answers pending requests, begins no
+    others, and closes the stream with OK. No lease is affected: open a stream at another server and
+    continue. The server ends a stream that has too many unanswered renewals with RESOURCE_EXHAUSTED
     (TOO_MANY_COMMANDS).
     """
     Session: _grpc.StreamStreamMultiCallable[_lock_pb2.SessionRequest, _lock_pb2.SessionResponse]
     """Session is the fast path: one long-lived stream that carries many commands per message, answered in any
     order. Each command has the semantics, bounds and errors of the unary call of the same name.
 
-    Cancelling or losing the stream cancels the acquires that are still under way on it, and grants that were
-    not sent yet: what was minted for them is undone. It releases nothing that was sent. Ending only the
-    sending side (a half-close) lets everything under way finish and be answered; then the stream ends with
-    OK.
+    Cancelling or losing the stream cancels its pending acquires and the grants that were not sent yet: the
+    server undoes every mint for them. It releases no grant that was sent. After a half-close (ending only
+    the sending side) the server answers every pending command, then ends the stream with OK.
 
-    A command that fails is answered by an `error` and does not end the stream. Status codes that do:
+    The server answers a failed command with an `error` and does not end the stream. These codes end it:
       INVALID_ARGUMENT    a command's id is zero or still unanswered (INVALID_COMMAND_ID).
       RESOURCE_EXHAUSTED  more commands are unanswered on this stream than the server allows
                           (TOO_MANY_COMMANDS).
-      OK                  the server drained; `draining` was sent before. Go on at another server with
-                          whatever
-                          was not answered, with the same lease ids.
+      OK                  the server drained; it sent `draining` before. Send the unanswered commands to
+                          another server, with the same lease ids.
     """
     GetLock: _grpc.UnaryUnaryMultiCallable[_lock_pb2.GetLockRequest, _lock_pb2.GetLockResponse]
-    """GetLock tells who holds a resource, as a quorum of nodes sees it now. For humans and dashboards: by the
-    time the answer arrives it may no longer be true, so do not decide a write by it.
+    """GetLock returns the present holder of a resource, as a quorum of nodes sees it. For humans and
+    dashboards: the answer may be out of date when it arrives, so never decide a write by it.
 
     Status codes: OK; INVALID_ARGUMENT; UNAVAILABLE when fewer than a quorum of nodes answered.
     """
     CheckToken: _grpc.UnaryUnaryMultiCallable[_lock_pb2.CheckTokenRequest, _lock_pb2.CheckTokenResponse]
-    """CheckToken tells whether a fencing token belongs to the lease that holds the resource now, as a quorum of
-    nodes sees it. It serves storage that can keep no state of its own. It is weaker than comparing tokens in
-    the storage: the lease may end between this answer and the write.
+    """CheckToken returns whether a fencing token belongs to the present lease, as a quorum of nodes sees it. It
+    is for storage that cannot keep a token. It is weaker than comparing tokens in the storage, because the
+    lease may end between this answer and the write.
 
     Status codes: OK; INVALID_ARGUMENT; UNAVAILABLE when the answering nodes cannot decide it.
     """
@@ -156,35 +150,34 @@ class LockServiceStub:
 class LockServiceAsyncStub(LockServiceStub):
     """LockService grants, keeps and ends leases.
 
-    The service is stateless: every lease lives in the nodes, so any server of a cluster can renew or release a
-    lease that another one granted.
+    The service is stateless: the nodes store every lease. So any server of a cluster can renew or release a
+    lease that another server granted.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Acquire: _aio.UnaryUnaryMultiCallable[_lock_pb2.AcquireRequest, _lock_pb2.AcquireResponse]  # type: ignore[assignment]
     """Acquire tries to take the lease of a resource, at once or within `wait_timeout`.
 
-    Safe to retry: repeat the call *with the same lease_id* and, if the lost first call was granted, the same
-    grant with the same fencing token is answered again, its ttl started anew. (If nodes fail between the two
-    calls the token may be greater; it is never one that another lease was or will be given.) A caller that
-    gives up on an Acquire whose outcome it does not know should send Release with that lease id.
+    A retry is safe: repeat the call *with the same lease_id*. If the first call was granted, the server
+    answers with the same grant and the same fencing token, and the ttl starts again. (If nodes fail between
+    the two calls, the token may be greater. No other lease ever gets that token.) If you give up an Acquire
+    with an unknown outcome, send Release with its lease id.
 
-    Callers that wait for one resource at one server form a queue: first come, first granted. A caller stays
-    in it exactly as long as its call, command or stream lives; cancelling, or losing the connection, leaves
-    it at once. Servers that share a resource take turns of up to 17 grants. A call that does not wait is tried
-    once, past every queue; one that comes with the lease id which holds the resource does not queue either.
+    Callers that wait for one resource at one server form a queue: first come, first granted. A caller is in
+    the queue while its call, command or stream is open. It leaves the queue when it cancels or loses the
+    connection. Servers that share a resource take turns of up to 17 grants. A call that does not wait is
+    tried once and does not queue. A call with the lease id that holds the resource does not queue either.
 
     Status codes:
       OK                  see `outcome`; losing to another holder is an outcome, not an error.
       INVALID_ARGUMENT    a field is malformed or out of bounds; nothing was changed. Do not retry.
-      UNAVAILABLE         no quorum of nodes answered in time, or this server is draining; whatever was
-                          minted is
-                          being undone. Retry after RetryInfo, at any server.
+      UNAVAILABLE         no quorum of nodes answered in time, or this server is draining; the server undoes
+                          every mint. Retry after RetryInfo, at any server.
       RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, or on this
                           connection. Retry after RetryInfo, better at another server.
       DEADLINE_EXCEEDED   the caller's own deadline passed first: outcome unknown. Retry with the same
-                          lease_id, or
-                          Release. The server does its best to answer before the deadline, so this is rare.
+                          lease_id, or send Release. The server tries to answer before the deadline, so this
+                          is rare.
     """
     Release: _aio.UnaryUnaryMultiCallable[_lock_pb2.ReleaseRequest, _lock_pb2.ReleaseResponse]  # type: ignore[assignment]
     """Release ends a lease, if this lease id holds it. Repeating it is harmless.
@@ -192,50 +185,47 @@ class LockServiceAsyncStub(LockServiceStub):
     Status codes:
       OK                see `outcome`.
       INVALID_ARGUMENT  a field is malformed.
-      UNAVAILABLE       fewer than a quorum of nodes answered; the lease may or may not have ended and will
-                        end by its
-                        ttl at the latest. Retry.
+      UNAVAILABLE       fewer than a quorum of nodes answered. The lease may or may not have ended; it ends
+                        by its ttl at the latest. Retry.
     """
     KeepAlive: _aio.StreamStreamMultiCallable[_lock_pb2.KeepAliveRequest, _lock_pb2.KeepAliveResponse]  # type: ignore[assignment]
     """KeepAlive renews any number of leases over one stream: each request renews one lease once and is answered
     by one response. Send one about every ttl / 3. Renewals of different leases may be answered out of order;
     those of one lease are answered in order.
 
-    Closing the stream releases nothing: the leases live on until their ttl ends.
+    Closing the stream releases nothing: the leases stay held until their ttl ends.
 
-    A malformed request is answered by an `error` in its response and does not end the stream. When the
-    server drains, every stream gets a response with `draining` set; what is under way is answered, nothing
-    further is begun, and the stream is closed with OK: open one at another server and go on; no lease is
-    affected. A stream with more unanswered renewals than the server allows is ended with RESOURCE_EXHAUSTED
+    The server answers a malformed request with an `error` and does not end the stream. When the server
+    drains, it sends a response with `draining` on every stream. It answers pending requests, begins no
+    others, and closes the stream with OK. No lease is affected: open a stream at another server and
+    continue. The server ends a stream that has too many unanswered renewals with RESOURCE_EXHAUSTED
     (TOO_MANY_COMMANDS).
     """
     Session: _aio.StreamStreamMultiCallable[_lock_pb2.SessionRequest, _lock_pb2.SessionResponse]  # type: ignore[assignment]
     """Session is the fast path: one long-lived stream that carries many commands per message, answered in any
     order. Each command has the semantics, bounds and errors of the unary call of the same name.
 
-    Cancelling or losing the stream cancels the acquires that are still under way on it, and grants that were
-    not sent yet: what was minted for them is undone. It releases nothing that was sent. Ending only the
-    sending side (a half-close) lets everything under way finish and be answered; then the stream ends with
-    OK.
+    Cancelling or losing the stream cancels its pending acquires and the grants that were not sent yet: the
+    server undoes every mint for them. It releases no grant that was sent. After a half-close (ending only
+    the sending side) the server answers every pending command, then ends the stream with OK.
 
-    A command that fails is answered by an `error` and does not end the stream. Status codes that do:
+    The server answers a failed command with an `error` and does not end the stream. These codes end it:
       INVALID_ARGUMENT    a command's id is zero or still unanswered (INVALID_COMMAND_ID).
       RESOURCE_EXHAUSTED  more commands are unanswered on this stream than the server allows
                           (TOO_MANY_COMMANDS).
-      OK                  the server drained; `draining` was sent before. Go on at another server with
-                          whatever
-                          was not answered, with the same lease ids.
+      OK                  the server drained; it sent `draining` before. Send the unanswered commands to
+                          another server, with the same lease ids.
     """
     GetLock: _aio.UnaryUnaryMultiCallable[_lock_pb2.GetLockRequest, _lock_pb2.GetLockResponse]  # type: ignore[assignment]
-    """GetLock tells who holds a resource, as a quorum of nodes sees it now. For humans and dashboards: by the
-    time the answer arrives it may no longer be true, so do not decide a write by it.
+    """GetLock returns the present holder of a resource, as a quorum of nodes sees it. For humans and
+    dashboards: the answer may be out of date when it arrives, so never decide a write by it.
 
     Status codes: OK; INVALID_ARGUMENT; UNAVAILABLE when fewer than a quorum of nodes answered.
     """
     CheckToken: _aio.UnaryUnaryMultiCallable[_lock_pb2.CheckTokenRequest, _lock_pb2.CheckTokenResponse]  # type: ignore[assignment]
-    """CheckToken tells whether a fencing token belongs to the lease that holds the resource now, as a quorum of
-    nodes sees it. It serves storage that can keep no state of its own. It is weaker than comparing tokens in
-    the storage: the lease may end between this answer and the write.
+    """CheckToken returns whether a fencing token belongs to the present lease, as a quorum of nodes sees it. It
+    is for storage that cannot keep a token. It is weaker than comparing tokens in the storage, because the
+    lease may end between this answer and the write.
 
     Status codes: OK; INVALID_ARGUMENT; UNAVAILABLE when the answering nodes cannot decide it.
     """
@@ -243,8 +233,8 @@ class LockServiceAsyncStub(LockServiceStub):
 class LockServiceServicer(metaclass=_abc_1.ABCMeta):
     """LockService grants, keeps and ends leases.
 
-    The service is stateless: every lease lives in the nodes, so any server of a cluster can renew or release a
-    lease that another one granted.
+    The service is stateless: the nodes store every lease. So any server of a cluster can renew or release a
+    lease that another server granted.
     """
 
     @_abc_1.abstractmethod
@@ -255,27 +245,26 @@ class LockServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_lock_pb2.AcquireResponse, _abc.Awaitable[_lock_pb2.AcquireResponse]]:
         """Acquire tries to take the lease of a resource, at once or within `wait_timeout`.
 
-        Safe to retry: repeat the call *with the same lease_id* and, if the lost first call was granted, the same
-        grant with the same fencing token is answered again, its ttl started anew. (If nodes fail between the two
-        calls the token may be greater; it is never one that another lease was or will be given.) A caller that
-        gives up on an Acquire whose outcome it does not know should send Release with that lease id.
+        A retry is safe: repeat the call *with the same lease_id*. If the first call was granted, the server
+        answers with the same grant and the same fencing token, and the ttl starts again. (If nodes fail between
+        the two calls, the token may be greater. No other lease ever gets that token.) If you give up an Acquire
+        with an unknown outcome, send Release with its lease id.
 
-        Callers that wait for one resource at one server form a queue: first come, first granted. A caller stays
-        in it exactly as long as its call, command or stream lives; cancelling, or losing the connection, leaves
-        it at once. Servers that share a resource take turns of up to 17 grants. A call that does not wait is tried
-        once, past every queue; one that comes with the lease id which holds the resource does not queue either.
+        Callers that wait for one resource at one server form a queue: first come, first granted. A caller is in
+        the queue while its call, command or stream is open. It leaves the queue when it cancels or loses the
+        connection. Servers that share a resource take turns of up to 17 grants. A call that does not wait is
+        tried once and does not queue. A call with the lease id that holds the resource does not queue either.
 
         Status codes:
           OK                  see `outcome`; losing to another holder is an outcome, not an error.
           INVALID_ARGUMENT    a field is malformed or out of bounds; nothing was changed. Do not retry.
-          UNAVAILABLE         no quorum of nodes answered in time, or this server is draining; whatever was
-                              minted is
-                              being undone. Retry after RetryInfo, at any server.
+          UNAVAILABLE         no quorum of nodes answered in time, or this server is draining; the server undoes
+                              every mint. Retry after RetryInfo, at any server.
           RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, or on this
                               connection. Retry after RetryInfo, better at another server.
           DEADLINE_EXCEEDED   the caller's own deadline passed first: outcome unknown. Retry with the same
-                              lease_id, or
-                              Release. The server does its best to answer before the deadline, so this is rare.
+                              lease_id, or send Release. The server tries to answer before the deadline, so this
+                              is rare.
         """
 
     @_abc_1.abstractmethod
@@ -289,9 +278,8 @@ class LockServiceServicer(metaclass=_abc_1.ABCMeta):
         Status codes:
           OK                see `outcome`.
           INVALID_ARGUMENT  a field is malformed.
-          UNAVAILABLE       fewer than a quorum of nodes answered; the lease may or may not have ended and will
-                            end by its
-                            ttl at the latest. Retry.
+          UNAVAILABLE       fewer than a quorum of nodes answered. The lease may or may not have ended; it ends
+                            by its ttl at the latest. Retry.
         """
 
     @_abc_1.abstractmethod
@@ -304,12 +292,12 @@ class LockServiceServicer(metaclass=_abc_1.ABCMeta):
         by one response. Send one about every ttl / 3. Renewals of different leases may be answered out of order;
         those of one lease are answered in order.
 
-        Closing the stream releases nothing: the leases live on until their ttl ends.
+        Closing the stream releases nothing: the leases stay held until their ttl ends.
 
-        A malformed request is answered by an `error` in its response and does not end the stream. When the
-        server drains, every stream gets a response with `draining` set; what is under way is answered, nothing
-        further is begun, and the stream is closed with OK: open one at another server and go on; no lease is
-        affected. A stream with more unanswered renewals than the server allows is ended with RESOURCE_EXHAUSTED
+        The server answers a malformed request with an `error` and does not end the stream. When the server
+        drains, it sends a response with `draining` on every stream. It answers pending requests, begins no
+        others, and closes the stream with OK. No lease is affected: open a stream at another server and
+        continue. The server ends a stream that has too many unanswered renewals with RESOURCE_EXHAUSTED
         (TOO_MANY_COMMANDS).
         """
 
@@ -322,18 +310,16 @@ class LockServiceServicer(metaclass=_abc_1.ABCMeta):
         """Session is the fast path: one long-lived stream that carries many commands per message, answered in any
         order. Each command has the semantics, bounds and errors of the unary call of the same name.
 
-        Cancelling or losing the stream cancels the acquires that are still under way on it, and grants that were
-        not sent yet: what was minted for them is undone. It releases nothing that was sent. Ending only the
-        sending side (a half-close) lets everything under way finish and be answered; then the stream ends with
-        OK.
+        Cancelling or losing the stream cancels its pending acquires and the grants that were not sent yet: the
+        server undoes every mint for them. It releases no grant that was sent. After a half-close (ending only
+        the sending side) the server answers every pending command, then ends the stream with OK.
 
-        A command that fails is answered by an `error` and does not end the stream. Status codes that do:
+        The server answers a failed command with an `error` and does not end the stream. These codes end it:
           INVALID_ARGUMENT    a command's id is zero or still unanswered (INVALID_COMMAND_ID).
           RESOURCE_EXHAUSTED  more commands are unanswered on this stream than the server allows
                               (TOO_MANY_COMMANDS).
-          OK                  the server drained; `draining` was sent before. Go on at another server with
-                              whatever
-                              was not answered, with the same lease ids.
+          OK                  the server drained; it sent `draining` before. Send the unanswered commands to
+                              another server, with the same lease ids.
         """
 
     @_abc_1.abstractmethod
@@ -342,8 +328,8 @@ class LockServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lock_pb2.GetLockRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lock_pb2.GetLockResponse, _abc.Awaitable[_lock_pb2.GetLockResponse]]:
-        """GetLock tells who holds a resource, as a quorum of nodes sees it now. For humans and dashboards: by the
-        time the answer arrives it may no longer be true, so do not decide a write by it.
+        """GetLock returns the present holder of a resource, as a quorum of nodes sees it. For humans and
+        dashboards: the answer may be out of date when it arrives, so never decide a write by it.
 
         Status codes: OK; INVALID_ARGUMENT; UNAVAILABLE when fewer than a quorum of nodes answered.
         """
@@ -354,9 +340,9 @@ class LockServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lock_pb2.CheckTokenRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lock_pb2.CheckTokenResponse, _abc.Awaitable[_lock_pb2.CheckTokenResponse]]:
-        """CheckToken tells whether a fencing token belongs to the lease that holds the resource now, as a quorum of
-        nodes sees it. It serves storage that can keep no state of its own. It is weaker than comparing tokens in
-        the storage: the lease may end between this answer and the write.
+        """CheckToken returns whether a fencing token belongs to the present lease, as a quorum of nodes sees it. It
+        is for storage that cannot keep a token. It is weaker than comparing tokens in the storage, because the
+        lease may end between this answer and the write.
 
         Status codes: OK; INVALID_ARGUMENT; UNAVAILABLE when the answering nodes cannot decide it.
         """
@@ -371,8 +357,8 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     ClusterStatus: _grpc.UnaryUnaryMultiCallable[_lock_pb2.ClusterStatusRequest, _lock_pb2.ClusterStatusResponse]
-    """ClusterStatus tells what this server knows of every configured node. It asks no node and always answers
-    at once.
+    """ClusterStatus returns what this server knows of every configured node. It asks no node, so it always
+    answers at once.
     """
 
 @_typing.type_check_only
@@ -381,8 +367,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ClusterStatus: _aio.UnaryUnaryMultiCallable[_lock_pb2.ClusterStatusRequest, _lock_pb2.ClusterStatusResponse]  # type: ignore[assignment]
-    """ClusterStatus tells what this server knows of every configured node. It asks no node and always answers
-    at once.
+    """ClusterStatus returns what this server knows of every configured node. It asks no node, so it always
+    answers at once.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -394,8 +380,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lock_pb2.ClusterStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lock_pb2.ClusterStatusResponse, _abc.Awaitable[_lock_pb2.ClusterStatusResponse]]:
-        """ClusterStatus tells what this server knows of every configured node. It asks no node and always answers
-        at once.
+        """ClusterStatus returns what this server knows of every configured node. It asks no node, so it always
+        answers at once.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

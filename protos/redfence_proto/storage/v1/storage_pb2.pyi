@@ -3,18 +3,18 @@
 isort:skip_file
 redfence.storage.v1: a small key-value store that refuses stale fencing tokens.
 
-It shows the other half of a fenced lock. For every resource the store keeps the highest fencing token it
-has ever seen, apart from the values, and it keeps it for ever. The one rule:
+It shows the storage half of a fenced lock. For each resource the store keeps the highest fencing token
+that it has ever seen. It keeps the token apart from the values, for ever. The rule:
 
-  a request whose token is lower than the highest seen for its resource changes nothing and fails with
-  FAILED_PRECONDITION / STALE_TOKEN;
-  any other raises the highest to its token and is carried out, in the same transaction.
+  If a request's token is lower than the highest token of its resource, the request changes nothing and
+  fails with FAILED_PRECONDITION / STALE_TOKEN.
+  Otherwise one transaction raises the highest token to the request's token and runs the request.
 
-So a holder that was paused past its lease cannot overwrite what a later holder did. Reading with a token
-and Fence raise it as well: do one of the two first, and from that moment every earlier holder is shut out,
-even before your first write.
+So a holder that was paused past its lease cannot overwrite the data of a later holder. A read with a token
+and Fence also raise the highest token. Send one of them first: from then on the store refuses every
+earlier holder, even before your first write.
 
-Everything acknowledged is on disk: it survives kill -9 and power loss as far as the disk keeps its word.
+Every acknowledged change is on disk: it survives kill -9, and also power loss if the disk syncs correctly.
 
 Errors are as in redfence.v1: a `google.rpc.ErrorInfo` with domain "redfence" and a reason from
 redfence.v1.ErrorReason.
@@ -106,9 +106,7 @@ class GetRequest(_message.Message):
     resource: _builtins.str
     """The guarded resource. Required."""
     fencing_token: _builtins.int
-    """Unset: a plain read that raises nothing and is never refused as stale. Set: a fenced read; must be a
-    valid token.
-    """
+    """Unset: a plain read that raises no token and is never stale. Set: a fenced read; the token must be valid."""
     key: _builtins.str
     """The key. Required."""
     def __init__(
@@ -140,7 +138,7 @@ class GetResponse(_message.Message):
     value: _builtins.bytes
     """The value."""
     written_token: _builtins.int
-    """The token it was written under."""
+    """The token of the write that set the value."""
     highest_token: _builtins.int
     """The highest token seen for the resource."""
     def __init__(
@@ -160,7 +158,7 @@ Global___GetResponse: _TypeAlias = GetResponse  # noqa: Y015
 
 @_typing.final
 class DeleteRequest(_message.Message):
-    """A fenced removal."""
+    """A fenced deletion."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -190,14 +188,14 @@ Global___DeleteRequest: _TypeAlias = DeleteRequest  # noqa: Y015
 
 @_typing.final
 class DeleteResponse(_message.Message):
-    """The removal is on disk."""
+    """The deletion is on disk."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DELETED_FIELD_NUMBER: _builtins.int
     HIGHEST_TOKEN_FIELD_NUMBER: _builtins.int
     deleted: _builtins.bool
-    """Whether the key was there."""
+    """Whether the key existed."""
     highest_token: _builtins.int
     """The highest token seen for the resource."""
     def __init__(
@@ -216,7 +214,7 @@ Global___DeleteResponse: _TypeAlias = DeleteResponse  # noqa: Y015
 
 @_typing.final
 class FenceRequest(_message.Message):
-    """A raise without data."""
+    """Raises the highest token without changing data."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -242,7 +240,7 @@ Global___FenceRequest: _TypeAlias = FenceRequest  # noqa: Y015
 
 @_typing.final
 class FenceResponse(_message.Message):
-    """The raise is on disk."""
+    """The highest token is on disk."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -264,7 +262,7 @@ Global___FenceResponse: _TypeAlias = FenceResponse  # noqa: Y015
 
 @_typing.final
 class ListKeysRequest(_message.Message):
-    """Which keys to list."""
+    """The keys to list."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -274,9 +272,9 @@ class ListKeysRequest(_message.Message):
     resource: _builtins.str
     """The guarded resource. Required."""
     page_size: _builtins.int
-    """How many keys at most; 0 means 100, more than 1000 is refused (INVALID_PAGE)."""
+    """The maximum number of keys; 0 means 100, more than 1000 is an error (INVALID_PAGE)."""
     page_token: _builtins.str
-    """The `next_page_token` of the page before; empty for the first."""
+    """The `next_page_token` of the previous page; empty for the first page."""
     def __init__(
         self,
         *,
@@ -304,7 +302,7 @@ class ListKeysResponse(_message.Message):
     next_page_token: _builtins.str
     """Empty when this is the last page."""
     highest_token: _builtins.int
-    """The highest token seen for the resource; 0 if none was."""
+    """The highest token seen for the resource; 0 if none was seen."""
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Keys in byte order."""

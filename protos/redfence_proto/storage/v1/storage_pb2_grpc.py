@@ -31,7 +31,7 @@ class StorageServiceStub(object):
     Status codes of every RPC:
     INVALID_ARGUMENT     INVALID_RESOURCE, INVALID_KEY, INVALID_VALUE, INVALID_FENCING_TOKEN or INVALID_PAGE;
     nothing was changed.
-    FAILED_PRECONDITION  STALE_TOKEN: the lease behind the token is over. Stop, and acquire anew.
+    FAILED_PRECONDITION  STALE_TOKEN: the lease of the token is over. Stop, and acquire again.
     RESOURCE_EXHAUSTED   TOO_MANY_WRITES: the queue is full; retry after RetryInfo.
     UNAVAILABLE          STORAGE_FAILED: not acknowledged; retry with the same token.
     DEADLINE_EXCEEDED    outcome unknown; repeating the call with the same token is harmless.
@@ -76,7 +76,7 @@ class StorageServiceServicer(object):
     Status codes of every RPC:
     INVALID_ARGUMENT     INVALID_RESOURCE, INVALID_KEY, INVALID_VALUE, INVALID_FENCING_TOKEN or INVALID_PAGE;
     nothing was changed.
-    FAILED_PRECONDITION  STALE_TOKEN: the lease behind the token is over. Stop, and acquire anew.
+    FAILED_PRECONDITION  STALE_TOKEN: the lease of the token is over. Stop, and acquire again.
     RESOURCE_EXHAUSTED   TOO_MANY_WRITES: the queue is full; retry after RetryInfo.
     UNAVAILABLE          STORAGE_FAILED: not acknowledged; retry with the same token.
     DEADLINE_EXCEEDED    outcome unknown; repeating the call with the same token is harmless.
@@ -90,22 +90,22 @@ class StorageServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Get(self, request, context):
-        """Get reads a key. With a token it is a fenced read, which also shuts out lower tokens. Also NOT_FOUND:
-        KEY_NOT_FOUND (a fenced read that finds nothing has still raised the highest token).
+        """Get returns a key's value. With a token it is a fenced read, which also raises the highest token. Also
+        NOT_FOUND: KEY_NOT_FOUND (a fenced read of a missing key has still raised the highest token).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Delete(self, request, context):
-        """Delete removes a key; the highest token stays. Deleting what is not there is OK.
+        """Delete removes a key; the highest token stays. Deleting a missing key is OK.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Fence(self, request, context):
-        """Fence raises the highest token and changes no data: the first thing a new holder should do.
+        """Fence raises the highest token and changes no data. A new holder should call it first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -160,7 +160,7 @@ class StorageService(object):
     Status codes of every RPC:
     INVALID_ARGUMENT     INVALID_RESOURCE, INVALID_KEY, INVALID_VALUE, INVALID_FENCING_TOKEN or INVALID_PAGE;
     nothing was changed.
-    FAILED_PRECONDITION  STALE_TOKEN: the lease behind the token is over. Stop, and acquire anew.
+    FAILED_PRECONDITION  STALE_TOKEN: the lease of the token is over. Stop, and acquire again.
     RESOURCE_EXHAUSTED   TOO_MANY_WRITES: the queue is full; retry after RetryInfo.
     UNAVAILABLE          STORAGE_FAILED: not acknowledged; retry with the same token.
     DEADLINE_EXCEEDED    outcome unknown; repeating the call with the same token is harmless.

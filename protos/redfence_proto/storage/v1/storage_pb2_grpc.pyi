@@ -3,18 +3,18 @@
 isort:skip_file
 redfence.storage.v1: a small key-value store that refuses stale fencing tokens.
 
-It shows the other half of a fenced lock. For every resource the store keeps the highest fencing token it
-has ever seen, apart from the values, and it keeps it for ever. The one rule:
+It shows the storage half of a fenced lock. For each resource the store keeps the highest fencing token
+that it has ever seen. It keeps the token apart from the values, for ever. The rule:
 
-  a request whose token is lower than the highest seen for its resource changes nothing and fails with
-  FAILED_PRECONDITION / STALE_TOKEN;
-  any other raises the highest to its token and is carried out, in the same transaction.
+  If a request's token is lower than the highest token of its resource, the request changes nothing and
+  fails with FAILED_PRECONDITION / STALE_TOKEN.
+  Otherwise one transaction raises the highest token to the request's token and runs the request.
 
-So a holder that was paused past its lease cannot overwrite what a later holder did. Reading with a token
-and Fence raise it as well: do one of the two first, and from that moment every earlier holder is shut out,
-even before your first write.
+So a holder that was paused past its lease cannot overwrite the data of a later holder. A read with a token
+and Fence also raise the highest token. Send one of them first: from then on the store refuses every
+earlier holder, even before your first write.
 
-Everything acknowledged is on disk: it survives kill -9 and power loss as far as the disk keeps its word.
+Every acknowledged change is on disk: it survives kill -9, and also power loss if the disk syncs correctly.
 
 Errors are as in redfence.v1: a `google.rpc.ErrorInfo` with domain "redfence" and a reason from
 redfence.v1.ErrorReason.
@@ -52,7 +52,7 @@ class StorageServiceStub:
     Status codes of every RPC:
       INVALID_ARGUMENT     INVALID_RESOURCE, INVALID_KEY, INVALID_VALUE, INVALID_FENCING_TOKEN or INVALID_PAGE;
                            nothing was changed.
-      FAILED_PRECONDITION  STALE_TOKEN: the lease behind the token is over. Stop, and acquire anew.
+      FAILED_PRECONDITION  STALE_TOKEN: the lease of the token is over. Stop, and acquire again.
       RESOURCE_EXHAUSTED   TOO_MANY_WRITES: the queue is full; retry after RetryInfo.
       UNAVAILABLE          STORAGE_FAILED: not acknowledged; retry with the same token.
       DEADLINE_EXCEEDED    outcome unknown; repeating the call with the same token is harmless.
@@ -65,13 +65,13 @@ class StorageServiceStub:
     Put: _grpc.UnaryUnaryMultiCallable[_storage_pb2.PutRequest, _storage_pb2.PutResponse]
     """Put sets a key's value."""
     Get: _grpc.UnaryUnaryMultiCallable[_storage_pb2.GetRequest, _storage_pb2.GetResponse]
-    """Get reads a key. With a token it is a fenced read, which also shuts out lower tokens. Also NOT_FOUND:
-    KEY_NOT_FOUND (a fenced read that finds nothing has still raised the highest token).
+    """Get returns a key's value. With a token it is a fenced read, which also raises the highest token. Also
+    NOT_FOUND: KEY_NOT_FOUND (a fenced read of a missing key has still raised the highest token).
     """
     Delete: _grpc.UnaryUnaryMultiCallable[_storage_pb2.DeleteRequest, _storage_pb2.DeleteResponse]
-    """Delete removes a key; the highest token stays. Deleting what is not there is OK."""
+    """Delete removes a key; the highest token stays. Deleting a missing key is OK."""
     Fence: _grpc.UnaryUnaryMultiCallable[_storage_pb2.FenceRequest, _storage_pb2.FenceResponse]
-    """Fence raises the highest token and changes no data: the first thing a new holder should do."""
+    """Fence raises the highest token and changes no data. A new holder should call it first."""
     ListKeys: _grpc.UnaryUnaryMultiCallable[_storage_pb2.ListKeysRequest, _storage_pb2.ListKeysResponse]
     """ListKeys lists a resource's keys in order, a page at a time. It is not fenced."""
 
@@ -82,7 +82,7 @@ class StorageServiceAsyncStub(StorageServiceStub):
     Status codes of every RPC:
       INVALID_ARGUMENT     INVALID_RESOURCE, INVALID_KEY, INVALID_VALUE, INVALID_FENCING_TOKEN or INVALID_PAGE;
                            nothing was changed.
-      FAILED_PRECONDITION  STALE_TOKEN: the lease behind the token is over. Stop, and acquire anew.
+      FAILED_PRECONDITION  STALE_TOKEN: the lease of the token is over. Stop, and acquire again.
       RESOURCE_EXHAUSTED   TOO_MANY_WRITES: the queue is full; retry after RetryInfo.
       UNAVAILABLE          STORAGE_FAILED: not acknowledged; retry with the same token.
       DEADLINE_EXCEEDED    outcome unknown; repeating the call with the same token is harmless.
@@ -92,13 +92,13 @@ class StorageServiceAsyncStub(StorageServiceStub):
     Put: _aio.UnaryUnaryMultiCallable[_storage_pb2.PutRequest, _storage_pb2.PutResponse]  # type: ignore[assignment]
     """Put sets a key's value."""
     Get: _aio.UnaryUnaryMultiCallable[_storage_pb2.GetRequest, _storage_pb2.GetResponse]  # type: ignore[assignment]
-    """Get reads a key. With a token it is a fenced read, which also shuts out lower tokens. Also NOT_FOUND:
-    KEY_NOT_FOUND (a fenced read that finds nothing has still raised the highest token).
+    """Get returns a key's value. With a token it is a fenced read, which also raises the highest token. Also
+    NOT_FOUND: KEY_NOT_FOUND (a fenced read of a missing key has still raised the highest token).
     """
     Delete: _aio.UnaryUnaryMultiCallable[_storage_pb2.DeleteRequest, _storage_pb2.DeleteResponse]  # type: ignore[assignment]
-    """Delete removes a key; the highest token stays. Deleting what is not there is OK."""
+    """Delete removes a key; the highest token stays. Deleting a missing key is OK."""
     Fence: _aio.UnaryUnaryMultiCallable[_storage_pb2.FenceRequest, _storage_pb2.FenceResponse]  # type: ignore[assignment]
-    """Fence raises the highest token and changes no data: the first thing a new holder should do."""
+    """Fence raises the highest token and changes no data. A new holder should call it first."""
     ListKeys: _aio.UnaryUnaryMultiCallable[_storage_pb2.ListKeysRequest, _storage_pb2.ListKeysResponse]  # type: ignore[assignment]
     """ListKeys lists a resource's keys in order, a page at a time. It is not fenced."""
 
@@ -108,7 +108,7 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
     Status codes of every RPC:
       INVALID_ARGUMENT     INVALID_RESOURCE, INVALID_KEY, INVALID_VALUE, INVALID_FENCING_TOKEN or INVALID_PAGE;
                            nothing was changed.
-      FAILED_PRECONDITION  STALE_TOKEN: the lease behind the token is over. Stop, and acquire anew.
+      FAILED_PRECONDITION  STALE_TOKEN: the lease of the token is over. Stop, and acquire again.
       RESOURCE_EXHAUSTED   TOO_MANY_WRITES: the queue is full; retry after RetryInfo.
       UNAVAILABLE          STORAGE_FAILED: not acknowledged; retry with the same token.
       DEADLINE_EXCEEDED    outcome unknown; repeating the call with the same token is harmless.
@@ -128,8 +128,8 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _storage_pb2.GetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_storage_pb2.GetResponse, _abc.Awaitable[_storage_pb2.GetResponse]]:
-        """Get reads a key. With a token it is a fenced read, which also shuts out lower tokens. Also NOT_FOUND:
-        KEY_NOT_FOUND (a fenced read that finds nothing has still raised the highest token).
+        """Get returns a key's value. With a token it is a fenced read, which also raises the highest token. Also
+        NOT_FOUND: KEY_NOT_FOUND (a fenced read of a missing key has still raised the highest token).
         """
 
     @_abc_1.abstractmethod
@@ -138,7 +138,7 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _storage_pb2.DeleteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_storage_pb2.DeleteResponse, _abc.Awaitable[_storage_pb2.DeleteResponse]]:
-        """Delete removes a key; the highest token stays. Deleting what is not there is OK."""
+        """Delete removes a key; the highest token stays. Deleting a missing key is OK."""
 
     @_abc_1.abstractmethod
     def Fence(
@@ -146,7 +146,7 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _storage_pb2.FenceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_storage_pb2.FenceResponse, _abc.Awaitable[_storage_pb2.FenceResponse]]:
-        """Fence raises the highest token and changes no data: the first thing a new holder should do."""
+        """Fence raises the highest token and changes no data. A new holder should call it first."""
 
     @_abc_1.abstractmethod
     def ListKeys(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from types import MappingProxyType, ModuleType
@@ -93,17 +93,24 @@ class _CommandParser(argparse.ArgumentParser):
 
 
 def add_commands(
-    parser: argparse.ArgumentParser, *, group: str, built_in: Mapping[str, ModuleType] | None = None
+    parser: argparse.ArgumentParser,
+    *,
+    group: str,
+    arguments: Sequence[str] = (),
+    built_in: Mapping[str, ModuleType] | None = None,
 ) -> None:
-    """Add every command of an entry-point group to a parser, without importing the commands.
+    """Add the commands of an entry-point group to a parser, without importing the commands.
 
     Args:
         parser: the parser of the program, or of the command above.
         group: the name of the entry-point group.
+        arguments: the command line. If it begins with a command, only that one is added, for a quick start.
         built_in: commands that have no entry point.
     """
     found: dict[str, EntryPoint | ModuleType] = {entry.name: entry for entry in entry_points(group=group)}
     found.update(built_in or {})
+    if arguments and arguments[0] in found:
+        found = {arguments[0]: found[arguments[0]]}
     subparsers = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True, parser_class=_CommandParser
     )

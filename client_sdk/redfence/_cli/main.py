@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own, rest = _split(arguments)
     parser = argparse.ArgumentParser(prog="redfence", description="Distributed locks with fencing tokens.")
     parser.add_argument("--version", action="version", version=f"redfence {version('redfence')}")
-    commands.add_commands(parser, group=commands.GROUP)
+    commands.add_commands(parser, group=commands.GROUP, arguments=own)
     parsed, unknown = parser.parse_known_args(own)
     if unknown and not parsed.takes_anything:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")

@@ -56,7 +56,7 @@ MINUTES ?= 5
 SEED    ?=
 chaos: $(READY) ## processes under every fault, and a judge of what clients were told: make chaos MINUTES=60 SEED=7
 	@PYTHONPATH=tests $(BIN)/python -m harness.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
-	  --report chaos-reports/chaos.html $(ARGS)
+	  --report chaos-reports/chaos.json $(ARGS)
 
 sim: SEED = 0-499
 sim: $(READY) ## whole servers on virtual time, broken by chance: make sim SEED=17, or SEED=0-9999

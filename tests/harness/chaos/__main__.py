@@ -1,4 +1,7 @@
-"""`python -m harness.chaos`: a chaos run of some minutes; exit status 0 if every promise held, 1 if one was broken, 2 if the run proves nothing."""
+"""`python -m harness.chaos` injects faults for some minutes and judges what clients were told.
+
+It exits with 0 if every promise held, with 1 if one was broken, and with 2 if the run proves nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,24 @@ import re
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 from harness.chaos.checker import check
-from harness.chaos.checker_verdict import Verdict
 from harness.chaos.cluster import Aof, Plan
 from harness.chaos.faults import CLOCK_STEPPED, DISK_FULL, FAULTS, SERVER_CLOCK, possible
 from harness.chaos.node_disk import can_mount
 from harness.chaos.records import Kind, Outcome, line
-from harness.chaos.report import write_report
+from harness.chaos.report import BROKEN, INVALID, PASSED, Report, report_of, write_report
 from harness.chaos.run import Course, Run, run
 from harness.chaos.services import harness_program
 from harness.time.moved_clock import NoCompilerError, compile_clock_shim
 from redfence_server import log_setup
 from redfence_server.embedded.process import AppendFsync
 
-_CLEAN, _BROKEN, _INVALID = 0, 1, 2
+_EXIT_STATUSES: Mapping[str, int] = {PASSED: 0, BROKEN: 1, INVALID: 2}
 _SHOWN_MAX = 20
 # In so long every fault strikes, and a run in which one did not proves nothing of it.
 _ALL_MINUTES = 10.0
@@ -45,7 +47,9 @@ def main() -> int:
     parser.add_argument("--without", action="append", choices=sorted(FAULTS), metavar="FAULT", default=[])
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--aof", choices=_AOFS, help="how nodes write; drawn by the seed if not given")
-    parser.add_argument("--report", type=Path, metavar="FILE", help="where to write the HTML report")
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="where to write the JSON report; the page lies beside it"
+    )
     parser.add_argument(
         "--no-fencing", action="store_true", help="the control: a storage that takes any token"
     )
@@ -53,18 +57,19 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.list:
         print("\n".join(FAULTS))
-        return _CLEAN
+        return 0
     if arguments.seed is None:
         arguments.seed = secrets.randbelow(1_000_000)
     # It tells of every write to a connection that a proxy has broken on purpose.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     log_setup.configure(log_format=log_setup.LogFormat.CONSOLE, level=log_setup.LogLevel.ERROR)
-    statuses = []
+    verdicts = []
     for series in _series(arguments):
         _say(f"seed {series.seed}; again: {_command(series)}")
-        statuses += [_run_once(series, count) for count in _counts(series)]
-    # That one run proves nothing takes nothing from what another one has shown.
-    return next((status for status in (_BROKEN, _INVALID) if status in statuses), _CLEAN)
+        verdicts += [_run_once(series, count) for count in _counts(series)]
+    # A violation counts even if another run proves nothing.
+    worst = next((verdict for verdict in (BROKEN, INVALID) if verdict in verdicts), PASSED)
+    return _EXIT_STATUSES[worst]
 
 
 def _series(arguments: argparse.Namespace) -> Sequence[argparse.Namespace]:
@@ -73,8 +78,8 @@ def _series(arguments: argparse.Namespace) -> Sequence[argparse.Namespace]:
         return [arguments]
     names = [name for name in arguments.only or FAULTS if name not in arguments.without]
     if not names:
-        _say("invalid: no fault is left to be played")
-        sys.exit(_INVALID)
+        _say("INVALID no fault is left to inject")
+        sys.exit(_EXIT_STATUSES[INVALID])
     return [
         argparse.Namespace(
             **{
@@ -94,7 +99,7 @@ def _named(path: Path, what: str) -> Path:
     return path.with_name(f"{path.stem}-{what}{path.suffix}")
 
 
-def _run_once(arguments: argparse.Namespace, count: int) -> int:
+def _run_once(arguments: argparse.Namespace, count: int) -> str:
     counts = _counts(arguments)
     with tempfile.TemporaryDirectory(prefix="redfence-chaos-") as name:
         folder = Path(name)
@@ -107,8 +112,8 @@ def _run_once(arguments: argparse.Namespace, count: int) -> int:
             without=arguments.without,
         )
         if not names:
-            _say("invalid: no fault that was asked for is possible on this machine")
-            return _INVALID
+            _say("INVALID no fault that was asked for is possible on this machine")
+            return INVALID
         course = Course(
             seed=arguments.seed,
             lasts_s=arguments.minutes * 60 / len(counts),
@@ -117,15 +122,15 @@ def _run_once(arguments: argparse.Namespace, count: int) -> int:
             client_count=arguments.clients,
         )
         ran = asyncio.run(run(plan, course, folder=folder, say=_say))
-        verdict = check(ran.history)
-        report = _report_path(arguments, count)
-        if report is not None:
-            report.parent.mkdir(parents=True, exist_ok=True)
-            write_report(ran.history, verdict, report)
-            _say(f"report: {report}")
-        if report is not None and (not verdict.clean or ran.wrong or ran.defects):
-            _keep(ran, report)
-    return _judge(ran, verdict, count)
+        report = report_of(plan, course, ran, check(ran.history))
+        path = _report_path(arguments, count)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _say(f"report: {path} and {write_report(report, path)}")
+            if report["verdict"] != PASSED:
+                _keep(ran, path)
+    _say_what_came_of_it(report)
+    return str(report["verdict"])
 
 
 def _plan(arguments: argparse.Namespace, count: int, folder: Path) -> Plan:
@@ -145,37 +150,29 @@ def _plan(arguments: argparse.Namespace, count: int, folder: Path) -> Plan:
     return replace(plan, small_disk=True)
 
 
-def _judge(ran: Run, verdict: Verdict, count: int) -> int:
-    for violation in verdict.violations[:_SHOWN_MAX]:
-        _say(f"VIOLATION {violation.invariant} of {violation.resource}: {violation.words}")
-    if len(verdict.violations) > _SHOWN_MAX:
-        _say(f"… and {len(verdict.violations) - _SHOWN_MAX} more")
-    wrong = [*ran.wrong, *verdict.invalid]
-    for each in wrong:
-        _say(f"invalid: {each}")
-    for each in ran.defects:
-        _say(f"DEFECT {each}")
-    _say(f"{count} nodes: {_summary(ran, verdict)}")
-    if verdict.violations or ran.defects:
-        return _BROKEN
-    return _INVALID if wrong else _CLEAN
-
-
-def _summary(ran: Run, verdict: Verdict) -> str:
-    history = ran.history
-    counts = verdict.counts
-    struck_s = max((each.ended_s for each in history.faults), default=0.0) - min(
-        (each.began_s for each in history.faults), default=0.0
+def _say_what_came_of_it(report: Report) -> None:
+    violations, counts, faults = report["violations"], report["counts"], report["faults"]
+    for violation in violations[:_SHOWN_MAX]:
+        _say(f"VIOLATION {violation['invariant']} of {violation['resource']}: {violation['words']}")
+    if len(violations) > _SHOWN_MAX:
+        _say(f"… and {len(violations) - _SHOWN_MAX} more")
+    for reason in report["invalid"]:
+        _say(f"INVALID {reason}")
+    for defect in report["defects"]:
+        _say(f"DEFECT {defect}")
+    began_s = min((fault["began_s"] for fault in faults), default=0.0)
+    minutes = max(max((fault["ended_s"] for fault in faults), default=0.0) - began_s, 1.0) / 60
+    stale_writes = counts["stale_writes_refused"]
+    _say(
+        f"{report['plan']['node_count']} nodes: {counts['calls']} calls, "
+        f"{counts['operations'][Kind.ACQUIRE][Outcome.OK]} grants, "
+        f"{counts['throughput_per_s']:.0f} op/s before the first fault; "
+        f"{len(faults)} faults of {len(counts['faults'])} kinds ({len(faults) / minutes:.1f} a minute), "
+        f"{stale_writes} stale writes refused ({stale_writes / minutes:.1f} a minute), "
+        f"longest time without a grant {counts['longest_gap_s']:.1f} s, "
+        f"proxies late by at most {report['late_s']:.2f} s; {len(violations)} violations"
     )
-    faults = len(history.faults)
-    minutes = max(struck_s, 1.0) / 60
-    grants = counts.operations[Kind.ACQUIRE][Outcome.OK]
-    return (
-        f"{len(history.operations)} calls, {grants} grants, {counts.throughput_per_s:.0f} op/s before the first fault; "
-        f"{faults} faults of {len(counts.faults)} kinds ({faults / minutes:.1f} a minute), "
-        f"{counts.stale_writes_refused} stale writes refused ({counts.stale_writes_refused / minutes:.1f} a minute), "
-        f"longest time without a grant {counts.longest_gap_s:.1f} s, proxies late by {ran.late_s:.2f} s at most; {len(verdict.violations)} violations"
-    )
+    _say(f"verdict: {report['verdict']}")
 
 
 def _counts(arguments: argparse.Namespace) -> Sequence[int]:

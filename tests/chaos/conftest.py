@@ -1,4 +1,4 @@
-"""Fixtures of the chaos tests: a small cluster of processes with two clients, which the tests of one module strike in turn."""
+"""Fixtures of the chaos tests: a small cluster of processes with two clients, which the tests of one module injection in turn."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from harness.chaos.client_pool import ClientPool
 from harness.chaos.cluster import ChaosCluster, Plan
-from harness.chaos.crowd import Crowd
+from harness.chaos.fault_injection import FaultInjection, FaultInjector
 from harness.chaos.node_disk import can_mount
 from harness.chaos.recorder import now_s
-from harness.chaos.strike import Stage, Strike
 from redfence_server.embedded.binary import RedisBinary
 
 
@@ -21,7 +21,7 @@ from redfence_server.embedded.binary import RedisBinary
 class Begun:
     """The faults that have begun, in their order."""
 
-    strikes: list[Strike] = field(default_factory=list)
+    injections: list[FaultInjection] = field(default_factory=list)
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +31,14 @@ def no_disk(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage(
+async def injector(
     tmp_path_factory: pytest.TempPathFactory, redis_binary: RedisBinary, clock_shim: Path, no_disk: str
-) -> AsyncIterator[Stage]:
+) -> AsyncIterator[FaultInjector]:
     """Yield three nodes, two servers, the storage and two clients; a test sets right what it breaks."""
     plan = Plan(clock_shim=clock_shim, small_disk=not no_disk)
     async with ChaosCluster(plan, tmp_path_factory.mktemp("chaos"), redis_binary) as cluster:
-        crowd = Crowd(cluster, seed="0", began_s=now_s(), count=2, mix=("append",))
-        await crowd.start()
+        client_pool = ClientPool(cluster, seed="0", began_s=now_s(), count=2, mix=("append",))
+        await client_pool.start()
         begun = Begun()
-        yield Stage(cluster, crowd, on_begin=begun.strikes.append)
-        assert not await crowd.end()
+        yield FaultInjector(cluster, client_pool, on_begin=begun.injections.append)
+        assert not await client_pool.end()

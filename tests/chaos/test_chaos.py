@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.chaos.checker import check
-from harness.chaos.checker_verdict import Invariant, Verdict
 from harness.chaos.cluster import Plan
 from harness.chaos.recorder import Recorder, settled
-from harness.chaos.records import Kind, Outcome, read_operations
-from harness.chaos.run import Course, Run, run
+from harness.chaos.run import Run, Schedule, run
 from harness.chaos.services import harness_program
+from harness.history.checker import check
+from harness.history.records import Kind, Outcome, read_operations
+from harness.history.verdict import Invariant, Verdict
 
 # Faults that end within seconds; `make chaos` has all of them. Two are asked for, by which the run is a valid one.
 _MIX = (
@@ -38,8 +38,8 @@ _MIX = (
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
-async def _judged(plan: Plan, course: Course, folder: Path) -> tuple[Run, Verdict]:
-    ran = await run(plan, course, folder=folder, say=print)
+async def _judged(plan: Plan, schedule: Schedule, folder: Path) -> tuple[Run, Verdict]:
+    ran = await run(plan, schedule, folder=folder, say=print)
     return ran, check(ran.history)
 
 
@@ -69,10 +69,10 @@ def test_a_call_that_was_never_answered_is_recorded_as_unknown_and_every_other_o
 async def test_a_mixed_run_over_three_nodes_keeps_every_promise(tmp_path: Path) -> None:
     """With holders, servers and nodes that stop, die, forget and are cut off. A run that proves nothing is played again, once."""
     for seed in (1, 2):
-        course = Course(seed=seed, lasts_s=25.0, faults=_MIX, asked=("holder paused",))
+        schedule = Schedule(seed=seed, lasts_s=25.0, faults=_MIX, asked=("holder paused",))
         folder = tmp_path / str(seed)
         folder.mkdir()
-        ran, verdict = await _judged(Plan(), course, folder)
+        ran, verdict = await _judged(Plan(), schedule, folder)
         assert not verdict.violations
         assert not ran.defects
         invalid = [*ran.wrong, *verdict.invalid]
@@ -86,7 +86,7 @@ async def test_without_fencing_an_update_is_lost(tmp_path: Path) -> None:
     """So the faults do what the storage is there for, and the judge sees it."""
     plan = Plan(storage_program=harness_program("harness.chaos.unfenced_storage"))
     faults = ("holder paused",)
-    course = Course(
+    schedule = Schedule(
         seed=1,
         lasts_s=15.0,
         faults=faults,
@@ -94,7 +94,7 @@ async def test_without_fencing_an_update_is_lost(tmp_path: Path) -> None:
         mix=("append", "append", "append", "sdk"),
         tail_s=0.0,
     )
-    _, verdict = await _judged(plan, course, tmp_path)
+    _, verdict = await _judged(plan, schedule, tmp_path)
     assert any(
         violation.invariant is Invariant.FENCED and "lost" in violation.words
         for violation in verdict.violations
@@ -104,7 +104,7 @@ async def test_without_fencing_an_update_is_lost(tmp_path: Path) -> None:
 async def test_a_quorum_of_less_than_a_majority_is_found_out(tmp_path: Path) -> None:
     """A server for which one node of three is enough gives two leases at a time, or a token twice."""
     plan = Plan(server_program=harness_program("harness.chaos.minority_server"))
-    course = Course(
+    schedule = Schedule(
         seed=1,
         lasts_s=8.0,
         faults=("partition: ring",),
@@ -112,6 +112,6 @@ async def test_a_quorum_of_less_than_a_majority_is_found_out(tmp_path: Path) -> 
         mix=("race", "keep", "race"),
         tail_s=0.0,
     )
-    _, verdict = await _judged(plan, course, tmp_path)
+    _, verdict = await _judged(plan, schedule, tmp_path)
     found = {violation.invariant for violation in verdict.violations}
     assert found & {Invariant.UNIQUE, Invariant.ORDERED, Invariant.EXCLUSION}

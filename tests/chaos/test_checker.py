@@ -10,9 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.chaos.checker import VIOLATIONS_TOLD_MAX, check
-from harness.chaos.records import Kind
-from harness.chaos.story import (
+from harness.history.checker import VIOLATIONS_TOLD_MAX, check
+from harness.history.history_builder import (
     CLIENTS,
     FAILED,
     HEALED_S,
@@ -20,10 +19,11 @@ from harness.chaos.story import (
     UNKNOWN,
     VALIDITY_S,
     Cases,
-    Story,
+    HistoryBuilder,
     letters,
     verdict_of,
 )
+from harness.history.records import Kind
 
 BROKEN: Mapping[str, Cases] = {
     "T1": {
@@ -543,7 +543,7 @@ INVALID: Cases = {
     "no release was ever OK": lambda s: s.failing(lambda call: call.kind is Kind.RELEASE),
     "no read was ever OK": lambda s: s.failing(lambda call: call.kind is Kind.READ),
     "no check was ever OK": lambda s: s.failing(lambda call: call.kind is Kind.CHECK),
-    "no look was ever OK": lambda s: s.failing(lambda call: call.kind is Kind.LOOK),
+    "no get lock was ever OK": lambda s: s.failing(lambda call: call.kind is Kind.GET_LOCK),
     "no append was ever OK": lambda s: s.failing(lambda call: call.kind is Kind.APPEND).keeps_nothing(),
     "96.0 operations per second were OK before the first fault": lambda s: s.failing(
         lambda call: call.kind in (Kind.READ, Kind.RELEASE) and 0.1 < call.invoked_s < 1
@@ -581,7 +581,7 @@ def _each(broken: Mapping[str, Cases]) -> list[object]:
 
 @pytest.mark.parametrize(("letter", "tell"), _each(BROKEN))
 def test_a_history_that_breaks_one_promise_is_told_to_break_that_one(
-    letter: str, tell: Callable[[Story], object]
+    letter: str, tell: Callable[[HistoryBuilder], object]
 ) -> None:
     """And no other, so whoever reads the letter knows where to look."""
     verdict = verdict_of(tell)
@@ -590,14 +590,14 @@ def test_a_history_that_breaks_one_promise_is_told_to_break_that_one(
 
 
 @pytest.mark.parametrize("tell", RIGHT.values(), ids=RIGHT)
-def test_a_near_miss_is_right(tell: Callable[[Story], object]) -> None:
+def test_a_near_miss_is_right(tell: Callable[[HistoryBuilder], object]) -> None:
     """What could be true breaks nothing: equal instants, unknown outcomes, calls in flight, clocks that were moved."""
     verdict = verdict_of(tell)
     assert verdict.clean, (verdict.violations, verdict.invalid)
 
 
 @pytest.mark.parametrize(("told", "tell"), INVALID.items(), ids=INVALID)
-def test_a_run_that_proves_nothing_is_invalid(told: str, tell: Callable[[Story], object]) -> None:
+def test_a_run_that_proves_nothing_is_invalid(told: str, tell: Callable[[HistoryBuilder], object]) -> None:
     """Also where no promise was broken; the reason is told."""
     verdict = verdict_of(tell)
     assert len(verdict.invalid) == 1, verdict.invalid
@@ -638,15 +638,15 @@ def test_a_run_in_which_nothing_was_granted_is_invalid() -> None:
 
 def test_a_run_without_faults_is_valid_if_none_was_asked_for() -> None:
     """Its throughput is that of the whole run."""
-    story = Story().without_faults()
-    history = replace(story.history(), healed_s=1.0)
+    builder = HistoryBuilder().without_faults()
+    history = replace(builder.history(), healed_s=1.0)
     assert check(history).clean
 
 
 def test_a_violation_names_its_calls_with_client_token_and_instants() -> None:
     """Whoever reads it finds them in the records; instants are told from the beginning on."""
-    story = Story().acquire("a", 6, (10, 10.25)).acquire("b", 5, (20, 20.5))
-    (violation,) = check(replace(story.history(), began_s=-5.0)).violations
+    builder = HistoryBuilder().acquire("a", 6, (10, 10.25)).acquire("b", 5, (20, 20.5))
+    (violation,) = check(replace(builder.history(), began_s=-5.0)).violations
     assert violation.resource == "r"
     assert violation.at_s == 20.5
     assert [call.lease for call in violation.operations] == ["a", "b"]
@@ -692,11 +692,11 @@ def test_the_figures_are_those_of_the_run() -> None:
 
 def test_of_very_many_violations_the_first_are_told_and_all_are_counted() -> None:
     """A run that broke at its beginning does not fill the memory."""
-    story = Story().acquire("a", 10**5, (2, 2.1))
+    builder = HistoryBuilder().acquire("a", 10**5, (2, 2.1))
     for turn in range(VIOLATIONS_TOLD_MAX + 7):
-        story.acquire(f"b{turn}", turn + 1, (5 + turn / 1000, 5 + turn / 1000 + 0.0004), until=None)
-        story.release(f"b{turn}", (5 + turn / 1000 + 0.0005, 5 + turn / 1000 + 0.0006))
-    verdict = check(story.history())
+        builder.acquire(f"b{turn}", turn + 1, (5 + turn / 1000, 5 + turn / 1000 + 0.0004), until=None)
+        builder.release(f"b{turn}", (5 + turn / 1000 + 0.0005, 5 + turn / 1000 + 0.0006))
+    verdict = check(builder.history())
     assert letters(verdict) == {"T2"}
     assert len(verdict.violations) == VIOLATIONS_TOLD_MAX
     assert verdict.counts.violations["T2"] == VIOLATIONS_TOLD_MAX + 7  # type: ignore[index]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.chaos.checker import check
-from harness.chaos.records import Fault, History, Kind, Operation, Outcome, in_order
+from harness.history.checker import check
+from harness.history.records import Fault, History, Kind, Operation, Outcome, in_order
 
 OK, FAILED, UNKNOWN = Outcome.OK, Outcome.FAILED, Outcome.UNKNOWN
 TTL_S = 2.0
@@ -69,7 +69,7 @@ class PerfectResource:
         for _ in range(chance.randrange(3)):
             self._call(Kind.RENEW, lease, token=chance.choice((0, token)))
         self._call(Kind.CHECK, lease, token=token)
-        self._call(Kind.LOOK, f"{lease}'s neighbour", token=chance.choice((0, token)))
+        self._call(Kind.GET_LOCK, f"{lease}'s neighbour", token=chance.choice((0, token)))
 
     def _append(self, lease: str, token: int) -> Operation:
         self._entries += 1

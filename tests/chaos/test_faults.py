@@ -17,12 +17,12 @@ import hiredis
 import pytest
 
 from harness.chaos import limit_faults, services
+from harness.chaos.client_pool import ClientPool
 from harness.chaos.cluster import ChaosCluster, Plan
-from harness.chaos.crowd import Crowd
+from harness.chaos.fault_injection import FaultInjection, FaultInjector, every_server
 from harness.chaos.faults import DISK_FULL, FAULTS, LOG_CUT, NODE_COPIED, SERVER_CLOCK, deck, possible
 from harness.chaos.process_faults import node_killed
 from harness.chaos.recorder import now_s
-from harness.chaos.strike import Stage, Strike, every_server
 from harness.processes.commands import CommandProcess
 from harness.processes.node_data import log_file
 from harness.processes.redis_nodes import RedisNode
@@ -42,29 +42,29 @@ _LASTS_S = 0.2
 _NO_MORE_FILES = "no more files"
 
 
-def _drawn(stage: Stage, kind: str, *, seed: int = 0) -> Strike:
-    return FAULTS[kind](stage, Random(seed))
+def _drawn(injector: FaultInjector, kind: str, *, seed: int = 0) -> FaultInjection:
+    return FAULTS[kind](injector, Random(seed))
 
 
-def _drawn_so(stage: Stage, kind: str, *words: str) -> Strike:
-    """Return the first strike of a kind whose target has these words."""
-    strikes = (_drawn(stage, kind, seed=seed) for seed in count())
-    return next(strike for strike in strikes if all(each in strike.target for each in words))
+def _drawn_so(injector: FaultInjector, kind: str, *words: str) -> FaultInjection:
+    """Return the first injection of a kind whose target has these words."""
+    injections = (_drawn(injector, kind, seed=seed) for seed in count())
+    return next(injection for injection in injections if all(each in injection.target for each in words))
 
 
 @asynccontextmanager
-async def _begun(strike: Strike) -> AsyncIterator[Strike]:
+async def _begun(injection: FaultInjection) -> AsyncIterator[FaultInjection]:
     """Keep a fault up for the body."""
     try:
-        await strike.begin()
-        yield strike
+        await injection.begin()
+        yield injection
     finally:
-        await strike.heal()
+        await injection.heal()
 
 
-def _place(strike: Strike, what: str) -> int:
+def _place(injection: FaultInjection, what: str) -> int:
     """Return the index of the only node, server or client that a fault takes."""
-    (name,) = [each for each in strike.takes if each.startswith(f"{what} ")]
+    (name,) = [each for each in injection.takes if each.startswith(f"{what} ")]
     return int(name.removeprefix(f"{what} "))
 
 
@@ -83,11 +83,11 @@ async def _is_stopped(pid: int) -> bool:
     return _state(pid) == "T"
 
 
-def _cut(stage: Stage) -> list[tuple[int, int]]:
+def _cut(injector: FaultInjector) -> list[tuple[int, int]]:
     """Return the pairs of server and node between which nothing passes one way or the other."""
     return [
         (number, place)
-        for number, server in enumerate(stage.cluster.servers)
+        for number, server in enumerate(injector.cluster.servers)
         for place, proxy in enumerate(server.proxies)
         if not _passes(proxy)
     ]
@@ -101,28 +101,32 @@ def _passes(proxy: TcpProxy) -> bool:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FAULTS if kind != _NO_MORE_FILES])
-async def test_a_fault_is_recorded_and_heals(stage: Stage, no_disk: str, kind: str) -> None:
+async def test_a_fault_is_recorded_and_heals(injector: FaultInjector, no_disk: str, kind: str) -> None:
     """Afterwards every node votes for every server again, by itself."""
     if kind == DISK_FULL and no_disk:
         pytest.skip(no_disk)
-    before, began_s = len(stage.faults), now_s()
-    await stage.carry_out(replace(_drawn(stage, kind), lasts_s=_LASTS_S))
-    (fault,) = stage.faults[before:]
+    before, began_s = len(injector.faults), now_s()
+    await injector.inject(replace(_drawn(injector, kind), lasts_s=_LASTS_S))
+    (fault,) = injector.faults[before:]
     assert fault.kind == kind
     assert began_s <= fault.began_s < fault.ended_s <= now_s()
-    assert not stage.unhealed
-    assert not await stage.cluster.set_right()
-    assert not _cut(stage)
+    assert not injector.unhealed
+    assert not await injector.cluster.set_right()
+    assert not _cut(injector)
 
 
 @pytest.mark.parametrize("lost", [1, 3])
-async def test_a_server_that_was_out_of_files_tells_so_and_goes_on_by_itself(stage: Stage, lost: int) -> None:
+async def test_a_server_that_was_out_of_files_tells_so_and_goes_on_by_itself(
+    injector: FaultInjector, lost: int
+) -> None:
     """As soon as it may open files again; what it can tell without, it tells."""
-    strikes = (_drawn(stage, _NO_MORE_FILES, seed=seed) for seed in count())
+    injections = (_drawn(injector, _NO_MORE_FILES, seed=seed) for seed in count())
     try:
-        async with _begun(next(strike for strike in strikes if len(strike.takes) == 1 + lost)) as strike:
-            place = _place(strike, "server")
-            server = stage.cluster.servers[place]
+        async with _begun(
+            next(injection for injection in injections if len(injection.takes) == 1 + lost)
+        ) as injection:
+            place = _place(injection, "server")
+            server = injector.cluster.servers[place]
 
             async def has_wanted_one() -> bool:
                 report = await server.view.status()
@@ -137,30 +141,30 @@ async def test_a_server_that_was_out_of_files_tells_so_and_goes_on_by_itself(sta
         await until(server.is_ready, timeout_s=30)
 
 
-async def test_a_node_forgets_only_after_those_before_have_rejoined(stage: Stage) -> None:
+async def test_a_node_forgets_only_after_those_before_have_rejoined(injector: FaultInjector) -> None:
     """More than a minority at a time is more than redfence promises anything about."""
     order: list[str] = []
 
-    def told(strike: Strike, place: int) -> Strike:
+    def told(injection: FaultInjection, place: int) -> FaultInjection:
         async def begin() -> None:
-            assert await stage.cluster.votes(1 - place)
+            assert await injector.cluster.votes(1 - place)
             order.append(f"node {place} forgets")
-            await strike.begin()
+            await injection.begin()
 
-        return replace(strike, begin=begin, lasts_s=0.0, takes={f"node {place}"}, forgets=[place])
+        return replace(injection, begin=begin, lasts_s=0.0, takes={f"node {place}"}, forgets=[place])
 
-    async def wiped(place: int) -> Strike:
-        node = stage.cluster.nodes[place]
+    async def wiped(place: int) -> FaultInjection:
+        node = injector.cluster.nodes[place]
 
         async def begin() -> None:
             await node.call("FLUSHALL")
 
-        return told(Strike("node wiped", f"node {place}", 0.0, begin=begin), place)
+        return told(FaultInjection("node wiped", f"node {place}", 0.0, begin=begin), place)
 
-    await asyncio.gather(*[stage.carry_out(await wiped(place)) for place in (0, 1)])
+    await asyncio.gather(*[injector.inject(await wiped(place)) for place in (0, 1)])
     assert len(order) == 2
-    assert not stage.unhealed
-    assert not await stage.cluster.set_right()
+    assert not injector.unhealed
+    assert not await injector.cluster.set_right()
 
 
 async def test_every_fault_comes_before_one_comes_again() -> None:
@@ -175,54 +179,56 @@ async def test_every_fault_comes_before_one_comes_again() -> None:
 # --- processes --------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_paused_holder_stands_between_its_read_and_its_write(stage: Stage) -> None:
+async def test_a_paused_holder_stands_between_its_read_and_its_write(injector: FaultInjector) -> None:
     """It is the one whose write comes too late."""
-    async with _begun(_drawn(stage, "holder paused")) as strike:
-        place = _place(strike, "client")
-        assert _state(stage.crowd.pid(place)) == "T"
-        assert stage.crowd.thinks(place)
-    assert _state(stage.crowd.pid(place)) != "T"
+    async with _begun(_drawn(injector, "holder paused")) as injection:
+        place = _place(injection, "client")
+        assert _state(injector.client_pool.pid(place)) == "T"
+        assert injector.client_pool.thinks(place)
+    assert _state(injector.client_pool.pid(place)) != "T"
 
 
-async def test_a_killed_holder_is_followed_by_another(stage: Stage) -> None:
+async def test_a_killed_holder_is_followed_by_another(injector: FaultInjector) -> None:
     """Under another name, so that its calls are not taken for those of the dead."""
-    strike = _drawn(stage, "holder killed")
-    place = _place(strike, "client")
-    name, pid = stage.crowd.name_of(place), stage.crowd.pid(place)
-    async with _begun(strike):
-        assert stage.crowd.ended_early()
-    assert not stage.crowd.ended_early()
-    assert stage.crowd.name_of(place) != name
-    assert stage.crowd.pid(place) != pid
+    injection = _drawn(injector, "holder killed")
+    place = _place(injection, "client")
+    name, pid = injector.client_pool.name_of(place), injector.client_pool.pid(place)
+    async with _begun(injection):
+        assert injector.client_pool.ended_early()
+    assert not injector.client_pool.ended_early()
+    assert injector.client_pool.name_of(place) != name
+    assert injector.client_pool.pid(place) != pid
 
 
-async def test_a_server_is_paused_and_killed(stage: Stage) -> None:
+async def test_a_server_is_paused_and_killed(injector: FaultInjector) -> None:
     """The process itself, not what is seen of it."""
-    async with _begun(_drawn(stage, "server paused")) as strike:
-        server = stage.cluster.servers[_place(strike, "server")]
+    async with _begun(_drawn(injector, "server paused")) as injection:
+        server = injector.cluster.servers[_place(injection, "server")]
         await until(lambda: _is_stopped(server.process.pid))
-    async with _begun(_drawn(stage, "server killed")) as strike:
-        server = stage.cluster.servers[_place(strike, "server")]
+    async with _begun(_drawn(injector, "server killed")) as injection:
+        server = injector.cluster.servers[_place(injection, "server")]
         assert _has_ended(server.process)
     assert not _has_ended(server.process)
-    assert not await stage.cluster.set_right()
+    assert not await injector.cluster.set_right()
 
 
-async def test_a_drained_server_ends_in_good_order_and_is_started_again(stage: Stage) -> None:
+async def test_a_drained_server_ends_in_good_order_and_is_started_again(injector: FaultInjector) -> None:
     """That it ended is no defect; a status that is not 0 would be one."""
-    async with _begun(_drawn(stage, "server drained")) as strike:
-        server = stage.cluster.servers[_place(strike, "server")]
+    async with _begun(_drawn(injector, "server drained")) as injection:
+        server = injector.cluster.servers[_place(injection, "server")]
         assert server.process.exit_status == 0
     assert not _has_ended(server.process)
-    assert not await stage.cluster.set_right()
-    assert not stage.broken
-    assert not stage.cluster.ended_early()
+    assert not await injector.cluster.set_right()
+    assert not injector.broken
+    assert not injector.cluster.ended_early()
 
 
-async def test_a_server_that_does_not_end_in_good_order_when_it_is_told_to_is_a_defect(stage: Stage) -> None:
+async def test_a_server_that_does_not_end_in_good_order_when_it_is_told_to_is_a_defect(
+    injector: FaultInjector,
+) -> None:
     """Here somebody kills it meanwhile."""
-    strike = _drawn(stage, "server drained")
-    server = stage.cluster.servers[_place(strike, "server")]
+    injection = _drawn(injector, "server drained")
+    server = injector.cluster.servers[_place(injection, "server")]
     server.pause()
     try:
 
@@ -230,88 +236,90 @@ async def test_a_server_that_does_not_end_in_good_order_when_it_is_told_to_is_a_
             await asyncio.sleep(0.1)
             server.process.kill()
 
-        await asyncio.gather(strike.begin(), killed())
-        assert [str(each) for each in stage.broken] == [
-            f"server {_place(strike, 'server')} was told to end and did with -9"
+        await asyncio.gather(injection.begin(), killed())
+        assert [str(each) for each in injector.broken] == [
+            f"server {_place(injection, 'server')} was told to end and did with -9"
         ]
     finally:
-        stage.broken.clear()
-        await strike.heal()
-    assert not await stage.cluster.set_right()
+        injector.broken.clear()
+        await injection.heal()
+    assert not await injector.cluster.set_right()
 
 
 async def test_a_server_that_does_not_end_when_it_is_told_to_is_a_defect(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    injector: FaultInjector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run goes on with another process, and its verdict is told."""
     monkeypatch.setattr(services, "_DRAIN_S", 0.5)
-    strike = _drawn(stage, "server drained")
-    server = stage.cluster.servers[_place(strike, "server")]
+    injection = _drawn(injector, "server drained")
+    server = injector.cluster.servers[_place(injection, "server")]
     server.pause()
     try:
-        await strike.begin()
+        await injection.begin()
         assert _has_ended(server.process)
-        (told,) = stage.broken
+        (told,) = injector.broken
         assert "had not ended after 0.5 s" in told
     finally:
-        stage.broken.clear()
-        await strike.heal()
-    assert not await stage.cluster.set_right()
+        injector.broken.clear()
+        await injection.heal()
+    assert not await injector.cluster.set_right()
 
 
-async def test_the_storage_is_paused_and_killed_and_keeps_what_it_had(stage: Stage) -> None:
+async def test_the_storage_is_paused_and_killed_and_keeps_what_it_had(injector: FaultInjector) -> None:
     """Its callers go on afterwards; its end is no defect."""
-    storage = stage.cluster.storage
+    storage = injector.cluster.storage
     async with AsyncStorageClient(storage.address, timeout_s=10.0) as client:
         await client.put("kept", key="k", value=b"v", token=7)
-        async with _begun(_drawn(stage, "storage paused")):
+        async with _begun(_drawn(injector, "storage paused")):
             await until(lambda: _is_stopped(storage.process.pid))
         assert (await client.get("kept", key="k")).value == b"v"
-        async with _begun(_drawn(stage, "storage killed")):
+        async with _begun(_drawn(injector, "storage killed")):
             assert _has_ended(storage.process)
         assert not _has_ended(storage.process)
         with pytest.raises(StaleTokenError):
             await client.put("kept", key="k", value=b"late", token=6)
         assert (await client.get("kept", key="k")).value == b"v"
-    assert not stage.cluster.ended_early()
+    assert not injector.cluster.ended_early()
 
 
-async def test_a_storage_that_ends_by_itself_is_a_defect(stage: Stage) -> None:
+async def test_a_storage_that_ends_by_itself_is_a_defect(injector: FaultInjector) -> None:
     """Whatever else went well."""
-    storage = stage.cluster.storage
+    storage = injector.cluster.storage
     storage.process.kill()
-    assert stage.cluster.ended_early() == [
+    assert injector.cluster.ended_early() == [
         f"storage: it ended by itself, with -9: {storage.process.stderr[-2000:]}"
     ]
     storage.kill()
-    assert stage.cluster.ended_early(), "who kills a dead one does not excuse its death"
+    assert injector.cluster.ended_early(), "who kills a dead one does not excuse its death"
     storage._told_to_end.add(storage.process)
-    assert not stage.cluster.ended_early()
+    assert not injector.cluster.ended_early()
     storage.start()
     await storage.until_serving()
 
 
-async def test_a_node_is_paused_and_killed_and_keeps_what_it_had(stage: Stage) -> None:
+async def test_a_node_is_paused_and_killed_and_keeps_what_it_had(injector: FaultInjector) -> None:
     """It syncs every write."""
-    async with _begun(_drawn(stage, "node paused")) as strike:
-        paused = stage.cluster.nodes[_place(strike, "node")]
+    async with _begun(_drawn(injector, "node paused")) as injection:
+        paused = injector.cluster.nodes[_place(injection, "node")]
         await until(lambda: _is_stopped(paused.pid))
-    async with _begun(_drawn(stage, "node killed")) as strike:
-        node = stage.cluster.nodes[_place(strike, "node")]
+    async with _begun(_drawn(injector, "node killed")) as injection:
+        node = injector.cluster.nodes[_place(injection, "node")]
         assert _has_ended(node)
-        assert not strike.forgets
+        assert not injection.forgets
     assert await node.call("HGET", "redfence:node", "cluster_id")
-    assert not await stage.cluster.set_right()
+    assert not await injector.cluster.set_right()
 
 
-async def test_a_node_that_does_not_sync_counts_as_forgetful_when_it_is_killed(stage: Stage) -> None:
+async def test_a_node_that_does_not_sync_counts_as_forgetful_when_it_is_killed(
+    injector: FaultInjector,
+) -> None:
     """And only one of them is killed at a time."""
-    always = stage.cluster.plan
-    stage.cluster.plan = replace(always, aof="everysec")
+    always = injector.cluster.plan
+    injector.cluster.plan = replace(always, aof="everysec")
     try:
-        assert all(len(node_killed(stage, Random(seed)).forgets) == 1 for seed in range(20))
+        assert all(len(node_killed(injector, Random(seed)).forgets) == 1 for seed in range(20))
     finally:
-        stage.cluster.plan = always
+        injector.cluster.plan = always
 
 
 async def test_a_node_without_a_log_comes_back_empty_and_votes_again(
@@ -319,15 +327,15 @@ async def test_a_node_without_a_log_comes_back_empty_and_votes_again(
 ) -> None:
     """No server starts meanwhile: it would have seen this place never before, and would want an operator."""
     async with ChaosCluster(Plan(aof="off"), tmp_path, redis_binary) as cluster:
-        crowd = Crowd(cluster, seed="0", began_s=now_s(), count=1)
-        stage = Stage(cluster, crowd, on_begin=lambda _: None)
-        strike = _drawn(stage, "node killed")
-        place = _place(strike, "node")
-        assert strike.forgets == [place]
-        assert every_server(stage) < set(strike.takes)
+        client_pool = ClientPool(cluster, seed="0", began_s=now_s(), count=1)
+        injector = FaultInjector(cluster, client_pool, on_begin=lambda _: None)
+        injection = _drawn(injector, "node killed")
+        place = _place(injection, "node")
+        assert injection.forgets == [place]
+        assert every_server(injector) < set(injection.takes)
         node = cluster.nodes[place]
         assert await node.call("SET", "kept", "until then") == b"OK"
-        async with _begun(strike):
+        async with _begun(injection):
             assert _has_ended(node)
         assert await node.call("GET", "kept") is None
         assert not await cluster.set_right()
@@ -337,26 +345,26 @@ async def test_a_node_without_a_log_comes_back_empty_and_votes_again(
 # --- memory -----------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_log_is_shorter_by_what_was_cut(stage: Stage) -> None:
+async def test_a_log_is_shorter_by_what_was_cut(injector: FaultInjector) -> None:
     """And the node starts all the same, for the log was repaired."""
-    strike = _drawn(stage, "log cut")
-    node = stage.cluster.nodes[_place(strike, "node")]
+    injection = _drawn(injector, "log cut")
+    node = injector.cluster.nodes[_place(injection, "node")]
     before = log_file(node).stat().st_size
-    async with _begun(strike):
+    async with _begun(injection):
         assert _has_ended(node)
         assert log_file(node).stat().st_size != before
     assert not _has_ended(node)
-    assert not await stage.cluster.set_right()
+    assert not await injector.cluster.set_right()
 
 
 async def test_a_full_disk_takes_no_byte_and_ends_a_node_that_syncs_every_write(
-    stage: Stage, no_disk: str
+    injector: FaultInjector, no_disk: str
 ) -> None:
     """As in the field: it does not acknowledge what it cannot keep."""
     if no_disk:
         pytest.skip(no_disk)
-    node = stage.cluster.nodes[0]
-    async with _begun(_drawn(stage, DISK_FULL)):
+    node = injector.cluster.nodes[0]
+    async with _begun(_drawn(injector, DISK_FULL)):
         with pytest.raises(OSError, match="No space") as caught:
             (node.folder / "more").write_bytes(bytes(8192))
         assert caught.value.errno == errno.ENOSPC
@@ -366,20 +374,22 @@ async def test_a_full_disk_takes_no_byte_and_ends_a_node_that_syncs_every_write(
 
         await until(ended, timeout_s=20)
     assert not _has_ended(node)
-    assert not await stage.cluster.set_right()
+    assert not await injector.cluster.set_right()
 
 
-async def test_when_a_majority_was_wiped_nothing_is_granted_until_it_is_recovered(stage: Stage) -> None:
+async def test_when_a_majority_was_wiped_nothing_is_granted_until_it_is_recovered(
+    injector: FaultInjector,
+) -> None:
     """And then it is granted again, by servers that were not restarted."""
-    server = stage.cluster.servers[0]
-    strike = _drawn(stage, "majority wiped")
-    async with _begun(strike):
+    server = injector.cluster.servers[0]
+    injection = _drawn(injector, "majority wiped")
+    async with _begun(injection):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await server.view.acquire("refused", ttl_ms=1_000, lease_id=new_lease_id(), timeout_s=5)
         rich = from_trailing_metadata(caught.value.trailing_metadata())
         assert rich is not None
         assert rich.reason == lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE
-    fault = stage.faults[-1]
+    fault = injector.faults[-1]
     assert fault.kind == "majority wiped"
     await until(lambda: server.grants("refused", ttl_ms=1_000))
 
@@ -394,24 +404,24 @@ async def test_when_a_majority_was_wiped_nothing_is_granted_until_it_is_recovere
     ],
 )
 async def test_settings_change_while_a_node_runs_and_are_mended(
-    stage: Stage, way: str, name: bytes, value: bytes, mended: str
+    injector: FaultInjector, way: str, name: bytes, value: bytes, mended: str
 ) -> None:
     """A crash mends them as well: the node's file has the settings of before."""
-    strike = _drawn_so(stage, "settings changed", way, mended)
-    place = int(strike.target.partition(":")[0].removeprefix("node "))
-    node = stage.cluster.nodes[place]
-    assert strike.forgets == [place]
+    injection = _drawn_so(injector, "settings changed", way, mended)
+    place = int(injection.target.partition(":")[0].removeprefix("node "))
+    node = injector.cluster.nodes[place]
+    assert injection.forgets == [place]
     pid = node.pid
     before = [await node.call("CONFIG", "GET", each) for each in (name, "maxmemory")]
-    async with _begun(strike):
+    async with _begun(injection):
         assert node.pid == pid
         assert await node.call("CONFIG", "GET", name) == [name, value]
         if value == b"allkeys-lru":
             await until(lambda: _evicts(node))
-            assert len(_cut(stage)) == 1
+            assert len(_cut(injector)) == 1
     assert (node.pid == pid) == (mended == "while it runs")
     assert [await node.call("CONFIG", "GET", each) for each in (name, "maxmemory")] == before
-    assert not await stage.cluster.set_right()
+    assert not await injector.cluster.set_right()
 
 
 async def _evicts(node: RedisNode) -> bool:
@@ -436,40 +446,42 @@ async def _evicts(node: RedisNode) -> bool:
         ("partition: ring", 2),
     ],
 )
-async def test_a_partition_cuts_as_many_pairs_as_its_form_says(stage: Stage, kind: str, count: int) -> None:
+async def test_a_partition_cuts_as_many_pairs_as_its_form_says(
+    injector: FaultInjector, kind: str, count: int
+) -> None:
     """Of two servers and three nodes."""
-    async with _begun(_drawn(stage, kind)):
-        cut = _cut(stage)
+    async with _begun(_drawn(injector, kind)):
+        cut = _cut(injector)
         assert len(cut) == count
         nodes = {place for _, place in cut}
         assert len(nodes) == {"partition: halves": 3, "partition: ring": 2}.get(kind, 1)
-    assert not _cut(stage)
+    assert not _cut(injector)
 
 
 @pytest.mark.parametrize("ends", ["old", "new"])
 @pytest.mark.parametrize("kind", ["node doubled: empty", NODE_COPIED])
 async def test_a_node_is_another_process_for_some_servers_until_one_of_the_two_ends(
-    stage: Stage, kind: str, ends: str
+    injector: FaultInjector, kind: str, ends: str
 ) -> None:
     """The other one is empty, or has what the node had; and only for a copy may leases overlap."""
-    strike = _drawn_so(stage, kind, f"the {ends} process ends")
-    (place,) = strike.forgets
-    node = stage.cluster.nodes[place]
+    injection = _drawn_so(injector, kind, f"the {ends} process ends")
+    (place,) = injection.forgets
+    node = injector.cluster.nodes[place]
     assert await node.call("SET", "mark", "old") == b"OK"
-    (old,) = {await _seen_through(node, server.proxies[place]) for server in stage.cluster.servers}
+    (old,) = {await _seen_through(node, server.proxies[place]) for server in injector.cluster.servers}
     folder = node.folder
-    async with _begun(strike):
-        seen = {await _seen_through(node, server.proxies[place]) for server in stage.cluster.servers}
+    async with _begun(injection):
+        seen = {await _seen_through(node, server.proxies[place]) for server in injector.cluster.servers}
         (other,) = seen - {old}
         assert old in seen
         assert other[1] == (b"old" if kind == NODE_COPIED else None)
-    (left,) = {await _seen_through(node, server.proxies[place]) for server in stage.cluster.servers}
+    (left,) = {await _seen_through(node, server.proxies[place]) for server in injector.cluster.servers}
     assert left[0] == (old if ends == "new" else other)[0]
     assert folder.exists() == (ends == "new")
     assert len(list(folder.parent.glob("data*/"))) == 1
-    assert (strike.overlaps_s is None) == (kind != NODE_COPIED)
+    assert (injection.overlaps_s is None) == (kind != NODE_COPIED)
     await node.call("DEL", "mark")
-    assert not await stage.cluster.set_right()
+    assert not await injector.cluster.set_right()
 
 
 async def _seen_through(node: RedisNode, proxy: TcpProxy) -> tuple[bytes, object]:
@@ -484,70 +496,74 @@ async def _seen_through(node: RedisNode, proxy: TcpProxy) -> tuple[bytes, object
 # --- limits and clocks ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_node_takes_no_new_client(stage: Stage) -> None:
+async def test_a_node_takes_no_new_client(injector: FaultInjector) -> None:
     """Whoever connects is told so."""
-    async with _begun(_drawn(stage, "maxclients")) as strike:
-        node = stage.cluster.nodes[_place(strike, "node")]
+    async with _begun(_drawn(injector, "maxclients")) as injection:
+        node = injector.cluster.nodes[_place(injection, "node")]
         with pytest.raises((hiredis.ReplyError, OSError)):
             await node.call("PING")
     assert await node.call("PING") == b"PONG"
 
 
-async def test_a_node_out_of_memory_takes_no_write(stage: Stage) -> None:
+async def test_a_node_out_of_memory_takes_no_write(injector: FaultInjector) -> None:
     """It evicts nothing."""
-    async with _begun(_drawn(stage, "maxmemory noeviction")) as strike:
-        node = stage.cluster.nodes[_place(strike, "node")]
+    async with _begun(_drawn(injector, "maxmemory noeviction")) as injection:
+        node = injector.cluster.nodes[_place(injection, "node")]
         with pytest.raises(hiredis.ReplyError, match="OOM"):
             await node.call("SET", "more", "1")
         assert await node.call("CONFIG", "GET", "maxmemory-policy") == [b"maxmemory-policy", b"noeviction"]
     assert await node.call("CONFIG", "GET", "maxmemory") == [b"maxmemory", b"0"]
 
 
-async def test_a_server_may_open_no_file_more(stage: Stage) -> None:
+async def test_a_server_may_open_no_file_more(injector: FaultInjector) -> None:
     """Until it may again."""
-    strike = _drawn(stage, _NO_MORE_FILES)
-    pid = stage.cluster.servers[_place(strike, "server")].process.pid
+    injection = _drawn(injector, _NO_MORE_FILES)
+    pid = injector.cluster.servers[_place(injection, "server")].process.pid
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    async with _begun(strike):
+    async with _begun(injection):
         # A file gets the least number that is free: this leaves none, whichever ones it loses.
         assert resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] <= 3
     assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == before
-    server = stage.cluster.servers[_place(strike, "server")]
+    server = injector.cluster.servers[_place(injection, "server")]
     server.kill()
     server.start()
-    assert not await stage.cluster.set_right()
+    assert not await injector.cluster.set_right()
 
 
-async def test_a_clock_is_half_a_minute_off_and_back_again(stage: Stage) -> None:
+async def test_a_clock_is_half_a_minute_off_and_back_again(injector: FaultInjector) -> None:
     """And the fault says that clocks are moved, for exclusion is not promised then."""
-    async with _begun(_drawn(stage, "clock stepped")) as strike:
-        assert strike.moves_clocks
-        node = stage.cluster.nodes[_place(strike, "node")]
+    async with _begun(_drawn(injector, "clock stepped")) as injection:
+        assert injection.moves_clocks
+        node = injector.cluster.nodes[_place(injection, "node")]
         assert await node.has_clock_offset(30_000) or await node.has_clock_offset(-30_000)
     assert await node.has_clock_offset(0)
-    assert not await stage.cluster.set_right()
+    assert not await injector.cluster.set_right()
 
 
 @pytest.mark.parametrize("how", ["stands still", "is slow"])
-async def test_the_clock_of_one_server_loses_time_and_the_others_keep_theirs(stage: Stage, how: str) -> None:
+async def test_the_clock_of_one_server_loses_time_and_the_others_keep_theirs(
+    injector: FaultInjector, how: str
+) -> None:
     """It never gets it back."""
-    strike = _drawn_so(stage, SERVER_CLOCK, how)
-    wrong, right = _clocks(stage, strike)
+    injection = _drawn_so(injector, SERVER_CLOCK, how)
+    wrong, right = _clocks(injector, injection)
     before, still = wrong.lag_ms, right.lag_ms
-    async with _begun(strike):
+    async with _begun(injection):
         await asyncio.sleep(0.1)
         lost = wrong.lag_ms - before
         assert lost > 50 if how == "stands still" else 0.5 < lost < 5
     assert lost <= wrong.lag_ms - before < 600
     assert right.lag_ms == still
-    stage.broken.clear()
-    assert not await stage.cluster.set_right()
+    injector.broken.clear()
+    assert not await injector.cluster.set_right()
 
 
-def _clocks(stage: Stage, strike: Strike) -> tuple[MovedClock, MovedClock]:
+def _clocks(injector: FaultInjector, injection: FaultInjection) -> tuple[MovedClock, MovedClock]:
     """Return the clock of the server that is struck, and that of the other one."""
-    place = int(strike.target.split()[1])
-    clocks = [server.clock for server in (stage.cluster.servers[place], stage.cluster.servers[1 - place])]
+    place = int(injection.target.split()[1])
+    clocks = [
+        server.clock for server in (injector.cluster.servers[place], injector.cluster.servers[1 - place])
+    ]
     wrong, right = clocks
     assert wrong is not None
     assert right is not None
@@ -555,24 +571,24 @@ def _clocks(stage: Stage, strike: Strike) -> tuple[MovedClock, MovedClock]:
 
 
 async def test_a_server_of_true_clock_that_grants_nothing_is_a_defect(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    injector: FaultInjector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever keeps it from granting: here it stands still."""
     monkeypatch.setattr(limit_faults, "_NO_GRANT_S", 0.2)
-    strike = _drawn(stage, SERVER_CLOCK)
-    number = 1 - int(strike.target.split()[1])
-    other = stage.cluster.servers[number]
+    injection = _drawn(injector, SERVER_CLOCK)
+    number = 1 - int(injection.target.split()[1])
+    other = injector.cluster.servers[number]
     try:
-        async with _begun(strike):
+        async with _begun(injection):
             other.pause()
 
             async def is_told() -> bool:
-                return bool(stage.broken)
+                return bool(injector.broken)
 
             await until(is_told, timeout_s=10.0)
-            assert stage.broken == [f"server {number}, whose clock is true, granted nothing for 0.2 s"]
+            assert injector.broken == [f"server {number}, whose clock is true, granted nothing for 0.2 s"]
             other.resume()
     finally:
         other.resume()
-        stage.broken.clear()
-    assert not await stage.cluster.set_right()
+        injector.broken.clear()
+    assert not await injector.cluster.set_right()

@@ -8,14 +8,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from harness.chaos.checker import check
 from harness.chaos.cluster import Plan
-from harness.chaos.records import Fault, History, Kind, Operation, Outcome
 from harness.chaos.report import report_of, write_report
-from harness.chaos.run import Course, Run
+from harness.chaos.run import Run, Schedule
+from harness.history.checker import check
+from harness.history.records import Fault, History, Kind, Operation, Outcome
 
 _EVIL = "</table><script>alert('&amp;\"')</script><img src=//x onerror=alert(1)>"
-_COURSE = Course(seed=4711, lasts_s=10.0, faults=("node wiped",))
+_COURSE = Schedule(seed=4711, lasts_s=10.0, faults=("node wiped",))
 
 
 class Page(HTMLParser):

@@ -17,21 +17,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from harness.chaos.checker import check
 from harness.chaos.cluster import Aof, Plan
 from harness.chaos.faults import CLOCK_STEPPED, DISK_FULL, FAULTS, SERVER_CLOCK, possible
 from harness.chaos.node_disk import can_mount
-from harness.chaos.records import Kind, Outcome, line
 from harness.chaos.report import BROKEN, INVALID, PASSED, Report, report_of, write_report
-from harness.chaos.run import Course, Run, run
+from harness.chaos.run import Run, Schedule, run
 from harness.chaos.services import harness_program
+from harness.history.checker import check
+from harness.history.records import Kind, Outcome, line
 from harness.time.moved_clock import NoCompilerError, compile_clock_shim
 from redfence_server import log_setup
 from redfence_server.embedded.process import AppendFsync
 
 _EXIT_STATUSES: Mapping[str, int] = {PASSED: 0, BROKEN: 1, INVALID: 2}
 _SHOWN_MAX = 20
-# In so long every fault strikes, and a run in which one did not proves nothing of it.
+# In so long every fault injections, and a run in which one did not proves nothing of it.
 _ALL_MINUTES = 10.0
 _AOFS: Sequence[Aof] = (*get_args(AppendFsync), "off")
 
@@ -114,15 +114,15 @@ def _run_once(arguments: argparse.Namespace, count: int) -> str:
         if not names:
             _say("INVALID no fault that was asked for is possible on this machine")
             return INVALID
-        course = Course(
+        schedule = Schedule(
             seed=arguments.seed,
             lasts_s=arguments.minutes * 60 / len(counts),
             faults=names,
             asked=names if arguments.only or arguments.minutes / len(counts) >= _ALL_MINUTES else (),
             client_count=arguments.clients,
         )
-        ran = asyncio.run(run(plan, course, folder=folder, say=_say))
-        report = report_of(plan, course, ran, check(ran.history))
+        ran = asyncio.run(run(plan, schedule, folder=folder, say=_say))
+        report = report_of(plan, schedule, ran, check(ran.history))
         path = _report_path(arguments, count)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)

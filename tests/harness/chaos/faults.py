@@ -12,10 +12,10 @@ from typing import TypeAlias
 import hiredis
 
 from harness.chaos import limit_faults, memory_faults, network_faults, process_faults
-from harness.chaos.records import MAJORITY_WIPED
-from harness.chaos.strike import Stage, Strike
+from harness.chaos.fault_injection import FaultInjection, FaultInjector
+from harness.history.records import MAJORITY_WIPED
 
-Draw: TypeAlias = Callable[[Stage, Random], Strike]
+Draw: TypeAlias = Callable[[FaultInjector, Random], FaultInjection]
 
 CLOCK_STEPPED = "clock stepped"
 SERVER_CLOCK = "server clock wrong"
@@ -89,39 +89,41 @@ def deck(names: Collection[str], random: Random) -> list[str]:
     return cards
 
 
-async def rage(stage: Stage, names: Collection[str], *, seed: str, lasts_s: float) -> None:
+async def inject_faults(
+    injector: FaultInjector, names: Collection[str], *, seed: str, lasts_s: float
+) -> None:
     """Let faults come, up to a few at once, for so long; return when the last one is healed.
 
-    What is drawn depends on the seed alone. When it strikes depends on the machine as well.
+    What is drawn depends on the seed alone. When it injections depends on the machine as well.
     """
     random = Random(seed)
     cards: list[str] = []
 
-    def mixed() -> Strike:
+    def mixed() -> FaultInjection:
         if not cards:
             cards.extend(deck(names, random))
-        return FAULTS[cards.pop()](stage, random)
+        return FAULTS[cards.pop()](injector, random)
 
     holders = Random(f"{seed}/holders")
 
-    def of_holders() -> Strike:
-        return FAULTS[_HOLDER_PAUSED](stage, holders)
+    def of_holders() -> FaultInjection:
+        return FAULTS[_HOLDER_PAUSED](injector, holders)
 
     # However long the others last, late writes have to come at a storage all the time.
     draws = [of_holders if _HOLDER_PAUSED in names else mixed, *[mixed] * _LANES]
     async with asyncio.TaskGroup() as lanes:
         for draw, chance in zip(draws, (holders, *[random] * _LANES), strict=True):
-            lanes.create_task(_lane(stage, draw, chance))
+            lanes.create_task(_lane(injector, draw, chance))
         await asyncio.sleep(lasts_s)
-        await stage.end()
+        await injector.end()
 
 
-async def _lane(stage: Stage, draw: Callable[[], Strike], random: Random) -> None:
-    while not stage.ending.is_set():
-        strike, pause_s = draw(), random.uniform(0.0, _PAUSE_S_MAX)
+async def _lane(injector: FaultInjector, draw: Callable[[], FaultInjection], random: Random) -> None:
+    while not injector.ending.is_set():
+        injection, pause_s = draw(), random.uniform(0.0, _PAUSE_S_MAX)
         try:
-            await stage.carry_out(strike)
+            await injector.inject(injection)
         except (AssertionError, OSError, RuntimeError, hiredis.HiredisError) as error:
             # The run goes on, for what it shows; but it is not what it was to be.
-            stage.unhealed.append(f"{strike.kind} of {strike.target}: {error!r}")
+            injector.unhealed.append(f"{injection.kind} of {injection.target}: {error!r}")
         await asyncio.sleep(pause_s)

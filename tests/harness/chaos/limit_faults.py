@@ -12,18 +12,18 @@ from urllib.parse import urlsplit
 
 import hiredis
 
-from harness.chaos.recorder import now_s
-from harness.chaos.services import ServerProcess
-from harness.chaos.strike import (
+from harness.chaos.fault_injection import (
     STORAGE,
-    Stage,
-    Strike,
+    FaultInjection,
+    FaultInjector,
     every_server,
     network_of,
     node_of,
     server_of,
     until_seen_by_all,
 )
+from harness.chaos.recorder import now_s
+from harness.chaos.services import ServerProcess
 from harness.processes.ports import HOST
 from harness.processes.redis_nodes import RedisNode
 from harness.processes.servers import new_lease_id, until
@@ -78,20 +78,20 @@ async def _console(node: RedisNode) -> AsyncIterator[_Console]:
         writer.close()
 
 
-def clients_limited(stage: Stage, random: Random) -> Strike:
+def clients_limited(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: a node takes no new connection, and those there were are reset."""
-    place = random.randrange(len(stage.cluster.nodes))
-    node = stage.cluster.nodes[place]
+    place = random.randrange(len(injector.cluster.nodes))
+    node = injector.cluster.nodes[place]
     exits = AsyncExitStack()
 
     async def begin() -> None:
         console = await exits.enter_async_context(_console(node))
         exits.push_async_callback(console.call, "CONFIG", "SET", "maxclients", _CLIENTS_DEFAULT)
         await console.call("CONFIG", "SET", "maxclients", 1)
-        for server in stage.cluster.servers:
+        for server in injector.cluster.servers:
             server.proxies[place].reset()
 
-    return Strike(
+    return FaultInjection(
         "maxclients",
         node_of(place),
         random.uniform(0.5, 4.0),
@@ -101,10 +101,10 @@ def clients_limited(stage: Stage, random: Random) -> Strike:
     )
 
 
-def memory_limited(stage: Stage, random: Random) -> Strike:
+def memory_limited(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: a node is out of memory, evicts nothing and refuses whatever would take some."""
-    place = random.randrange(len(stage.cluster.nodes))
-    node = stage.cluster.nodes[place]
+    place = random.randrange(len(injector.cluster.nodes))
+    node = injector.cluster.nodes[place]
 
     async def begin() -> None:
         await node.call("CONFIG", "SET", "maxmemory", 1)
@@ -112,7 +112,7 @@ def memory_limited(stage: Stage, random: Random) -> Strike:
     async def heal() -> None:
         await node.call("CONFIG", "SET", "maxmemory", 0)
 
-    return Strike(
+    return FaultInjection(
         "maxmemory noeviction",
         node_of(place),
         random.uniform(0.5, 4.0),
@@ -122,12 +122,12 @@ def memory_limited(stage: Stage, random: Random) -> Strike:
     )
 
 
-def files_limited(stage: Stage, random: Random) -> Strike:
+def files_limited(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: a server may open no more files, and its connections to one node, or to all, are reset."""
-    place = random.randrange(len(stage.cluster.servers))
-    server = stage.cluster.servers[place]
-    count = random.choice((1, len(stage.cluster.nodes)))
-    lost = random.sample(range(len(stage.cluster.nodes)), count)
+    place = random.randrange(len(injector.cluster.servers))
+    server = injector.cluster.servers[place]
+    count = random.choice((1, len(injector.cluster.nodes)))
+    lost = random.sample(range(len(injector.cluster.nodes)), count)
     before: list[tuple[int, tuple[int, int]]] = []
 
     async def begin() -> None:
@@ -146,7 +146,7 @@ def files_limited(stage: Stage, random: Random) -> Strike:
         for pid, limits in before:
             resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
 
-    return Strike(
+    return FaultInjection(
         "no more files",
         f"{server_of(place)}, {', '.join(map(node_of, lost))} lost",
         random.uniform(0.5, 4.0),
@@ -156,10 +156,10 @@ def files_limited(stage: Stage, random: Random) -> Strike:
     )
 
 
-def clock_stepped(stage: Stage, random: Random) -> Strike:
+def clock_stepped(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: a node's clock is set by half a minute, and back again."""
-    place = random.randrange(len(stage.cluster.nodes))
-    node = stage.cluster.nodes[place]
+    place = random.randrange(len(injector.cluster.nodes))
+    node = injector.cluster.nodes[place]
     step_ms = random.choice((-_STEP_MS, _STEP_MS))
     stepped: list[float] = []
 
@@ -171,7 +171,7 @@ def clock_stepped(stage: Stage, random: Random) -> Strike:
         for each in stepped:
             await node.step_clock(-each)
 
-    return Strike(
+    return FaultInjection(
         "clock stepped",
         f"{node_of(place)} by {step_ms / 1000:+g} s",
         random.uniform(0.5, 5.0),
@@ -182,9 +182,9 @@ def clock_stepped(stage: Stage, random: Random) -> Strike:
     )
 
 
-def server_clock_wrong(stage: Stage, random: Random) -> Strike:
+def server_clock_wrong(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: a server's clock stands still for a moment, or runs slow for some seconds; nothing else is wrong. The other servers go on granting."""
-    cluster = stage.cluster
+    cluster = injector.cluster
     place = random.randrange(len(cluster.servers))
     server = cluster.servers[place]
     wrong_s = random.choice((random.uniform(0.1, 0.5), random.uniform(2.0, 4.0)))
@@ -194,10 +194,10 @@ def server_clock_wrong(stage: Stage, random: Random) -> Strike:
 
     async def begin() -> None:
         assert server.clock is not None, "this server has the machine's clock"
-        await asyncio.gather(*(until_seen_by_all(stage, each) for each in range(len(cluster.nodes))))
+        await asyncio.gather(*(until_seen_by_all(injector, each) for each in range(len(cluster.nodes))))
         for name, other in others.items():
             await until(partial(other.grants, f"probe/{new_lease_id()}", ttl_ms=100), timeout_s=_GRANTS_S)
-            grants.append(asyncio.create_task(_grant(stage, other, name)))
+            grants.append(asyncio.create_task(_grant(injector, other, name)))
         server.clock.lag(loss_s * 1000, over_ms=wrong_s * 1000)
 
     async def heal() -> None:
@@ -206,9 +206,9 @@ def server_clock_wrong(stage: Stage, random: Random) -> Strike:
         await asyncio.gather(*grants, return_exceptions=True)
         assert server.clock is not None
         server.clock.lag(0.0, over_ms=1.0)
-        stage.broken += await cluster.set_right()
+        injector.broken += await cluster.set_right()
 
-    return Strike(
+    return FaultInjection(
         "server clock wrong",
         f"{server_of(place)} {'stands still' if loss_s == wrong_s else 'is slow'} for {wrong_s * 1000:.0f} ms",
         # What the clock shows is compared with the nodes' twice a second.
@@ -218,18 +218,18 @@ def server_clock_wrong(stage: Stage, random: Random) -> Strike:
         # No other fault may keep the others from granting.
         takes={
             *(name(each) for each in range(len(cluster.nodes)) for name in (node_of, network_of)),
-            *every_server(stage),
+            *every_server(injector),
             # To set everything right concerns it as well.
             STORAGE,
         },
     )
 
 
-async def _grant(stage: Stage, server: ServerProcess, name: str) -> None:
+async def _grant(injector: FaultInjector, server: ServerProcess, name: str) -> None:
     """Acquire new resources without an end, and note once that nothing was granted for too long."""
     granted_s = now_s()
     while now_s() - granted_s < _NO_GRANT_S:
         if await server.grants(f"probe/{new_lease_id()}", ttl_ms=100):
             granted_s = now_s()
         await asyncio.sleep(_TRY_S)
-    stage.broken.append(f"{name}, whose clock is true, granted nothing for {_NO_GRANT_S:g} s")
+    injector.broken.append(f"{name}, whose clock is true, granted nothing for {_NO_GRANT_S:g} s")

@@ -11,7 +11,7 @@ from typing import TypeAlias, TypeVar
 import grpc
 
 from harness.chaos.recorder import Call, Recorder
-from harness.chaos.records import Kind, Outcome
+from harness.history.records import Kind, Outcome
 from harness.processes.servers import acquire_request, new_lease_id
 from redfence_proto.rich_error import from_trailing_metadata
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
@@ -149,7 +149,7 @@ class LockCalls:
     async def look(self, resource: str) -> None:
         """Ask who holds a resource."""
         request = lock_pb2.GetLockRequest(resource=resource)
-        with self._recorder.call(Kind.LOOK, resource, new_lease_id()) as call:
+        with self._recorder.call(Kind.GET_LOCK, resource, new_lease_id()) as call:
             response = await self._ask(
                 call, lambda stub: stub.GetLock(request, timeout=_ANSWER_S), nothing_done=_NOT_SEEN
             )
@@ -196,7 +196,7 @@ class LockCalls:
 _Stream: TypeAlias = "grpc.aio.StreamStreamCall[lock_pb2.KeepAliveRequest, lock_pb2.KeepAliveResponse]"
 
 
-class Beats:
+class Renewals:
     """Renews one lease over keepalive streams, one beat at a time; a stream that fails is followed by one to another server."""
 
     def __init__(self, calls: LockCalls, recorder: Recorder, held: Held) -> None:
@@ -207,7 +207,7 @@ class Beats:
         self._server = ""
         self._sequence = 0
 
-    async def beat(self) -> float | None:
+    async def renew(self) -> float | None:
         """Renew once. Return until when the lease may be counted on, 0 if that is not known, and None if it is lost."""
         self._sequence += 1
         request = lock_pb2.KeepAliveRequest(
@@ -232,13 +232,13 @@ class Beats:
                 await self.close()
                 self._calls.go_elsewhere()
                 return 0.0
-            return _conclude_beat(call, answer)
+            return _conclude_renewal(call, answer)
 
     async def _answer(
         self, stream: _Stream, request: lock_pb2.KeepAliveRequest
     ) -> lock_pb2.KeepAliveResponse | None:
         await stream.write(request)
-        # What comes before are answers that came too late to be waited for, which are as many as there were beats.
+        # What comes before are answers that came too late to be waited for, which are as many as there were renewals.
         for _ in range(self._sequence + 1):
             answer = await stream.read()
             if not isinstance(answer, lock_pb2.KeepAliveResponse) or answer.HasField("draining"):
@@ -254,7 +254,7 @@ class Beats:
             stream.cancel()
 
 
-def _conclude_beat(call: Call, answer: lock_pb2.KeepAliveResponse) -> float | None:
+def _conclude_renewal(call: Call, answer: lock_pb2.KeepAliveResponse) -> float | None:
     if answer.HasField("error"):
         call.unknown(lock_pb2.ErrorReason.Name(answer.error.reason))
         return 0.0

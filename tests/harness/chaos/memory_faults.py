@@ -5,9 +5,17 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
+from harness.chaos.fault_injection import (
+    STORAGE,
+    FaultInjection,
+    FaultInjector,
+    every_server,
+    network_of,
+    node_of,
+    until_seen,
+)
 from harness.chaos.recorder import now_s
-from harness.chaos.records import MAJORITY_WIPED, Fault
-from harness.chaos.strike import STORAGE, Stage, Strike, every_server, network_of, node_of, until_seen
+from harness.history.records import MAJORITY_WIPED, Fault
 from harness.processes.node_data import repair_log
 from harness.processes.redis_nodes import RedisNode
 
@@ -16,14 +24,14 @@ _CUT_BYTES_MAX = 4_000
 _TOO_MUCH_BYTES = (0, 1_000, 10_000, 1_000_000_000)
 
 
-def node_wiped(stage: Stage, random: Random) -> Strike:
+def node_wiped(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: a node loses all its data, with a new process or by a command in the running one."""
-    place = random.randrange(len(stage.cluster.nodes))
-    node = stage.cluster.nodes[place]
+    place = random.randrange(len(injector.cluster.nodes))
+    node = injector.cluster.nodes[place]
     by_command = random.random() < 0.3
 
     async def begin() -> None:
-        await until_seen(stage, place)
+        await until_seen(injector, place)
         if by_command:
             await node.call("FLUSHALL")
         else:
@@ -34,27 +42,27 @@ def node_wiped(stage: Stage, random: Random) -> Strike:
         if not node.is_running:
             await node.start()
 
-    return Strike(
+    return FaultInjection(
         "node wiped",
         f"{node_of(place)} by {'FLUSHALL' if by_command else 'a new disk'}",
         random.uniform(0.0, 2.0),
         begin=begin,
         heal=heal,
         # One that starts meanwhile would not have seen this place.
-        takes={node_of(place), *every_server(stage)},
+        takes={node_of(place), *every_server(injector)},
         forgets=[place],
     )
 
 
-def log_cut(stage: Stage, random: Random) -> Strike:
+def log_cut(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: a node is killed, loses the end of its log, and is started after the log was repaired."""
-    place = random.randrange(len(stage.cluster.nodes))
-    node = stage.cluster.nodes[place]
+    place = random.randrange(len(injector.cluster.nodes))
+    node = injector.cluster.nodes[place]
     byte_count = random.randrange(1, _CUT_BYTES_MAX)
 
     async def begin() -> None:
         # That a durable node has lost its last half second is noticed only by a server that was there.
-        await until_seen(stage, place)
+        await until_seen(injector, place)
         node.kill()
         node.cut_aof(byte_count)
 
@@ -63,20 +71,20 @@ def log_cut(stage: Stage, random: Random) -> Strike:
             await asyncio.to_thread(repair_log, node)
             await node.start()
 
-    return Strike(
+    return FaultInjection(
         "log cut",
         f"{node_of(place)}, {byte_count} bytes",
         random.uniform(0.0, 2.0),
         begin=begin,
         heal=heal,
-        takes={node_of(place), *every_server(stage)},
+        takes={node_of(place), *every_server(injector)},
         forgets=[place],
     )
 
 
-def disk_full(stage: Stage, random: Random) -> Strike:
+def disk_full(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: the disk of the first node is full, which ends a node that syncs every write; its log is repaired then."""
-    node, disk = stage.cluster.nodes[0], stage.cluster.disks[0]
+    node, disk = injector.cluster.nodes[0], injector.cluster.disks[0]
 
     async def begin() -> None:
         await asyncio.to_thread(disk.fill)
@@ -87,23 +95,23 @@ def disk_full(stage: Stage, random: Random) -> Strike:
             await asyncio.to_thread(repair_log, node)
             await node.start()
 
-    return Strike(
+    return FaultInjection(
         "disk full",
         node_of(0),
         random.uniform(1.0, 4.0),
         begin=begin,
         heal=heal,
         takes={node_of(0)},
-        forgets=() if stage.cluster.plan.aof == "always" else [0],
+        forgets=() if injector.cluster.plan.aof == "always" else [0],
     )
 
 
-def settings_changed(stage: Stage, random: Random) -> Strike:
+def settings_changed(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: a node that runs gets settings by which it forgets: at once, or at its next crash. It is mended while it runs or by that crash.
 
     Where it evicts keys, some server has no more than a quorum with it, and so needs each of its holds.
     """
-    cluster = stage.cluster
+    cluster = injector.cluster
     everybody = range(len(cluster.nodes))
     place, server = random.randrange(len(everybody)), random.choice(cluster.servers)
     node, aof = cluster.nodes[place], cluster.plan.aof
@@ -114,7 +122,7 @@ def settings_changed(stage: Stage, random: Random) -> Strike:
     cut = others if way == "evicts" else []
 
     async def begin() -> None:
-        await until_seen(stage, place)
+        await until_seen(injector, place)
         for each in cut:
             server.proxies[each].hold()
         if way == "evicts":
@@ -141,13 +149,13 @@ def settings_changed(stage: Stage, random: Random) -> Strike:
             await node.call("FLUSHALL")
 
     how = f"{way} ({too_much} bytes)" if way == "evicts" else way
-    return Strike(
+    return FaultInjection(
         "settings changed",
         f"{node_of(place)}: {how}, mended {'by a crash' if crashes else 'while it runs'}",
         random.uniform(0.3, 4.0),
         begin=begin,
         heal=heal,
-        takes={node_of(place), *map(network_of, cut), *every_server(stage)},
+        takes={node_of(place), *map(network_of, cut), *every_server(injector)},
         forgets=[place],
     )
 
@@ -162,12 +170,12 @@ async def _used_bytes(node: RedisNode) -> int:
     return int(told.partition(b"used_memory:")[2].split()[0])
 
 
-def majority_wiped(stage: Stage, random: Random) -> Strike:
+def majority_wiped(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: more than a minority lose all data at once; nothing may be granted until an operator recovers the cluster.
 
     It is recorded from the last wipe to the start of the recovery.
     """
-    cluster = stage.cluster
+    cluster = injector.cluster
     everybody = range(len(cluster.nodes))
     places = random.sample(everybody, cluster.minority + 1)
     nodes = [cluster.nodes[place] for place in places]
@@ -185,11 +193,11 @@ def majority_wiped(stage: Stage, random: Random) -> Strike:
             if not node.is_running:
                 await node.start()
         if wiped_s:
-            stage.note(Fault(MAJORITY_WIPED, ", ".join(map(node_of, places)), wiped_s[0], now_s()))
+            injector.note(Fault(MAJORITY_WIPED, ", ".join(map(node_of, places)), wiped_s[0], now_s()))
         await cluster.recover()
-        stage.broken += await cluster.set_right()
+        injector.broken += await cluster.set_right()
 
-    return Strike(
+    return FaultInjection(
         MAJORITY_WIPED,
         ", ".join(map(node_of, places)),
         random.uniform(1.0, 5.0),
@@ -198,7 +206,7 @@ def majority_wiped(stage: Stage, random: Random) -> Strike:
         takes={
             *map(node_of, everybody),
             *map(network_of, everybody),
-            *every_server(stage),
+            *every_server(injector),
             # To set everything right concerns it as well.
             STORAGE,
         },

@@ -8,7 +8,14 @@ from itertools import product
 from random import Random
 
 from harness.chaos.cluster import TTL_MS_MAX
-from harness.chaos.strike import Stage, Strike, every_server, network_of, node_of, until_seen_by_all
+from harness.chaos.fault_injection import (
+    FaultInjection,
+    FaultInjector,
+    every_server,
+    network_of,
+    node_of,
+    until_seen_by_all,
+)
 from harness.processes.node_data import copy_data
 from harness.processes.servers import until
 from harness.processes.tcp_proxy import TcpProxy
@@ -21,73 +28,77 @@ _CONNECTED_S = 10.0
 _Pair = tuple[int, int]
 
 
-def one_cut_off(stage: Stage, random: Random) -> Strike:
+def one_cut_off(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: no server reaches one node; what is sent arrives when it is over."""
-    place = random.randrange(len(stage.cluster.nodes))
-    return _network(stage, random, "partition: one node", _all_to(stage, [place]), lambda proxy: proxy.hold())
+    place = random.randrange(len(injector.cluster.nodes))
+    return _network(
+        injector, random, "partition: one node", _all_to(injector, [place]), lambda proxy: proxy.hold()
+    )
 
 
-def halves(stage: Stage, random: Random) -> Strike:
+def halves(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: each server reaches its part of the nodes alone, and only one part is a quorum."""
-    places = _shuffled(stage, random)
+    places = _shuffled(injector, random)
     cut = [places[: len(places) // 2], places[len(places) // 2 :]]
-    pairs = [(server, place) for server in range(len(stage.cluster.servers)) for place in cut[server % 2]]
-    return _network(stage, random, "partition: halves", pairs, lambda proxy: proxy.hold())
+    pairs = [(server, place) for server in range(len(injector.cluster.servers)) for place in cut[server % 2]]
+    return _network(injector, random, "partition: halves", pairs, lambda proxy: proxy.hold())
 
 
-def ring(stage: Stage, random: Random) -> Strike:
+def ring(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: each server reaches a quorum, but another one."""
-    places = _shuffled(stage, random)
+    places = _shuffled(injector, random)
     pairs = [
         (server, places[(server + step) % len(places)])
-        for server in range(len(stage.cluster.servers))
-        for step in range(stage.cluster.minority)
+        for server in range(len(injector.cluster.servers))
+        for step in range(injector.cluster.minority)
     ]
-    return _network(stage, random, "partition: ring", pairs, lambda proxy: proxy.hold())
+    return _network(injector, random, "partition: ring", pairs, lambda proxy: proxy.hold())
 
 
-def one_way(stage: Stage, random: Random) -> Strike:
+def one_way(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: what is sent to a node arrives, and no answer comes back; or the other way round."""
-    place = random.randrange(len(stage.cluster.nodes))
+    place = random.randrange(len(injector.cluster.nodes))
     answers = random.random() < 0.7
     return _network(
-        stage,
+        injector,
         random,
         "partition: one way",
-        _all_to(stage, [place]),
+        _all_to(injector, [place]),
         lambda proxy: proxy.hold(requests=not answers, replies=answers),
         detail="no answers" if answers else "no requests",
     )
 
 
-def swallowed(stage: Stage, random: Random) -> Strike:
+def swallowed(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: a node that takes every connection and never answers; what is sent is lost."""
-    place = random.randrange(len(stage.cluster.nodes))
-    return _network(stage, random, "node never answers", _all_to(stage, [place]), lambda proxy: proxy.drop())
+    place = random.randrange(len(injector.cluster.nodes))
+    return _network(
+        injector, random, "node never answers", _all_to(injector, [place]), lambda proxy: proxy.drop()
+    )
 
 
-def delayed(stage: Stage, random: Random) -> Strike:
+def delayed(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: one node is far away, or all are."""
-    places = _shuffled(stage, random)[: random.choice((1, 1, len(stage.cluster.nodes)))]
+    places = _shuffled(injector, random)[: random.choice((1, 1, len(injector.cluster.nodes)))]
     most_ms = 40.0 if len(places) > 1 else 300.0
     there_ms, back_ms = random.uniform(1.0, most_ms), random.uniform(1.0, most_ms)
     return _network(
-        stage,
+        injector,
         random,
         "delay",
-        _all_to(stage, places),
+        _all_to(injector, places),
         lambda proxy: proxy.delay(requests_ms=there_ms, replies_ms=back_ms),
         detail=f"{there_ms:.0f} ms there, {back_ms:.0f} ms back",
     )
 
 
-def sliced(stage: Stage, random: Random) -> Strike:
+def sliced(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: what goes between one server and one node arrives in pieces of some bytes."""
-    pair = (random.randrange(len(stage.cluster.servers)), random.randrange(len(stage.cluster.nodes)))
+    pair = (random.randrange(len(injector.cluster.servers)), random.randrange(len(injector.cluster.nodes)))
     # Smaller ones, or on every path at once, take all of this process' time, and with it that of all other paths.
     size = random.randrange(16, 200)
     return _network(
-        stage,
+        injector,
         random,
         "sliced bytes",
         [pair],
@@ -96,24 +107,24 @@ def sliced(stage: Stage, random: Random) -> Strike:
     )
 
 
-def replies_lost(stage: Stage, random: Random) -> Strike:
+def replies_lost(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: a few replies of one node are lost and their connections reset: carried out, but never told."""
-    place = random.randrange(len(stage.cluster.nodes))
+    place = random.randrange(len(injector.cluster.nodes))
     count = random.randrange(1, 6)
     return _network(
-        stage,
+        injector,
         random,
         "replies lost",
-        _all_to(stage, [place]),
+        _all_to(injector, [place]),
         lambda proxy: proxy.lose_replies(count),
         detail=f"{count} of each server",
     )
 
 
-def reset(stage: Stage, random: Random) -> Strike:
+def reset(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: the connections of one node, or of all, are reset again and again."""
-    places = _shuffled(stage, random)[: random.choice((1, 1, len(stage.cluster.nodes)))]
-    proxies = _proxies(stage, _all_to(stage, places))
+    places = _shuffled(injector, random)[: random.choice((1, 1, len(injector.cluster.nodes)))]
+    proxies = _proxies(injector, _all_to(injector, places))
     pauses_s = [random.uniform(0.02, 0.5) for _ in range(random.randrange(1, _RESETS_MAX))]
 
     async def begin() -> None:
@@ -122,7 +133,7 @@ def reset(stage: Stage, random: Random) -> Strike:
                 proxy.reset()
             await asyncio.sleep(pause_s)
 
-    return Strike(
+    return FaultInjection(
         "connections reset",
         f"{', '.join(map(network_of, places))}: {len(pauses_s)} times",
         0.0,
@@ -131,29 +142,29 @@ def reset(stage: Stage, random: Random) -> Strike:
     )
 
 
-def node_doubled(stage: Stage, random: Random, *, copies: bool) -> Strike:
+def node_doubled(injector: FaultInjector, random: Random, *, copies: bool) -> FaultInjection:
     """Draw: for some servers the address of a node leads to another process, while the node lives on for the others; then one of the two ends.
 
     The other one is new and empty, or starts from a copy of the node's data and looks like the node after a restart.
     """
-    place = random.randrange(len(stage.cluster.nodes))
-    servers = random.sample(range(len(stage.cluster.servers)), len(stage.cluster.servers))
+    place = random.randrange(len(injector.cluster.nodes))
+    servers = random.sample(range(len(injector.cluster.servers)), len(injector.cluster.servers))
     moved = [servers.pop() for _ in range(random.randrange(1, len(servers)))]
-    others = [each for each in _shuffled(stage, random) if each != place]
-    near, far = others[: stage.cluster.minority], others[stage.cluster.minority :]
+    others = [each for each in _shuffled(injector, random) if each != place]
+    near, far = others[: injector.cluster.minority], others[injector.cluster.minority :]
     # In the second form the old process decides about each grant of its servers; in the third the new one, if it is believed, does so too.
     cut = random.choice(((), (servers,), (servers,), (servers, moved if copies else ())))
     pairs = [pair for side, nodes in zip(cut, (near, far), strict=False) for pair in _between(side, nodes)]
     quiet, old_ends = copies and random.random() < 0.7, random.random() < 0.5
-    node = stage.cluster.nodes[place]
+    node = injector.cluster.nodes[place]
     other = node.beside()
     new_pairs = _between(moved, [place])
-    all_ways, new_ways = _proxies(stage, _all_to(stage, [place])), _proxies(stage, new_pairs)
-    cut_ways = _proxies(stage, pairs)
+    all_ways, new_ways = _proxies(injector, _all_to(injector, [place])), _proxies(injector, new_pairs)
+    cut_ways = _proxies(injector, pairs)
     ends = f"{node_of(place)} for {_names(new_pairs)}; the {'old' if old_ends else 'new'} process ends"
 
     async def begin() -> None:
-        await until_seen_by_all(stage, place)
+        await until_seen_by_all(injector, place)
         if copies:
             # What is written after the copy shows that it is one.
             for proxy in all_ways if quiet else new_ways:
@@ -183,7 +194,7 @@ def node_doubled(stage: Stage, random: Random, *, copies: bool) -> Strike:
             await proxy.heal()
         await until(connected, timeout_s=_CONNECTED_S)
 
-    return Strike(
+    return FaultInjection(
         f"node doubled: {'copy' if copies else 'empty'}",
         f"{ends}; cut off: {_names(pairs) or 'none'}",
         # Mostly longer than a quarantine.
@@ -191,7 +202,11 @@ def node_doubled(stage: Stage, random: Random, *, copies: bool) -> Strike:
         begin=begin,
         heal=heal,
         # A server that starts meanwhile has not seen the node before.
-        takes={node_of(place), *every_server(stage), *map(network_of, (place, *(each for _, each in pairs)))},
+        takes={
+            node_of(place),
+            *every_server(injector),
+            *map(network_of, (place, *(each for _, each in pairs))),
+        },
         forgets=[place],
         # A copy proves that it lost nothing, as a restart does.
         overlaps_s=_TTL_S if copies else None,
@@ -199,16 +214,16 @@ def node_doubled(stage: Stage, random: Random, *, copies: bool) -> Strike:
 
 
 def _network(
-    stage: Stage,
+    injector: FaultInjector,
     random: Random,
     kind: str,
     pairs: Iterable[_Pair],
     break_it: Callable[[TcpProxy], None],
     *,
     detail: str = "",
-) -> Strike:
+) -> FaultInjection:
     pairs = sorted(pairs)
-    proxies = _proxies(stage, pairs)
+    proxies = _proxies(injector, pairs)
 
     async def begin() -> None:
         for proxy in proxies:
@@ -219,7 +234,7 @@ def _network(
             await proxy.heal()
 
     names = _names(pairs)
-    return Strike(
+    return FaultInjection(
         kind,
         f"{names}: {detail}" if detail else names,
         random.uniform(0.3, 5.0),
@@ -229,12 +244,12 @@ def _network(
     )
 
 
-def _shuffled(stage: Stage, random: Random) -> list[int]:
-    return random.sample(range(len(stage.cluster.nodes)), len(stage.cluster.nodes))
+def _shuffled(injector: FaultInjector, random: Random) -> list[int]:
+    return random.sample(range(len(injector.cluster.nodes)), len(injector.cluster.nodes))
 
 
-def _all_to(stage: Stage, places: Iterable[int]) -> list[_Pair]:
-    return _between(range(len(stage.cluster.servers)), places)
+def _all_to(injector: FaultInjector, places: Iterable[int]) -> list[_Pair]:
+    return _between(range(len(injector.cluster.servers)), places)
 
 
 def _between(servers: Iterable[int], places: Iterable[int]) -> list[_Pair]:
@@ -245,5 +260,5 @@ def _names(pairs: Iterable[_Pair]) -> str:
     return ", ".join(f"server {server} - node {place}" for server, place in pairs)
 
 
-def _proxies(stage: Stage, pairs: Iterable[_Pair]) -> list[TcpProxy]:
-    return [stage.cluster.servers[server].proxies[place] for server, place in pairs]
+def _proxies(injector: FaultInjector, pairs: Iterable[_Pair]) -> list[TcpProxy]:
+    return [injector.cluster.servers[server].proxies[place] for server, place in pairs]

@@ -7,10 +7,10 @@ from random import Random
 
 from harness.chaos import client
 from harness.chaos.cluster import TTL_MS_MAX
-from harness.chaos.strike import (
+from harness.chaos.fault_injection import (
     STORAGE,
-    Stage,
-    Strike,
+    FaultInjection,
+    FaultInjector,
     client_of,
     every_server,
     node_of,
@@ -23,45 +23,45 @@ _TTL_S = TTL_MS_MAX / 1000
 _PAUSED = ("append", "append", "sdk", *client.WORKLOADS)
 
 
-def holder_paused(stage: Stage, random: Random) -> Strike:
+def holder_paused(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: a client is stopped in mid-thought for longer than its lease lasts."""
-    place = stage.crowd.random_place(random, [random.choice(_PAUSED)])
+    place = injector.client_pool.random_place(random, [random.choice(_PAUSED)])
 
     async def heal() -> None:
-        stage.crowd.resume(place)
+        injector.client_pool.resume(place)
 
-    return Strike(
+    return FaultInjection(
         "holder paused",
-        stage.crowd.name_of(place),
+        injector.client_pool.name_of(place),
         random.uniform(1.5, 3.0) * _TTL_S,
-        begin=lambda: stage.crowd.stop_in_thought(place),
+        begin=lambda: injector.client_pool.stop_in_thought(place),
         heal=heal,
         takes={client_of(place)},
     )
 
 
-def holder_killed(stage: Stage, random: Random) -> Strike:
+def holder_killed(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: a client is killed in mid-thought, and a new one comes in its place."""
-    place = stage.crowd.random_place(random, [random.choice(_PAUSED)])
+    place = injector.client_pool.random_place(random, [random.choice(_PAUSED)])
 
     async def begin() -> None:
-        await stage.crowd.stop_in_thought(place)
-        stage.crowd.kill(place)
+        await injector.client_pool.stop_in_thought(place)
+        injector.client_pool.kill(place)
 
-    return Strike(
+    return FaultInjection(
         "holder killed",
-        stage.crowd.name_of(place),
+        injector.client_pool.name_of(place),
         random.uniform(0.0, 1.0),
         begin=begin,
-        heal=lambda: stage.crowd.follow(place),
+        heal=lambda: injector.client_pool.follow(place),
         takes={client_of(place)},
     )
 
 
-def server_paused(stage: Stage, random: Random) -> Strike:
+def server_paused(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: a server stands still, shorter or longer than a lease lasts."""
-    place = random.randrange(len(stage.cluster.servers))
-    server = stage.cluster.servers[place]
+    place = random.randrange(len(injector.cluster.servers))
+    server = injector.cluster.servers[place]
 
     async def begin() -> None:
         server.pause()
@@ -69,7 +69,7 @@ def server_paused(stage: Stage, random: Random) -> Strike:
     async def heal() -> None:
         server.resume()
 
-    return Strike(
+    return FaultInjection(
         "server paused",
         server_of(place),
         random.uniform(0.3, 2.0) * _TTL_S,
@@ -79,10 +79,10 @@ def server_paused(stage: Stage, random: Random) -> Strike:
     )
 
 
-def server_killed(stage: Stage, random: Random) -> Strike:
+def server_killed(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: a server is killed, and started again a little later."""
-    place = random.randrange(len(stage.cluster.servers))
-    server = stage.cluster.servers[place]
+    place = random.randrange(len(injector.cluster.servers))
+    server = injector.cluster.servers[place]
 
     async def begin() -> None:
         server.kill()
@@ -90,7 +90,7 @@ def server_killed(stage: Stage, random: Random) -> Strike:
     async def heal() -> None:
         server.start()
 
-    return Strike(
+    return FaultInjection(
         "server killed",
         server_of(place),
         random.uniform(0.0, 1.5) * _TTL_S,
@@ -100,10 +100,10 @@ def server_killed(stage: Stage, random: Random) -> Strike:
     )
 
 
-def server_drained(stage: Stage, random: Random) -> Strike:
+def server_drained(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: a server is told to end in good order (SIGTERM), and started again a little later."""
-    place = random.randrange(len(stage.cluster.servers))
-    server = stage.cluster.servers[place]
+    place = random.randrange(len(injector.cluster.servers))
+    server = injector.cluster.servers[place]
 
     async def begin() -> None:
         # One that has just been started does not know yet what SIGTERM means.
@@ -115,12 +115,12 @@ def server_drained(stage: Stage, random: Random) -> Strike:
             status = str(error)
             server.kill()
         if served and status != 0:
-            stage.broken.append(f"{server_of(place)} was told to end and did with {status}")
+            injector.broken.append(f"{server_of(place)} was told to end and did with {status}")
 
     async def heal() -> None:
         server.start()
 
-    return Strike(
+    return FaultInjection(
         "server drained",
         server_of(place),
         random.uniform(0.0, 0.5) * _TTL_S,
@@ -130,9 +130,9 @@ def server_drained(stage: Stage, random: Random) -> Strike:
     )
 
 
-def storage_paused(stage: Stage, random: Random) -> Strike:
+def storage_paused(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: the storage stands still, for longer than its callers wait or not."""
-    storage = stage.cluster.storage
+    storage = injector.cluster.storage
 
     async def begin() -> None:
         storage.pause()
@@ -140,14 +140,14 @@ def storage_paused(stage: Stage, random: Random) -> Strike:
     async def heal() -> None:
         storage.resume()
 
-    return Strike(
+    return FaultInjection(
         "storage paused", STORAGE, random.uniform(0.2, 4.0), begin=begin, heal=heal, takes={STORAGE}
     )
 
 
-def storage_killed(stage: Stage, random: Random) -> Strike:
+def storage_killed(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: the storage is killed, and started again with its database a little later."""
-    storage = stage.cluster.storage
+    storage = injector.cluster.storage
 
     async def begin() -> None:
         storage.kill()
@@ -156,25 +156,25 @@ def storage_killed(stage: Stage, random: Random) -> Strike:
         storage.start()
         await storage.until_serving()
 
-    return Strike(
+    return FaultInjection(
         "storage killed", STORAGE, random.uniform(0.0, 1.0), begin=begin, heal=heal, takes={STORAGE}
     )
 
 
-def node_paused(stage: Stage, random: Random) -> Strike:
+def node_paused(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: one node, or now and then more than a minority, stands still."""
-    count = stage.cluster.minority + 1 if random.random() < 0.2 else 1
-    places = random.sample(range(len(stage.cluster.nodes)), count)
+    count = injector.cluster.minority + 1 if random.random() < 0.2 else 1
+    places = random.sample(range(len(injector.cluster.nodes)), count)
 
     async def begin() -> None:
         for place in places:
-            stage.cluster.nodes[place].pause()
+            injector.cluster.nodes[place].pause()
 
     async def heal() -> None:
         for place in places:
-            stage.cluster.nodes[place].resume()
+            injector.cluster.nodes[place].resume()
 
-    return Strike(
+    return FaultInjection(
         "node paused",
         ", ".join(map(node_of, places)),
         random.uniform(0.1, 1.5) * _TTL_S,
@@ -184,31 +184,31 @@ def node_paused(stage: Stage, random: Random) -> Strike:
     )
 
 
-def node_killed(stage: Stage, random: Random) -> Strike:
+def node_killed(injector: FaultInjector, random: Random) -> FaultInjection:
     """Draw: one node is killed and restarted with what it has on disk; with durable nodes now and then more than a minority."""
-    aof = stage.cluster.plan.aof
+    aof = injector.cluster.plan.aof
     durable = aof == "always"
-    count = stage.cluster.minority + 1 if durable and random.random() < 0.2 else 1
-    places = random.sample(range(len(stage.cluster.nodes)), count)
-    nodes = [stage.cluster.nodes[place] for place in places]
+    count = injector.cluster.minority + 1 if durable and random.random() < 0.2 else 1
+    places = random.sample(range(len(injector.cluster.nodes)), count)
+    nodes = [injector.cluster.nodes[place] for place in places]
 
     async def begin() -> None:
         if aof == "off":
-            await until_seen(stage, *places)
+            await until_seen(injector, *places)
         for node in nodes:
             node.kill()
 
     async def heal() -> None:
         await asyncio.gather(*(node.start() for node in nodes if not node.is_running))
 
-    return Strike(
+    return FaultInjection(
         "node killed",
         f"{', '.join(map(node_of, places))} (aof {aof})",
         random.uniform(0.0, 1.5) * _TTL_S,
         begin=begin,
         heal=heal,
         # Without its file it comes back as one that was wiped does.
-        takes={*map(node_of, places), *(every_server(stage) if aof == "off" else ())},
+        takes={*map(node_of, places), *(every_server(injector) if aof == "off" else ())},
         # One that syncs every write proves that it has forgotten nothing.
         forgets=() if durable else places,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from harness.chaos.records import Kind, Operation, Outcome, line
+from harness.history.records import Kind, Operation, Outcome, line
 
 
 @dataclass(slots=True)

@@ -12,10 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from harness.chaos.checker_verdict import Verdict
 from harness.chaos.cluster import Plan
-from harness.chaos.records import History, Operation
-from harness.chaos.run import Course, Run
+from harness.chaos.run import Run, Schedule
+from harness.history.records import History, Operation
+from harness.history.verdict import Verdict
 
 Report: TypeAlias = dict[str, Any]
 """The content of the JSON file. Its instants are seconds since the load began."""
@@ -24,13 +24,13 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE = "body{font:14px sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left;vertical-align:top}"
 
 
-def report_of(plan: Plan, course: Course, run: Run, verdict: Verdict) -> Report:
+def report_of(plan: Plan, schedule: Schedule, run: Run, verdict: Verdict) -> Report:
     """Return everything that is known of a run, apart from its full list of calls."""
     history = run.history
     return {
         "verdict": _verdict(run, verdict),
         "seed": history.seed,
-        "plan": asdict(plan) | asdict(course),
+        "plan": asdict(plan) | asdict(schedule),
         "lasted_s": _since_begin(history, history.ended_s),
         "healed_s": _since_begin(history, history.healed_s),
         "late_s": round(run.late_s, 6),

@@ -1,4 +1,4 @@
-"""One chaos run: start everything, let it work in peace, strike it, set it right, let it work again, end it, and return what was recorded."""
+"""One chaos run: start everything, let it work in peace, injection it, set it right, let it work again, end it, and return what was recorded."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from types import TracebackType
 from typing import Self
 
 from harness.chaos import storage_calls
+from harness.chaos.client_pool import MIX, ClientPool
 from harness.chaos.cluster import ChaosCluster, Plan
-from harness.chaos.crowd import MIX, Crowd
-from harness.chaos.faults import rage
+from harness.chaos.fault_injection import FaultInjector
+from harness.chaos.faults import inject_faults
 from harness.chaos.left_behind import left_behind
-from harness.chaos.lock_calls import Beats, Held, LockCalls
+from harness.chaos.lock_calls import Held, LockCalls, Renewals
 from harness.chaos.recorder import Recorder, now_s, settled
-from harness.chaos.records import History, Operation, in_order, read_operations
-from harness.chaos.strike import Stage
 from harness.chaos.workloads import TTL_S
+from harness.history.records import History, Operation, in_order, read_operations
 from harness.processes.servers import new_lease_id
 from redfence import RedfenceError
 from redfence_server.embedded.binary import find_redis_binary
@@ -34,7 +34,7 @@ _LOGGED_MAX = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class Schedule:
     """What one run is to be.
 
     Attributes:
@@ -103,35 +103,39 @@ class _Lateness:
             self.most_s = max(self.most_s, now_s() - before_s - _BEAT_S)
 
 
-async def run(plan: Plan, course: Course, *, folder: Path, say: Callable[[str], None]) -> Run:
+async def run(plan: Plan, schedule: Schedule, *, folder: Path, say: Callable[[str], None]) -> Run:
     """Return what was recorded. Nothing is left running, and of files only what is in `folder`."""
     async with ChaosCluster(plan, folder, find_redis_binary()) as cluster:
         say(f"{plan.node_count} nodes (aof {plan.aof}), {plan.server_count} servers and the storage are up")
         began_s = now_s()
-        crowd = Crowd(
-            cluster, seed=str(course.seed), began_s=began_s, mix=course.mix, count=course.client_count
+        client_pool = ClientPool(
+            cluster, seed=str(schedule.seed), began_s=began_s, mix=schedule.mix, count=schedule.client_count
         )
-        stage = Stage(
+        injector = FaultInjector(
             cluster,
-            crowd,
-            on_begin=lambda strike: say(f"  {now_s() - began_s:7.1f} s  {strike.kind}: {strike.target}"),
+            client_pool,
+            on_begin=lambda injection: say(
+                f"  {now_s() - began_s:7.1f} s  {injection.kind}: {injection.target}"
+            ),
         )
-        await crowd.start()
+        await client_pool.start()
         # Counted from here on: before, only some of them worked.
         began_s = now_s()
-        say(f"{len(crowd)} clients work; faults begin in {_CALM_S:g} s")
+        say(f"{len(client_pool)} clients work; faults begin in {_CALM_S:g} s")
         await asyncio.sleep(_CALM_S)
         async with _Lateness() as lateness:
-            await rage(stage, course.faults, seed=f"{course.seed}/faults", lasts_s=course.lasts_s)
-        say(f"{len(stage.faults)} faults are over; everything is set right")
-        broken = [*stage.broken, *await cluster.set_right()]
+            await inject_faults(
+                injector, schedule.faults, seed=f"{schedule.seed}/faults", lasts_s=schedule.lasts_s
+            )
+        say(f"{len(injector.faults)} faults are over; everything is set right")
+        broken = [*injector.broken, *await cluster.set_right()]
         healed_s = now_s()
-        await asyncio.sleep(course.tail_s)
-        broken += crowd.ended_early()
-        broken += await crowd.end()
+        await asyncio.sleep(schedule.tail_s)
+        broken += client_pool.ended_early()
+        broken += await client_pool.end()
         say("the clients have ended; every resource is acquired once more")
         # Not here, where the proxies are: the servers would see all nodes stand still.
-        operations = await asyncio.to_thread(crowd.operations)
+        operations = await asyncio.to_thread(client_pool.operations)
         last = await _last_acquires(cluster, operations, folder / "last.jsonl")
         ended_s = now_s()
         kept = {}
@@ -141,20 +145,20 @@ async def run(plan: Plan, course: Course, *, folder: Path, say: Callable[[str], 
             except RedfenceError as error:
                 broken.append(f"the storage does not show {name}: {error}")
         history = History(
-            seed=course.seed,
+            seed=schedule.seed,
             operations=in_order((*operations, *last)),
-            faults=tuple(sorted(stage.faults, key=lambda fault: fault.began_s)),
+            faults=tuple(sorted(injector.faults, key=lambda fault: fault.began_s)),
             began_s=began_s,
             healed_s=healed_s,
             ended_s=ended_s,
             kept=kept,
-            asked=tuple(course.asked),
+            asked=tuple(schedule.asked),
         )
         broken += await left_behind(
-            cluster, clocks_were_set=any(fault.moves_clocks for fault in stage.faults)
+            cluster, clocks_were_set=any(fault.moves_clocks for fault in injector.faults)
         )
         defects = [*broken, *cluster.ended_early(), *cluster.defects()]
-        return Run(history, stage.unhealed, defects, lateness.most_s, cluster.logged()[-_LOGGED_MAX:])
+        return Run(history, injector.unhealed, defects, lateness.most_s, cluster.logged()[-_LOGGED_MAX:])
 
 
 async def _last_acquires(
@@ -179,9 +183,9 @@ async def _acquire_once_more(calls: LockCalls, recorder: Recorder, resource: str
         lease = new_lease_id()
         got = await calls.acquire(resource, lease, ttl_s=TTL_S, wait_s=TTL_S)
         if isinstance(got, Held):
-            beats = Beats(calls, recorder, got)
-            await beats.beat()
-            await beats.close()
+            renewals = Renewals(calls, recorder, got)
+            await renewals.renew()
+            await renewals.close()
         await calls.release(resource, lease, token=got.token if isinstance(got, Held) else 0)
         if not isinstance(got, Held):
             await asyncio.sleep(_LAST_PAUSE_S)

@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack
 from random import Random
 
 from harness.chaos.recorder import Call, Recorder, now_s
-from harness.chaos.records import Kind
 from harness.chaos.workloads import TTL_S, Work, list_name
+from harness.history.records import Kind
 from harness.processes.servers import new_lease_id
 from redfence import (
     AsyncClient,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.chaos.recorder import Call, Recorder
-from harness.chaos.records import Kind, Outcome
+from harness.history.records import Kind, Outcome
 from redfence import NotFoundError, OverloadedError, RedfenceError, StaleTokenError
 from redfence_storage.client import AsyncStorageClient
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from harness.chaos.lock_calls import Beats, Held, LockCalls
+from harness.chaos.lock_calls import Held, LockCalls, Renewals
 from harness.chaos.recorder import Recorder, now_s
-from harness.chaos.records import Outcome
 from harness.chaos.storage_calls import StorageCalls
+from harness.history.records import Outcome
 from harness.processes.servers import new_lease_id
 
 TTL_S = 2.0
@@ -113,13 +113,13 @@ async def keep(work: Work) -> None:
 
 async def _hold(work: Work, held: Held, *, ends_s: float) -> None:
     until_s = held.until_s
-    beats = Beats(work.locks, work.recorder, held)
+    renewals = Renewals(work.locks, work.recorder, held)
     try:
         while now_s() < min(until_s, ends_s) and not work.stopping():
             await asyncio.sleep(work.random.uniform(0.1, 0.3) * TTL_S)
-            renewed_s = await beats.beat()
+            renewed_s = await renewals.renew()
             if renewed_s is None:
                 return
             until_s = max(until_s, renewed_s)
     finally:
-        await beats.close()
+        await renewals.close()

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf
 
-from harness.chaos.checker_calls import Excuses, ResourceCalls, answered_s, greater, over_s
-from harness.chaos.checker_verdict import Invariant, Violation, Words, shown_at_s
-from harness.chaos.records import Kind, Operation, Outcome
+from harness.history.calls import Excuses, ResourceCalls, answered_s, greater, over_s
+from harness.history.records import Kind, Operation, Outcome
+from harness.history.verdict import Invariant, Violation, Words, shown_at_s
 
 # What the contract takes from a validity: of the ttl, and of the time that was waited.
 _DRIFT_RATIO = 0.01

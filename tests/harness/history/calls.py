@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Self
 
-from harness.chaos.records import MAJORITY_WIPED, Fault, Kind, Operation, Outcome
+from harness.history.records import MAJORITY_WIPED, Fault, Kind, Operation, Outcome
 
 _STORAGE = (Kind.READ, Kind.APPEND)
-_SIGHTS = (Kind.CHECK, Kind.LOOK)
+_SIGHTS = (Kind.CHECK, Kind.GET_LOCK)
 
 
 @dataclass(slots=True)
@@ -20,13 +20,13 @@ class ResourceCalls:
     Attributes:
         leases: acquires, renewals and releases, by lease.
         storage: reads and appends.
-        sights: checks and looks, which change nothing.
+        observations: checks and looks, which change nothing.
     """
 
     name: str
     leases: dict[str, list[Operation]] = field(default_factory=dict)
     storage: list[Operation] = field(default_factory=list)
-    sights: list[Operation] = field(default_factory=list)
+    observations: list[Operation] = field(default_factory=list)
 
 
 def by_resource(operations: Iterable[Operation]) -> dict[str, ResourceCalls]:
@@ -43,7 +43,7 @@ def by_resource(operations: Iterable[Operation]) -> dict[str, ResourceCalls]:
         if call.kind in _STORAGE:
             calls.storage.append(call)
         elif call.kind in _SIGHTS:
-            calls.sights.append(call)
+            calls.observations.append(call)
         else:
             lease = calls.leases.get(call.lease)
             if lease is None:

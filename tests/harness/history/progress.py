@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from harness.chaos.checker_calls import ResourceCalls, answered_s, over_s
-from harness.chaos.checker_leases import windows
-from harness.chaos.checker_verdict import Invariant, Violation, Words, shown_at_s
-from harness.chaos.records import MAJORITY_WIPED, Fault, Kind, Operation, Outcome
+from harness.history.calls import ResourceCalls, answered_s, over_s
+from harness.history.leases import windows
+from harness.history.records import MAJORITY_WIPED, Fault, Kind, Operation, Outcome
+from harness.history.verdict import Invariant, Violation, Words, shown_at_s
 
 _DONE = {
     Kind.ACQUIRE: "granted",
     Kind.RENEW: "renewed",
     Kind.CHECK: "told live",
-    Kind.LOOK: "seen held",
+    Kind.GET_LOCK: "seen held",
 }
 # Within how many ttls somebody acquires once faults have stopped.
 _TTLS_MAX = 3

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.chaos.records import Kind, Operation, Outcome
+from harness.history.records import Kind, Operation, Outcome
 
 
 class Invariant(StrEnum):

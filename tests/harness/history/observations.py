@@ -1,6 +1,6 @@
 """T2 and D of what is seen of leases: CheckToken and GetLock tell no token live that is known to be over, and CheckToken none over that is live.
 
-A sight changes nothing, and may be as old as its call. So it is held only against what was certain before it was called: a lease is over
+A observation changes nothing, and may be as old as its call. So it is held only against what was certain before it was called: a lease is over
 once another one was granted a greater token, whatever clocks do and nodes forget.
 
 It is over as well once it was released, but that is asked only where nothing overtakes: of one server, and of leases that no fault has met.
@@ -19,10 +19,10 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.chaos.checker_calls import Excuses, ResourceCalls, answered_s, greater, reached
-from harness.chaos.checker_leases import windows
-from harness.chaos.checker_verdict import Invariant, Violation, Words, shown_at_s
-from harness.chaos.records import Fault, Kind, Operation, Outcome
+from harness.history.calls import Excuses, ResourceCalls, answered_s, greater, reached
+from harness.history.leases import windows
+from harness.history.records import Fault, Kind, Operation, Outcome
+from harness.history.verdict import Invariant, Violation, Words, shown_at_s
 
 # What happens to clients and storages makes no message between servers and nodes late.
 _ELSEWHERE = ("holder paused", "holder killed", "storage paused", "storage killed")
@@ -51,23 +51,25 @@ class _Grants:
         return second if first.lease == without else first
 
 
-def judge_sights(
+def judge_observations(
     resource: ResourceCalls, faults: Sequence[Fault], excuses: Excuses, words: Words
 ) -> Iterator[Violation]:
     """Yield what breaks T2 or D in what was seen of one resource."""
-    if not resource.sights:
+    if not resource.observations:
         return
     grants = _grants(resource)
     late = [fault for fault in faults if fault.kind not in _ELSEWHERE]
-    for sight in resource.sights:
-        if sight.outcome is Outcome.OK:
-            grant = grants.by_token.get(sight.token)
+    for observation in resource.observations:
+        if observation.outcome is Outcome.OK:
+            grant = grants.by_token.get(observation.token)
             # Of a token that nobody was told, nobody knows whose it is.
             if grant is not None:
-                yield from _judge_followed(sight, grant, grants, words)
-                yield from _judge_released(sight, grant, resource.leases[grant.lease], late, words)
-        elif sight.lost:
-            yield from _judge_not_live(sight, resource.leases.get(sight.lease, []), excuses, words)
+                yield from _judge_followed(observation, grant, grants, words)
+                yield from _judge_released(observation, grant, resource.leases[grant.lease], late, words)
+        elif observation.lost:
+            yield from _judge_not_live(
+                observation, resource.leases.get(observation.lease, []), excuses, words
+            )
 
 
 def _grants(resource: ResourceCalls) -> _Grants:
@@ -100,20 +102,26 @@ def _greatest(told: Sequence[Operation]) -> Iterator[tuple[Operation, Operation 
         yield first, second
 
 
-def _judge_followed(sight: Operation, grant: Operation, grants: _Grants, words: Words) -> Iterator[Violation]:
+def _judge_followed(
+    observation: Operation, grant: Operation, grants: _Grants, words: Words
+) -> Iterator[Violation]:
     """Yield that a token was told live whose lease another one had followed."""
-    later = grants.before(sight.invoked_s, without=grant.lease)
+    later = grants.before(observation.invoked_s, without=grant.lease)
     if later is not None and later.token > grant.token:
-        said = f"a token was told live after a greater one was granted: {words.call(sight)}, called after {words.call(later)}"
-        yield _seen(Invariant.ORDERED, sight, said, later)
+        said = f"a token was told live after a greater one was granted: {words.call(observation)}, called after {words.call(later)}"
+        yield _seen(Invariant.ORDERED, observation, said, later)
 
 
 def _judge_released(
-    sight: Operation, grant: Operation, calls: Sequence[Operation], faults: Sequence[Fault], words: Words
+    observation: Operation,
+    grant: Operation,
+    calls: Sequence[Operation],
+    faults: Sequence[Fault],
+    words: Words,
 ) -> Iterator[Violation]:
     """Yield that a token was told live whose lease had been released, if nothing could have overtaken the release."""
     acquires = [call for call in calls if call.kind is Kind.ACQUIRE]
-    if reached(faults, acquires[0].invoked_s, answered_s(sight)):
+    if reached(faults, acquires[0].invoked_s, answered_s(observation)):
         return
     for call in calls:
         if (
@@ -123,25 +131,25 @@ def _judge_released(
             and all(acquire.server == call.server for acquire in acquires)
             # What was told after that may be another grant of the same lease.
             and answered_s(grant) < call.invoked_s
-            and answered_s(call) < sight.invoked_s
+            and answered_s(call) < observation.invoked_s
         ):
-            said = f"a token was told live after its lease was released: {words.call(sight)}, called after {words.call(call)}"
-            yield _seen(Invariant.ORDERED, sight, said, call)
+            said = f"a token was told live after its lease was released: {words.call(observation)}, called after {words.call(call)}"
+            yield _seen(Invariant.ORDERED, observation, said, call)
             return
 
 
 def _judge_not_live(
-    sight: Operation, calls: Sequence[Operation], excuses: Excuses, words: Words
+    observation: Operation, calls: Sequence[Operation], excuses: Excuses, words: Words
 ) -> Iterator[Violation]:
     """Yield that a token was told not to be live whose holder could count on it."""
     if sum(call.kind is Kind.ACQUIRE for call in calls) != 1:
         return
     for window in windows(calls):
-        throughout = window.start_s <= sight.invoked_s and answered_s(sight) < window.end_s
-        if throughout and not excuses.early_end(window.called_s, answered_s(sight)):
-            said = f"a token was told not to be live while its holder counted on it: {words.call(sight)}, within {words.call(window.last)}"
-            yield _seen(Invariant.DEADLINE, sight, said, window.last)
+        throughout = window.start_s <= observation.invoked_s and answered_s(observation) < window.end_s
+        if throughout and not excuses.early_end(window.called_s, answered_s(observation)):
+            said = f"a token was told not to be live while its holder counted on it: {words.call(observation)}, within {words.call(window.last)}"
+            yield _seen(Invariant.DEADLINE, observation, said, window.last)
 
 
-def _seen(invariant: Invariant, sight: Operation, said: str, other: Operation) -> Violation:
-    return Violation(invariant, sight.resource, said, shown_at_s(sight), (other, sight))
+def _seen(invariant: Invariant, observation: Operation, said: str, other: Operation) -> Violation:
+    return Violation(invariant, observation.resource, said, shown_at_s(observation), (other, observation))

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.chaos.checker_sights import _ELSEWHERE
 from harness.chaos.faults import FAULTS
-from harness.chaos.story import FAILED, UNKNOWN, Cases, Story, letters, verdict_of
+from harness.history.history_builder import FAILED, UNKNOWN, Cases, HistoryBuilder, letters, verdict_of
+from harness.history.observations import _ELSEWHERE
 
 
-def released(story: Story) -> Story:
+def released(builder: HistoryBuilder) -> HistoryBuilder:
     """Add a lease that is acquired and released through one server, from 10 s to 10.3 s."""
-    return story.acquire("a", 5, (10, 10.1)).at("x").release("a", (10.2, 10.3)).at("x")
+    return builder.acquire("a", 5, (10, 10.1)).at("x").release("a", (10.2, 10.3)).at("x")
 
 
 LATE: Cases = {
@@ -159,7 +159,9 @@ RIGHT: Cases = {
 
 
 @pytest.mark.parametrize("tell", LATE.values(), ids=LATE)
-def test_a_token_that_is_told_live_after_its_lease_was_over_is_found(tell: Callable[[Story], object]) -> None:
+def test_a_token_that_is_told_live_after_its_lease_was_over_is_found(
+    tell: Callable[[HistoryBuilder], object],
+) -> None:
     """Whatever clocks and nodes did."""
     verdict = verdict_of(tell)
     assert letters(verdict) == {"T2"}, verdict.violations
@@ -169,7 +171,9 @@ def test_a_token_that_is_told_live_after_its_lease_was_over_is_found(tell: Calla
 
 
 @pytest.mark.parametrize("tell", UNTRUE.values(), ids=UNTRUE)
-def test_a_token_that_is_told_not_to_be_live_though_it_is_is_found(tell: Callable[[Story], object]) -> None:
+def test_a_token_that_is_told_not_to_be_live_though_it_is_is_found(
+    tell: Callable[[HistoryBuilder], object],
+) -> None:
     """Where no fault could have taken it."""
     verdict = verdict_of(tell)
     assert letters(verdict) == {"D"}, verdict.violations
@@ -179,7 +183,7 @@ def test_a_token_that_is_told_not_to_be_live_though_it_is_is_found(tell: Callabl
     "see", [lambda s: s.live(5, (10.3, 10.4)), lambda s: s.look(5, (10.3, 10.4))], ids=["check", "look"]
 )
 def test_a_token_that_is_seen_live_while_a_majority_had_forgotten_is_found(
-    see: Callable[[Story], object],
+    see: Callable[[HistoryBuilder], object],
 ) -> None:
     """There was nobody left to tell."""
     verdict = verdict_of(lambda s: see(s.acquire("a", 5, (10, 10.1)).fault("majority wiped", 10.2, 12)))
@@ -192,6 +196,6 @@ def test_what_makes_no_message_late_is_a_fault() -> None:
 
 
 @pytest.mark.parametrize("tell", RIGHT.values(), ids=RIGHT)
-def test_what_could_have_been_seen_is_right(tell: Callable[[Story], object]) -> None:
+def test_what_could_have_been_seen_is_right(tell: Callable[[HistoryBuilder], object]) -> None:
     """Sights are as old as their call at most, and unknown is unknown."""
     assert not verdict_of(tell).violations

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
-from harness.chaos.checker import check
-from harness.chaos.checker_verdict import Verdict
-from harness.chaos.records import Fault, History, Kind, Operation, Outcome, in_order
+from harness.history.checker import check
+from harness.history.records import Fault, History, Kind, Operation, Outcome, in_order
+from harness.history.verdict import Verdict
 
 OK, FAILED, UNKNOWN = Outcome.OK, Outcome.FAILED, Outcome.UNKNOWN
 TTL_S = 2.0
@@ -24,7 +24,7 @@ CLIENTS: dict[str, int] = {}
 Span = tuple[float, float | None]
 
 
-class Story:
+class HistoryBuilder:
     """A history to which a test adds what matters to it, on resource "r"; all else makes the run a valid one.
 
     Without more a client of its own works on "background" before the first fault, at 1 s, and once more at 105 s; and every resource is
@@ -147,7 +147,7 @@ class Story:
 
     def look(self, token: int, span: Span) -> Self:
         """Add a look that shows this token, or with 0 nobody."""
-        return self._add(Kind.LOOK, f"look at {span[0]}", span, OK, token=token)
+        return self._add(Kind.GET_LOCK, f"look at {span[0]}", span, OK, token=token)
 
     def only(self, keep: Callable[[Operation], bool]) -> Self:
         """Leave out calls."""
@@ -160,7 +160,7 @@ class Story:
         return self
 
     def without_faults(self) -> Self:
-        """Leave out the fault of every story."""
+        """Leave out the fault of every builder."""
         self.faults.clear()
         return self
 
@@ -169,7 +169,7 @@ class Story:
         operations = list(self.operations)
         if self.last_acquires:
             for number, resource in enumerate(sorted({call.resource for call in operations})):
-                last = Story.__new__(Story)
+                last = HistoryBuilder.__new__(HistoryBuilder)
                 last.operations = []
                 last.acquire(f"last {number}", 10**6, (HEALED_S, 100.1), resource=resource)
                 operations += last.operations
@@ -195,8 +195,8 @@ class Story:
 
 def background() -> list[Operation]:
     """Return the calls of a client that does everything, 150 of them in the first second, and some in the end."""
-    story = Story.__new__(Story)
-    story.operations = []
+    builder = HistoryBuilder.__new__(HistoryBuilder)
+    builder.operations = []
     for turn in range(31):
         last = turn == 30
         lease, token, at = (
@@ -204,19 +204,19 @@ def background() -> list[Operation]:
             2 * 10**6 if last else turn + 1,
             AGAIN_S if last else turn / 31,
         )
-        story.acquire(lease, token, (at, at + 0.001)).renew(lease, (at + 0.002, at + 0.003))
+        builder.acquire(lease, token, (at, at + 0.001)).renew(lease, (at + 0.002, at + 0.003))
         if last:
-            story.live(token, (at + 0.003, at + 0.004)).look(token, (at + 0.003, at + 0.004))
-        story.read(token, (at + 0.004, at + 0.005)).append(f"e{turn}", token, (at + 0.006, at + 0.007))
-        story.release(lease, (at + 0.008, at + 0.009))
-    return [replace(call, resource="background") for call in story.operations]
+            builder.live(token, (at + 0.003, at + 0.004)).look(token, (at + 0.003, at + 0.004))
+        builder.read(token, (at + 0.004, at + 0.005)).append(f"e{turn}", token, (at + 0.006, at + 0.007))
+        builder.release(lease, (at + 0.008, at + 0.009))
+    return [replace(call, resource="background") for call in builder.operations]
 
 
-def verdict_of(tell: Callable[[Story], object]) -> Verdict:
-    """Return the verdict of a story."""
-    story = Story()
-    tell(story)
-    return check(story.history())
+def verdict_of(tell: Callable[[HistoryBuilder], object]) -> Verdict:
+    """Return the verdict of a builder."""
+    builder = HistoryBuilder()
+    tell(builder)
+    return check(builder.history())
 
 
 def letters(verdict: Verdict) -> set[str]:
@@ -224,4 +224,4 @@ def letters(verdict: Verdict) -> set[str]:
     return {str(violation.invariant) for violation in verdict.violations}
 
 
-Cases = Mapping[str, Callable[[Story], object]]
+Cases = Mapping[str, Callable[[HistoryBuilder], object]]

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from harness.chaos.checker_calls import ResourceCalls, answered_s, greater, over_s
-from harness.chaos.checker_verdict import Invariant, Violation, Words, shown_at_s
-from harness.chaos.records import Kind, Operation, Outcome
+from harness.history.calls import ResourceCalls, answered_s, greater, over_s
+from harness.history.records import Kind, Operation, Outcome
+from harness.history.verdict import Invariant, Violation, Words, shown_at_s
 
 # The contract: 0 < token < 2^53.
 _TOKEN_BOUND = 2**53

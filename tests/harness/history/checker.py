@@ -10,15 +10,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from harness.chaos.checker_calls import Excuses, ResourceCalls, by_resource, is_possible
-from harness.chaos.checker_leases import judge_leases
-from harness.chaos.checker_progress import judge_calm, judge_forgotten, judge_progress, judge_service
-from harness.chaos.checker_run import count, why_invalid
-from harness.chaos.checker_sights import judge_sights
-from harness.chaos.checker_storage import judge_storage
-from harness.chaos.checker_tokens import judge_tokens
-from harness.chaos.checker_verdict import Invariant, Verdict, Violation, Words
-from harness.chaos.records import History, in_order
+from harness.history.calls import Excuses, ResourceCalls, by_resource, is_possible
+from harness.history.leases import judge_leases
+from harness.history.observations import judge_observations
+from harness.history.progress import judge_calm, judge_forgotten, judge_progress, judge_service
+from harness.history.records import History, in_order
+from harness.history.run_validity import count, why_invalid
+from harness.history.storage import judge_storage
+from harness.history.tokens import judge_tokens
+from harness.history.verdict import Invariant, Verdict, Violation, Words
 
 # Of each invariant so many are told: a run that broke at its beginning may hold as many as it has calls.
 VIOLATIONS_TOLD_MAX = 1_000
@@ -48,7 +48,7 @@ def _violations(history: History, resources: dict[str, ResourceCalls]) -> Iterat
     for resource in resources.values():
         yield from judge_tokens(resource, words)
         yield from judge_leases(resource, excuses, words)
-        yield from judge_sights(resource, history.faults, excuses, words)
+        yield from judge_observations(resource, history.faults, excuses, words)
         yield from judge_progress(resource, history.healed_s, words)
     yield from judge_service(history.operations, history.healed_s, words)
     yield from judge_calm(history.operations, history.healed_s, words)

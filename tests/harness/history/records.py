@@ -24,7 +24,7 @@ class Kind(StrEnum):
     RELEASE = "release"
     CHECK = "check"
     """CheckToken: OK if it was told live, and failed if not."""
-    LOOK = "look"
+    GET_LOCK = "get lock"
     """GetLock; its token is the present holder's."""
     READ = "read"
     """A fenced read of the storage."""

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
+from harness.chaos.client_pool import ClientPool
 from harness.chaos.cluster import ChaosCluster
-from harness.chaos.crowd import Crowd
 from harness.chaos.recorder import now_s
-from harness.chaos.records import Fault
+from harness.history.records import Fault
 from harness.processes.servers import until
 
 # A node that has forgotten comes back after a quarantine, in which a server has to be up without a break.
@@ -29,19 +29,19 @@ async def _nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Strike:
+class FaultInjection:
     """One fault, drawn but not yet carried out.
 
     Attributes:
         kind: its name in the list of faults.
-        target: what it strikes; for people.
+        target: what it injections; for people.
         lasts_s: from its beginning to its healing.
         begin: brings it about.
         heal: takes it back; called also if `begin` failed midway.
-        takes: names of what no other fault may strike meanwhile.
+        takes: names of what no other fault may injection meanwhile.
         forgets: the nodes that may forget by it.
         moves_clocks, overlaps_s: see `Fault`.
-        tells: whether it is recorded by what is done here; else by itself, by `Stage.note`.
+        tells: whether it is recorded by what is done here; else by itself, by `FaultInjector.note`.
     """
 
     kind: str
@@ -57,8 +57,8 @@ class Strike:
 
 
 @dataclass(slots=True)
-class Stage:
-    """What faults strike, and what has become of them.
+class FaultInjector:
+    """What faults injection, and what has become of them.
 
     Attributes:
         faults: those that are over, in the order of their end.
@@ -69,8 +69,8 @@ class Stage:
     """
 
     cluster: ChaosCluster
-    crowd: Crowd
-    on_begin: Callable[[Strike], None]
+    client_pool: ClientPool
+    on_begin: Callable[[FaultInjection], None]
     faults: list[Fault] = field(default_factory=list)
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     unhealed: list[str] = field(default_factory=list)
@@ -79,24 +79,24 @@ class Stage:
     _forgetful: set[int] = field(default_factory=set)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
-    async def carry_out(self, strike: Strike) -> None:
+    async def inject(self, injection: FaultInjection) -> None:
         """Return when the fault was healed, and nodes that have forgotten by it have rejoined.
 
         Never do more than a minority of the nodes forget before those that have forgotten earlier have rejoined: nothing is promised beyond.
         """
         async with AsyncExitStack() as stack:
             # In one order for all, so that no two wait for each other.
-            for name in sorted(strike.takes):
+            for name in sorted(injection.takes):
                 await stack.enter_async_context(self._locks.setdefault(name, asyncio.Lock()))
-            await self._may_forget(strike.forgets)
+            await self._may_forget(injection.forgets)
             try:
                 if not self.ending.is_set():
-                    await self._play(strike)
+                    await self._play(injection)
             finally:
-                for place in strike.forgets:
+                for place in injection.forgets:
                     await self._until_rejoined(place)
                 async with self._changed:
-                    self._forgetful -= set(strike.forgets)
+                    self._forgetful -= set(injection.forgets)
                     self._changed.notify_all()
 
     def note(self, fault: Fault) -> None:
@@ -118,28 +118,28 @@ class Stage:
             )
             self._forgetful |= set(places)
 
-    async def _play(self, strike: Strike) -> None:
-        self.on_begin(strike)
+    async def _play(self, injection: FaultInjection) -> None:
+        self.on_begin(injection)
         began_s = now_s()
         try:
-            await strike.begin()
+            await injection.begin()
             try:
-                async with asyncio.timeout(strike.lasts_s):
+                async with asyncio.timeout(injection.lasts_s):
                     await self.ending.wait()
             except TimeoutError:
                 pass
         finally:
             async with asyncio.timeout(_HEAL_S):
-                await strike.heal()
-            if strike.tells:
+                await injection.heal()
+            if injection.tells:
                 self.note(
                     Fault(
-                        strike.kind,
-                        strike.target,
+                        injection.kind,
+                        injection.target,
                         began_s,
                         now_s(),
-                        moves_clocks=strike.moves_clocks,
-                        overlaps_s=strike.overlaps_s,
+                        moves_clocks=injection.moves_clocks,
+                        overlaps_s=injection.overlaps_s,
                     )
                 )
 
@@ -161,21 +161,21 @@ class Stage:
             self._changed.notify_all()
 
 
-async def until_seen(stage: Stage, place: int) -> None:
+async def until_seen(injector: FaultInjector, place: int) -> None:
     """Return once some server has the node's vote: one that comes back empty, and that no server has seen, wants an operator."""
-    await until(lambda: _is_seen(stage, place), timeout_s=_SEEN_S)
+    await until(lambda: _is_seen(injector, place), timeout_s=_SEEN_S)
 
 
-async def _is_seen(stage: Stage, place: int) -> bool:
-    counts = [await server.counts(place) for server in stage.cluster.servers]
+async def _is_seen(injector: FaultInjector, place: int) -> bool:
+    counts = [await server.counts(place) for server in injector.cluster.servers]
     return any(counts)
 
 
-async def until_seen_by_all(stage: Stage, place: int) -> None:
+async def until_seen_by_all(injector: FaultInjector, place: int) -> None:
     """Return once every server has the node's vote. All of them have to run."""
 
     async def is_seen_by_all() -> bool:
-        counts = [await server.counts(place) for server in stage.cluster.servers]
+        counts = [await server.counts(place) for server in injector.cluster.servers]
         return all(counts)
 
     await until(is_seen_by_all, timeout_s=_SEEN_S)
@@ -196,9 +196,9 @@ def server_of(place: int) -> str:
     return f"server {place}"
 
 
-def every_server(stage: Stage) -> set[str]:
+def every_server(injector: FaultInjector) -> set[str]:
     """Return the names of all servers' processes."""
-    return {server_of(place) for place in range(len(stage.cluster.servers))}
+    return {server_of(place) for place in range(len(injector.cluster.servers))}
 
 
 def client_of(place: int) -> str:

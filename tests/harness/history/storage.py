@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from harness.chaos.checker_calls import answered_s, over_s
-from harness.chaos.checker_verdict import Invariant, Violation, Words, shown_at_s
-from harness.chaos.records import Kind, Operation, Outcome
+from harness.history.calls import answered_s, over_s
+from harness.history.records import Kind, Operation, Outcome
+from harness.history.verdict import Invariant, Violation, Words, shown_at_s
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from random import Random
 from harness.chaos import client
 from harness.chaos.cluster import ChaosCluster
 from harness.chaos.recorder import settled
-from harness.chaos.records import Kind, Operation, Outcome, in_order, read_operations
 from harness.chaos.services import environment, harness_program
+from harness.history.records import Kind, Operation, Outcome, in_order, read_operations
 from harness.processes.commands import CommandProcess
 
 _START_S = 60.0
@@ -40,7 +40,7 @@ class _Seat:
     generation: int = 0
 
 
-class Crowd:
+class ClientPool:
     """The clients of one cluster.
 
     Args:

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
-from harness.chaos.checker_calls import ResourceCalls, answered_s, is_possible
-from harness.chaos.checker_progress import last_acquires, untried_services
-from harness.chaos.checker_verdict import Counts, Invariant
-from harness.chaos.records import History, Kind, Outcome
+from harness.history.calls import ResourceCalls, answered_s, is_possible
+from harness.history.progress import last_acquires, untried_services
+from harness.history.records import History, Kind, Outcome
+from harness.history.verdict import Counts, Invariant
 
 # Below that, faults struck a system that was hardly in use.
 _THROUGHPUT_MIN_PER_S = 100.0

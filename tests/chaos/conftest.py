@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -11,22 +10,15 @@ import pytest_asyncio
 
 from harness.chaos.client_pool import ClientPool
 from harness.chaos.cluster import ChaosCluster, Plan
-from harness.chaos.fault_injection import FaultInjection, FaultInjector
+from harness.chaos.fault_injection import FaultInjector
 from harness.chaos.node_disk import can_mount
 from harness.chaos.recorder import now_s
 from redfence_server.embedded.binary import RedisBinary
 
 
-@dataclass(slots=True)
-class Begun:
-    """The faults that have begun, in their order."""
-
-    injections: list[FaultInjection] = field(default_factory=list)
-
-
 @pytest.fixture(scope="module")
 def no_disk(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Tell why no node can have a small disk of its own here; nothing if one can."""
+    """Return why no node can have a small disk on this machine; empty if it can."""
     return can_mount(tmp_path_factory.mktemp("disk"))
 
 
@@ -34,11 +26,10 @@ def no_disk(tmp_path_factory: pytest.TempPathFactory) -> str:
 async def injector(
     tmp_path_factory: pytest.TempPathFactory, redis_binary: RedisBinary, clock_shim: Path, no_disk: str
 ) -> AsyncIterator[FaultInjector]:
-    """Yield three nodes, two servers, the storage and two clients; a test sets right what it breaks."""
+    """Yield three nodes, two servers, the storage and two clients; a test repairs what it breaks."""
     plan = Plan(clock_shim=clock_shim, small_disk=not no_disk)
     async with ChaosCluster(plan, tmp_path_factory.mktemp("chaos"), redis_binary) as cluster:
         client_pool = ClientPool(cluster, seed="0", began_s=now_s(), count=2, mix=("append",))
         await client_pool.start()
-        begun = Begun()
-        yield FaultInjector(cluster, client_pool, on_begin=begun.injections.append)
+        yield FaultInjector(cluster, client_pool, on_begin=lambda _: None)
         assert not await client_pool.end()

@@ -1,4 +1,4 @@
-"""Each fault really does what its name says, is recorded, and heals; and no more than a minority of the nodes is made to forget at a time."""
+"""Each fault does what its name says, is recorded and ends; at most a minority of nodes forgets at a time."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ import pytest
 from harness.chaos import limit_faults, services
 from harness.chaos.client_pool import ClientPool
 from harness.chaos.cluster import ChaosCluster, Plan
-from harness.chaos.fault_injection import FaultInjection, FaultInjector, every_server
-from harness.chaos.faults import DISK_FULL, FAULTS, LOG_CUT, NODE_COPIED, SERVER_CLOCK, deck, possible
+from harness.chaos.fault_injection import FaultInjection, FaultInjector, locks_of_servers, run_step
+from harness.chaos.faults import FAULTS, deck, draw, possible
+from harness.chaos.limit_faults import SERVER_CLOCK
+from harness.chaos.memory_faults import DISK_FULL, LOG_CUT
+from harness.chaos.network_faults import NODE_COPIED
 from harness.chaos.process_faults import node_killed
 from harness.chaos.recorder import now_s
 from harness.processes.commands import CommandProcess
@@ -37,34 +40,33 @@ from redfence_storage.client import AsyncStorageClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-# Long enough for somebody to look.
 _LASTS_S = 0.2
 _NO_MORE_FILES = "no more files"
 
 
 def _drawn(injector: FaultInjector, kind: str, *, seed: int = 0) -> FaultInjection:
-    return FAULTS[kind](injector, Random(seed))
+    return draw(kind, injector, Random(seed))
 
 
 def _drawn_so(injector: FaultInjector, kind: str, *words: str) -> FaultInjection:
-    """Return the first injection of a kind whose target has these words."""
+    """Return the first fault of a kind whose target has these words."""
     injections = (_drawn(injector, kind, seed=seed) for seed in count())
     return next(injection for injection in injections if all(each in injection.target for each in words))
 
 
 @asynccontextmanager
 async def _begun(injection: FaultInjection) -> AsyncIterator[FaultInjection]:
-    """Keep a fault up for the body."""
+    """Begin a fault before the body and end it after the body."""
     try:
-        await injection.begin()
+        await run_step(injection.begin)
         yield injection
     finally:
-        await injection.heal()
+        await run_step(injection.end)
 
 
-def _place(injection: FaultInjection, what: str) -> int:
-    """Return the index of the only node, server or client that a fault takes."""
-    (name,) = [each for each in injection.takes if each.startswith(f"{what} ")]
+def _index(injection: FaultInjection, what: str) -> int:
+    """Return the index of the only node, server or client that a fault locks."""
+    (name,) = [each for each in injection.locks if each.startswith(f"{what} ")]
     return int(name.removeprefix(f"{what} "))
 
 
@@ -86,9 +88,9 @@ async def _is_stopped(pid: int) -> bool:
 def _cut(injector: FaultInjector) -> list[tuple[int, int]]:
     """Return the pairs of server and node between which nothing passes one way or the other."""
     return [
-        (number, place)
+        (number, index)
         for number, server in enumerate(injector.cluster.servers)
-        for place, proxy in enumerate(server.proxies)
+        for index, proxy in enumerate(server.proxies)
         if not _passes(proxy)
     ]
 
@@ -123,10 +125,10 @@ async def test_a_server_that_was_out_of_files_tells_so_and_goes_on_by_itself(
     injections = (_drawn(injector, _NO_MORE_FILES, seed=seed) for seed in count())
     try:
         async with _begun(
-            next(injection for injection in injections if len(injection.takes) == 1 + lost)
+            next(injection for injection in injections if len(injection.locks) == 1 + lost)
         ) as injection:
-            place = _place(injection, "server")
-            server = injector.cluster.servers[place]
+            index = _index(injection, "server")
+            server = injector.cluster.servers[index]
 
             async def has_wanted_one() -> bool:
                 report = await server.view.status()
@@ -145,23 +147,23 @@ async def test_a_node_forgets_only_after_those_before_have_rejoined(injector: Fa
     """More than a minority at a time is more than redfence promises anything about."""
     order: list[str] = []
 
-    def told(injection: FaultInjection, place: int) -> FaultInjection:
+    def told(injection: FaultInjection, index: int) -> FaultInjection:
         async def begin() -> None:
-            assert await injector.cluster.votes(1 - place)
-            order.append(f"node {place} forgets")
-            await injection.begin()
+            assert await injector.cluster.votes(1 - index)
+            order.append(f"node {index} forgets")
+            await run_step(injection.begin)
 
-        return replace(injection, begin=begin, lasts_s=0.0, takes={f"node {place}"}, forgets=[place])
+        return replace(injection, begin=begin, lasts_s=0.0, locks={f"node {index}"}, forgets=[index])
 
-    async def wiped(place: int) -> FaultInjection:
-        node = injector.cluster.nodes[place]
+    async def wiped(index: int) -> FaultInjection:
+        node = injector.cluster.nodes[index]
 
         async def begin() -> None:
             await node.call("FLUSHALL")
 
-        return told(FaultInjection("node wiped", f"node {place}", 0.0, begin=begin), place)
+        return told(FaultInjection(f"node {index}", 0.0, begin=begin), index)
 
-    await asyncio.gather(*[injector.inject(await wiped(place)) for place in (0, 1)])
+    await asyncio.gather(*[injector.inject(await wiped(index)) for index in (0, 1)])
     assert len(order) == 2
     assert not injector.unhealed
     assert not await injector.cluster.set_right()
@@ -182,31 +184,31 @@ async def test_every_fault_comes_before_one_comes_again() -> None:
 async def test_a_paused_holder_stands_between_its_read_and_its_write(injector: FaultInjector) -> None:
     """It is the one whose write comes too late."""
     async with _begun(_drawn(injector, "holder paused")) as injection:
-        place = _place(injection, "client")
-        assert _state(injector.client_pool.pid(place)) == "T"
-        assert injector.client_pool.thinks(place)
-    assert _state(injector.client_pool.pid(place)) != "T"
+        index = _index(injection, "client")
+        assert _state(injector.client_pool.pid(index)) == "T"
+        assert injector.client_pool.is_before_write(index)
+    assert _state(injector.client_pool.pid(index)) != "T"
 
 
 async def test_a_killed_holder_is_followed_by_another(injector: FaultInjector) -> None:
     """Under another name, so that its calls are not taken for those of the dead."""
     injection = _drawn(injector, "holder killed")
-    place = _place(injection, "client")
-    name, pid = injector.client_pool.name_of(place), injector.client_pool.pid(place)
+    index = _index(injection, "client")
+    name, pid = injector.client_pool.name_of(index), injector.client_pool.pid(index)
     async with _begun(injection):
         assert injector.client_pool.ended_early()
     assert not injector.client_pool.ended_early()
-    assert injector.client_pool.name_of(place) != name
-    assert injector.client_pool.pid(place) != pid
+    assert injector.client_pool.name_of(index) != name
+    assert injector.client_pool.pid(index) != pid
 
 
 async def test_a_server_is_paused_and_killed(injector: FaultInjector) -> None:
     """The process itself, not what is seen of it."""
     async with _begun(_drawn(injector, "server paused")) as injection:
-        server = injector.cluster.servers[_place(injection, "server")]
+        server = injector.cluster.servers[_index(injection, "server")]
         await until(lambda: _is_stopped(server.process.pid))
     async with _begun(_drawn(injector, "server killed")) as injection:
-        server = injector.cluster.servers[_place(injection, "server")]
+        server = injector.cluster.servers[_index(injection, "server")]
         assert _has_ended(server.process)
     assert not _has_ended(server.process)
     assert not await injector.cluster.set_right()
@@ -215,7 +217,7 @@ async def test_a_server_is_paused_and_killed(injector: FaultInjector) -> None:
 async def test_a_drained_server_ends_in_good_order_and_is_started_again(injector: FaultInjector) -> None:
     """That it ended is no defect; a status that is not 0 would be one."""
     async with _begun(_drawn(injector, "server drained")) as injection:
-        server = injector.cluster.servers[_place(injection, "server")]
+        server = injector.cluster.servers[_index(injection, "server")]
         assert server.process.exit_status == 0
     assert not _has_ended(server.process)
     assert not await injector.cluster.set_right()
@@ -228,7 +230,7 @@ async def test_a_server_that_does_not_end_in_good_order_when_it_is_told_to_is_a_
 ) -> None:
     """Here somebody kills it meanwhile."""
     injection = _drawn(injector, "server drained")
-    server = injector.cluster.servers[_place(injection, "server")]
+    server = injector.cluster.servers[_index(injection, "server")]
     server.pause()
     try:
 
@@ -236,13 +238,13 @@ async def test_a_server_that_does_not_end_in_good_order_when_it_is_told_to_is_a_
             await asyncio.sleep(0.1)
             server.process.kill()
 
-        await asyncio.gather(injection.begin(), killed())
+        await asyncio.gather(run_step(injection.begin), killed())
         assert [str(each) for each in injector.broken] == [
-            f"server {_place(injection, 'server')} was told to end and did with -9"
+            f"server {_index(injection, 'server')} was told to end and did with -9"
         ]
     finally:
         injector.broken.clear()
-        await injection.heal()
+        await run_step(injection.end)
     assert not await injector.cluster.set_right()
 
 
@@ -252,16 +254,16 @@ async def test_a_server_that_does_not_end_when_it_is_told_to_is_a_defect(
     """The run goes on with another process, and its verdict is told."""
     monkeypatch.setattr(services, "_DRAIN_S", 0.5)
     injection = _drawn(injector, "server drained")
-    server = injector.cluster.servers[_place(injection, "server")]
+    server = injector.cluster.servers[_index(injection, "server")]
     server.pause()
     try:
-        await injection.begin()
+        await run_step(injection.begin)
         assert _has_ended(server.process)
         (told,) = injector.broken
         assert "had not ended after 0.5 s" in told
     finally:
         injector.broken.clear()
-        await injection.heal()
+        await run_step(injection.end)
     assert not await injector.cluster.set_right()
 
 
@@ -300,10 +302,10 @@ async def test_a_storage_that_ends_by_itself_is_a_defect(injector: FaultInjector
 async def test_a_node_is_paused_and_killed_and_keeps_what_it_had(injector: FaultInjector) -> None:
     """It syncs every write."""
     async with _begun(_drawn(injector, "node paused")) as injection:
-        paused = injector.cluster.nodes[_place(injection, "node")]
+        paused = injector.cluster.nodes[_index(injection, "node")]
         await until(lambda: _is_stopped(paused.pid))
     async with _begun(_drawn(injector, "node killed")) as injection:
-        node = injector.cluster.nodes[_place(injection, "node")]
+        node = injector.cluster.nodes[_index(injection, "node")]
         assert _has_ended(node)
         assert not injection.forgets
     assert await node.call("HGET", "redfence:node", "cluster_id")
@@ -325,15 +327,15 @@ async def test_a_node_that_does_not_sync_counts_as_forgetful_when_it_is_killed(
 async def test_a_node_without_a_log_comes_back_empty_and_votes_again(
     tmp_path: Path, redis_binary: RedisBinary
 ) -> None:
-    """No server starts meanwhile: it would have seen this place never before, and would want an operator."""
+    """No server starts meanwhile: it would have seen this index never before, and would want an operator."""
     async with ChaosCluster(Plan(aof="off"), tmp_path, redis_binary) as cluster:
         client_pool = ClientPool(cluster, seed="0", began_s=now_s(), count=1)
         injector = FaultInjector(cluster, client_pool, on_begin=lambda _: None)
         injection = _drawn(injector, "node killed")
-        place = _place(injection, "node")
-        assert injection.forgets == [place]
-        assert every_server(injector) < set(injection.takes)
-        node = cluster.nodes[place]
+        index = _index(injection, "node")
+        assert injection.forgets == [index]
+        assert locks_of_servers(injector) < set(injection.locks)
+        node = cluster.nodes[index]
         assert await node.call("SET", "kept", "until then") == b"OK"
         async with _begun(injection):
             assert _has_ended(node)
@@ -348,7 +350,7 @@ async def test_a_node_without_a_log_comes_back_empty_and_votes_again(
 async def test_a_log_is_shorter_by_what_was_cut(injector: FaultInjector) -> None:
     """And the node starts all the same, for the log was repaired."""
     injection = _drawn(injector, "log cut")
-    node = injector.cluster.nodes[_place(injection, "node")]
+    node = injector.cluster.nodes[_index(injection, "node")]
     before = log_file(node).stat().st_size
     async with _begun(injection):
         assert _has_ended(node)
@@ -408,9 +410,9 @@ async def test_settings_change_while_a_node_runs_and_are_mended(
 ) -> None:
     """A crash mends them as well: the node's file has the settings of before."""
     injection = _drawn_so(injector, "settings changed", way, mended)
-    place = int(injection.target.partition(":")[0].removeprefix("node "))
-    node = injector.cluster.nodes[place]
-    assert injection.forgets == [place]
+    index = int(injection.target.partition(":")[0].removeprefix("node "))
+    node = injector.cluster.nodes[index]
+    assert injection.forgets == [index]
     pid = node.pid
     before = [await node.call("CONFIG", "GET", each) for each in (name, "maxmemory")]
     async with _begun(injection):
@@ -453,7 +455,7 @@ async def test_a_partition_cuts_as_many_pairs_as_its_form_says(
     async with _begun(_drawn(injector, kind)):
         cut = _cut(injector)
         assert len(cut) == count
-        nodes = {place for _, place in cut}
+        nodes = {index for _, index in cut}
         assert len(nodes) == {"partition: halves": 3, "partition: ring": 2}.get(kind, 1)
     assert not _cut(injector)
 
@@ -465,17 +467,17 @@ async def test_a_node_is_another_process_for_some_servers_until_one_of_the_two_e
 ) -> None:
     """The other one is empty, or has what the node had; and only for a copy may leases overlap."""
     injection = _drawn_so(injector, kind, f"the {ends} process ends")
-    (place,) = injection.forgets
-    node = injector.cluster.nodes[place]
+    (index,) = injection.forgets
+    node = injector.cluster.nodes[index]
     assert await node.call("SET", "mark", "old") == b"OK"
-    (old,) = {await _seen_through(node, server.proxies[place]) for server in injector.cluster.servers}
+    (old,) = {await _seen_through(node, server.proxies[index]) for server in injector.cluster.servers}
     folder = node.folder
     async with _begun(injection):
-        seen = {await _seen_through(node, server.proxies[place]) for server in injector.cluster.servers}
+        seen = {await _seen_through(node, server.proxies[index]) for server in injector.cluster.servers}
         (other,) = seen - {old}
         assert old in seen
         assert other[1] == (b"old" if kind == NODE_COPIED else None)
-    (left,) = {await _seen_through(node, server.proxies[place]) for server in injector.cluster.servers}
+    (left,) = {await _seen_through(node, server.proxies[index]) for server in injector.cluster.servers}
     assert left[0] == (old if ends == "new" else other)[0]
     assert folder.exists() == (ends == "new")
     assert len(list(folder.parent.glob("data*/"))) == 1
@@ -499,7 +501,7 @@ async def _seen_through(node: RedisNode, proxy: TcpProxy) -> tuple[bytes, object
 async def test_a_node_takes_no_new_client(injector: FaultInjector) -> None:
     """Whoever connects is told so."""
     async with _begun(_drawn(injector, "maxclients")) as injection:
-        node = injector.cluster.nodes[_place(injection, "node")]
+        node = injector.cluster.nodes[_index(injection, "node")]
         with pytest.raises((hiredis.ReplyError, OSError)):
             await node.call("PING")
     assert await node.call("PING") == b"PONG"
@@ -508,7 +510,7 @@ async def test_a_node_takes_no_new_client(injector: FaultInjector) -> None:
 async def test_a_node_out_of_memory_takes_no_write(injector: FaultInjector) -> None:
     """It evicts nothing."""
     async with _begun(_drawn(injector, "maxmemory noeviction")) as injection:
-        node = injector.cluster.nodes[_place(injection, "node")]
+        node = injector.cluster.nodes[_index(injection, "node")]
         with pytest.raises(hiredis.ReplyError, match="OOM"):
             await node.call("SET", "more", "1")
         assert await node.call("CONFIG", "GET", "maxmemory-policy") == [b"maxmemory-policy", b"noeviction"]
@@ -518,13 +520,13 @@ async def test_a_node_out_of_memory_takes_no_write(injector: FaultInjector) -> N
 async def test_a_server_may_open_no_file_more(injector: FaultInjector) -> None:
     """Until it may again."""
     injection = _drawn(injector, _NO_MORE_FILES)
-    pid = injector.cluster.servers[_place(injection, "server")].process.pid
+    pid = injector.cluster.servers[_index(injection, "server")].process.pid
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     async with _begun(injection):
         # A file gets the least number that is free: this leaves none, whichever ones it loses.
         assert resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] <= 3
     assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == before
-    server = injector.cluster.servers[_place(injection, "server")]
+    server = injector.cluster.servers[_index(injection, "server")]
     server.kill()
     server.start()
     assert not await injector.cluster.set_right()
@@ -534,7 +536,7 @@ async def test_a_clock_is_half_a_minute_off_and_back_again(injector: FaultInject
     """And the fault says that clocks are moved, for exclusion is not promised then."""
     async with _begun(_drawn(injector, "clock stepped")) as injection:
         assert injection.moves_clocks
-        node = injector.cluster.nodes[_place(injection, "node")]
+        node = injector.cluster.nodes[_index(injection, "node")]
         assert await node.has_clock_offset(30_000) or await node.has_clock_offset(-30_000)
     assert await node.has_clock_offset(0)
     assert not await injector.cluster.set_right()
@@ -560,9 +562,9 @@ async def test_the_clock_of_one_server_loses_time_and_the_others_keep_theirs(
 
 def _clocks(injector: FaultInjector, injection: FaultInjection) -> tuple[MovedClock, MovedClock]:
     """Return the clock of the server that is struck, and that of the other one."""
-    place = int(injection.target.split()[1])
+    index = int(injection.target.split()[1])
     clocks = [
-        server.clock for server in (injector.cluster.servers[place], injector.cluster.servers[1 - place])
+        server.clock for server in (injector.cluster.servers[index], injector.cluster.servers[1 - index])
     ]
     wrong, right = clocks
     assert wrong is not None

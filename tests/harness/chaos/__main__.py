@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import get_args
 
 from harness.chaos.cluster import Aof, Plan
-from harness.chaos.faults import CLOCK_STEPPED, DISK_FULL, FAULTS, SERVER_CLOCK, possible
+from harness.chaos.faults import FAULTS, possible
+from harness.chaos.limit_faults import CLOCK_STEPPED, SERVER_CLOCK
+from harness.chaos.memory_faults import DISK_FULL
 from harness.chaos.node_disk import can_mount
 from harness.chaos.report import BROKEN, INVALID, PASSED, Report, report_of, write_report
 from harness.chaos.run import Run, Schedule, run

@@ -1,4 +1,4 @@
-"""The clients of a run: processes that are started, stopped in mid-thought, killed, followed by others, and ended."""
+"""Starts, stops, kills, replaces and ends the client processes of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.history.records import Kind, Operation, Outcome, in_order, read_ope
 from harness.processes.commands import CommandProcess
 
 _START_S = 60.0
-# The longest call of a client, and the closing of its connections.
+# The longest call of a client and the close of its connections.
 _END_S = 30.0
 _TAIL_BYTES = 8 * 1024
 _TRIES_MAX = 200
@@ -33,21 +33,25 @@ _WORKERS = {"append": 3, "race": 3, "keep": 2, "sdk": 2, "threads": 2}
 
 
 @dataclass(slots=True)
-class _Seat:
+class _Client:
     workload: str
     process: CommandProcess
     records: Path
     generation: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.records.stem
 
 
 class ClientPool:
     """The clients of one cluster.
 
     Args:
-        cluster: what they call.
+        cluster: the servers and the storage that they call.
         seed: of what they do.
-        began_s: since when they count.
-        count: how many.
+        began_s: from when on they count their lists.
+        count: how many clients to start.
         mix: their workloads, in turn.
     """
 
@@ -59,23 +63,21 @@ class ClientPool:
         self._began_s = began_s
         self._count = count
         self._mix = mix
-        self._seats: list[_Seat] = []
+        self._clients: list[_Client] = []
         self._folder = cluster.folder / "records"
         self._files: list[Path] = []
 
     def __len__(self) -> int:
-        return len(self._seats)
+        return len(self._clients)
 
     async def start(self) -> None:
-        """Start them; return when all of them work."""
+        """Start all clients and return when all of them work."""
         self._folder.mkdir()
         for number in range(self._count):
             workload = self._mix[number % len(self._mix)]
-            name = f"{workload}{number}"
-            process, records = self._start_process(workload, name)
-            self._seats.append(_Seat(workload, process, records))
-        for seat in self._seats:
-            await seat.process.wait_for_line(client.READY, timeout_s=_START_S)
+            self._clients.append(_Client(workload, *self._start_process(workload, f"{workload}{number}")))
+        for each in self._clients:
+            await each.process.wait_for_line(client.READY, timeout_s=_START_S)
 
     def _start_process(self, workload: str, name: str) -> tuple[CommandProcess, Path]:
         records = self._folder / f"{name}.jsonl"
@@ -90,96 +92,93 @@ class ClientPool:
         )
         return process, records
 
-    def pid(self, place: int) -> int:
+    def pid(self, index: int) -> int:
         """Return the process id of a client."""
-        return self._seats[place].process.pid
+        return self._clients[index].process.pid
 
-    def thinks(self, place: int) -> bool:
-        """Tell whether a client has read a list and not yet begun to write it, as far as it has written down."""
-        return _thinks(_last(self._seats[place].records))
+    def is_before_write(self, index: int) -> bool:
+        """Tell whether the records show a read of a list and not yet the write that follows it."""
+        return _is_before_write(_last_lines(self._clients[index].records))
 
-    def name_of(self, place: int) -> str:
-        """Return what a client is called at present."""
-        return self._seats[place].records.stem
+    def name_of(self, index: int) -> str:
+        """Return the name of the present client at this index."""
+        return self._clients[index].name
 
-    def places(self, workloads: Sequence[str]) -> list[int]:
-        """Return where clients of these workloads are."""
-        return [place for place, seat in enumerate(self._seats) if seat.workload in workloads]
+    def random_index(self, random: Random, workloads: Sequence[str]) -> int:
+        """Draw a client of these workloads, or any client if there is none."""
+        found = [index for index, each in enumerate(self._clients) if each.workload in workloads]
+        return random.choice(found or list(range(len(self._clients))))
 
-    async def stop_in_thought(self, place: int) -> None:
-        """Stop a client (SIGSTOP), if it appends between its read and its write; after many tries anywhere."""
-        seat = self._seats[place]
+    async def stop_before_write(self, index: int) -> None:
+        """Stop a client (SIGSTOP); a client that appends stops between its read and its write if possible."""
+        stopped = self._clients[index]
         for _ in range(_TRIES_MAX):
-            seat.process.send_signal(signal.SIGSTOP)
-            await _until_stopped(seat.process.pid)
-            # While it is stopped, what it has written down stays as it is.
-            if seat.workload not in ("append", "sdk") or _thinks(_last(seat.records)):
+            stopped.process.send_signal(signal.SIGSTOP)
+            await _until_stopped(stopped.process.pid)
+            # The records of a stopped process do not change.
+            if stopped.workload not in ("append", "sdk") or self.is_before_write(index):
                 return
-            seat.process.send_signal(signal.SIGCONT)
+            stopped.process.send_signal(signal.SIGCONT)
             await asyncio.sleep(_TRY_S)
-        seat.process.send_signal(signal.SIGSTOP)
+        stopped.process.send_signal(signal.SIGSTOP)
 
-    def resume(self, place: int) -> None:
-        """Let it go on (SIGCONT)."""
-        self._seats[place].process.send_signal(signal.SIGCONT)
+    def resume(self, index: int) -> None:
+        """Let a stopped client go on (SIGCONT)."""
+        self._clients[index].process.send_signal(signal.SIGCONT)
 
-    def kill(self, place: int) -> None:
-        """End it by kill -9."""
-        self._seats[place].process.kill()
+    def kill(self, index: int) -> None:
+        """End a client by kill -9."""
+        self._clients[index].process.kill()
 
-    async def follow(self, place: int) -> None:
-        """Let another client take the place of one that was killed."""
-        seat = self._seats[place]
-        seat.generation += 1
-        name = f"{seat.workload}{place}.{seat.generation}"
-        seat.process, seat.records = self._start_process(seat.workload, name)
-        await seat.process.wait_for_line(client.READY, timeout_s=_START_S)
+    async def replace(self, index: int) -> None:
+        """Start a new client, with a new name, at the index of a client that was killed."""
+        each = self._clients[index]
+        each.generation += 1
+        name = f"{each.workload}{index}.{each.generation}"
+        each.process, each.records = self._start_process(each.workload, name)
+        await each.process.wait_for_line(client.READY, timeout_s=_START_S)
 
     def ended_early(self) -> list[str]:
-        """Return clients that have ended without being told, and what they wrote: defects of the harness or of the SDK."""
+        """Return clients that have ended by themselves: defects of the harness or of the SDK."""
         return [
-            f"{seat.records.stem} ended with {seat.process.exit_status}: {seat.process.stderr[-2000:]}"
-            for seat in self._seats
-            if seat.process.exit_status is not None
+            f"{each.name} ended with {each.process.exit_status}: {each.process.stderr[-2000:]}"
+            for each in self._clients
+            if each.process.exit_status is not None
         ]
 
     async def end(self) -> list[str]:
-        """Let all of them end what they do; return those that did not end in order."""
-        for seat in self._seats:
-            seat.process.send_signal(signal.SIGCONT)
-            seat.process.send_signal(signal.SIGTERM)
+        """Let all clients finish their work; return those that did not end with status 0."""
+        for each in self._clients:
+            each.process.send_signal(signal.SIGCONT)
+            each.process.send_signal(signal.SIGTERM)
         wrong = []
-        for seat in self._seats:
+        for each in self._clients:
             try:
-                status: object = await seat.process.wait(timeout_s=_END_S)
+                status: object = await each.process.wait(timeout_s=_END_S)
             except AssertionError:
                 status = f"had not ended {_END_S:g} s after SIGTERM"
-                seat.process.kill()
+                each.process.kill()
             if status != 0:
-                wrong.append(f"{seat.records.stem}: {status}: {seat.process.stderr[-2000:]}")
+                wrong.append(f"{each.name}: {status}: {each.process.stderr[-2000:]}")
         return wrong
 
     def operations(self) -> tuple[Operation, ...]:
-        """Return everything that they have written down."""
+        """Return all recorded calls, in the order of their invocation."""
         return in_order(
             each for path in self._files if path.exists() for each in settled(read_operations(path))
         )
 
-    def random_place(self, random: Random, workloads: Sequence[str]) -> int:
-        """Return the place of some client of these workloads, or of any if there is none."""
-        return random.choice(self.places(workloads) or list(range(len(self._seats))))
-
 
 async def _until_stopped(pid: int) -> None:
-    """Return once a process that was sent SIGSTOP stands still, which may take a moment; give up after many looks."""
+    """Return once a process has stopped after SIGSTOP; give up after many looks."""
     for _ in range(_TRIES_MAX):
         if Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0] in ("T", "Z"):
             return
         await asyncio.sleep(_STOP_LOOK_S)
 
 
-def _last(path: Path) -> list[str]:
-    """Return the last whole lines."""
+def _last_lines(path: Path) -> list[str]:
+    """Return the last complete lines of a file."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL_BYTES))
@@ -187,8 +186,7 @@ def _last(path: Path) -> list[str]:
     return [each for each in text.splitlines(keepends=True)[1:] if each.endswith("\n")]
 
 
-def _thinks(lines: Sequence[str]) -> bool:
-    """Tell whether somebody has read a list and not yet begun to write it."""
+def _is_before_write(lines: Sequence[str]) -> bool:
     reading: set[str] = set()
     for each in map(json.loads, lines):
         if each["kind"] == Kind.READ and each["outcome"] == Outcome.OK:

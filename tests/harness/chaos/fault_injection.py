@@ -1,71 +1,95 @@
-"""One fault: what it does, what it needs for itself, how long it lasts; and how it is carried out, told and always healed."""
+"""Injects faults: a fault is data and two functions, and each fault that began is recorded and ended."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import TypeAlias, TypeVar
 
 from harness.chaos.client_pool import ClientPool
-from harness.chaos.cluster import ChaosCluster
+from harness.chaos.cluster import TTL_MS_MAX, ChaosCluster
 from harness.chaos.recorder import now_s
 from harness.history.records import Fault
 from harness.processes.servers import until
 
-# A node that has forgotten comes back after a quarantine, in which a server has to be up without a break.
+ThingT = TypeVar("ThingT")
+Step: TypeAlias = Callable[[], Awaitable[None] | None]
+
+TTL_S = TTL_MS_MAX / 1000
+STORAGE = "storage"
+"""The lock of the storage's process."""
+# A forgetful node rejoins after a quarantine. One server must run during the whole quarantine.
 _REJOIN_S = 60.0
-_HEAL_S = 90.0
-# A server that has just been started looks at every node, but also through networks that are broken.
+_END_S = 90.0
+# A server that has just started examines every node, perhaps through a broken network.
 _SEEN_S = 60.0
 
 
-STORAGE = "storage"
-"""The name of the storage's process."""
+async def run_step(step: Step) -> None:
+    """Call a function, and await what it returns if it is asynchronous."""
+    if (awaitable := step()) is not None:
+        await awaitable
 
 
-async def _nothing() -> None:
-    """Do nothing."""
+def for_each(
+    action: Callable[[ThingT], Awaitable[None] | None], things: Iterable[ThingT]
+) -> Callable[[], Awaitable[None]]:
+    """Return a step that does one action to several things, one after another."""
+
+    async def step() -> None:
+        for thing in things:
+            if (awaitable := action(thing)) is not None:
+                await awaitable
+
+    return step
+
+
+def no_step() -> None:
+    """Do nothing: a fault that ends by itself needs no end."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultInjection:
-    """One fault, drawn but not yet carried out.
+    """One fault, drawn but not yet injected.
 
     Attributes:
-        kind: its name in the list of faults.
-        target: what it injections; for people.
-        lasts_s: from its beginning to its healing.
-        begin: brings it about.
-        heal: takes it back; called also if `begin` failed midway.
-        takes: names of what no other fault may injection meanwhile.
+        target: names the processes for people.
+        lasts_s: the time between begin and end.
+        begin: brings the fault about.
+        end: takes it back, also if `begin` failed midway.
+        locks: names that no other fault may hold at the same time.
         forgets: the nodes that may forget by it.
         moves_clocks, overlaps_s: see `Fault`.
-        tells: whether it is recorded by what is done here; else by itself, by `FaultInjector.note`.
+        records_itself: whether its own functions record it, by `FaultInjector.record`.
+        kind: its name in the list of faults.
     """
 
-    kind: str
     target: str
     lasts_s: float
-    begin: Callable[[], Awaitable[None]]
-    heal: Callable[[], Awaitable[None]] = _nothing
-    takes: Collection[str] = ()
+    begin: Step
+    end: Step = no_step
+    locks: Collection[str] = ()
     forgets: Sequence[int] = ()
     moves_clocks: bool = False
     overlaps_s: float | None = None
-    tells: bool = True
+    records_itself: bool = False
+    kind: str = ""
 
 
 @dataclass(slots=True)
 class FaultInjector:
-    """What faults injection, and what has become of them.
+    """Injects faults into one cluster and its clients.
 
     Attributes:
-        faults: those that are over, in the order of their end.
-        ending: set when no fault is to last any longer.
-        on_begin: told of each fault as it begins.
-        unhealed: what the harness could not set right after a fault; such a run is invalid.
-        broken: what redfence did not set right by itself, as it promises.
+        faults: those that have ended, in the order of their ends.
+        ending: set when every fault must end.
+        on_begin: called with each fault as it begins.
+        unhealed: what the harness could not repair after a fault; such a run is invalid.
+        broken: what redfence did not repair by itself, although it promises to.
     """
 
     cluster: ChaosCluster
@@ -80,127 +104,144 @@ class FaultInjector:
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def inject(self, injection: FaultInjection) -> None:
-        """Return when the fault was healed, and nodes that have forgotten by it have rejoined.
+        """Return when the fault has ended and the nodes that forgot by it have rejoined.
 
-        Never do more than a minority of the nodes forget before those that have forgotten earlier have rejoined: nothing is promised beyond.
+        At most a minority of nodes forgets at a time. redfence promises nothing beyond that.
         """
         async with AsyncExitStack() as stack:
-            # In one order for all, so that no two wait for each other.
-            for name in sorted(injection.takes):
+            # One order for all faults, so that no two faults wait for each other.
+            for name in sorted(injection.locks):
                 await stack.enter_async_context(self._locks.setdefault(name, asyncio.Lock()))
-            await self._may_forget(injection.forgets)
+            await self._wait_until_may_forget(set(injection.forgets))
             try:
                 if not self.ending.is_set():
-                    await self._play(injection)
+                    await self._begin_and_end(injection)
             finally:
-                for place in injection.forgets:
-                    await self._until_rejoined(place)
+                for node_index in injection.forgets:
+                    await self._wait_until_rejoined(node_index)
                 async with self._changed:
                     self._forgetful -= set(injection.forgets)
                     self._changed.notify_all()
 
-    def note(self, fault: Fault) -> None:
-        """Record a fault that is over."""
+    def record(self, fault: Fault) -> None:
+        """Record a fault that has ended."""
         self.faults.append(fault)
 
-    async def _may_forget(self, places: Sequence[int]) -> None:
-        if not places:
-            return
+    async def end(self) -> None:
+        """Let every fault end now."""
+        self.ending.set()
         async with self._changed:
-            await self._changed.wait_for(
-                lambda: (
-                    (
-                        len(self._forgetful | set(places)) <= self.cluster.minority
-                        and not self._forgetful & set(places)
-                    )
-                    or self.ending.is_set()
-                )
-            )
-            self._forgetful |= set(places)
+            self._changed.notify_all()
 
-    async def _play(self, injection: FaultInjection) -> None:
+    async def _wait_until_may_forget(self, nodes: set[int]) -> None:
+        def may_forget() -> bool:
+            is_minority = len(self._forgetful | nodes) <= self.cluster.minority
+            return (is_minority and not self._forgetful & nodes) or self.ending.is_set()
+
+        if nodes:
+            async with self._changed:
+                await self._changed.wait_for(may_forget)
+                self._forgetful |= nodes
+
+    async def _begin_and_end(self, injection: FaultInjection) -> None:
         self.on_begin(injection)
         began_s = now_s()
         try:
-            await injection.begin()
+            await run_step(injection.begin)
             try:
                 async with asyncio.timeout(injection.lasts_s):
                     await self.ending.wait()
             except TimeoutError:
                 pass
         finally:
-            async with asyncio.timeout(_HEAL_S):
-                await injection.heal()
-            if injection.tells:
-                self.note(
-                    Fault(
-                        injection.kind,
-                        injection.target,
-                        began_s,
-                        now_s(),
-                        moves_clocks=injection.moves_clocks,
-                        overlaps_s=injection.overlaps_s,
-                    )
+            async with asyncio.timeout(_END_S):
+                await run_step(injection.end)
+            if not injection.records_itself:
+                fault = Fault(
+                    injection.kind,
+                    injection.target,
+                    began_s,
+                    now_s(),
+                    moves_clocks=injection.moves_clocks,
+                    overlaps_s=injection.overlaps_s,
                 )
+                self.record(fault)
 
-    async def _until_rejoined(self, place: int) -> None:
+    async def _wait_until_rejoined(self, node_index: int) -> None:
+        async def has_rejoined() -> bool:
+            # A superseded process does not know that it has lost its vote, so a server must confirm it.
+            return await self.cluster.votes(node_index) and await _is_seen(self, node_index)
+
         try:
-            await until(lambda: self._is_back(place), timeout_s=_REJOIN_S)
+            await until(has_rejoined, timeout_s=_REJOIN_S)
         except AssertionError:
-            # Other faults may keep it out; it counts as forgetful no longer than this run can wait for it.
-            self.broken.append(f"node {place} had not rejoined after {_REJOIN_S:g} s")
-
-    async def _is_back(self, place: int) -> bool:
-        """Tell whether a node votes by its own word, and for a server: one that was superseded does not know."""
-        return await self.cluster.votes(place) and await _is_seen(self, place)
-
-    async def end(self) -> None:
-        """Let no fault last any longer."""
-        self.ending.set()
-        async with self._changed:
-            self._changed.notify_all()
+            # Other faults may keep it out. The run waits no longer, and the node counts as rejoined.
+            self.broken.append(f"node {node_index} had not rejoined after {_REJOIN_S:g} s")
 
 
-async def until_seen(injector: FaultInjector, place: int) -> None:
-    """Return once some server has the node's vote: one that comes back empty, and that no server has seen, wants an operator."""
-    await until(lambda: _is_seen(injector, place), timeout_s=_SEEN_S)
+async def wait_until_seen(injector: FaultInjector, *nodes: int) -> None:
+    """Return once some server has each node's vote.
+
+    Without a server that knows it, a node that comes back empty needs an operator.
+    """
+    for node_index in nodes:
+        await until(partial(_is_seen, injector, node_index), timeout_s=_SEEN_S)
 
 
-async def _is_seen(injector: FaultInjector, place: int) -> bool:
-    counts = [await server.counts(place) for server in injector.cluster.servers]
-    return any(counts)
-
-
-async def until_seen_by_all(injector: FaultInjector, place: int) -> None:
-    """Return once every server has the node's vote. All of them have to run."""
+async def wait_until_seen_by_all(injector: FaultInjector, *nodes: int) -> None:
+    """Return once every server has each node's vote; all servers must run."""
 
     async def is_seen_by_all() -> bool:
-        counts = [await server.counts(place) for server in injector.cluster.servers]
-        return all(counts)
+        return all([await server.counts(each) for server in injector.cluster.servers for each in nodes])
 
     await until(is_seen_by_all, timeout_s=_SEEN_S)
 
 
-def node_of(place: int) -> str:
-    """Return the name of a node's process, disk and settings."""
-    return f"node {place}"
+async def _is_seen(injector: FaultInjector, node_index: int) -> bool:
+    return any([await server.counts(node_index) for server in injector.cluster.servers])
 
 
-def network_of(place: int) -> str:
-    """Return the name of what lies between a node and all servers."""
-    return f"network of node {place}"
+def lock_of_node(index: int) -> str:
+    """Return the lock of a node's process, disk and settings."""
+    return f"node {index}"
 
 
-def server_of(place: int) -> str:
-    """Return the name of a server's process."""
-    return f"server {place}"
+def lock_of_network(index: int) -> str:
+    """Return the lock of the connections between a node and all servers."""
+    return f"network of node {index}"
 
 
-def every_server(injector: FaultInjector) -> set[str]:
-    """Return the names of all servers' processes."""
-    return {server_of(place) for place in range(len(injector.cluster.servers))}
+def lock_of_server(index: int) -> str:
+    """Return the lock of a server's process."""
+    return f"server {index}"
 
 
-def client_of(place: int) -> str:
-    """Return the name of a client's process."""
-    return f"client {place}"
+def lock_of_client(index: int) -> str:
+    """Return the lock of a client's process."""
+    return f"client {index}"
+
+
+def locks_of_servers(injector: FaultInjector) -> set[str]:
+    """Return the locks of all servers' processes."""
+    return {lock_of_server(index) for index in range(len(injector.cluster.servers))}
+
+
+def locks_of_everything(injector: FaultInjector) -> set[str]:
+    """Return the locks of all nodes, networks, servers and the storage."""
+    nodes = range(len(injector.cluster.nodes))
+    return {*map(lock_of_node, nodes), *map(lock_of_network, nodes), *locks_of_servers(injector), STORAGE}
+
+
+def some_node(injector: FaultInjector, random: Random) -> int:
+    """Draw the index of a node."""
+    return random.randrange(len(injector.cluster.nodes))
+
+
+def some_server(injector: FaultInjector, random: Random) -> int:
+    """Draw the index of a server."""
+    return random.randrange(len(injector.cluster.servers))
+
+
+def names(indices: Iterable[int], name_of: Callable[[int], str] = lock_of_node) -> str:
+    """Return the names of several processes for people."""
+    return ", ".join(map(name_of, indices))

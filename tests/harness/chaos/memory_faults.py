@@ -1,128 +1,128 @@
-"""Faults of what nodes remember: wiped, cut at the end of the log, on a full disk, changed settings, and a majority that has forgotten everything."""
+"""Faults of what nodes remember: wiped nodes, a cut log, a full disk, changed settings, a wiped majority."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from random import Random
 
 from harness.chaos.fault_injection import (
-    STORAGE,
     FaultInjection,
     FaultInjector,
-    every_server,
-    network_of,
-    node_of,
-    until_seen,
+    lock_of_network,
+    lock_of_node,
+    locks_of_everything,
+    locks_of_servers,
+    names,
+    some_node,
+    wait_until_seen,
 )
 from harness.chaos.recorder import now_s
 from harness.history.records import MAJORITY_WIPED, Fault
 from harness.processes.node_data import repair_log
 from harness.processes.redis_nodes import RedisNode
 
+LOG_CUT = "log cut"
+DISK_FULL = "disk full"
 _CUT_BYTES_MAX = 4_000
-# By so many bytes a node has too much memory in use; a few keys have 1,000 and all of them much less than the last.
+# A node may use this much memory more than its limit. The last value leaves room for no key at all.
 _TOO_MUCH_BYTES = (0, 1_000, 10_000, 1_000_000_000)
 
 
+async def _start_if_ended(*nodes: RedisNode) -> None:
+    for node in nodes:
+        if not node.is_running:
+            await node.start()
+
+
+async def _repair_and_start(node: RedisNode) -> None:
+    if not node.is_running:
+        await asyncio.to_thread(repair_log, node)
+        await node.start()
+
+
 def node_wiped(injector: FaultInjector, random: Random) -> FaultInjection:
-    """Draw: a node loses all its data, with a new process or by a command in the running one."""
-    place = random.randrange(len(injector.cluster.nodes))
-    node = injector.cluster.nodes[place]
+    """Delete all data of a node, with its process or by a command in the running process."""
+    index = some_node(injector, random)
+    node = injector.cluster.nodes[index]
     by_command = random.random() < 0.3
 
     async def begin() -> None:
-        await until_seen(injector, place)
+        await wait_until_seen(injector, index)
         if by_command:
             await node.call("FLUSHALL")
         else:
             node.kill()
             node.wipe()
 
-    async def heal() -> None:
-        if not node.is_running:
-            await node.start()
-
     return FaultInjection(
-        "node wiped",
-        f"{node_of(place)} by {'FLUSHALL' if by_command else 'a new disk'}",
+        f"{lock_of_node(index)} by {'FLUSHALL' if by_command else 'a new disk'}",
         random.uniform(0.0, 2.0),
         begin=begin,
-        heal=heal,
-        # One that starts meanwhile would not have seen this place.
-        takes={node_of(place), *every_server(injector)},
-        forgets=[place],
+        end=lambda: _start_if_ended(node),
+        # A server that starts meanwhile has never seen this node.
+        locks={lock_of_node(index), *locks_of_servers(injector)},
+        forgets=[index],
     )
 
 
 def log_cut(injector: FaultInjector, random: Random) -> FaultInjection:
-    """Draw: a node is killed, loses the end of its log, and is started after the log was repaired."""
-    place = random.randrange(len(injector.cluster.nodes))
-    node = injector.cluster.nodes[place]
+    """Kill a node, cut the end of its log, and start it after a repair of the log."""
+    index = some_node(injector, random)
+    node = injector.cluster.nodes[index]
     byte_count = random.randrange(1, _CUT_BYTES_MAX)
 
     async def begin() -> None:
-        # That a durable node has lost its last half second is noticed only by a server that was there.
-        await until_seen(injector, place)
+        # Only a server that ran before notices that a durable node has lost its last half second.
+        await wait_until_seen(injector, index)
         node.kill()
         node.cut_aof(byte_count)
 
-    async def heal() -> None:
-        if not node.is_running:
-            await asyncio.to_thread(repair_log, node)
-            await node.start()
-
     return FaultInjection(
-        "log cut",
-        f"{node_of(place)}, {byte_count} bytes",
+        f"{lock_of_node(index)}, {byte_count} bytes",
         random.uniform(0.0, 2.0),
         begin=begin,
-        heal=heal,
-        takes={node_of(place), *every_server(injector)},
-        forgets=[place],
+        end=lambda: _repair_and_start(node),
+        locks={lock_of_node(index), *locks_of_servers(injector)},
+        forgets=[index],
     )
 
 
 def disk_full(injector: FaultInjector, random: Random) -> FaultInjection:
-    """Draw: the disk of the first node is full, which ends a node that syncs every write; its log is repaired then."""
+    """Fill the disk of the first node; a node that syncs every write ends by that."""
     node, disk = injector.cluster.nodes[0], injector.cluster.disks[0]
 
-    async def begin() -> None:
-        await asyncio.to_thread(disk.fill)
-
-    async def heal() -> None:
+    async def end() -> None:
         disk.clear()
-        if not node.is_running:
-            await asyncio.to_thread(repair_log, node)
-            await node.start()
+        await _repair_and_start(node)
 
     return FaultInjection(
-        "disk full",
-        node_of(0),
+        lock_of_node(0),
         random.uniform(1.0, 4.0),
-        begin=begin,
-        heal=heal,
-        takes={node_of(0)},
+        begin=lambda: asyncio.to_thread(disk.fill),
+        end=end,
+        locks={lock_of_node(0)},
         forgets=() if injector.cluster.plan.aof == "always" else [0],
     )
 
 
 def settings_changed(injector: FaultInjector, random: Random) -> FaultInjection:
-    """Draw: a node that runs gets settings by which it forgets: at once, or at its next crash. It is mended while it runs or by that crash.
+    """Give a running node settings by which it forgets, now or at its next crash; then restore them.
 
-    Where it evicts keys, some server has no more than a quorum with it, and so needs each of its holds.
+    If the node evicts keys, one server reaches no more than a quorum with it, and so needs its holds.
     """
     cluster = injector.cluster
-    everybody = range(len(cluster.nodes))
-    place, server = random.randrange(len(everybody)), random.choice(cluster.servers)
-    node, aof = cluster.nodes[place], cluster.plan.aof
+    indices = range(len(cluster.nodes))
+    index, server = random.randrange(len(indices)), random.choice(cluster.servers)
+    node, aof = cluster.nodes[index], cluster.plan.aof
     ways = {"off": ["evicts"], "always": ["evicts", "appendonly no", "appendfsync everysec"]}
     way = random.choice(ways.get(aof, ["evicts", "appendonly no"]))
     too_much, crashes = random.choice(_TOO_MUCH_BYTES), random.random() < 0.5
-    others = random.sample([each for each in everybody if each != place], cluster.minority)
+    others = random.sample([each for each in indices if each != index], cluster.minority)
     cut = others if way == "evicts" else []
 
     async def begin() -> None:
-        await until_seen(injector, place)
+        await wait_until_seen(injector, index)
         for each in cut:
             server.proxies[each].hold()
         if way == "evicts":
@@ -131,11 +131,11 @@ def settings_changed(injector: FaultInjector, random: Random) -> FaultInjection:
         else:
             await _set(node, *way.split())
 
-    async def heal() -> None:
+    async def end() -> None:
         for each in cut:
             await server.proxies[each].heal()
         if crashes:
-            # Its file has the settings of before.
+            # The file of the node has the earlier settings.
             node.kill()
             await node.start()
         else:
@@ -145,18 +145,17 @@ def settings_changed(injector: FaultInjector, random: Random) -> FaultInjection:
                 await _set(node, "appendonly", "yes")
                 await _set(node, "appendfsync", aof)
         if not await node.call("EXISTS", "redfence:node"):
-            # A node that has lost its identity alone is for an operator to empty.
+            # An operator must empty a node that has lost only its identity.
             await node.call("FLUSHALL")
 
     how = f"{way} ({too_much} bytes)" if way == "evicts" else way
     return FaultInjection(
-        "settings changed",
-        f"{node_of(place)}: {how}, mended {'by a crash' if crashes else 'while it runs'}",
+        f"{lock_of_node(index)}: {how}, mended {'by a crash' if crashes else 'while it runs'}",
         random.uniform(0.3, 4.0),
         begin=begin,
-        heal=heal,
-        takes={node_of(place), *map(network_of, cut), *every_server(injector)},
-        forgets=[place],
+        end=end,
+        locks={lock_of_node(index), *map(lock_of_network, cut), *locks_of_servers(injector)},
+        forgets=[index],
     )
 
 
@@ -165,20 +164,19 @@ async def _set(node: RedisNode, name: str, value: str | int) -> None:
 
 
 async def _used_bytes(node: RedisNode) -> int:
-    told = await node.call("INFO", "memory")
-    assert isinstance(told, bytes)
-    return int(told.partition(b"used_memory:")[2].split()[0])
+    info = await node.call("INFO", "memory")
+    assert isinstance(info, bytes)
+    return int(info.partition(b"used_memory:")[2].split()[0])
 
 
 def majority_wiped(injector: FaultInjector, random: Random) -> FaultInjection:
-    """Draw: more than a minority lose all data at once; nothing may be granted until an operator recovers the cluster.
+    """Wipe more than a minority at once; no server may grant until an operator recovers the cluster.
 
-    It is recorded from the last wipe to the start of the recovery.
+    The recorded fault lasts from the last wipe to the start of the recovery.
     """
     cluster = injector.cluster
-    everybody = range(len(cluster.nodes))
-    places = random.sample(everybody, cluster.minority + 1)
-    nodes = [cluster.nodes[place] for place in places]
+    indices = random.sample(range(len(cluster.nodes)), cluster.minority + 1)
+    nodes = [cluster.nodes[index] for index in indices]
     wiped_s: list[float] = []
 
     async def begin() -> None:
@@ -188,28 +186,27 @@ def majority_wiped(injector: FaultInjector, random: Random) -> FaultInjection:
         wiped_s.append(now_s())
         await asyncio.gather(*(node.start() for node in nodes))
 
-    async def heal() -> None:
-        for node in nodes:
-            if not node.is_running:
-                await node.start()
+    async def end() -> None:
+        await _start_if_ended(*nodes)
         if wiped_s:
-            injector.note(Fault(MAJORITY_WIPED, ", ".join(map(node_of, places)), wiped_s[0], now_s()))
+            injector.record(Fault(MAJORITY_WIPED, names(indices), wiped_s[0], now_s()))
         await cluster.recover()
         injector.broken += await cluster.set_right()
 
     return FaultInjection(
-        MAJORITY_WIPED,
-        ", ".join(map(node_of, places)),
+        names(indices),
         random.uniform(1.0, 5.0),
         begin=begin,
-        heal=heal,
-        takes={
-            *map(node_of, everybody),
-            *map(network_of, everybody),
-            *every_server(injector),
-            # To set everything right concerns it as well.
-            STORAGE,
-        },
-        forgets=(),
-        tells=False,
+        end=end,
+        locks=locks_of_everything(injector),
+        records_itself=True,
     )
+
+
+MEMORY_FAULTS: Mapping[str, Callable[[FaultInjector, Random], FaultInjection]] = {
+    "node wiped": node_wiped,
+    LOG_CUT: log_cut,
+    DISK_FULL: disk_full,
+    "settings changed": settings_changed,
+    MAJORITY_WIPED: majority_wiped,
+}

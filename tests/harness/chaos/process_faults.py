@@ -1,214 +1,173 @@
-"""Faults of processes: holders, servers, nodes and the storage that stand still or die."""
+"""Faults of processes: clients, servers, nodes and the storage stand still or die."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from random import Random
 
 from harness.chaos import client
-from harness.chaos.cluster import TTL_MS_MAX
 from harness.chaos.fault_injection import (
     STORAGE,
+    TTL_S,
     FaultInjection,
     FaultInjector,
-    client_of,
-    every_server,
-    node_of,
-    server_of,
-    until_seen,
+    for_each,
+    lock_of_client,
+    lock_of_node,
+    lock_of_server,
+    locks_of_servers,
+    names,
+    some_server,
+    wait_until_seen,
 )
+from harness.chaos.services import ServerProcess, Service
+from harness.processes.redis_nodes import RedisNode
 
-_TTL_S = TTL_MS_MAX / 1000
-# Mostly those whose late write the storage must refuse.
+# Mostly the workloads whose late write the storage must refuse.
 _PAUSED = ("append", "append", "sdk", *client.WORKLOADS)
 
 
 def holder_paused(injector: FaultInjector, random: Random) -> FaultInjection:
-    """Draw: a client is stopped in mid-thought for longer than its lease lasts."""
-    place = injector.client_pool.random_place(random, [random.choice(_PAUSED)])
-
-    async def heal() -> None:
-        injector.client_pool.resume(place)
-
+    """Stop a client between its read and its write, for longer than its lease lasts."""
+    clients = injector.client_pool
+    index = clients.random_index(random, [random.choice(_PAUSED)])
     return FaultInjection(
-        "holder paused",
-        injector.client_pool.name_of(place),
-        random.uniform(1.5, 3.0) * _TTL_S,
-        begin=lambda: injector.client_pool.stop_in_thought(place),
-        heal=heal,
-        takes={client_of(place)},
+        clients.name_of(index),
+        random.uniform(1.5, 3.0) * TTL_S,
+        begin=lambda: clients.stop_before_write(index),
+        end=lambda: clients.resume(index),
+        locks={lock_of_client(index)},
     )
 
 
 def holder_killed(injector: FaultInjector, random: Random) -> FaultInjection:
-    """Draw: a client is killed in mid-thought, and a new one comes in its place."""
-    place = injector.client_pool.random_place(random, [random.choice(_PAUSED)])
+    """Kill a client between its read and its write; a new client replaces it."""
+    clients = injector.client_pool
+    index = clients.random_index(random, [random.choice(_PAUSED)])
 
     async def begin() -> None:
-        await injector.client_pool.stop_in_thought(place)
-        injector.client_pool.kill(place)
+        await clients.stop_before_write(index)
+        clients.kill(index)
 
     return FaultInjection(
-        "holder killed",
-        injector.client_pool.name_of(place),
+        clients.name_of(index),
         random.uniform(0.0, 1.0),
         begin=begin,
-        heal=lambda: injector.client_pool.follow(place),
-        takes={client_of(place)},
+        end=lambda: clients.replace(index),
+        locks={lock_of_client(index)},
     )
 
 
-def server_paused(injector: FaultInjector, random: Random) -> FaultInjection:
-    """Draw: a server stands still, shorter or longer than a lease lasts."""
-    place = random.randrange(len(injector.cluster.servers))
-    server = injector.cluster.servers[place]
-
-    async def begin() -> None:
-        server.pause()
-
-    async def heal() -> None:
-        server.resume()
-
+def _server_fault(
+    begin: Callable[[FaultInjector, ServerProcess], Awaitable[None] | None],
+    end: Callable[[ServerProcess], None],
+    lasts_ttls: tuple[float, float],
+    injector: FaultInjector,
+    random: Random,
+) -> FaultInjection:
+    index = some_server(injector, random)
+    server = injector.cluster.servers[index]
     return FaultInjection(
-        "server paused",
-        server_of(place),
-        random.uniform(0.3, 2.0) * _TTL_S,
-        begin=begin,
-        heal=heal,
-        takes={server_of(place)},
+        lock_of_server(index),
+        random.uniform(*lasts_ttls) * TTL_S,
+        begin=lambda: begin(injector, server),
+        end=lambda: end(server),
+        locks={lock_of_server(index)},
     )
 
 
-def server_killed(injector: FaultInjector, random: Random) -> FaultInjection:
-    """Draw: a server is killed, and started again a little later."""
-    place = random.randrange(len(injector.cluster.servers))
-    server = injector.cluster.servers[place]
-
-    async def begin() -> None:
+async def _drain(injector: FaultInjector, server: ServerProcess) -> None:
+    """Ask a server to end by SIGTERM; another exit status than 0 is a defect."""
+    # A process that has just been started does not handle SIGTERM yet.
+    served = server.is_serving
+    status: object
+    try:
+        status = await server.drain()
+    except AssertionError as error:
+        status = str(error)
         server.kill()
-
-    async def heal() -> None:
-        server.start()
-
-    return FaultInjection(
-        "server killed",
-        server_of(place),
-        random.uniform(0.0, 1.5) * _TTL_S,
-        begin=begin,
-        heal=heal,
-        takes={server_of(place)},
-    )
+    if served and status != 0:
+        index = injector.cluster.servers.index(server)
+        injector.broken.append(f"server {index} was told to end and did with {status}")
 
 
-def server_drained(injector: FaultInjector, random: Random) -> FaultInjection:
-    """Draw: a server is told to end in good order (SIGTERM), and started again a little later."""
-    place = random.randrange(len(injector.cluster.servers))
-    server = injector.cluster.servers[place]
-
-    async def begin() -> None:
-        # One that has just been started does not know yet what SIGTERM means.
-        served = server.is_serving
-        status: object
-        try:
-            status = await server.drain()
-        except AssertionError as error:
-            status = str(error)
-            server.kill()
-        if served and status != 0:
-            injector.broken.append(f"{server_of(place)} was told to end and did with {status}")
-
-    async def heal() -> None:
-        server.start()
-
-    return FaultInjection(
-        "server drained",
-        server_of(place),
-        random.uniform(0.0, 0.5) * _TTL_S,
-        begin=begin,
-        heal=heal,
-        takes={server_of(place)},
-    )
-
-
-def storage_paused(injector: FaultInjector, random: Random) -> FaultInjection:
-    """Draw: the storage stands still, for longer than its callers wait or not."""
+def _storage_fault(
+    begin: Callable[[Service], None],
+    end: Callable[[Service], Awaitable[None] | None],
+    lasts_s: tuple[float, float],
+    injector: FaultInjector,
+    random: Random,
+) -> FaultInjection:
     storage = injector.cluster.storage
-
-    async def begin() -> None:
-        storage.pause()
-
-    async def heal() -> None:
-        storage.resume()
-
     return FaultInjection(
-        "storage paused", STORAGE, random.uniform(0.2, 4.0), begin=begin, heal=heal, takes={STORAGE}
+        STORAGE,
+        random.uniform(*lasts_s),
+        begin=lambda: begin(storage),
+        end=lambda: end(storage),
+        locks={STORAGE},
     )
 
 
-def storage_killed(injector: FaultInjector, random: Random) -> FaultInjection:
-    """Draw: the storage is killed, and started again with its database a little later."""
-    storage = injector.cluster.storage
-
-    async def begin() -> None:
-        storage.kill()
-
-    async def heal() -> None:
-        storage.start()
-        await storage.until_serving()
-
-    return FaultInjection(
-        "storage killed", STORAGE, random.uniform(0.0, 1.0), begin=begin, heal=heal, takes={STORAGE}
-    )
+async def _start_storage(storage: Service) -> None:
+    storage.start()
+    await storage.until_serving()
 
 
 def node_paused(injector: FaultInjector, random: Random) -> FaultInjection:
-    """Draw: one node, or now and then more than a minority, stands still."""
+    """Stop one node, or now and then more than a minority."""
     count = injector.cluster.minority + 1 if random.random() < 0.2 else 1
-    places = random.sample(range(len(injector.cluster.nodes)), count)
-
-    async def begin() -> None:
-        for place in places:
-            injector.cluster.nodes[place].pause()
-
-    async def heal() -> None:
-        for place in places:
-            injector.cluster.nodes[place].resume()
-
+    indices = random.sample(range(len(injector.cluster.nodes)), count)
+    nodes = [injector.cluster.nodes[index] for index in indices]
     return FaultInjection(
-        "node paused",
-        ", ".join(map(node_of, places)),
-        random.uniform(0.1, 1.5) * _TTL_S,
-        begin=begin,
-        heal=heal,
-        takes=set(map(node_of, places)),
+        names(indices),
+        random.uniform(0.1, 1.5) * TTL_S,
+        begin=for_each(RedisNode.pause, nodes),
+        end=for_each(RedisNode.resume, nodes),
+        locks=set(map(lock_of_node, indices)),
     )
 
 
 def node_killed(injector: FaultInjector, random: Random) -> FaultInjection:
-    """Draw: one node is killed and restarted with what it has on disk; with durable nodes now and then more than a minority."""
+    """Kill one node and restart it with its file; of durable nodes now and then more than a minority."""
     aof = injector.cluster.plan.aof
     durable = aof == "always"
     count = injector.cluster.minority + 1 if durable and random.random() < 0.2 else 1
-    places = random.sample(range(len(injector.cluster.nodes)), count)
-    nodes = [injector.cluster.nodes[place] for place in places]
+    indices = random.sample(range(len(injector.cluster.nodes)), count)
+    nodes = [injector.cluster.nodes[index] for index in indices]
 
     async def begin() -> None:
         if aof == "off":
-            await until_seen(injector, *places)
+            await wait_until_seen(injector, *indices)
         for node in nodes:
             node.kill()
 
-    async def heal() -> None:
+    async def end() -> None:
         await asyncio.gather(*(node.start() for node in nodes if not node.is_running))
 
     return FaultInjection(
-        "node killed",
-        f"{', '.join(map(node_of, places))} (aof {aof})",
-        random.uniform(0.0, 1.5) * _TTL_S,
+        f"{names(indices)} (aof {aof})",
+        random.uniform(0.0, 1.5) * TTL_S,
         begin=begin,
-        heal=heal,
-        # Without its file it comes back as one that was wiped does.
-        takes={*map(node_of, places), *(every_server(injector) if aof == "off" else ())},
-        # One that syncs every write proves that it has forgotten nothing.
-        forgets=() if durable else places,
+        end=end,
+        # Without a file it comes back empty, and a server that starts meanwhile has never seen it.
+        locks={*map(lock_of_node, indices), *(locks_of_servers(injector) if aof == "off" else ())},
+        # A node that syncs every write proves that it has forgotten nothing.
+        forgets=() if durable else indices,
     )
+
+
+PROCESS_FAULTS: Mapping[str, Callable[[FaultInjector, Random], FaultInjection]] = {
+    "holder paused": holder_paused,
+    "holder killed": holder_killed,
+    "server paused": partial(
+        _server_fault, lambda _, server: server.pause(), ServerProcess.resume, (0.3, 2.0)
+    ),
+    "server killed": partial(_server_fault, lambda _, server: server.kill(), ServerProcess.start, (0.0, 1.5)),
+    "server drained": partial(_server_fault, _drain, ServerProcess.start, (0.0, 0.5)),
+    "storage paused": partial(_storage_fault, Service.pause, Service.resume, (0.2, 4.0)),
+    "storage killed": partial(_storage_fault, Service.kill, _start_storage, (0.0, 1.0)),
+    "node paused": node_paused,
+    "node killed": node_killed,
+}

@@ -1,16 +1,13 @@
-"""The calls of a run, sorted out by resource and lease, and what can be said of one by its record alone."""
+"""Sorts the calls of a history by resource and lease, and tells what one call proves by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Self
 
 from harness.history.records import MAJORITY_WIPED, Fault, Kind, Operation, Outcome
-
-_STORAGE = (Kind.READ, Kind.APPEND)
-_SIGHTS = (Kind.CHECK, Kind.GET_LOCK)
 
 
 @dataclass(slots=True)
@@ -20,7 +17,7 @@ class ResourceCalls:
     Attributes:
         leases: acquires, renewals and releases, by lease.
         storage: reads and appends.
-        observations: checks and looks, which change nothing.
+        observations: CheckToken and GetLock, which change nothing.
     """
 
     name: str
@@ -28,69 +25,69 @@ class ResourceCalls:
     storage: list[Operation] = field(default_factory=list)
     observations: list[Operation] = field(default_factory=list)
 
+    def acquires(self) -> Iterator[Operation]:
+        """Yield every Acquire, lease by lease."""
+        return (call for calls in self.leases.values() for call in calls if call.kind is Kind.ACQUIRE)
+
+    def grants(self) -> list[Operation]:
+        """Return every successful Acquire, in the order of the answers."""
+        return sorted((call for call in self.acquires() if call.outcome is Outcome.OK), key=answered_s)
+
 
 def by_resource(operations: Iterable[Operation]) -> dict[str, ResourceCalls]:
-    """Return the calls by resource.
-
-    Args:
-        operations: in the order of their invocation.
-    """
+    """Return the calls by resource; `operations` must be in the order of invocation."""
     resources: dict[str, ResourceCalls] = {}
     for call in operations:
         calls = resources.get(call.resource)
         if calls is None:
             calls = resources[call.resource] = ResourceCalls(call.resource)
-        if call.kind in _STORAGE:
+        if call.kind in (Kind.READ, Kind.APPEND):
             calls.storage.append(call)
-        elif call.kind in _SIGHTS:
+        elif call.kind in (Kind.CHECK, Kind.GET_LOCK):
             calls.observations.append(call)
         else:
-            lease = calls.leases.get(call.lease)
-            if lease is None:
-                calls.leases[call.lease] = [call]
-            else:
-                lease.append(call)
+            calls.leases.setdefault(call.lease, []).append(call)
     return resources
 
 
 def over_s(call: Operation) -> float:
-    """Return the instant from which on a call has no effect any more: an unknown one may have it at any time."""
+    """Return when a call can have no effect any more; a call with unknown outcome always can."""
     if call.outcome is Outcome.UNKNOWN or call.completed_s is None:
         return inf
     return call.completed_s
 
 
 def answered_s(call: Operation) -> float:
-    """Return when a call that was OK was answered."""
-    assert call.completed_s is not None, "a call that was OK was answered"
+    """Return when a call that has an answer was answered."""
+    assert call.completed_s is not None, "the call has no answer"
     return call.completed_s
 
 
 def greater(one: Operation, other: Operation) -> Operation:
-    """Return the call with the greater token; the first of two with the same."""
+    """Return the call with the greater token, or the first call if the tokens are equal."""
     return other if other.token > one.token else one
 
 
 def is_possible(call: Operation) -> bool:
-    """Tell whether a record could be true: nothing ends before it begins, and what is known was answered."""
+    """Tell whether a record can be true: its end follows its begin, and a known outcome has an answer."""
     if call.completed_s is None:
         return call.outcome is Outcome.UNKNOWN
     return call.completed_s >= call.invoked_s
 
 
-def reached(faults: Sequence[Fault], began_s: float, ended_s: float) -> bool:
-    """Tell whether one of a few faults lasted at an instant of that span, its ends included."""
+def overlaps(faults: Sequence[Fault], began_s: float, ended_s: float) -> bool:
+    """Tell whether a fault lasted at some instant of this span, its ends included."""
     return any(fault.began_s <= ended_s and began_s <= fault.ended_s for fault in faults)
 
 
 @dataclass(frozen=True, slots=True)
 class Excuses:
-    """What faults excuse: that leases overlap, or are over before their validity is.
+    """The faults that allow leases to overlap or to end before their validity.
 
     Attributes:
-        clocks: the faults that move clocks.
-        wiped: those by which a majority forgot.
-        copies: those for which leases may overlap, each with the time after it.
+        clocks: faults that move clocks.
+        wiped: faults by which a majority forgot.
+        copies: faults that allow overlapping leases, lengthened by the time after them.
     """
 
     clocks: Sequence[Fault]
@@ -111,9 +108,9 @@ class Excuses:
         )
 
     def overlap(self, called_s: float, at_s: float) -> bool:
-        """Tell whether leases may begin to overlap at an instant, the earlier of which was called for at `called_s`."""
-        return reached(self.clocks, called_s, at_s) or reached(self.copies, at_s, at_s)
+        """Tell whether leases may begin to overlap at `at_s`; the earlier one was requested at `called_s`."""
+        return overlaps(self.clocks, called_s, at_s) or overlaps(self.copies, at_s, at_s)
 
     def early_end(self, called_s: float, at_s: float) -> bool:
-        """Tell whether a lease that was called for at `called_s` may be over at an instant of its validity."""
-        return self.overlap(called_s, at_s) or reached(self.wiped, called_s, at_s)
+        """Tell whether a lease that was requested at `called_s` may have ended at `at_s`."""
+        return self.overlap(called_s, at_s) or overlaps(self.wiped, called_s, at_s)

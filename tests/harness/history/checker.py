@@ -1,7 +1,7 @@
-"""The judge of a run: what clients were told, held against what redfence promises. It asks no server, and believes nothing but the records.
+"""Judges a history by what clients were told; it asks no server and believes only the records.
 
-What is unknown is unknown: a call without an answer may have had its effect or not, and no rule takes a side. Where two instants are equal,
-whichever order is harmless is assumed. Every rule sorts and sweeps, so that a million calls are judged in a fraction of a minute.
+A call with unknown outcome may have had its effect or not, and no rule assumes either. At equal instants the
+rules assume the harmless order. Every rule sorts and sweeps, so a million calls take a fraction of a minute.
 """
 
 from __future__ import annotations
@@ -18,24 +18,23 @@ from harness.history.records import History, in_order
 from harness.history.run_validity import count, why_invalid
 from harness.history.storage import judge_storage
 from harness.history.tokens import judge_tokens
-from harness.history.verdict import Invariant, Verdict, Violation, Words
+from harness.history.verdict import Finding, Invariant, Verdict, in_words
 
-# Of each invariant so many are told: a run that broke at its beginning may hold as many as it has calls.
-VIOLATIONS_TOLD_MAX = 1_000
+# The verdict lists this many violations of each invariant. A run that broke early may have one for each call.
+VIOLATIONS_MAX = 1_000
 
 
 def check(history: History) -> Verdict:
     """Return whether a run kept every promise, and whether it proves that."""
-    possible = tuple(call for call in history.operations if is_possible(call))
-    told = replace(history, operations=in_order(possible))
-    resources = by_resource(told.operations)
+    possible = replace(history, operations=in_order(filter(is_possible, history.operations)))
+    resources = by_resource(possible.operations)
     found: Counter[Invariant] = Counter()
     violations = []
-    for violation in _violations(told, resources):
-        found[violation.invariant] += 1
-        if found[violation.invariant] <= VIOLATIONS_TOLD_MAX:
-            violations.append(violation)
-    counts = count(told, found)
+    for finding in _findings(possible, resources):
+        found[finding.invariant] += 1
+        if found[finding.invariant] <= VIOLATIONS_MAX:
+            violations.append(in_words(finding, history.began_s))
+    counts = count(possible, found)
     return Verdict(
         violations=tuple(sorted(violations, key=lambda each: each.at_s)),
         invalid=tuple(why_invalid(history, resources.values(), counts)),
@@ -43,16 +42,22 @@ def check(history: History) -> Verdict:
     )
 
 
-def _violations(history: History, resources: dict[str, ResourceCalls]) -> Iterator[Violation]:
-    words, excuses = Words(history.began_s), Excuses.of(history.faults)
+def require(history: History, *invariants: Invariant) -> None:
+    """Fail with the first violation of these invariants; for suites that record only some kinds of calls."""
+    for violation in check(history).violations:
+        assert violation.invariant not in invariants, f"{violation.resource!r}: {violation.words}"
+
+
+def _findings(history: History, resources: dict[str, ResourceCalls]) -> Iterator[Finding]:
+    excuses = Excuses.of(history.faults)
     for resource in resources.values():
-        yield from judge_tokens(resource, words)
-        yield from judge_leases(resource, excuses, words)
-        yield from judge_observations(resource, history.faults, excuses, words)
-        yield from judge_progress(resource, history.healed_s, words)
-    yield from judge_service(history.operations, history.healed_s, words)
-    yield from judge_calm(history.operations, history.healed_s, words)
-    yield from judge_forgotten(history.operations, history.faults, words)
+        yield from judge_tokens(resource)
+        yield from judge_leases(resource, excuses)
+        yield from judge_observations(resource, history.faults, excuses)
+        yield from judge_progress(resource, history.healed_s)
+    yield from judge_service(history.operations, history.healed_s)
+    yield from judge_calm(history.operations, history.healed_s)
+    yield from judge_forgotten(history.operations, history.faults)
     for name in dict.fromkeys((*resources, *history.kept)):
         calls = resources[name].storage if name in resources else []
-        yield from judge_storage(name, calls, history.kept.get(name, ()), history.ended_s, words)
+        yield from judge_storage(name, calls, history.kept.get(name, ()), history.ended_s)

@@ -1,15 +1,14 @@
-"""L and D: leases exclude each other while their holders count on them, and last as long as was told.
+"""L and D: leases exclude each other, and each lease lasts exactly as long as its holder was told.
 
-A holder counts on its lease from the answer to its Acquire until the latest instant that it was told: by that answer, or by an answer to a
-repeat or a renewal that came while it still counted on the lease. It stops earlier when it sends a release, or is told that the lease is lost.
-The instant at which a validity ends is outside of it. After a release whose end is not known a lease of the same id is never counted on: the
-release might come late and end it.
+A holder counts on its lease from the answer to its Acquire to the latest end that it was told. A repeated
+Acquire or a renewal moves that end if its answer came in time. The holder stops earlier when it sends a
+release or is told that the lease is lost. The end itself is outside of the validity. After a release with
+unknown outcome no lease of the same id counts, because the release may arrive late and end it.
 
-What D promises of the validity that is told: it is positive; it ends no later than a lease can that was taken when the answer came (an Acquire
-that waits is told one that contains its wait) or, of a renewal, when it was called; and it is not shorter than the ttl, less the allowance
-for drift that the contract names. Neither a renewal nor a first release tells that a lease is lost which its holder may count on, and no
-renewal that one is kept which has ended for good: because it was released or told lost, or because another lease was granted after it, which
-no clock can undo.
+D judges every validity in an answer. It is positive. It ends no later than a lease can that was granted at
+the answer, or for a renewal at the call. It is as long as the ttl without the drift that the contract allows.
+No renewal and no first release may report a lease as lost while its holder may count on it. No renewal
+may succeed after the lease ended for good: by a release, by a loss, or by a later grant to another lease.
 """
 
 from __future__ import annotations
@@ -22,30 +21,29 @@ from math import inf
 
 from harness.history.calls import Excuses, ResourceCalls, answered_s, greater, over_s
 from harness.history.records import Kind, Operation, Outcome
-from harness.history.verdict import Invariant, Violation, Words, shown_at_s
+from harness.history.verdict import Finding, Invariant
 
-# What the contract takes from a validity: of the ttl, and of the time that was waited.
+# The contract takes these from a validity: a share of the ttl, a constant, and a share of the wait.
 _DRIFT_RATIO = 0.01
 _DRIFT_FIXED_S = 0.002
 _WAIT_DRIFT_RATIO = 0.0005
 _WAIT_DRIFT_OF_TTL_MAX = 0.5
-# A validity is told in whole milliseconds.
+# Answers carry the validity in whole milliseconds.
 _ROUNDING_S = 0.001
-# Sums of floating point numbers.
+# Sums of floating point numbers are inexact.
 _INEXACT_S = 1e-6
 
 
 @dataclass(slots=True)
 class Window:
-    """An unbroken time within which a holder counts on its lease: from `start_s` on, up to but without `end_s`.
+    """An unbroken time in which a holder counts on its lease, from `start_s` up to but without `end_s`.
 
     Attributes:
-        acquire: whose answer began it.
-        last: the call whose answer told `end_s`, or the one that ended it.
+        acquire: the Acquire whose answer began it.
+        last: the call whose answer set `end_s`, or the call that ended the window.
         called_s: when the first Acquire of this lease was called.
     """
 
-    lease: str
     acquire: Operation
     last: Operation
     called_s: float
@@ -54,15 +52,11 @@ class Window:
 
 
 def windows(calls: Sequence[Operation]) -> list[Window]:
-    """Return the windows of one lease, in their order.
-
-    Args:
-        calls: acquires, renewals and releases, in the order of invocation.
-    """
+    """Return the windows of one lease; `calls` has its calls in the order of invocation."""
     return _follow(calls)[0]
 
 
-def judge_leases(resource: ResourceCalls, excuses: Excuses, words: Words) -> Iterator[Violation]:
+def judge_leases(resource: ResourceCalls, excuses: Excuses) -> Iterator[Finding]:
     """Yield what breaks L or D in the calls for one resource."""
     every: list[Window] = []
     for calls in resource.leases.values():
@@ -70,38 +64,44 @@ def judge_leases(resource: ResourceCalls, excuses: Excuses, words: Words) -> Ite
         every += found
         for window, call in lost:
             if not excuses.early_end(window.called_s, answered_s(call)):
-                said = (
-                    f"a lease was told lost {(window.end_s - answered_s(call)) * 1000:.3f} ms before its end: "
-                    f"{words.call(call)}, after {words.call(window.last)}"
+                left_ms = (window.end_s - answered_s(call)) * 1000
+                yield _deadline(
+                    f"a lease was reported lost {left_ms:.3f} ms before its end", window.last, call
                 )
-                yield _late(call, said, window.last)
-        yield from _judge_told(calls, words)
-        yield from _judge_ended(calls, words)
-    yield from _judge_exclusion(every, excuses, words)
-    yield from _judge_followed(resource, words)
+        yield from _judge_validities(calls)
+        yield from _judge_ended(calls)
+    yield from _judge_exclusion(every, excuses)
+    yield from _judge_superseded(resource)
 
 
-def _judge_exclusion(every: list[Window], excuses: Excuses, words: Words) -> Iterator[Violation]:
+def _judge_exclusion(every: list[Window], excuses: Excuses) -> Iterator[Finding]:
     latest: Window | None = None
     for window in sorted(every, key=lambda each: each.start_s):
-        # The windows of one lease do not overlap, so whoever overlaps the one that ends last is another lease's.
-        overlaps = latest is not None and window.start_s < latest.end_s
-        if latest is not None and overlaps and not excuses.overlap(_called_s(latest, window), window.start_s):
-            both_s = min(latest.end_s, window.end_s) - window.start_s
-            calls = tuple(dict.fromkeys((latest.acquire, latest.last, window.acquire, window.last)))
-            said = f"two leases were valid for {both_s * 1000:.3f} ms: {' and '.join(map(words.call, calls))}"
-            yield Violation(Invariant.EXCLUSION, window.acquire.resource, said, window.start_s, calls)
+        # The windows of one lease do not overlap. So a window that overlaps the latest is of another lease.
+        if latest is not None and window.start_s < latest.end_s:
+            # A clock that moved since the earlier request may have made the two leases overlap.
+            called_s = min(latest.called_s, window.called_s)
+            if not excuses.overlap(called_s, window.start_s):
+                both_ms = (min(latest.end_s, window.end_s) - window.start_s) * 1000
+                calls = tuple(dict.fromkeys((latest.acquire, latest.last, window.acquire, window.last)))
+                yield Finding(
+                    Invariant.EXCLUSION,
+                    window.acquire.resource,
+                    f"two leases were valid for {both_ms:.3f} ms",
+                    calls,
+                    at_s=window.start_s,
+                )
         if latest is None or window.end_s > latest.end_s:
             latest = window
 
 
 def _follow(calls: Sequence[Operation]) -> tuple[list[Window], list[tuple[Window, Operation]]]:
-    """Return a lease's windows, and each that a renewal or a first release told lost, as it was then, with that call."""
+    """Return a lease's windows, and each call that reported the lease lost, with the window at that time."""
     found: list[Window] = []
     lost: list[tuple[Window, Operation]] = []
     current: Window | None = None
-    first_called_s = inf
     released_over_s = -inf
+    called_s = min((call.invoked_s for call in calls if call.kind is Kind.ACQUIRE), default=inf)
     for at_s, _, call in sorted(_events(calls), key=lambda event: event[:2]):
         inside = current if current is not None and at_s < current.end_s else None
         first_release = released_over_s == -inf
@@ -109,24 +109,22 @@ def _follow(calls: Sequence[Operation]) -> tuple[list[Window], list[tuple[Window
             released_over_s = max(released_over_s, over_s(call))
         if call.kind is Kind.RELEASE or call.lost:
             if inside is not None:
-                # One that was sent before the grant was known may have been answered before it as well.
-                told = call.lost and call.invoked_s > inside.start_s and answered_s(call) < inside.end_s
-                if told and (call.kind is Kind.RENEW or first_release):
+                # A call that was sent before the answer to the Acquire may have been judged before the grant.
+                in_time = call.lost and call.invoked_s > inside.start_s and answered_s(call) < inside.end_s
+                if in_time and (call.kind is Kind.RENEW or first_release):
                     lost.append((replace(inside), call))
                 inside.end_s, inside.last = at_s, call
         elif inside is not None:
             if call.until_s > inside.end_s:
                 inside.end_s, inside.last = call.until_s, call
         elif call.kind is Kind.ACQUIRE and call.until_s > at_s and released_over_s < call.invoked_s:
-            if first_called_s == inf:
-                first_called_s = min(each.invoked_s for each in calls if each.kind is Kind.ACQUIRE)
-            current = Window(call.lease, call, call, first_called_s, at_s, call.until_s)
+            current = Window(call, call, called_s, at_s, call.until_s)
             found.append(current)
     return [window for window in found if window.start_s < window.end_s], lost
 
 
 def _events(calls: Sequence[Operation]) -> Iterator[tuple[float, int, Operation]]:
-    """Yield what changes whether the holder counts on its lease, and when; of one instant, what ends a window first."""
+    """Yield the instants at which a window may change; at equal instants what ends a window comes first."""
     for call in calls:
         if call.kind is Kind.RELEASE:
             yield call.invoked_s, 0, call
@@ -136,72 +134,60 @@ def _events(calls: Sequence[Operation]) -> Iterator[tuple[float, int, Operation]
             yield answered_s(call), 2, call
 
 
-def _called_s(one: Window, other: Window) -> float:
-    """Return from when on a clock that was moved may have made two leases overlap: one of them may have been there already."""
-    return min(one.called_s, other.called_s)
-
-
-def _judge_told(calls: Sequence[Operation], words: Words) -> Iterator[Violation]:
-    ttls_s = [call.ttl_s for call in calls if call.kind is Kind.ACQUIRE and call.ttl_s > 0]
+def _judge_validities(calls: Sequence[Operation]) -> Iterator[Finding]:
+    """Yield answers with a validity that is not positive, too long or too short."""
+    every_ttl_s = [call.ttl_s for call in calls if call.kind is Kind.ACQUIRE and call.ttl_s > 0]
     for call in calls:
         if call.outcome is not Outcome.OK or call.kind is Kind.RELEASE or call.lost:
             continue
         if call.until_s <= call.invoked_s:
-            yield _late(call, f"a validity was told that is none: {words.call(call)}")
+            yield _deadline("the validity is not positive", call)
             continue
-        # A renewal goes on with the ttl of whichever Acquire was the last to be granted.
-        of_call_s = ttls_s if call.kind is Kind.RENEW or call.ttl_s <= 0 else [call.ttl_s]
-        if not of_call_s:
+        # A renewal uses the ttl of the Acquire that was granted last, and that may be any of them.
+        ttls_s = every_ttl_s if call.kind is Kind.RENEW or call.ttl_s <= 0 else [call.ttl_s]
+        if not ttls_s:
             continue
-        longest_s = max(of_call_s) * (1 - _DRIFT_RATIO) - _DRIFT_FIXED_S
-        # An Acquire may have been granted as late as when it was answered.
-        latest_s = (answered_s(call) if call.kind is Kind.ACQUIRE else call.invoked_s) + longest_s
-        if call.until_s > latest_s + _INEXACT_S:
-            said = f"a validity was told that ends {(call.until_s - latest_s) * 1000:.3f} ms after the lease can: "
-            yield _late(call, said + words.call(call))
+        longest_s = max(ttls_s) * (1 - _DRIFT_RATIO) - _DRIFT_FIXED_S
+        # A server may grant an Acquire as late as its answer.
+        counted_from_s = answered_s(call) if call.kind is Kind.ACQUIRE else call.invoked_s
+        late_s = call.until_s - counted_from_s - longest_s
+        if late_s > _INEXACT_S:
+            yield _deadline(f"the validity ends {late_s * 1000:.3f} ms after the lease can", call)
             continue
-        ttl_s = min(of_call_s)
+        ttl_s = min(ttls_s)
         waited_s = answered_s(call) - call.invoked_s if call.kind is Kind.ACQUIRE else 0.0
         wait_drift_s = min(waited_s * _WAIT_DRIFT_RATIO, ttl_s * _WAIT_DRIFT_OF_TTL_MAX)
         least_s = ttl_s * (1 - _DRIFT_RATIO) - _DRIFT_FIXED_S - wait_drift_s - _ROUNDING_S
         short_s = call.invoked_s + least_s - call.until_s
         if short_s > _INEXACT_S:
-            said = f"a validity was told that is {short_s * 1000:.3f} ms too short for a ttl of {ttl_s:g} s: "
-            yield _late(call, said + words.call(call))
+            says = f"the validity is {short_s * 1000:.3f} ms too short for a ttl of {ttl_s:g} s"
+            yield _deadline(says, call)
 
 
-def _judge_ended(calls: Sequence[Operation], words: Words) -> Iterator[Violation]:
-    """Yield renewals that kept a lease which was released or told lost before they were called: only an Acquire makes it anew."""
-    if all(call.kind is not Kind.RENEW for call in calls):
+def _judge_ended(calls: Sequence[Operation]) -> Iterator[Finding]:
+    """Yield renewals that succeeded after a release or a loss; only an Acquire creates the lease again."""
+    acquired_over_s = max((over_s(call) for call in calls if call.kind is Kind.ACQUIRE), default=inf)
+    endings = [
+        call
+        for call in calls
+        if (call.lost or (call.kind is Kind.RELEASE and call.outcome is Outcome.OK))
+        and call.completed_s is not None
+        and acquired_over_s < call.invoked_s
+    ]
+    if not endings:
         return
-    granted_over_s = max((over_s(call) for call in calls if call.kind is Kind.ACQUIRE), default=inf)
-    ending: Operation | None = None
-    for call in calls:
-        if not call.lost and (call.kind is not Kind.RELEASE or call.outcome is not Outcome.OK):
-            continue
-        if call.completed_s is None or granted_over_s >= call.invoked_s:
-            continue
-        if ending is None or call.completed_s < answered_s(ending):
-            ending = call
-    if ending is None:
-        return
+    ending = min(endings, key=answered_s)
     for call in calls:
         if call.kind is Kind.RENEW and call.outcome is Outcome.OK and call.invoked_s > answered_s(ending):
-            yield _late(
-                call,
-                f"a lease that had ended was renewed: {words.call(call)} after {words.call(ending)}",
-                ending,
-            )
+            yield _deadline("a lease was renewed after its end", ending, call)
 
 
-def _judge_followed(resource: ResourceCalls, words: Words) -> Iterator[Violation]:
-    """Yield renewals that kept a lease after a later one was granted.
+def _judge_superseded(resource: ResourceCalls) -> Iterator[Finding]:
+    """Yield renewals that succeeded after a later lease was granted.
 
-    The quorum of the later grant and that of the renewal share a node, and there the earlier hold had ended before.
+    The quorums of the later grant and of the renewal share a node, and the earlier hold had ended there.
     """
-    grants = sorted(
-        (call for calls in resource.leases.values() for call in calls if _is_grant(call)), key=answered_s
-    )
+    grants = resource.grants()
     instants = [answered_s(grant) for grant in grants]
     greatest = list(accumulate(grants, greater))
     for calls in resource.leases.values():
@@ -210,23 +196,18 @@ def _judge_followed(resource: ResourceCalls, words: Words) -> Iterator[Violation
             if renewal.kind is not Kind.RENEW or renewal.outcome is not Outcome.OK:
                 continue
             before = bisect_left(instants, renewal.invoked_s)
-            # It may be the hold of an Acquire whose token nobody knows.
-            if not before or any(not _is_told(acquire, renewal) for acquire in acquires):
+            # The renewed hold may be that of an Acquire whose outcome is unknown.
+            if not before or any(not _is_known(acquire, renewal) for acquire in acquires):
                 continue
             last = greatest[before - 1]
             if last.lease != renewal.lease:
-                said = f"a lease was renewed after a later one was granted: {words.call(renewal)} after {words.call(last)}"
-                yield _late(renewal, said, last)
+                yield _deadline("a lease was renewed after a later lease was granted", last, renewal)
 
 
-def _is_grant(call: Operation) -> bool:
-    return call.kind is Kind.ACQUIRE and call.outcome is Outcome.OK
-
-
-def _is_told(acquire: Operation, renewal: Operation) -> bool:
-    """Tell whether it is known what came of an Acquire before a renewal was called, if it was called before that at all."""
+def _is_known(acquire: Operation, renewal: Operation) -> bool:
+    """Tell whether the outcome of an Acquire was known when a renewal was called."""
     return acquire.outcome is Outcome.FAILED or over_s(acquire) < renewal.invoked_s
 
 
-def _late(call: Operation, said: str, *others: Operation) -> Violation:
-    return Violation(Invariant.DEADLINE, call.resource, said, shown_at_s(call), (*others, call))
+def _deadline(says: str, *calls: Operation) -> Finding:
+    return Finding(Invariant.DEADLINE, calls[-1].resource, says, calls)

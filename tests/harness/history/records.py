@@ -1,45 +1,47 @@
-"""What a chaos run leaves behind: one line of JSON for each call of a client and each fault, and nothing that a server said of itself.
+"""The records of a run: one for each call of a client and each fault; a server's own word is never recorded.
 
-Instants are seconds of the machine's clock since its boot, which all processes share and which counts while it sleeps, as a holder's does.
+Instants are seconds of the machine's clock since its boot. All processes share that clock, and it counts
+while the machine sleeps, as a holder's clock does.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 
-# The kind of the fault that lasts from the instant when the last of f + 1 nodes was empty until `redfence cluster recover` was begun.
 MAJORITY_WIPED = "majority wiped"
+"""The fault from the wipe of the last of f + 1 nodes to the start of `redfence cluster recover`."""
 
 
 class Kind(StrEnum):
-    """What was called."""
+    """The kinds of calls."""
 
     ACQUIRE = "acquire"
     RENEW = "renew"
-    """One beat of a keepalive stream: from its request to its answer."""
+    """One renewal over a keepalive stream, from its request to its answer."""
     RELEASE = "release"
     CHECK = "check"
-    """CheckToken: OK if it was told live, and failed if not."""
+    """CheckToken: it succeeds if the token is live."""
     GET_LOCK = "get lock"
-    """GetLock; its token is the present holder's."""
+    """GetLock; its token is that of the present holder."""
     READ = "read"
     """A fenced read of the storage."""
     APPEND = "append"
-    """A fenced write of the list that was read, with one more entry."""
+    """A fenced write to the storage: the list that was read, with one entry more."""
 
 
 class Outcome(StrEnum):
-    """What the caller may conclude."""
+    """What a client may conclude from the answer to a call."""
 
     OK = "ok"
     FAILED = "failed"
-    """It has had no effect and never will."""
+    """The call has had no effect and never will."""
     UNKNOWN = "unknown"
-    """It may have had its effect, or may still have it."""
+    """The call may have had its effect, or may still have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +50,18 @@ class Operation:
 
     Attributes:
         client: the name of the process.
-        lease: one word per lease, the same for every call that is made for it.
+        lease: the id that all calls for one lease share.
         invoked_s: before the request was sent.
         completed_s: after the answer was read; None if the client died before.
-        token: that was granted, was shown to the storage, or was asked about or seen; 0 if there was none.
-        until_s: of a grant or a renewal: until when the holder counts on the lease, which is `invoked_s` and the answered validity.
-        ttl_s: that was asked for, of an acquire.
-        entry: what was appended; unique in the run.
-        detail: why it failed; for people.
-        stale: the storage refused it because of its token.
-        lost: of a renewal, a release or a check: the server told that the lease does not hold.
-        admission_refused: it failed without having been judged: no quorum, no room, or a server that is about to end.
-        server: which lock server was called; empty if the caller does not know.
+        token: the token that was granted, presented or observed; 0 if there was none.
+        until_s: until when the holder of a grant or a renewal counts on the lease; 0 for other calls.
+        ttl_s: the ttl that an Acquire asked for.
+        entry: the entry of an append; unique in the run.
+        detail: why the call failed; for people.
+        stale: the storage refused the call because of its token.
+        lost: the server answered a renewal, a release or a check that the lease does not hold.
+        admission_refused: the call failed before a decision: no quorum, no room, or a server that ends.
+        server: the lock server that was called; empty if the client does not know it.
     """
 
     client: str
@@ -86,11 +88,11 @@ class Fault:
 
     Attributes:
         kind: its name in the list of faults.
-        target: what it struck; for people.
-        began_s: before it was injected.
-        ended_s: after it was healed.
-        moves_clocks: exclusion is not promised while it lasts, nor until every lease that was granted meanwhile has ended.
-        overlaps_s: two leases may begin to overlap while it lasts, and for so long after its end; None if they may not.
+        target: what it affected; for people.
+        began_s: before it began.
+        ended_s: after it ended.
+        moves_clocks: leases that are requested or valid meanwhile need not exclude each other.
+        overlaps_s: leases may begin to overlap during the fault and this long after it; None if they may not.
     """
 
     kind: str
@@ -103,27 +105,27 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Everything that is judged.
+    """Everything that `check` judges. A suite that records only calls leaves the rest out.
 
     Attributes:
-        seed: of the run.
-        operations: of all clients, in the order of their invocation.
+        operations: the calls of all clients, in the order of invocation.
         faults: in the order of their beginning.
         began_s: when the load began.
-        healed_s: when the last fault was over and everything was set right.
+        healed_s: when the last fault had ended and everything was repaired.
         ended_s: when the last client had ended.
-        kept: what the storage shows in the end: the list of entries of each resource.
-        asked: the kinds of faults that the run was to have; one of them that never struck makes it invalid.
+        kept: the entries of each resource in the storage at the end.
+        asked: the kinds of faults without which the run is invalid.
+        seed: of the run.
     """
 
-    seed: int
     operations: tuple[Operation, ...]
-    faults: tuple[Fault, ...]
-    began_s: float
-    healed_s: float
-    ended_s: float
-    kept: dict[str, tuple[str, ...]]
+    faults: tuple[Fault, ...] = ()
+    began_s: float = 0.0
+    healed_s: float = inf
+    ended_s: float = inf
+    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     asked: tuple[str, ...] = ()
+    seed: int = 0
 
 
 def line(record: Operation | Fault) -> str:
@@ -132,7 +134,7 @@ def line(record: Operation | Fault) -> str:
 
 
 def read_operations(path: Path) -> Iterator[Operation]:
-    """Yield what a client has written; a last line that was cut off by its death is skipped."""
+    """Yield the records of a client, without a last line that its death cut off."""
     for text in path.read_text("utf-8").splitlines(keepends=True):
         if text.endswith("\n"):
             fields = json.loads(text)
@@ -141,5 +143,5 @@ def read_operations(path: Path) -> Iterator[Operation]:
 
 
 def in_order(operations: Iterable[Operation]) -> tuple[Operation, ...]:
-    """Return them in the order of their invocation."""
+    """Return calls in the order of their invocation."""
     return tuple(sorted(operations, key=lambda each: each.invoked_s))

@@ -1,4 +1,4 @@
-"""The figures of a run, and whether it proves anything: a run in which nothing happened breaks no promise either."""
+"""Counts a run, and tells why it proves nothing: a run in which nothing happened breaks no promise either."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from harness.history.progress import last_acquires, untried_services
 from harness.history.records import History, Kind, Outcome
 from harness.history.verdict import Counts, Invariant
 
-# Below that, faults struck a system that was hardly in use.
+# With less load, the faults met a system that was hardly in use.
 _THROUGHPUT_MIN_PER_S = 100.0
-# So many resources are named in one reason.
+# One reason names at most this many resources.
 _NAMED_MAX = 5
 
 
@@ -21,12 +21,12 @@ def count(history: History, violations: Mapping[Invariant, int]) -> Counts:
     """Return the figures of a run."""
     ended = Counter((call.kind, call.outcome) for call in history.operations)
     refused = Counter(call.kind for call in history.operations if call.stale)
-    struck_s = min((fault.began_s for fault in history.faults), default=history.healed_s)
+    first_fault_s = min((fault.began_s for fault in history.faults), default=history.healed_s)
     before = sum(
-        call.outcome is Outcome.OK and history.began_s <= answered_s(call) < struck_s
+        call.outcome is Outcome.OK and history.began_s <= answered_s(call) < first_fault_s
         for call in history.operations
     )
-    lasted_s = struck_s - history.began_s
+    lasted_s = first_fault_s - history.began_s
     return Counts(
         operations={kind: {outcome: ended[kind, outcome] for outcome in Outcome} for kind in Kind},
         faults=dict(Counter(fault.kind for fault in history.faults)),
@@ -42,32 +42,32 @@ def why_invalid(history: History, resources: Iterable[ResourceCalls], counts: Co
     """Yield each reason why a run proves nothing."""
     impossible = sum(not is_possible(call) for call in history.operations)
     if impossible:
-        yield f"{impossible} records cannot be true: they end before they begin, or are known without an answer"
+        yield f"{impossible} records are impossible: they end before they begin, or have no answer"
     for kind, outcomes in counts.operations.items():
         if not outcomes[Outcome.OK]:
-            yield f"no {kind} was ever OK"
+            yield f"no {kind} succeeded"
     if counts.throughput_per_s < _THROUGHPUT_MIN_PER_S:
         yield (
-            f"{counts.throughput_per_s:.1f} operations per second were OK before the first fault; it takes "
-            f"{_THROUGHPUT_MIN_PER_S:g}"
+            f"{counts.throughput_per_s:.1f} calls per second succeeded before the first fault; "
+            f"{_THROUGHPUT_MIN_PER_S:g} are required"
         )
     missing = [kind for kind in dict.fromkeys(history.asked) if kind not in counts.faults]
     if missing:
-        yield f"faults that were asked for and never struck: {', '.join(missing)}"
+        yield f"requested faults never began: {', '.join(missing)}"
     if services := untried_services(history.operations, history.healed_s):
-        yield f"nobody tried again after all was healed: {', '.join(services)}"
+        yield f"no client tried after the healing: {', '.join(services)}"
     untried, failed = [], []
     for resource in resources:
-        if any(call.kind is Kind.ACQUIRE for calls in resource.leases.values() for call in calls):
+        if any(resource.acquires()):
             tried = last_acquires(resource, history.healed_s)
             if not tried:
                 untried.append(resource.name)
             elif tried[-1].outcome is not Outcome.OK:
                 failed.append(resource.name)
     if untried:
-        yield f"nobody tried to acquire {_some(untried)} after all was healed"
+        yield f"no client tried to acquire {_some(untried)} after the healing"
     if failed:
-        yield f"the last acquire of {_some(failed)} failed after all was healed"
+        yield f"the last acquire of {_some(failed)} failed after the healing"
 
 
 def _some(names: list[str]) -> str:

@@ -1,8 +1,8 @@
-"""F: the storage lets no lower token in after a higher one, and keeps each append that it has acknowledged, once.
+"""F: the storage accepts no lower token after a higher one, and keeps every acknowledged append once.
 
-What it keeps is judged as a list that grows at its end: each append puts the list that its caller had read with one more entry, so an entry
-stands before another one only if it was accepted before. Two appends of one token that are under way at once may undo each other, for the
-storage promises no order of them; an entry that another one of its token may have undone is not missed.
+The entries form a list that grows at its end. Each append writes the list that its caller had read, with
+one entry more. So an entry stands before another one only if it was accepted earlier. Two appends with one
+token that are under way at once may undo each other, because the storage promises no order of them.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from harness.history.calls import answered_s, over_s
+from harness.history.calls import answered_s, greater, over_s
 from harness.history.records import Kind, Operation, Outcome
-from harness.history.verdict import Invariant, Violation, Words, shown_at_s
+from harness.history.verdict import Finding, Invariant
+
+_RANKS = {Outcome.OK: 0, Outcome.UNKNOWN: 1, Outcome.FAILED: 2}
 
 
 @dataclass(slots=True)
 class _Entry:
-    """What is known of one entry by the calls that may have appended it; one call, unless it was repeated.
+    """What the calls that may have appended one entry show; it is one call unless it was repeated.
 
     Attributes:
-        call: the one that was OK, else any that is unknown, else one that failed.
-        possible: those that have had their effect, or may have.
-        invoked_s: before then it cannot have been there.
-        acknowledged_s: from then on it is there.
-        least_token: at most with which it was accepted.
-        greatest_token: at least with which.
+        call: the successful call, else one with unknown outcome, else one that failed.
+        possible: the calls that took effect or may have.
+        invoked_s: the entry cannot be there before.
+        acknowledged_s: the entry is there from then on.
+        least_token, greatest_token: the bounds of the token with which it was accepted.
     """
 
     call: Operation
@@ -39,40 +40,35 @@ class _Entry:
     greatest_token: int = 0
 
 
-_RANKS = {Outcome.OK: 0, Outcome.UNKNOWN: 1, Outcome.FAILED: 2}
-
-
 def judge_storage(
-    resource: str, calls: Sequence[Operation], kept: Sequence[str], ended_s: float, words: Words
-) -> Iterator[Violation]:
+    resource: str, calls: Sequence[Operation], kept: Sequence[str], ended_s: float
+) -> Iterator[Finding]:
     """Yield what breaks F for one resource.
 
     Args:
         resource: its name.
         calls: reads and appends, in the order of invocation.
-        kept: the entries in the end.
-        ended_s: when that was looked at.
-        words: to say it.
+        kept: the entries at the end of the run.
+        ended_s: when they were read.
     """
-    yield from _judge_fence(calls, words)
+    yield from _judge_fence(calls)
     entries = _entries(calls)
-    yield from _judge_presence(resource, entries, kept, ended_s, words)
-    yield from _judge_positions(resource, entries, kept, ended_s, words)
+    yield from _judge_presence(resource, entries, kept, ended_s)
+    yield from _judge_positions(resource, entries, kept)
 
 
-def _judge_fence(calls: Sequence[Operation], words: Words) -> Iterator[Violation]:
+def _judge_fence(calls: Sequence[Operation]) -> Iterator[Finding]:
     accepted = [call for call in calls if call.outcome is Outcome.OK]
     answered = sorted(accepted, key=answered_s)
     highest: Operation | None = None
     position = 0
     for call in accepted:
         while position < len(answered) and answered_s(answered[position]) < call.invoked_s:
-            if highest is None or answered[position].token > highest.token:
-                highest = answered[position]
+            highest = answered[position] if highest is None else greater(highest, answered[position])
             position += 1
         if highest is not None and highest.token > call.token:
-            said = f"a stale token was let in: {words.call(call)} after {words.call(highest)}"
-            yield Violation(Invariant.FENCED, call.resource, said, shown_at_s(highest, call), (highest, call))
+            says = "a stale token was accepted after a greater one"
+            yield Finding(Invariant.FENCED, call.resource, says, (highest, call))
 
 
 def _entries(calls: Sequence[Operation]) -> dict[str, _Entry]:
@@ -94,35 +90,32 @@ def _entries(calls: Sequence[Operation]) -> dict[str, _Entry]:
 
 
 def _judge_presence(
-    resource: str, entries: Mapping[str, _Entry], kept: Sequence[str], ended_s: float, words: Words
-) -> Iterator[Violation]:
-    times = Counter(kept)
-    tokens = _Overlaps(call for entry in entries.values() for call in entry.possible)
+    resource: str, entries: Mapping[str, _Entry], kept: Sequence[str], ended_s: float
+) -> Iterator[Finding]:
+    counts = Counter(kept)
+    overlapping = _Overlaps(call for entry in entries.values() for call in entry.possible)
     for name, entry in entries.items():
-        outcome, count = entry.call.outcome, times.pop(name, 0)
-        if count == 1 and outcome is not Outcome.FAILED:
-            continue
+        outcome, count = entry.call.outcome, counts.pop(name, 0)
         if count > 1:
-            said = f"an entry is there {count} times: {words.call(entry.call)}"
+            says = f"an entry is there {count} times"
         elif count and outcome is Outcome.FAILED:
-            said = f"an entry is there although its append failed: {words.call(entry.call)}"
-        elif outcome is Outcome.OK:
-            if tokens.may_undo(entry):
-                continue
-            said = f"an acknowledged append is lost: {words.call(entry.call)}"
+            says = "an entry is there although its append failed"
+        elif not count and outcome is Outcome.OK and not overlapping.may_undo(entry):
+            says = "an acknowledged append is lost"
         else:
             continue
-        yield Violation(Invariant.FENCED, resource, said, shown_at_s(entry.call), (entry.call,))
-    for name in times:
-        said = f"an entry is there that nobody appended: {name!r}"
-        yield Violation(Invariant.FENCED, resource, said, ended_s)
+        yield Finding(Invariant.FENCED, resource, says, (entry.call,))
+    for name in counts:
+        yield Finding(
+            Invariant.FENCED, resource, f"an entry is there that no client appended: {name!r}", at_s=ended_s
+        )
 
 
 class _Overlaps:
-    """Tells whether appends of one token were, or may have been, under way at the same time.
+    """Tells whether appends with one token were under way, or may have been, at the same time.
 
     Args:
-        appends: those that have had their effect, or may have.
+        appends: those that took effect or may have.
     """
 
     def __init__(self, appends: Iterable[Operation]) -> None:
@@ -135,7 +128,7 @@ class _Overlaps:
             instants.sort()
 
     def may_undo(self, entry: _Entry) -> bool:
-        """Tell whether an append of another entry was under way together with this one's."""
+        """Tell whether an append of another entry overlaps this entry's append."""
         append = entry.call
         own = sum(
             call.token == append.token
@@ -148,29 +141,19 @@ class _Overlaps:
         return begun - over > own
 
 
-def _judge_positions(
-    resource: str, entries: Mapping[str, _Entry], kept: Sequence[str], ended_s: float, words: Words
-) -> Iterator[Violation]:
+def _judge_positions(resource: str, entries: Mapping[str, _Entry], kept: Sequence[str]) -> Iterator[Finding]:
     known = [entry for name in kept if (entry := entries.get(name)) is not None and entry.invoked_s < inf]
     first: _Entry | None = None
     for entry in reversed(known):
         if first is not None and first.acknowledged_s < entry.invoked_s:
-            said = (
-                f"an entry stands before one that was acknowledged before it was sent: {words.call(entry.call)} "
-                f"before {words.call(first.call)}"
-            )
-            calls = (first.call, entry.call)
-            yield Violation(Invariant.FENCED, resource, said, shown_at_s(*calls), calls)
+            says = "an entry stands before one that was acknowledged before it was sent"
+            yield Finding(Invariant.FENCED, resource, says, (first.call, entry.call))
         if first is None or entry.acknowledged_s < first.acknowledged_s:
             first = entry
     highest: _Entry | None = None
     for entry in known:
         if highest is not None and highest.least_token > entry.greatest_token:
-            said = (
-                f"an entry of a smaller token stands after one of a greater: {words.call(entry.call)} after "
-                f"{words.call(highest.call)}"
-            )
-            calls = (highest.call, entry.call)
-            yield Violation(Invariant.FENCED, resource, said, shown_at_s(*calls), calls)
+            says = "an entry with a smaller token stands after one with a greater token"
+            yield Finding(Invariant.FENCED, resource, says, (highest.call, entry.call))
         if highest is None or entry.least_token > highest.least_token:
             highest = entry

@@ -1,10 +1,14 @@
-"""What callers were granted and when, and whether it could be true: the promises of tokens and leases, judged from outside."""
+"""Records the grants of a load test and checks them with the rules of `check`."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from harness.history.checker import require
+from harness.history.records import History, Kind, Operation, Outcome, in_order
+from harness.history.verdict import Invariant
 from harness.processes.servers import now_ms
 from redfence_proto.v1 import lock_pb2
 
@@ -28,12 +32,12 @@ class Grant:
 
 
 class TokenHistory:
-    """Records what holders did and were told, and checks it afterwards; it believes nothing but instants and answers.
+    """Records what holders did and were told; it believes only instants and answers.
 
     Attributes:
-        grants: as they were answered.
-        counted_on_until_ms: by lease id, until when its holder counted on it, where that is not the end of what the grant told.
-        succeeded: how many calls of each kind came to what they were for.
+        grants: in the order of their recording.
+        counted_on_until_ms: by lease id, until when its holder counted on it, unless its grant says so.
+        succeeded: the number of successful calls of each kind.
     """
 
     def __init__(self) -> None:
@@ -56,7 +60,7 @@ class TokenHistory:
         return grant
 
     def renewed(self, grant: Grant, *, sent_at_ms: float, validity_ms: int) -> bool:
-        """Record a renewal that was answered just now; return whether it came before the lease had ended for its holder."""
+        """Record a renewal that was answered just now; return whether it was answered in time."""
         if self.end_ms(grant) < now_ms():
             return False
         self.counted_on_until_ms[grant.lease_id] = sent_at_ms + validity_ms
@@ -64,63 +68,48 @@ class TokenHistory:
         return True
 
     def given_up(self, grant: Grant) -> None:
-        """Record that the holder counts on the lease no more: it is about to release it."""
+        """Record that the holder is about to release the lease and counts on it no more."""
         self.counted_on_until_ms[grant.lease_id] = min(self.end_ms(grant), now_ms())
 
     def end_ms(self, grant: Grant) -> float:
-        """Return until when the holder counts on the lease."""
+        """Return until when the holder counts on a grant."""
         return self.counted_on_until_ms.get(grant.lease_id, grant.began_at_ms + grant.validity_ms)
 
     def check(self) -> None:
-        """Fail unless tokens are unique among leases, and greater whenever their attempt began after another's answer."""
-        for grants in self._by_resource():
-            _check_unique(grants)
-            _check_ordered(grants)
+        """Fail if a token was granted twice or out of order, or if a retry returned another token."""
+        firsts = self._first_grants(lambda grant: grant.began_at_ms)
+        for grant in self.grants:
+            first = firsts[grant.resource, grant.lease_id]
+            assert first.token == grant.token, f"a retry on {grant.resource!r} was answered another token"
+        require(self._history(firsts), Invariant.UNIQUE, Invariant.ORDERED)
 
     def check_exclusion(self) -> None:
-        """Fail if two holders counted on leases of one resource at the same instant; where no clock was set, that is promised too."""
-        for grants in self._by_resource():
-            leases: dict[str, Grant] = {}
-            for grant in sorted(grants, key=lambda each: each.answered_at_ms):
-                leases.setdefault(grant.lease_id, grant)
-            last: Grant | None = None
-            for grant in leases.values():
-                end_ms = self.end_ms(grant)
-                if end_ms <= grant.answered_at_ms:
-                    continue  # it came too late to be counted on
-                assert last is None or self.end_ms(last) <= grant.answered_at_ms, (
-                    f"{grant.resource!r} had two holders: tokens {last.token} and {grant.token}, "
-                    f"for {self.end_ms(last) - grant.answered_at_ms:.1f} ms"
-                )
-                last = grant
+        """Fail if two leases of one resource were valid at once; for runs in which no clock was set."""
+        firsts = self._first_grants(lambda grant: grant.answered_at_ms)
+        require(self._history(firsts), Invariant.EXCLUSION)
 
-    def _by_resource(self) -> list[list[Grant]]:
+    def _first_grants(self, instant: Callable[[Grant], float]) -> dict[tuple[str, str], Grant]:
+        """Return the first grant of each lease; a retry returns the token of that grant again."""
         assert self.grants, "nothing was granted: there is nothing to check"
-        by_resource = defaultdict(list)
-        for grant in self.grants:
-            by_resource[grant.resource].append(grant)
-        return list(by_resource.values())
+        firsts: dict[tuple[str, str], Grant] = {}
+        for grant in sorted(self.grants, key=instant):
+            firsts.setdefault((grant.resource, grant.lease_id), grant)
+        return firsts
 
-
-def _check_unique(grants: list[Grant]) -> None:
-    owners: dict[int, str] = {}
-    for grant in grants:
-        owner = owners.setdefault(grant.token, grant.lease_id)
-        assert owner == grant.lease_id, f"two leases of {grant.resource!r} were granted token {grant.token}"
-
-
-def _check_ordered(grants: list[Grant]) -> None:
-    # A retried Acquire is answered its first token again, so a lease counts by its first attempt and its first answer.
-    leases: dict[str, Grant] = {}
-    for grant in sorted(grants, key=lambda each: each.began_at_ms):
-        first = leases.setdefault(grant.lease_id, grant)
-        assert first.token == grant.token, f"a retry on {grant.resource!r} was answered another token"
-    answered = sorted(leases.values(), key=lambda each: each.answered_at_ms)
-    greatest, position = 0, 0
-    for grant in leases.values():
-        while position < len(answered) and answered[position].answered_at_ms < grant.began_at_ms:
-            greatest = max(greatest, answered[position].token)
-            position += 1
-        assert grant.token > greatest, (
-            f"{grant.resource!r} was granted with token {grant.token} after {greatest} had been answered"
+    def _history(self, grants: dict[tuple[str, str], Grant]) -> History:
+        return History(
+            in_order(
+                Operation(
+                    client="",
+                    kind=Kind.ACQUIRE,
+                    resource=grant.resource,
+                    lease=grant.lease_id,
+                    invoked_s=grant.began_at_ms / 1000,
+                    completed_s=grant.answered_at_ms / 1000,
+                    outcome=Outcome.OK,
+                    token=grant.token,
+                    until_s=self.end_ms(grant) / 1000,
+                )
+                for grant in grants.values()
+            )
         )

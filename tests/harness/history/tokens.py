@@ -1,13 +1,12 @@
-"""T1 and T2: tokens are unique among leases, and a later grant carries the greater one, whatever clocks do.
+"""T1 and T2: tokens are unique among leases, and a later grant carries the greater token, whatever clocks do.
 
-What is promised of an Acquire that repeats the id of its lease: it is the same grant with the same token; if nodes that show the first
-grant do not answer, the token may be greater; it is never another lease's. So its token is not below one that its lease was told before it
-was called, and above it if the lease is known to have been released in between. Towards other leases it is an Acquire like any other: a
-grant that was answered before it was called has the smaller token. Nothing else could be true: the nodes that answer it show holds which
-began after that other lease's had ended, or which that other lease could not have got past.
+A repeated Acquire returns the same grant with the same token. The token may be greater if the nodes that
+hold the first grant do not answer. So its token is not below a token that its lease was granted before the
+call. It is above that token if the lease was released in between. Against other leases a repeated Acquire
+counts like any other Acquire: a grant that was answered before the call has the smaller token.
 
-But an earlier Acquire of the same lease may still be under way when a repeat is called, and the answer to the repeat may be its grant.
-So a grant counts as called when the first of those was that were not over yet.
+An earlier Acquire of the same lease may still be under way when a repeat is called, and the repeat may
+return its grant. So a grant counts as called when the first Acquire was called that was not over yet.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from itertools import accumulate
 
 from harness.history.calls import ResourceCalls, answered_s, greater, over_s
 from harness.history.records import Kind, Operation, Outcome
-from harness.history.verdict import Invariant, Violation, Words, shown_at_s
+from harness.history.verdict import Finding, Invariant
 
 # The contract: 0 < token < 2^53.
 _TOKEN_BOUND = 2**53
@@ -27,63 +26,64 @@ _TOKEN_BOUND = 2**53
 
 @dataclass(slots=True)
 class _Grant:
-    """A token that an Acquire told its caller.
+    """A successful Acquire.
 
     Attributes:
         called_s: when the first Acquire was called that this may be the grant of.
-        answered_s: when the caller knew.
     """
 
     acquire: Operation
     called_s: float
-    answered_s: float
+
+    @property
+    def answered_s(self) -> float:
+        return answered_s(self.acquire)
 
 
-def judge_tokens(resource: ResourceCalls, words: Words) -> Iterator[Violation]:
+def judge_tokens(resource: ResourceCalls) -> Iterator[Finding]:
     """Yield what breaks T1 or T2 in the calls for one resource."""
     grants: list[_Grant] = []
     for calls in resource.leases.values():
         of_lease = _grants(calls)
         grants += of_lease
-        yield from _judge_renewed_tokens(calls, words)
+        yield from _judge_renewed_tokens(calls)
         if len(of_lease) > 1:
-            yield from _judge_repeats(of_lease, calls, words)
-    yield from _judge_unique(resource, words)
-    yield from _judge_order(grants, words)
+            yield from _judge_repeats(of_lease, calls)
+    yield from _judge_unique(resource)
+    yield from _judge_order(grants)
 
 
 def _grants(calls: list[Operation]) -> list[_Grant]:
-    """Return the grants of a lease, in the order of their invocation."""
+    """Return the grants of a lease, in the order of invocation."""
     acquires = [call for call in calls if call.kind is Kind.ACQUIRE]
     latest_over_s = list(accumulate(map(over_s, acquires), max))
     grants = []
     for acquire in acquires:
         if acquire.outcome is Outcome.OK:
             first = acquires[bisect_left(latest_over_s, acquire.invoked_s)]
-            grants.append(_Grant(acquire, min(first.invoked_s, acquire.invoked_s), answered_s(acquire)))
+            grants.append(_Grant(acquire, min(first.invoked_s, acquire.invoked_s)))
     return grants
 
 
-def _judge_unique(resource: ResourceCalls, words: Words) -> Iterator[Violation]:
+def _judge_unique(resource: ResourceCalls) -> Iterator[Finding]:
     owners: dict[int, Operation] = {}
     for calls in resource.leases.values():
         for call in calls:
             if call.outcome is not Outcome.OK or call.kind is Kind.RELEASE:
                 continue
             if call.kind is Kind.RENEW and call.token == 0:
-                continue  # the nodes that answered did not agree on it
+                continue  # the nodes that answered did not agree on the token
             if not 0 < call.token < _TOKEN_BOUND:
-                said = f"a token that is out of bounds: {words.call(call)}"
-                yield Violation(Invariant.UNIQUE, resource.name, said, shown_at_s(call), (call,))
+                yield Finding(Invariant.UNIQUE, resource.name, "a token is out of bounds", (call,))
                 continue
             owner = owners.setdefault(call.token, call)
             if owner.lease != call.lease:
-                said = f"two leases have token {call.token}: {words.call(owner)} and {words.call(call)}"
-                yield Violation(Invariant.UNIQUE, resource.name, said, shown_at_s(owner, call), (owner, call))
+                says = f"two leases have token {call.token}"
+                yield Finding(Invariant.UNIQUE, resource.name, says, (owner, call))
 
 
-def _judge_renewed_tokens(calls: list[Operation], words: Words) -> Iterator[Violation]:
-    """Yield renewals that told a token which their lease was never granted; one of an unknown Acquire may be any."""
+def _judge_renewed_tokens(calls: list[Operation]) -> Iterator[Finding]:
+    """Yield renewals that returned a token that their lease was never granted."""
     renewals = [
         call for call in calls if call.kind is Kind.RENEW and call.outcome is Outcome.OK and call.token
     ]
@@ -91,18 +91,16 @@ def _judge_renewed_tokens(calls: list[Operation], words: Words) -> Iterator[Viol
         return
     acquires = [call for call in calls if call.kind is Kind.ACQUIRE]
     if any(over_s(acquire) > renewals[0].invoked_s for acquire in acquires):
-        return
+        return  # the token may be that of an Acquire with unknown outcome
     granted = {acquire.token for acquire in acquires if acquire.outcome is Outcome.OK}
     for renewal in renewals:
         if renewal.token not in granted:
-            said = f"a renewal told a token that its lease was not granted, but {sorted(granted)}: {words.call(renewal)}"
-            yield Violation(
-                Invariant.UNIQUE, renewal.resource, said, shown_at_s(renewal), (*acquires[-1:], renewal)
-            )
+            says = f"a renewal returned a token that its lease was not granted, but {sorted(granted)}"
+            yield Finding(Invariant.UNIQUE, renewal.resource, says, (*acquires[-1:], renewal))
 
 
-def _judge_order(grants: list[_Grant], words: Words) -> Iterator[Violation]:
-    """Yield grants that carry a smaller token than one of another lease that was answered before they were called."""
+def _judge_order(grants: list[_Grant]) -> Iterator[Finding]:
+    """Yield grants with a smaller token than an earlier answered grant of another lease."""
     answered = sorted(grants, key=lambda grant: grant.answered_s)
     greatest: Operation | None = None
     position = 0
@@ -112,18 +110,13 @@ def _judge_order(grants: list[_Grant], words: Words) -> Iterator[Violation]:
             greatest = earlier if greatest is None else greater(greatest, earlier)
             position += 1
         acquire = grant.acquire
-        # Equal tokens are told by T1, and whoever is below its own lease's, which is the greatest, as a repeat.
+        # T1 reports equal tokens. The rule for repeats reports a token below that of its own lease.
         if greatest is not None and greatest.token > acquire.token and greatest.lease != acquire.lease:
-            rival = greatest
-            said = (
-                f"token {acquire.token} was granted after {rival.token}: {words.call(acquire)}, called after "
-                f"{words.call(rival)}"
-            )
-            calls = (rival, acquire)
-            yield Violation(Invariant.ORDERED, acquire.resource, said, shown_at_s(*calls), calls)
+            says = f"token {acquire.token} was granted after token {greatest.token}"
+            yield Finding(Invariant.ORDERED, acquire.resource, says, (greatest, acquire))
 
 
-def _judge_repeats(grants: list[_Grant], calls: list[Operation], words: Words) -> Iterator[Violation]:
+def _judge_repeats(grants: list[_Grant], calls: list[Operation]) -> Iterator[Finding]:
     """Yield grants of one lease whose token is below an earlier one's, or not above it after a release."""
     answered = sorted(grants, key=lambda grant: grant.answered_s)
     instants = [grant.answered_s for grant in answered]
@@ -137,12 +130,11 @@ def _judge_repeats(grants: list[_Grant], calls: list[Operation], words: Words) -
         acquire = grant.acquire
         before = bisect_left(instants, acquire.invoked_s)
         if before and greatest[before - 1].token > acquire.token:
-            first, why = greatest[before - 1], "an Acquire that was repeated was told a smaller token"
+            says = "a repeated Acquire was granted a smaller token"
         else:
             ended = bisect_left(released_s, grant.called_s)
             before = bisect_left(instants, last_released[ended - 1]) if ended else 0
             if not before or greatest[before - 1].token < acquire.token:
                 continue
-            first, why = greatest[before - 1], "a lease that was released was granted anew with its old token"
-        said = f"{why}: {words.call(first)}, then {words.call(acquire)}"
-        yield Violation(Invariant.ORDERED, acquire.resource, said, shown_at_s(acquire), (first, acquire))
+            says = "a lease that was released was granted again with its old token"
+        yield Finding(Invariant.ORDERED, acquire.resource, says, (greatest[before - 1], acquire))

@@ -1,4 +1,4 @@
-"""What a judge says of a run: which promises were broken, by which calls, and whether the run proves anything at all."""
+"""The verdict on a run: which invariants were broken, by which calls, and whether the run proves anything."""
 
 from __future__ import annotations
 
@@ -10,30 +10,47 @@ from harness.history.records import Kind, Operation, Outcome
 
 
 class Invariant(StrEnum):
-    """The promises, by the letters that they have in the reports."""
+    """The promises that `check` judges, by the letters that reports use."""
 
     UNIQUE = "T1"
     """No two leases of a resource share a token."""
     ORDERED = "T2"
     """A later grant carries the greater token."""
     FENCED = "F"
-    """The storage lets no lower token in after a higher one, and keeps what it has acknowledged."""
+    """The storage accepts no lower token after a higher one, and keeps every acknowledged append."""
     EXCLUSION = "L"
     """At most one lease of a resource is inside its validity."""
     DEADLINE = "D"
-    """A lease lasts as long as its holder was told, and no longer."""
+    """A lease lasts exactly as long as its holder was told."""
     PROGRESS = "P"
-    """Once all is well somebody is granted; while a majority has forgotten nobody is."""
+    """After the healing clients acquire again; while a majority has forgotten, no server grants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One broken promise, as a rule finds it.
+
+    Attributes:
+        says: what happened, without the calls.
+        calls: the calls that show it, the last one last; empty where the lack of a call shows it.
+        at_s: when it showed; if None, the end of its last call.
+    """
+
+    invariant: Invariant
+    resource: str
+    says: str
+    calls: tuple[Operation, ...] = ()
+    at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One broken promise.
+    """One broken promise, in words for people.
 
     Attributes:
         words: what happened, with every call that shows it.
         at_s: when it showed, on the clock of the records.
-        operations: the calls that show it; none where the lack of a call does.
+        operations: the calls that show it.
     """
 
     invariant: Invariant
@@ -48,13 +65,12 @@ class Counts:
     """The figures of a run.
 
     Attributes:
-        operations: how many calls of each kind ended how; every kind and outcome is there.
-        faults: how many of each kind there were.
-        violations: how many of each invariant were found; every invariant is there.
-        stale_writes_refused: appends that the storage refused because of their token.
-        stale_reads_refused: the same of reads.
-        throughput_per_s: calls that were OK per second, from the beginning to the first fault, or to the healing if there was none.
-        longest_gap_s: for how long nobody was granted anything, at most, until all was healed.
+        operations: the number of calls by kind and outcome; every kind and outcome is present.
+        faults: the number of faults by kind.
+        violations: the number of violations by invariant; every invariant is present.
+        stale_writes_refused, stale_reads_refused: what the storage refused because of its token.
+        throughput_per_s: successful calls per second before the first fault.
+        longest_gap_s: the longest time without a grant before the healing.
     """
 
     operations: Mapping[Kind, Mapping[Outcome, int]]
@@ -68,11 +84,11 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of it.
+    """The result of `check`.
 
     Attributes:
-        violations: the first of each invariant, in the order of their instants; `counts` tells how many there are in all.
-        invalid: why the run proves nothing; empty if it does.
+        violations: the first ones of each invariant, in the order of time; `counts` has the full numbers.
+        invalid: why the run proves nothing; empty if it proves something.
     """
 
     violations: tuple[Violation, ...]
@@ -81,36 +97,26 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        """Whether the run proves something, and nothing was broken."""
+        """Whether the run is valid and broke no promise."""
         return not self.violations and not self.invalid
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
-    """Names calls and instants for people.
-
-    Args:
-        began_s: the instant from which all others are told.
-    """
-
-    began_s: float
-
-    def instant(self, at_s: float) -> str:
-        """Return an instant, as seconds since the beginning."""
-        return f"{at_s - self.began_s:+.6f} s"
-
-    def call(self, call: Operation) -> str:
-        """Return a call: what, whose, with which token, when, and how it ended."""
-        of = f" of {call.entry!r}" if call.entry else ""
-        token = f", token {call.token}" if call.token else ""
-        completed = "never answered" if call.completed_s is None else self.instant(call.completed_s)
-        until = f", valid until {self.instant(call.until_s)}" if call.until_s else ""
-        return (
-            f"{call.kind}{of} by {call.client} for lease {call.lease}{token} "
-            f"[{self.instant(call.invoked_s)} … {completed}, {call.outcome}{until}]"
-        )
+def in_words(finding: Finding, began_s: float) -> Violation:
+    """Return a finding with its calls in words; instants count from `began_s`."""
+    at_s = finding.at_s
+    if at_s is None:
+        at_s = max(call.invoked_s if call.completed_s is None else call.completed_s for call in finding.calls)
+    calls = " and ".join(_call_in_words(call, began_s) for call in finding.calls)
+    words = f"{finding.says}: {calls}" if calls else finding.says
+    return Violation(finding.invariant, finding.resource, words, at_s, finding.calls)
 
 
-def shown_at_s(*calls: Operation) -> float:
-    """Return the last instant of some calls: from then on what they show could be known."""
-    return max(call.invoked_s if call.completed_s is None else call.completed_s for call in calls)
+def _call_in_words(call: Operation, began_s: float) -> str:
+    entry = f" of {call.entry!r}" if call.entry else ""
+    token = f", token {call.token}" if call.token else ""
+    completed = "never answered" if call.completed_s is None else f"{call.completed_s - began_s:+.6f} s"
+    until = f", valid until {call.until_s - began_s:+.6f} s" if call.until_s else ""
+    return (
+        f"{call.kind}{entry} by {call.client} for lease {call.lease}{token} "
+        f"[{call.invoked_s - began_s:+.6f} s … {completed}, {call.outcome}{until}]"
+    )

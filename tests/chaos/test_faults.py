@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import resource
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from random import Random
+from typing import TypeAlias
 
 import grpc
 import hiredis
@@ -19,7 +20,7 @@ import pytest
 from harness.chaos import limit_faults, services
 from harness.chaos.client_pool import ClientPool
 from harness.chaos.cluster import ChaosCluster, Plan
-from harness.chaos.fault_injection import FaultInjection, FaultInjector, locks_of_servers, run_step
+from harness.chaos.fault_injection import STORAGE, FaultInjection, FaultInjector, locks_of_servers, run_step
 from harness.chaos.faults import FAULTS, deck, draw, possible
 from harness.chaos.limit_faults import SERVER_CLOCK
 from harness.chaos.memory_faults import DISK_FULL, LOG_CUT
@@ -70,6 +71,15 @@ def _index(injection: FaultInjection, what: str) -> int:
     return int(name.removeprefix(f"{what} "))
 
 
+def _struck(injector: FaultInjector, injection: FaultInjection) -> CommandProcess | RedisNode:
+    """Return the present process of the server, the storage or the first node that a fault affects."""
+    if injection.target.startswith("node"):
+        return injector.cluster.nodes[_index(injection, "node")]
+    if injection.target == STORAGE:
+        return injector.cluster.storage.process
+    return injector.cluster.servers[_index(injection, "server")].process
+
+
 def _has_ended(process: CommandProcess | RedisNode) -> bool:
     """Tell whether a process has ended, as it is now."""
     return not process.is_running if isinstance(process, RedisNode) else process.exit_status is not None
@@ -99,21 +109,199 @@ def _passes(proxy: TcpProxy) -> bool:
     return proxy.requests.flow is Flow.PASS and proxy.replies.flow is Flow.PASS
 
 
-# --- what is common to all ------------------------------------------------------------------------------------------------
+# What each fault does: a check runs to its first yield before the fault, to its second during it, then after it.
+
+Check: TypeAlias = Callable[[FaultInjector, FaultInjection], AsyncGenerator[None]]
+_CHECKS: dict[str, Check] = {}
+
+
+def _of(*kinds: str) -> Callable[[Check], Check]:
+    """Let a check examine these faults."""
+
+    def register(check: Check) -> Check:
+        _CHECKS.update(dict.fromkeys(kinds, check))
+        return check
+
+    return register
+
+
+async def _no_check(injector: FaultInjector, injection: FaultInjection) -> AsyncGenerator[None]:
+    yield
+    yield
+
+
+@_of("holder paused")
+async def _holder_paused(injector: FaultInjector, injection: FaultInjection) -> AsyncGenerator[None]:
+    index = _index(injection, "client")
+    yield
+    assert _state(injector.client_pool.pid(index)) == "T"
+    assert injector.client_pool.is_before_write(index)
+    yield
+    assert _state(injector.client_pool.pid(index)) != "T"
+
+
+@_of("holder killed")
+async def _holder_killed(injector: FaultInjector, injection: FaultInjection) -> AsyncGenerator[None]:
+    clients, index = injector.client_pool, _index(injection, "client")
+    name, pid = clients.name_of(index), clients.pid(index)
+    yield
+    assert clients.ended_early()
+    yield
+    assert not clients.ended_early()
+    # Under its own name, so that its calls are not taken for those of the dead client.
+    assert clients.name_of(index) != name
+    assert clients.pid(index) != pid
+
+
+@_of("server paused", "storage paused", "node paused")
+async def _paused(injector: FaultInjector, injection: FaultInjection) -> AsyncGenerator[None]:
+    yield
+    pid = _struck(injector, injection).pid
+    await until(lambda: _is_stopped(pid))
+    yield
+    assert _state(pid) != "T"
+
+
+@_of("server killed", "server drained", "node killed", "log cut")
+async def _ended(injector: FaultInjector, injection: FaultInjection) -> AsyncGenerator[None]:
+    is_cut = injection.kind == LOG_CUT
+    node = injector.cluster.nodes[_index(injection, "node")] if is_cut else None
+    size = log_file(node).stat().st_size if node else 0
+    yield
+    process = _struck(injector, injection)
+    assert _has_ended(process)
+    if injection.kind == "server drained":
+        assert isinstance(process, CommandProcess)
+        assert process.exit_status == 0
+    if node:
+        assert log_file(node).stat().st_size != size
+    yield
+    struck = _struck(injector, injection)
+    assert not _has_ended(struck)
+    if injection.kind == "node killed":
+        assert isinstance(struck, RedisNode)
+        assert not injection.forgets
+        assert await struck.call("HGET", "redfence:node", "cluster_id")
+
+
+@_of("storage killed")
+async def _storage_killed(injector: FaultInjector, injection: FaultInjection) -> AsyncGenerator[None]:
+    storage = injector.cluster.storage
+    async with AsyncStorageClient(storage.address, timeout_s=10.0) as client:
+        await client.put("kept", key="k", value=b"v", token=7)
+        yield
+        assert _has_ended(storage.process)
+        yield
+        with pytest.raises(StaleTokenError):
+            await client.put("kept", key="k", value=b"late", token=6)
+        assert (await client.get("kept", key="k")).value == b"v"
+
+
+@_of(DISK_FULL)
+async def _disk_full(injector: FaultInjector, injection: FaultInjection) -> AsyncGenerator[None]:
+    node = injector.cluster.nodes[0]
+    yield
+    with pytest.raises(OSError, match="No space") as caught:
+        (node.folder / "more").write_bytes(bytes(8192))
+    assert caught.value.errno == errno.ENOSPC
+
+    async def ended() -> bool:
+        return _has_ended(node)
+
+    # The node does not acknowledge what it cannot keep.
+    await until(ended, timeout_s=20)
+    yield
+    assert not _has_ended(node)
+
+
+@_of("majority wiped")
+async def _majority_wiped(injector: FaultInjector, injection: FaultInjection) -> AsyncGenerator[None]:
+    server = injector.cluster.servers[0]
+    yield
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await server.view.acquire("refused", ttl_ms=1_000, lease_id=new_lease_id(), timeout_s=5)
+    rich = from_trailing_metadata(caught.value.trailing_metadata())
+    assert rich is not None
+    assert rich.reason == lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE
+    yield
+    await until(lambda: server.grants("refused", ttl_ms=1_000))
+
+
+_CUT_PAIRS = {
+    "partition: one node": 2,
+    "partition: one way": 2,
+    "node never answers": 2,
+    "partition: halves": 3,
+    "partition: ring": 2,
+}
+
+
+@_of(*_CUT_PAIRS)
+async def _cut_off(injector: FaultInjector, injection: FaultInjection) -> AsyncGenerator[None]:
+    yield
+    cut = _cut(injector)
+    assert len(cut) == _CUT_PAIRS[injection.kind]
+    cut_nodes = {"partition: halves": 3, "partition: ring": 2}.get(injection.kind, 1)
+    assert len({node for _, node in cut}) == cut_nodes
+    yield
+
+
+@_of("maxclients")
+async def _clients_limited(injector: FaultInjector, injection: FaultInjection) -> AsyncGenerator[None]:
+    node = injector.cluster.nodes[_index(injection, "node")]
+    yield
+    with pytest.raises((hiredis.ReplyError, OSError)):
+        await node.call("PING")
+    yield
+    assert await node.call("PING") == b"PONG"
+
+
+@_of("maxmemory noeviction")
+async def _memory_limited(injector: FaultInjector, injection: FaultInjection) -> AsyncGenerator[None]:
+    node = injector.cluster.nodes[_index(injection, "node")]
+    yield
+    with pytest.raises(hiredis.ReplyError, match="OOM"):
+        await node.call("SET", "more", "1")
+    assert await node.call("CONFIG", "GET", "maxmemory-policy") == [b"maxmemory-policy", b"noeviction"]
+    yield
+    assert await node.call("CONFIG", "GET", "maxmemory") == [b"maxmemory", b"0"]
+
+
+@_of("clock stepped")
+async def _clock_stepped(injector: FaultInjector, injection: FaultInjection) -> AsyncGenerator[None]:
+    node = injector.cluster.nodes[_index(injection, "node")]
+    assert injection.moves_clocks
+    yield
+    assert await node.has_clock_offset(30_000) or await node.has_clock_offset(-30_000)
+    yield
+    assert await node.has_clock_offset(0)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FAULTS if kind != _NO_MORE_FILES])
-async def test_a_fault_is_recorded_and_heals(injector: FaultInjector, no_disk: str, kind: str) -> None:
+async def test_a_fault_does_what_it_says_is_recorded_and_heals(
+    injector: FaultInjector, no_disk: str, kind: str
+) -> None:
     """Afterwards every node votes for every server again, by itself."""
     if kind == DISK_FULL and no_disk:
         pytest.skip(no_disk)
     before, began_s = len(injector.faults), now_s()
-    await injector.inject(replace(_drawn(injector, kind), lasts_s=_LASTS_S))
+    injection = _drawn(injector, kind)
+    phases = _CHECKS.get(kind, _no_check)(injector, injection)
+    await anext(phases)
+
+    async def begin() -> None:
+        await run_step(injection.begin)
+        await anext(phases)
+
+    await injector.inject(replace(injection, begin=begin, lasts_s=_LASTS_S))
+    assert not [phase async for phase in phases]
     (fault,) = injector.faults[before:]
     assert fault.kind == kind
     assert began_s <= fault.began_s < fault.ended_s <= now_s()
     assert not injector.unhealed
+    assert not injector.broken
     assert not await injector.cluster.set_right()
+    assert not injector.cluster.ended_early()
     assert not _cut(injector)
 
 
@@ -121,21 +309,23 @@ async def test_a_fault_is_recorded_and_heals(injector: FaultInjector, no_disk: s
 async def test_a_server_that_was_out_of_files_tells_so_and_goes_on_by_itself(
     injector: FaultInjector, lost: int
 ) -> None:
-    """As soon as it may open files again; what it can tell without, it tells."""
+    """While it may open no file, it reports so; afterwards it connects again."""
     injections = (_drawn(injector, _NO_MORE_FILES, seed=seed) for seed in count())
+    injection = next(each for each in injections if len(each.locks) == 1 + lost)
+    server = injector.cluster.servers[_index(injection, "server")]
+    pid = server.process.pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+
+    async def reports_it() -> bool:
+        report = await server.view.status()
+        return any("Too many open files" in node.detail for node in report.nodes)
+
     try:
-        async with _begun(
-            next(injection for injection in injections if len(injection.locks) == 1 + lost)
-        ) as injection:
-            index = _index(injection, "server")
-            server = injector.cluster.servers[index]
-
-            async def has_wanted_one() -> bool:
-                report = await server.view.status()
-                return any("Too many open files" in node.detail for node in report.nodes)
-
-            # It has lost a node and tried to come back: that is when it wants a file.
-            await until(has_wanted_one, timeout_s=10)
+        async with _begun(injection):
+            # A file gets the lowest free number, so this limit leaves no number free.
+            assert resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] <= 3
+            await until(reports_it, timeout_s=10)
+        assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == before
         await until(server.is_ready, timeout_s=10)
     finally:
         server.kill()
@@ -176,53 +366,6 @@ async def test_every_fault_comes_before_one_comes_again() -> None:
     assert deck(names, Random(1)) == deck(names, Random(1)) != deck(names, Random(2))
     assert possible(clocks=True, small_disk=False, only=[DISK_FULL]) == []
     assert possible(clocks=False, small_disk=True, only=[SERVER_CLOCK]) == []
-
-
-# --- processes --------------------------------------------------------------------------------------------------------------
-
-
-async def test_a_paused_holder_stands_between_its_read_and_its_write(injector: FaultInjector) -> None:
-    """It is the one whose write comes too late."""
-    async with _begun(_drawn(injector, "holder paused")) as injection:
-        index = _index(injection, "client")
-        assert _state(injector.client_pool.pid(index)) == "T"
-        assert injector.client_pool.is_before_write(index)
-    assert _state(injector.client_pool.pid(index)) != "T"
-
-
-async def test_a_killed_holder_is_followed_by_another(injector: FaultInjector) -> None:
-    """Under another name, so that its calls are not taken for those of the dead."""
-    injection = _drawn(injector, "holder killed")
-    index = _index(injection, "client")
-    name, pid = injector.client_pool.name_of(index), injector.client_pool.pid(index)
-    async with _begun(injection):
-        assert injector.client_pool.ended_early()
-    assert not injector.client_pool.ended_early()
-    assert injector.client_pool.name_of(index) != name
-    assert injector.client_pool.pid(index) != pid
-
-
-async def test_a_server_is_paused_and_killed(injector: FaultInjector) -> None:
-    """The process itself, not what is seen of it."""
-    async with _begun(_drawn(injector, "server paused")) as injection:
-        server = injector.cluster.servers[_index(injection, "server")]
-        await until(lambda: _is_stopped(server.process.pid))
-    async with _begun(_drawn(injector, "server killed")) as injection:
-        server = injector.cluster.servers[_index(injection, "server")]
-        assert _has_ended(server.process)
-    assert not _has_ended(server.process)
-    assert not await injector.cluster.set_right()
-
-
-async def test_a_drained_server_ends_in_good_order_and_is_started_again(injector: FaultInjector) -> None:
-    """That it ended is no defect; a status that is not 0 would be one."""
-    async with _begun(_drawn(injector, "server drained")) as injection:
-        server = injector.cluster.servers[_index(injection, "server")]
-        assert server.process.exit_status == 0
-    assert not _has_ended(server.process)
-    assert not await injector.cluster.set_right()
-    assert not injector.broken
-    assert not injector.cluster.ended_early()
 
 
 async def test_a_server_that_does_not_end_in_good_order_when_it_is_told_to_is_a_defect(
@@ -267,23 +410,6 @@ async def test_a_server_that_does_not_end_when_it_is_told_to_is_a_defect(
     assert not await injector.cluster.set_right()
 
 
-async def test_the_storage_is_paused_and_killed_and_keeps_what_it_had(injector: FaultInjector) -> None:
-    """Its callers go on afterwards; its end is no defect."""
-    storage = injector.cluster.storage
-    async with AsyncStorageClient(storage.address, timeout_s=10.0) as client:
-        await client.put("kept", key="k", value=b"v", token=7)
-        async with _begun(_drawn(injector, "storage paused")):
-            await until(lambda: _is_stopped(storage.process.pid))
-        assert (await client.get("kept", key="k")).value == b"v"
-        async with _begun(_drawn(injector, "storage killed")):
-            assert _has_ended(storage.process)
-        assert not _has_ended(storage.process)
-        with pytest.raises(StaleTokenError):
-            await client.put("kept", key="k", value=b"late", token=6)
-        assert (await client.get("kept", key="k")).value == b"v"
-    assert not injector.cluster.ended_early()
-
-
 async def test_a_storage_that_ends_by_itself_is_a_defect(injector: FaultInjector) -> None:
     """Whatever else went well."""
     storage = injector.cluster.storage
@@ -297,19 +423,6 @@ async def test_a_storage_that_ends_by_itself_is_a_defect(injector: FaultInjector
     assert not injector.cluster.ended_early()
     storage.start()
     await storage.until_serving()
-
-
-async def test_a_node_is_paused_and_killed_and_keeps_what_it_had(injector: FaultInjector) -> None:
-    """It syncs every write."""
-    async with _begun(_drawn(injector, "node paused")) as injection:
-        paused = injector.cluster.nodes[_index(injection, "node")]
-        await until(lambda: _is_stopped(paused.pid))
-    async with _begun(_drawn(injector, "node killed")) as injection:
-        node = injector.cluster.nodes[_index(injection, "node")]
-        assert _has_ended(node)
-        assert not injection.forgets
-    assert await node.call("HGET", "redfence:node", "cluster_id")
-    assert not await injector.cluster.set_right()
 
 
 async def test_a_node_that_does_not_sync_counts_as_forgetful_when_it_is_killed(
@@ -342,58 +455,6 @@ async def test_a_node_without_a_log_comes_back_empty_and_votes_again(
         assert await node.call("GET", "kept") is None
         assert not await cluster.set_right()
     assert not {LOG_CUT, NODE_COPIED} & set(possible(clocks=True, small_disk=True, logs=False))
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------------
-
-
-async def test_a_log_is_shorter_by_what_was_cut(injector: FaultInjector) -> None:
-    """And the node starts all the same, for the log was repaired."""
-    injection = _drawn(injector, "log cut")
-    node = injector.cluster.nodes[_index(injection, "node")]
-    before = log_file(node).stat().st_size
-    async with _begun(injection):
-        assert _has_ended(node)
-        assert log_file(node).stat().st_size != before
-    assert not _has_ended(node)
-    assert not await injector.cluster.set_right()
-
-
-async def test_a_full_disk_takes_no_byte_and_ends_a_node_that_syncs_every_write(
-    injector: FaultInjector, no_disk: str
-) -> None:
-    """As in the field: it does not acknowledge what it cannot keep."""
-    if no_disk:
-        pytest.skip(no_disk)
-    node = injector.cluster.nodes[0]
-    async with _begun(_drawn(injector, DISK_FULL)):
-        with pytest.raises(OSError, match="No space") as caught:
-            (node.folder / "more").write_bytes(bytes(8192))
-        assert caught.value.errno == errno.ENOSPC
-
-        async def ended() -> bool:
-            return _has_ended(node)
-
-        await until(ended, timeout_s=20)
-    assert not _has_ended(node)
-    assert not await injector.cluster.set_right()
-
-
-async def test_when_a_majority_was_wiped_nothing_is_granted_until_it_is_recovered(
-    injector: FaultInjector,
-) -> None:
-    """And then it is granted again, by servers that were not restarted."""
-    server = injector.cluster.servers[0]
-    injection = _drawn(injector, "majority wiped")
-    async with _begun(injection):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await server.view.acquire("refused", ttl_ms=1_000, lease_id=new_lease_id(), timeout_s=5)
-        rich = from_trailing_metadata(caught.value.trailing_metadata())
-        assert rich is not None
-        assert rich.reason == lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE
-    fault = injector.faults[-1]
-    assert fault.kind == "majority wiped"
-    await until(lambda: server.grants("refused", ttl_ms=1_000))
 
 
 @pytest.mark.parametrize("mended", ["by a crash", "while it runs"])
@@ -435,31 +496,6 @@ async def _evicts(node: RedisNode) -> bool:
     return b"evicted_keys:0" not in told
 
 
-# --- network ----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "count"),
-    [
-        ("partition: one node", 2),
-        ("partition: one way", 2),
-        ("node never answers", 2),
-        ("partition: halves", 3),
-        ("partition: ring", 2),
-    ],
-)
-async def test_a_partition_cuts_as_many_pairs_as_its_form_says(
-    injector: FaultInjector, kind: str, count: int
-) -> None:
-    """Of two servers and three nodes."""
-    async with _begun(_drawn(injector, kind)):
-        cut = _cut(injector)
-        assert len(cut) == count
-        nodes = {index for _, index in cut}
-        assert len(nodes) == {"partition: halves": 3, "partition: ring": 2}.get(kind, 1)
-    assert not _cut(injector)
-
-
 @pytest.mark.parametrize("ends", ["old", "new"])
 @pytest.mark.parametrize("kind", ["node doubled: empty", NODE_COPIED])
 async def test_a_node_is_another_process_for_some_servers_until_one_of_the_two_ends(
@@ -493,53 +529,6 @@ async def _seen_through(node: RedisNode, proxy: TcpProxy) -> tuple[bytes, object
     told = await seen.call("INFO", "server")
     assert isinstance(told, bytes)
     return told.partition(b"run_id:")[2].split()[0], await seen.call("GET", "mark")
-
-
-# --- limits and clocks ------------------------------------------------------------------------------------------------------
-
-
-async def test_a_node_takes_no_new_client(injector: FaultInjector) -> None:
-    """Whoever connects is told so."""
-    async with _begun(_drawn(injector, "maxclients")) as injection:
-        node = injector.cluster.nodes[_index(injection, "node")]
-        with pytest.raises((hiredis.ReplyError, OSError)):
-            await node.call("PING")
-    assert await node.call("PING") == b"PONG"
-
-
-async def test_a_node_out_of_memory_takes_no_write(injector: FaultInjector) -> None:
-    """It evicts nothing."""
-    async with _begun(_drawn(injector, "maxmemory noeviction")) as injection:
-        node = injector.cluster.nodes[_index(injection, "node")]
-        with pytest.raises(hiredis.ReplyError, match="OOM"):
-            await node.call("SET", "more", "1")
-        assert await node.call("CONFIG", "GET", "maxmemory-policy") == [b"maxmemory-policy", b"noeviction"]
-    assert await node.call("CONFIG", "GET", "maxmemory") == [b"maxmemory", b"0"]
-
-
-async def test_a_server_may_open_no_file_more(injector: FaultInjector) -> None:
-    """Until it may again."""
-    injection = _drawn(injector, _NO_MORE_FILES)
-    pid = injector.cluster.servers[_index(injection, "server")].process.pid
-    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    async with _begun(injection):
-        # A file gets the least number that is free: this leaves none, whichever ones it loses.
-        assert resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] <= 3
-    assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == before
-    server = injector.cluster.servers[_index(injection, "server")]
-    server.kill()
-    server.start()
-    assert not await injector.cluster.set_right()
-
-
-async def test_a_clock_is_half_a_minute_off_and_back_again(injector: FaultInjector) -> None:
-    """And the fault says that clocks are moved, for exclusion is not promised then."""
-    async with _begun(_drawn(injector, "clock stepped")) as injection:
-        assert injection.moves_clocks
-        node = injector.cluster.nodes[_index(injection, "node")]
-        assert await node.has_clock_offset(30_000) or await node.has_clock_offset(-30_000)
-    assert await node.has_clock_offset(0)
-    assert not await injector.cluster.set_right()
 
 
 @pytest.mark.parametrize("how", ["stands still", "is slow"])

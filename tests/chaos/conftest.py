@@ -1,4 +1,4 @@
-"""Fixtures of the chaos tests: a small cluster of processes with two clients, which the tests of one module injection in turn."""
+"""Fixtures of the chaos tests: a small cluster of processes with two clients, shared by a module's tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short chaos runs: a mixed one keeps every promise, and two that cannot are found out."""
+"""A short mixed run keeps every promise, and the checker finds two servers that cannot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.history.checker import check
 from harness.history.records import Kind, Outcome, read_operations
 from harness.history.verdict import Invariant, Verdict
 
-# Faults that end within seconds; `make chaos` has all of them. Two are asked for, by which the run is a valid one.
+# Faults that end within seconds; `make chaos` injects all faults.
 _MIX = (
     "holder paused",
     "holder killed",
@@ -44,7 +44,7 @@ async def _judged(plan: Plan, schedule: Schedule, folder: Path) -> tuple[Run, Ve
 
 
 def test_a_call_that_was_never_answered_is_recorded_as_unknown_and_every_other_once(tmp_path: Path) -> None:
-    """Also if its client died in the middle of a line."""
+    """The client died in the middle of a line."""
     path = tmp_path / "records.jsonl"
     with Recorder(path, client="a") as recorder:
         with recorder.call(Kind.ACQUIRE, "r", "answered", ttl_s=2.0) as call:
@@ -67,7 +67,7 @@ def test_a_call_that_was_never_answered_is_recorded_as_unknown_and_every_other_o
 
 
 async def test_a_mixed_run_over_three_nodes_keeps_every_promise(tmp_path: Path) -> None:
-    """With holders, servers and nodes that stop, die, forget and are cut off. A run that proves nothing is played again, once."""
+    """Clients, servers and nodes stop, die, forget and are cut off. An invalid run is repeated once."""
     for seed in (1, 2):
         schedule = Schedule(seed=seed, lasts_s=25.0, faults=_MIX, asked=("holder paused",))
         folder = tmp_path / str(seed)
@@ -83,8 +83,8 @@ async def test_a_mixed_run_over_three_nodes_keeps_every_promise(tmp_path: Path) 
 
 
 async def test_without_fencing_an_update_is_lost(tmp_path: Path) -> None:
-    """So the faults do what the storage is there for, and the judge sees it."""
-    plan = Plan(storage_program=harness_program("harness.chaos.unfenced_storage"))
+    """The faults cause late writes, and the checker sees the lost update."""
+    plan = Plan(storage_program=harness_program("harness.chaos.broken_program", "unfenced"))
     faults = ("holder paused",)
     schedule = Schedule(
         seed=1,
@@ -102,8 +102,8 @@ async def test_without_fencing_an_update_is_lost(tmp_path: Path) -> None:
 
 
 async def test_a_quorum_of_less_than_a_majority_is_found_out(tmp_path: Path) -> None:
-    """A server for which one node of three is enough gives two leases at a time, or a token twice."""
-    plan = Plan(server_program=harness_program("harness.chaos.minority_server"))
+    """A server that asks one node of three grants two leases at a time, or one token twice."""
+    plan = Plan(server_program=harness_program("harness.chaos.broken_program", "minority"))
     schedule = Schedule(
         seed=1,
         lasts_s=8.0,

@@ -1,1 +1,1 @@
-"""Real servers, nodes, storage and clients as processes, faults that injection them, and a judge of what the clients were told."""
+"""Injects faults into real servers, nodes, storage and clients, and records what the clients were told."""

@@ -10,9 +10,11 @@ import asyncio
 import logging
 import re
 import secrets
+import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -33,7 +35,7 @@ from redfence_server.embedded.process import AppendFsync
 
 _EXIT_STATUSES: Mapping[str, int] = {PASSED: 0, BROKEN: 1, INVALID: 2}
 _SHOWN_MAX = 20
-# In so long every fault injections, and a run in which one did not proves nothing of it.
+# In this time every fault begins at least once. A longer run without one of them is invalid.
 _ALL_MINUTES = 10.0
 _AOFS: Sequence[Aof] = (*get_args(AppendFsync), "off")
 
@@ -62,7 +64,7 @@ def main() -> int:
         return 0
     if arguments.seed is None:
         arguments.seed = secrets.randbelow(1_000_000)
-    # It tells of every write to a connection that a proxy has broken on purpose.
+    # It logs every write to a connection that a proxy broke on purpose.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     log_setup.configure(log_format=log_setup.LogFormat.CONSOLE, level=log_setup.LogLevel.ERROR)
     verdicts = []
@@ -75,26 +77,22 @@ def main() -> int:
 
 
 def _series(arguments: argparse.Namespace) -> Sequence[argparse.Namespace]:
-    """Return what to run, one after another: all faults mixed, or each of them alone in its share of the time."""
+    """Return the runs: one with all faults mixed, or one for each fault in its share of the time."""
     if not arguments.each:
         return [arguments]
     names = [name for name in arguments.only or FAULTS if name not in arguments.without]
     if not names:
         _say("INVALID no fault is left to inject")
         sys.exit(_EXIT_STATUSES[INVALID])
-    return [
-        argparse.Namespace(
-            **{
-                **vars(arguments),
-                "only": [name],
-                "minutes": arguments.minutes / len(names),
-                # Some faults are of a node's log, and so of nodes that have one.
-                "aof": arguments.aof or "always",
-                "report": arguments.report and _named(arguments.report, re.sub(r"\W+", "-", name)),
-            }
-        )
-        for name in names
-    ]
+    runs = []
+    for name in names:
+        run_alone = copy(arguments)
+        run_alone.only, run_alone.minutes = [name], arguments.minutes / len(names)
+        # Some faults need nodes with a log.
+        run_alone.aof = arguments.aof or "always"
+        run_alone.report = arguments.report and _named(arguments.report, re.sub(r"\W+", "-", name))
+        runs.append(run_alone)
+    return runs
 
 
 def _named(path: Path, what: str) -> Path:
@@ -114,7 +112,7 @@ def _run_once(arguments: argparse.Namespace, count: int) -> str:
             without=arguments.without,
         )
         if not names:
-            _say("INVALID no fault that was asked for is possible on this machine")
+            _say("INVALID no requested fault is possible on this machine")
             return INVALID
         schedule = Schedule(
             seed=arguments.seed,
@@ -125,8 +123,8 @@ def _run_once(arguments: argparse.Namespace, count: int) -> str:
         )
         ran = asyncio.run(run(plan, schedule, folder=folder, say=_say))
         report = report_of(plan, schedule, ran, check(ran.history))
-        path = _report_path(arguments, count)
-        if path is not None:
+        if arguments.report is not None:
+            path = _named(arguments.report, f"{count}-nodes") if len(counts) > 1 else arguments.report
             path.parent.mkdir(parents=True, exist_ok=True)
             _say(f"report: {path} and {write_report(report, path)}")
             if report["verdict"] != PASSED:
@@ -136,12 +134,12 @@ def _run_once(arguments: argparse.Namespace, count: int) -> str:
 
 
 def _plan(arguments: argparse.Namespace, count: int, folder: Path) -> Plan:
-    """Return what to start; tell which faults this machine cannot bring about."""
-    # Mostly as operations.md wants them; what a node that may forget does is part of the promises, too.
+    """Return what to start, and report the faults that are impossible on this machine."""
+    # Mostly as operations.md requires. The promises also cover nodes that may forget.
     choices: Sequence[Aof] = ("always", *_AOFS)
     plan = Plan(node_count=count, aof=arguments.aof or choices[(arguments.seed + count) % len(choices)])
     if arguments.no_fencing:
-        plan = replace(plan, storage_program=harness_program("harness.chaos.unfenced_storage"))
+        plan = replace(plan, storage_program=harness_program("harness.chaos.broken_program", "unfenced"))
     try:
         plan = replace(plan, clock_shim=compile_clock_shim(folder))
     except NoCompilerError as error:
@@ -181,15 +179,8 @@ def _counts(arguments: argparse.Namespace) -> Sequence[int]:
     return (3, 5) if arguments.nodes == "both" else (int(arguments.nodes),)
 
 
-def _report_path(arguments: argparse.Namespace, count: int) -> Path | None:
-    path: Path | None = arguments.report
-    if path is None or arguments.nodes != "both":
-        return path
-    return _named(path, f"{count}-nodes")
-
-
 def _keep(ran: Run, report: Path) -> None:
-    """Write down every record and what servers warned of, for whoever looks into it."""
+    """Write every record and the warnings of the servers to files beside the report."""
     records, log = report.with_suffix(".jsonl"), report.with_suffix(".log")
     with records.open("w", encoding="utf-8") as file:
         file.writelines(map(line, ran.history.operations))
@@ -199,21 +190,13 @@ def _keep(ran: Run, report: Path) -> None:
 
 
 def _command(arguments: argparse.Namespace) -> str:
-    return " ".join(("python -m harness.chaos", *_flags(arguments)))
-
-
-def _flags(arguments: argparse.Namespace) -> Iterator[str]:
-    yield f"--minutes {arguments.minutes:g} --seed {arguments.seed} --nodes {arguments.nodes}"
-    if arguments.clients != 10:
-        yield f"--clients {arguments.clients}"
-    for name in arguments.only:
-        yield f'--only "{name}"'
-    for name in arguments.without:
-        yield f'--without "{name}"'
-    if arguments.aof:
-        yield f"--aof {arguments.aof}"
-    if arguments.no_fencing:
-        yield "--no-fencing"
+    """Return the command line that repeats a run."""
+    words = ["python", "-m", "harness.chaos"]
+    for name, value in vars(arguments).items():
+        if value and name not in ("each", "list", "report"):
+            for each in value if isinstance(value, list) else [value]:
+                words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(each)])]
+    return shlex.join(words)
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""One client of a chaos run, a process of its own: `python -m harness.chaos.client`. It works until SIGTERM, and then ends what it has begun."""
+"""Runs one client process, `python -m harness.chaos.client`, which finishes its work after SIGTERM."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _THREAD_END_S = 15.0
 
 
 def main() -> None:
-    """Work."""
+    """Work until SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--name", required=True)
     parser.add_argument("--workload", required=True, choices=WORKLOADS)
@@ -64,7 +64,7 @@ def _work_in_threads(arguments: argparse.Namespace, recorder: Recorder) -> None:
             thread.start()
         print(READY, flush=True)
         for thread in threads:
-            # A join without a timeout would not let the signal in.
+            # A join without a timeout would block the signal handler.
             while thread.is_alive() and not stopping.is_set():
                 thread.join(0.2)
         for thread in threads:

@@ -1,4 +1,4 @@
-"""A whole redfence as processes on this machine: nodes, a proxy between each server and node, servers and the storage."""
+"""Runs redfence as processes: nodes, servers, the storage, and a proxy between each server and node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from redfence_server.embedded.binary import RedisBinary
 from redfence_server.embedded.process import AppendFsync
 
 TTL_MS_MAX = 2_000
-"""The greatest ttl of the cluster, and so about how long a quarantine lasts."""
+"""The greatest ttl of the cluster; a quarantine lasts about as long."""
 _READY_S = 60.0
 Aof: TypeAlias = AppendFsync | Literal["off"]
 """When nodes sync their append-only file; a node with it off comes back empty."""
@@ -56,7 +56,7 @@ class Plan:
 
 @dataclass(slots=True)
 class ChaosCluster:
-    """Everything but the clients, within `async with`.
+    """Runs everything but the clients, within `async with`.
 
     Attributes:
         nodes, servers: by index.
@@ -112,7 +112,7 @@ class ChaosCluster:
             self._exits.callback(self.disks[0].unmount)
         for number in range(plan.node_count):
             node = self._node(number)
-            node.folder /= "data"  # another process of the node has its own beside it, on the same disk
+            node.folder /= "data"  # a second process of the node lies beside it, on the same disk
             self.nodes.append(node)
             self._exits.callback(node.kill)
         await asyncio.gather(*(node.start() for node in self.nodes))
@@ -151,7 +151,7 @@ class ChaosCluster:
         return RedisNode(folder, binary=binary, appendfsync=plan.aof, clock_shim=plan.clock_shim)
 
     async def votes(self, place: int) -> bool:
-        """Tell whether a node votes by its own word: its identity was given to it in this run, and is in no quarantine."""
+        """Tell whether a node has its vote by its own data: an identity of this run and no quarantine."""
         try:
             async with asyncio.timeout(2.0):
                 state, run = await self._identity(self.nodes[place])
@@ -159,7 +159,7 @@ class ChaosCluster:
         except (OSError, hiredis.ReplyError, hiredis.ProtocolError, TimeoutError):
             return False
         assert isinstance(info, bytes)
-        # A run is the process's id, and what an admission adds to it.
+        # The field is the run id of the process and a suffix of the admission.
         return state == b"ready" and bool(run) and b"run_id:" + run.partition(b"/")[0] in info
 
     @staticmethod
@@ -170,9 +170,9 @@ class ChaosCluster:
         return state or b"", run or b""
 
     async def set_right(self) -> list[str]:
-        """Return once everything runs and every node votes for every server; faults have healed what they broke.
+        """Return once everything runs and every node votes for every server.
 
-        A server for which that does not come about is started anew, as an operator would do. Return what was the matter with it.
+        A server that does not get every vote is restarted, as an operator would do, and returned as a defect.
         """
         for service in self._services.values():
             service.resume()
@@ -193,11 +193,11 @@ class ChaosCluster:
         return wrong
 
     def ended_early(self) -> list[str]:
-        """Return which servers and storage have ended by themselves, and how."""
+        """Return the servers and the storage that ended by themselves, and how."""
         return [f"{name}: {how}" for name, service in self._services.items() for how in service.ended_early()]
 
     def defects(self) -> list[str]:
-        """Return what servers and the storage have logged as defects of their own, or written as a traceback."""
+        """Return the internal errors and tracebacks in the logs of the servers and the storage."""
         return [
             f"{name}: {line}"
             for name, service in self._services.items()
@@ -206,7 +206,7 @@ class ChaosCluster:
         ]
 
     def logged(self) -> list[str]:
-        """Return what servers have logged as warnings or worse, in the order of their writing."""
+        """Return the warnings and errors of the servers, in the order of time."""
         lines = [
             (told.get("timestamp", ""), f"{name}: {line}")
             for name, service in self._services.items()
@@ -216,7 +216,7 @@ class ChaosCluster:
         return [line for _, line in sorted(lines)]
 
     async def states(self) -> str:
-        """Return what each server says of each node."""
+        """Return the state of each node as each server reports it."""
         told = []
         for number, server in enumerate(self.servers):
             try:
@@ -230,7 +230,7 @@ class ChaosCluster:
         return "; ".join(told)
 
     async def recover(self) -> str:
-        """Do what an operator does when more than a minority has forgotten; return what the command wrote."""
+        """Recover the cluster as an operator does after a majority forgot; return the command's output."""
         named = [word for node in self.nodes for word in ("--node", node.url)]
         command = self.processes.start(
             *REDFENCE, "cluster", "recover", *named, "--floor", "auto", "--yes", environment=environment()
@@ -241,7 +241,7 @@ class ChaosCluster:
 
 
 def _parsed(line: str) -> dict[str, str]:
-    """Return the fields of a line of a log; none of one that is something else."""
+    """Return the fields of a log line; empty if the line is not JSON."""
     try:
         fields = json.loads(line)
     except ValueError:

@@ -20,8 +20,12 @@ ThingT = TypeVar("ThingT")
 Step: TypeAlias = Callable[[], Awaitable[None] | None]
 
 TTL_S = TTL_MS_MAX / 1000
+# The names of what no two faults may affect at the same time. A node's lock covers its disk and settings.
 STORAGE = "storage"
-"""The lock of the storage's process."""
+lock_of_node: Callable[[int], str] = "node {}".format
+lock_of_network: Callable[[int], str] = "network of node {}".format
+lock_of_server: Callable[[int], str] = "server {}".format
+lock_of_client: Callable[[int], str] = "client {}".format
 # A forgetful node rejoins after a quarantine. One server must run during the whole quarantine.
 _REJOIN_S = 60.0
 _END_S = 90.0
@@ -199,26 +203,6 @@ async def wait_until_seen_by_all(injector: FaultInjector, *nodes: int) -> None:
 
 async def _is_seen(injector: FaultInjector, node_index: int) -> bool:
     return any([await server.counts(node_index) for server in injector.cluster.servers])
-
-
-def lock_of_node(index: int) -> str:
-    """Return the lock of a node's process, disk and settings."""
-    return f"node {index}"
-
-
-def lock_of_network(index: int) -> str:
-    """Return the lock of the connections between a node and all servers."""
-    return f"network of node {index}"
-
-
-def lock_of_server(index: int) -> str:
-    """Return the lock of a server's process."""
-    return f"server {index}"
-
-
-def lock_of_client(index: int) -> str:
-    """Return the lock of a client's process."""
-    return f"client {index}"
 
 
 def locks_of_servers(injector: FaultInjector) -> set[str]:

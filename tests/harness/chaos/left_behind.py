@@ -1,4 +1,4 @@
-"""C: what must be gone from nodes and servers once every client has ended."""
+"""C: finds what a run left behind on nodes and servers after every client has ended."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from harness.processes.redis_nodes import RedisNode
 from harness.processes.servers import until
 from redfence_server.redis_io.scripts import Keyspace
 
-# Whatever the ttl was, it is over by then.
+# Every lease has ended by then.
 _GONE_S = TTL_MS_MAX / 1000 + 3.0
-# A hold that was taken while a node's clock was half a minute ahead lasts as much longer.
+# A node's clock may have been half a minute ahead when it took a hold.
 _CLOCK_S = 30.0
-# A connection that was closed is gone from the other side a moment later.
+# The other side of a closed connection closes a moment later.
 _CLOSED_S = 10.0
 _KEYS = Keyspace()
 
@@ -25,12 +25,12 @@ _KEYS = Keyspace()
 async def left_behind(
     cluster: ChaosCluster, *, clocks_were_set: bool = False, gone_s: float = _GONE_S
 ) -> list[str]:
-    """Return holds that do not end, keys without an end that are not a node's own, and files that a server did not have when it began.
+    """Return holds that do not end, keys without an expiry, and files that a server opened and never closed.
 
     Args:
-        cluster: set right, and with no client.
-        clocks_were_set: those of nodes.
-        gone_s: how long holds may last, if they were not.
+        cluster: repaired, and without clients.
+        clocks_were_set: whether a node's clock was moved.
+        gone_s: how long holds may last, if no clock was moved.
     """
     gone_s += _CLOCK_S if clocks_were_set else 0.0
     told = await asyncio.gather(

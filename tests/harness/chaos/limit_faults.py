@@ -1,4 +1,4 @@
-"""Faults of limits and clocks: connections, memory and open files run out; clocks jump, stop or run slowly."""
+"""Faults of limits and clocks: connections, memory or files run out; clocks jump, stop or run slowly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of lock servers over the generated stubs, each recorded with what the contract lets a caller conclude from its answer."""
+"""Calls lock servers over the generated stubs and records what each answer proves by the contract."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 AnswerT = TypeVar("AnswerT")
 
 CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
-    # A server that was killed is found again soon after its restart.
+    # A client finds a restarted server again soon.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # A frozen one is noticed.
+    # A client notices a stopped server.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
 )
-# Beyond the time a call may wait at the server.
+# Added to the time that a call may wait at the server.
 _ANSWER_S = 2.0
-# Reasons by which a server says that an acquire has granted nothing and never will; INTERNAL promises nothing.
+# With these reasons an Acquire has granted nothing and never will. INTERNAL promises nothing.
 _NOTHING_GRANTED = {
     lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE,
     lock_pb2.ERROR_REASON_VALIDITY_EXHAUSTED,
@@ -37,7 +37,7 @@ _NOTHING_GRANTED = {
     lock_pb2.ERROR_REASON_TOO_MANY_WAITERS,
     lock_pb2.ERROR_REASON_CANCELLED,
 }
-# Reasons by which it says that it could not see.
+# With these reasons a server could not examine the nodes.
 _NOT_SEEN = {lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE, lock_pb2.ERROR_REASON_DRAINING}
 
 
@@ -56,7 +56,7 @@ class Held:
 
 
 class LockCalls:
-    """One client's way to all servers; each call goes to one of them, by chance but rather to that of before.
+    """Calls the servers for one client; a call mostly goes to the same server as the call before.
 
     Args:
         addresses: of the servers.
@@ -92,7 +92,7 @@ class LockCalls:
         self._place = (self._place + 1) % len(self._stubs)
 
     async def acquire(self, resource: str, lease: str, *, ttl_s: float, wait_s: float) -> Held | Outcome:
-        """Return the lease, or else what can be concluded."""
+        """Return the lease, or the outcome if it was not granted."""
         request = acquire_request(
             resource,
             ttl_ms=round(ttl_s * 1000),
@@ -116,10 +116,10 @@ class LockCalls:
             return Held(resource, lease, response.lease.fencing_token, until_s)
 
     async def release(self, resource: str, lease: str, *, token: int = 0) -> None:
-        """Give a lease back, or whatever an acquire of it may have granted."""
+        """Release a lease, or whatever an Acquire of it may have granted."""
         request = lock_pb2.ReleaseRequest(resource=resource, lease_id=lease)
         with self._recorder.call(Kind.RELEASE, resource, lease, token=token) as call:
-            # Where it fails fewer than a quorum may have let go: it may have ended or not.
+            # After an error fewer than a quorum may have released it, so the lease may have ended or not.
             response = await self._ask(
                 call, lambda stub: stub.Release(request, timeout=_ANSWER_S), nothing_done=set()
             )
@@ -147,7 +147,7 @@ class LockCalls:
                 call.failed(lock_pb2.TokenState.Name(response.state), lost=not_live)
 
     async def look(self, resource: str) -> None:
-        """Ask who holds a resource."""
+        """Ask for the holder of a resource."""
         request = lock_pb2.GetLockRequest(resource=resource)
         with self._recorder.call(Kind.GET_LOCK, resource, new_lease_id()) as call:
             response = await self._ask(
@@ -163,7 +163,7 @@ class LockCalls:
         *,
         nothing_done: set[lock_pb2.ErrorReason.ValueType],
     ) -> AnswerT | None:
-        """Call a server, and return its answer; or None where there was none, with what can be concluded noted."""
+        """Call a server and return its answer; on an error, record the outcome and return None."""
         stub, server = self.server()
         call.at(server)
         try:
@@ -182,9 +182,9 @@ class LockCalls:
         rich = from_trailing_metadata(error.trailing_metadata())
         name = error.code().name
         if rich is not None:
-            # Which nodes did not count, and why.
+            # The metadata says which nodes did not count, and why.
             name = " ".join((rich.reason_name, *(f"{key}: {value}" for key, value in rich.metadata.items())))
-        # Without a reason it is the transport's word: the request may have arrived before the connection was lost.
+        # Without a reason the error is the transport's, and the request may have arrived.
         if error.code() is grpc.StatusCode.INVALID_ARGUMENT or (rich and rich.reason in nothing_done):
             call.failed(name, admission_refused=True)
         else:
@@ -197,7 +197,7 @@ _Stream: TypeAlias = "grpc.aio.StreamStreamCall[lock_pb2.KeepAliveRequest, lock_
 
 
 class Renewals:
-    """Renews one lease over keepalive streams, one beat at a time; a stream that fails is followed by one to another server."""
+    """Renews one lease over keepalive streams; after a failure the next stream goes to another server."""
 
     def __init__(self, calls: LockCalls, recorder: Recorder, held: Held) -> None:
         self._calls = calls
@@ -208,7 +208,7 @@ class Renewals:
         self._sequence = 0
 
     async def renew(self) -> float | None:
-        """Renew once. Return until when the lease may be counted on, 0 if that is not known, and None if it is lost."""
+        """Renew once; return the end of the validity, 0 if it is unknown, or None if the lease is lost."""
         self._sequence += 1
         request = lock_pb2.KeepAliveRequest(
             resource=self._held.resource, lease_id=self._held.lease, sequence=self._sequence
@@ -238,7 +238,7 @@ class Renewals:
         self, stream: _Stream, request: lock_pb2.KeepAliveRequest
     ) -> lock_pb2.KeepAliveResponse | None:
         await stream.write(request)
-        # What comes before are answers that came too late to be waited for, which are as many as there were renewals.
+        # Late answers to earlier renewals come first. There are at most as many as renewals.
         for _ in range(self._sequence + 1):
             answer = await stream.read()
             if not isinstance(answer, lock_pb2.KeepAliveResponse) or answer.HasField("draining"):

@@ -1,23 +1,24 @@
-"""Writes down the calls of one client as they happen, so that a client that is killed leaves its unanswered calls behind."""
+"""Writes down the calls of one client as they happen; a killed client leaves its unanswered calls behind."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from harness.history.records import Kind, Operation, Outcome, line
 
 
 @dataclass(slots=True)
 class Call:
-    """A call under way; what is known of it in the end is set before its `async with`, or `with`, is left.
+    """A call under way. Its outcome stays unknown unless `ok` or `failed` sets it inside `with`.
 
     Attributes:
-        operation: as it stands; an outcome that nobody sets stays unknown.
+        operation: what is known so far.
     """
 
     operation: Operation
@@ -27,25 +28,17 @@ class Call:
         self.operation = replace(self.operation, server=server)
 
     def ok(self, *, token: int = 0, until_s: float = 0.0) -> None:
-        """Note that it has done what it was for."""
+        """Note that the call succeeded."""
         token = token or self.operation.token
         self.operation = replace(self.operation, outcome=Outcome.OK, token=token, until_s=until_s)
 
-    def failed(
-        self, detail: str, *, stale: bool = False, lost: bool = False, admission_refused: bool = False
-    ) -> None:
-        """Note that it has had no effect and never will."""
-        self.operation = replace(
-            self.operation,
-            outcome=Outcome.FAILED,
-            detail=detail,
-            stale=stale,
-            lost=lost,
-            admission_refused=admission_refused,
-        )
+    def failed(self, detail: str, **flags: bool) -> None:
+        """Note that the call has had no effect and never will; `flags` are fields of the operation."""
+        fields: dict[str, Any] = flags
+        self.operation = replace(self.operation, outcome=Outcome.FAILED, detail=detail, **fields)
 
     def unknown(self, detail: str) -> None:
-        """Note that it may have had its effect, or may still have it."""
+        """Note that the call may have had its effect, or may still have it."""
         self.operation = replace(self.operation, outcome=Outcome.UNKNOWN, detail=detail)
 
     @property
@@ -55,11 +48,11 @@ class Call:
 
 
 class Recorder:
-    """Appends to one client's file: a line when a call begins, and one when it has ended."""
+    """Appends to one client's file: a line when a call begins, and a line when it ends."""
 
     def __init__(self, path: Path, *, client: str) -> None:
         self.client = client
-        # A line is one write, which a kill cannot take back. Threads may share it: one write is one step for them as well.
+        # A line is one write. A kill cannot take it back, and threads cannot split it.
         self._file = path.open("a", buffering=1, encoding="utf-8")
 
     def __enter__(self) -> Self:
@@ -70,72 +63,39 @@ class Recorder:
     ) -> None:
         self._file.close()
 
+    @contextmanager
     def call(
-        self,
-        kind: Kind,
-        resource: str,
-        lease: str,
-        *,
-        token: int = 0,
-        ttl_s: float = 0.0,
-        entry: str = "",
-        invoked_s: float | None = None,
-    ) -> Recording:
-        """Return the frame around one call: enter it right before the request, leave it right after the answer.
+        self, kind: Kind, resource: str, lease: str, *, invoked_s: float | None = None, **fields: Any
+    ) -> Iterator[Call]:
+        """Record one call: enter the context right before the request, leave it right after the answer.
 
         Args:
-            kind: what is called.
-            resource: for which.
-            lease: the word for the lease.
-            token: that is shown.
-            ttl_s: that is asked for.
-            entry: that is appended.
+            kind: the method that is called.
+            resource: its resource.
+            lease: the id that all calls for one lease share.
             invoked_s: when it was called, if that was before now.
+            fields: of the operation.
         """
-        return Recording(
-            self,
-            Operation(
-                self.client,
-                kind,
-                resource,
-                lease,
-                now_s() if invoked_s is None else invoked_s,
-                None,
-                Outcome.UNKNOWN,
-                token=token,
-                ttl_s=ttl_s,
-                entry=entry,
-            ),
-        )
+        called_s = now_s() if invoked_s is None else invoked_s
+        call = Call(Operation(self.client, kind, resource, lease, called_s, None, Outcome.UNKNOWN, **fields))
+        self._file.write(line(call.operation))
+        try:
+            yield call
+        except GeneratorExit:
+            return  # the context was never left, so the call has no end
+        except BaseException as error:
+            if call.outcome is Outcome.UNKNOWN and not call.operation.detail:
+                call.unknown(type(error).__name__)
+            self._end(call)
+            raise
+        self._end(call)
 
-    def write(self, operation: Operation) -> None:
-        """Append one line."""
-        self._file.write(line(operation))
-
-
-class Recording:
-    """The frame around one call."""
-
-    __slots__ = ("_call", "_recorder")
-
-    def __init__(self, recorder: Recorder, operation: Operation) -> None:
-        self._recorder = recorder
-        self._call = Call(operation)
-
-    def __enter__(self) -> Call:
-        self._recorder.write(self._call.operation)
-        return self._call
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None and self._call.outcome is Outcome.UNKNOWN and not self._call.operation.detail:
-            self._call.unknown(type(error).__name__)
-        self._recorder.write(replace(self._call.operation, completed_s=now_s()))
+    def _end(self, call: Call) -> None:
+        self._file.write(line(replace(call.operation, completed_s=now_s())))
 
 
 def now_s() -> float:
-    """Return the instant, on the clock that all processes of the machine share."""
+    """Return the present instant on the clock that all processes of the machine share."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

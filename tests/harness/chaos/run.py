@@ -1,4 +1,4 @@
-"""One chaos run: start everything, let it work in peace, injection it, set it right, let it work again, end it, and return what was recorded."""
+"""Runs one chaos run: starts everything, injects faults, repairs everything, and returns the records."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from types import TracebackType
-from typing import Self
 
 from harness.chaos import storage_calls
 from harness.chaos.client_pool import MIX, ClientPool
@@ -26,7 +24,7 @@ from redfence_server.embedded.binary import find_redis_binary
 
 _CALM_S = 4.0
 _LAST = "last"
-# Whoever is refused tries again, for as long as somebody must have been granted by then.
+# A refused client tries again. After this time a client must have been granted.
 _LAST_TRIES_S = 3.0 * TTL_S
 _LAST_PAUSE_S = 0.05
 _BEAT_S = 0.05
@@ -35,16 +33,16 @@ _LOGGED_MAX = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What one run is to be.
+    """The clients and faults of one run.
 
     Attributes:
         seed: of the clients and the faults.
-        lasts_s: for how long faults come.
+        lasts_s: for how long faults begin.
         faults: their names.
-        asked: those of them without which the run proves nothing.
-        client_count: how many processes call.
+        asked: the faults without which the run is invalid.
+        client_count: the number of client processes.
         mix: their workloads, in turn.
-        tail_s: for how long they go on after everything is set right; it should be longer than every lease of before.
+        tail_s: for how long clients go on after the healing; it should exceed every lease from before.
     """
 
     seed: int
@@ -58,15 +56,15 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of it.
+    """The records of one run.
 
     Attributes:
         history: for the checker.
-        wrong: what is wrong with the run itself: it proves nothing.
-        defects: what is wrong with redfence beside the history: what servers wrote in their logs as defects of their own, processes that ended
-            by themselves, what did not come right again after the faults, and what was left behind.
-        late_s: by how much this process, through which all goes between servers and nodes, was late at most while faults came.
-        logged: the last warnings of the servers, for whoever looks into a violation.
+        wrong: what the harness could not do; such a run is invalid.
+        defects: defects of redfence outside of the history: internal errors in logs, processes that ended by
+            themselves, nodes or servers that did not recover, and what was left behind.
+        late_s: the greatest delay of this process, which carries all traffic between servers and nodes.
+        logged: the last warnings of the servers.
     """
 
     history: History
@@ -76,35 +74,16 @@ class Run:
     logged: Sequence[str]
 
 
-class _Lateness:
-    """Within `async with`, how late this event loop comes round.
-
-    Attributes:
-        most_s: the latest it was.
-    """
-
-    def __init__(self) -> None:
-        self.most_s = 0.0
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._beat())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _beat(self) -> None:
-        while True:
-            before_s = now_s()
-            await asyncio.sleep(_BEAT_S)
-            self.most_s = max(self.most_s, now_s() - before_s - _BEAT_S)
+async def _measure_lateness(late_s: list[float]) -> None:
+    """Append how late this event loop was, again and again."""
+    while True:
+        before_s = now_s()
+        await asyncio.sleep(_BEAT_S)
+        late_s.append(now_s() - before_s - _BEAT_S)
 
 
 async def run(plan: Plan, schedule: Schedule, *, folder: Path, say: Callable[[str], None]) -> Run:
-    """Return what was recorded. Nothing is left running, and of files only what is in `folder`."""
+    """Return the records of a run. It leaves no process behind, and files only in `folder`."""
     async with ChaosCluster(plan, folder, find_redis_binary()) as cluster:
         say(f"{plan.node_count} nodes (aof {plan.aof}), {plan.server_count} servers and the storage are up")
         began_s = now_s()
@@ -119,22 +98,26 @@ async def run(plan: Plan, schedule: Schedule, *, folder: Path, say: Callable[[st
             ),
         )
         await client_pool.start()
-        # Counted from here on: before, only some of them worked.
+        # The throughput counts from here on: before, only some clients worked.
         began_s = now_s()
         say(f"{len(client_pool)} clients work; faults begin in {_CALM_S:g} s")
         await asyncio.sleep(_CALM_S)
-        async with _Lateness() as lateness:
+        late_s = [0.0]
+        lateness = asyncio.create_task(_measure_lateness(late_s))
+        try:
             await inject_faults(
                 injector, schedule.faults, seed=f"{schedule.seed}/faults", lasts_s=schedule.lasts_s
             )
-        say(f"{len(injector.faults)} faults are over; everything is set right")
+        finally:
+            lateness.cancel()
+        say(f"{len(injector.faults)} faults are over; everything is repaired")
         broken = [*injector.broken, *await cluster.set_right()]
         healed_s = now_s()
         await asyncio.sleep(schedule.tail_s)
         broken += client_pool.ended_early()
         broken += await client_pool.end()
         say("the clients have ended; every resource is acquired once more")
-        # Not here, where the proxies are: the servers would see all nodes stand still.
+        # In a thread, because a blocked event loop would stop the proxies and so all nodes.
         operations = await asyncio.to_thread(client_pool.operations)
         last = await _last_acquires(cluster, operations, folder / "last.jsonl")
         ended_s = now_s()
@@ -158,13 +141,13 @@ async def run(plan: Plan, schedule: Schedule, *, folder: Path, say: Callable[[st
             cluster, clocks_were_set=any(fault.moves_clocks for fault in injector.faults)
         )
         defects = [*broken, *cluster.ended_early(), *cluster.defects()]
-        return Run(history, injector.unhealed, defects, lateness.most_s, cluster.logged()[-_LOGGED_MAX:])
+        return Run(history, injector.unhealed, defects, max(late_s), cluster.logged()[-_LOGGED_MAX:])
 
 
 async def _last_acquires(
     cluster: ChaosCluster, operations: Sequence[Operation], path: Path
 ) -> list[Operation]:
-    """Acquire every resource that anybody has acquired, renew it and give it back: through each server."""
+    """Acquire, renew and release every resource that clients used, through each server."""
     with Recorder(path, client=_LAST) as recorder:
         for address in cluster.addresses:
             calls = LockCalls([address], recorder=recorder, random=Random(_LAST))

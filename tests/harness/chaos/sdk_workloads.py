@@ -1,4 +1,4 @@
-"""What clients do with the SDK: `lock()` around a body, with the renewal left to it, for asyncio and for threads."""
+"""Workloads over the SDK, for asyncio and for threads; the SDK renews the leases."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _HELD = 2
 _LOOK_S = 0.2
 _LOOKS_MAX = 100
 _LOOK_UNSURE_S = 0.0003
-# What the contract leaves of a ttl.
+# The contract takes 1 % and 2 ms from a ttl.
 _VALIDITY_S = TTL_S * 0.99 - 0.002
 _REFUSED_S = 0.05
 
 
 async def append_with_sdk(work: Work, client: AsyncClient) -> None:
-    """Append to the lists of the others, in the body of `lock()`, which is cancelled when the lease is lost."""
+    """Append to the shared lists in the body of `lock()`, which the SDK cancels if the lease is lost."""
     while not work.stopping():
         try:
             async with AsyncExitStack() as stack:
@@ -60,7 +60,7 @@ async def _append_once(work: Work, client: AsyncClient, stack: AsyncExitStack) -
     if before is not None:
         await asyncio.sleep(work.random.uniform(0.0, 0.04))
         await work.storage.append(resource, lease, held.token, before)
-    # Leaving `lock()` does not tell whether a quorum has let go, so the outcome stays unknown.
+    # The end of `lock()` does not report whether a quorum released, so the outcome stays unknown.
     with work.recorder.call(Kind.RELEASE, resource, lease, token=held.token):
         await stack.aclose()
 
@@ -68,7 +68,7 @@ async def _append_once(work: Work, client: AsyncClient, stack: AsyncExitStack) -
 def hold_with_sdk(
     recorder: Recorder, client: Client, *, random: Random, stopping: Callable[[], bool]
 ) -> None:
-    """Hold a lock in a thread for up to several ttl, and write down for how long the SDK says that it may be counted on."""
+    """Hold a lock in a thread for up to several ttls, and record the validity that the SDK reports."""
     while not stopping():
         resource, lease = f"held/{random.randrange(_HELD)}", new_lease_id()
         with recorder.call(Kind.ACQUIRE, resource, lease, ttl_s=TTL_S) as call:
@@ -88,7 +88,7 @@ def hold_with_sdk(
                 if held.release():
                     call.ok()
                 else:
-                    # Of a lost one it is told nothing, and it is released behind the scenes.
+                    # The SDK releases a lost lease in the background and reports nothing.
                     call.unknown("lost")
             except RedfenceError as error:
                 call.unknown(type(error).__name__)
@@ -103,12 +103,12 @@ def _granted(call: Call, held: Lease | AsyncLease) -> None:
 
 
 def _until_s(held: Lease | AsyncLease) -> float:
-    """Return until when the SDK says that the lease may be counted on, to a fraction of a millisecond; 0 if it is over."""
+    """Return the end of the validity that the SDK reports, to less than a millisecond; 0 if it is over."""
     for _ in range(_LOOKS_MAX):
         before_s, remaining_s, after_s = now_s(), held.remaining(), now_s()
         if remaining_s <= 0.0:
             return 0.0
-        # This process may have stood still between the looks.
+        # This process may have stalled between the two readings.
         if after_s - before_s < _LOOK_UNSURE_S:
             return after_s + remaining_s
     return 0.0
@@ -130,13 +130,13 @@ def _refused(call: Call, error: RedfenceError) -> None:
 
 
 def _count_on(recorder: Recorder, held: Lease, resource: str, lease: str, *, ends_s: float) -> None:
-    """Hold until then or until it is lost, and record each renewal that the SDK counts on."""
+    """Hold until `ends_s` or a loss, and record each renewal of the SDK."""
     known_s = _until_s(held)
     while now_s() < ends_s and not held.lost.wait(_LOOK_S):
         until_s = _until_s(held)
         if until_s > known_s + 0.01:
             known_s = until_s
-            # The validity of a renewal counts from the instant at which it was sent.
+            # The validity of a renewal counts from its request.
             sent_s = until_s - _VALIDITY_S
             with recorder.call(Kind.RENEW, resource, lease, token=held.token, invoked_s=sent_s) as call:
                 call.ok(until_s=until_s)

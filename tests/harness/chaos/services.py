@@ -1,4 +1,4 @@
-"""The processes of redfence in a chaos run: each serves at one address for its whole life, through any number of processes."""
+"""Starts and stops servers and the storage; each service keeps its address through all its processes."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from harness.time.moved_clock import MovedClock
 from redfence_proto.v1.lock_pb2 import ACQUIRE_OUTCOME_GRANTED, NODE_STATE_READY
 
 REDFENCE: Final = (str(Path(sys.executable).with_name("redfence")),)
-"""The program that is meant by the arguments of `redfence`."""
-# The default, and not the patience of other tests: what comes of a node that is late is part of the run.
+"""The program `redfence`."""
+# The default, not the longer timeout of other tests: late nodes are part of the run.
 _NODE_TIMEOUT_MS = 500
-# The default grace of a drain, and what a busy machine may add to it.
+# The default grace of a drain, and a reserve for a busy machine.
 _DRAIN_S = 20.0
 _START_S = 30.0
 _ANSWER_S = 5.0
 _TESTS = Path(__file__).resolve().parents[2]
 
 
-def harness_program(module: str) -> tuple[str, ...]:
+def harness_program(module: str, *arguments: str) -> tuple[str, ...]:
     """Return how to run a module of the harness."""
-    return (sys.executable, "-m", module)
+    return (sys.executable, "-m", module, *arguments)
 
 
 def environment() -> Mapping[str, str]:
-    """Return what a process needs to find the harness, and the product where this process finds it."""
+    """Return the environment in which a process finds the harness and the product."""
     before = os.environ.get("PYTHONPATH", "")
     return {
         "PYTHONPATH": f"{_TESTS}{os.pathsep}{before}" if before else str(_TESTS),
@@ -49,7 +49,7 @@ def environment() -> Mapping[str, str]:
 
 
 class Service(ABC):
-    """Something that serves at one address.
+    """A program that serves at one address.
 
     Args:
         program: what to run with the arguments of `redfence`.
@@ -96,7 +96,7 @@ class Service(ABC):
         return await self.process.stop(timeout_s=_DRAIN_S)
 
     def _note_told_to_end(self) -> None:
-        # One that has ended before did so by itself.
+        # A process that has already ended did so by itself.
         if self.process.exit_status is None:
             self._told_to_end.add(self.process)
 
@@ -114,7 +114,7 @@ class Service(ABC):
         return self.process.exit_status is None and self._serves in self.process.stdout
 
     def ended_early(self) -> list[str]:
-        """Return how each process ended that ended by itself, though it had served; one may give up for want of a quorum before."""
+        """Return how processes ended by themselves; before it serves, a missing quorum may end a server."""
         return [
             f"it ended by itself, with {process.exit_status}: {process.stderr[-2000:]}"
             for process in self._started
@@ -128,7 +128,7 @@ class Service(ABC):
         return [line for process in self._started for line in process.stderr.splitlines()]
 
     async def until_serving(self) -> None:
-        """Return once it serves, started again should it have ended, as a server does that waits for a quorum in vain."""
+        """Return once it serves; start it again if it ended, as a server does that finds no quorum."""
 
         async def serves() -> bool:
             if self.process.exit_status is not None:
@@ -198,7 +198,7 @@ class ServerProcess(Service):
         return bool(states) and states[place] == NODE_STATE_READY
 
     async def grants(self, resource: str, *, ttl_ms: int) -> bool:
-        """Try to acquire a resource, and tell whether it was granted; it is not while too many nodes are late."""
+        """Tell whether the server grants a resource now; it does not while too many nodes are late."""
         try:
             answer = await self.view.acquire(
                 resource, ttl_ms=ttl_ms, lease_id=new_lease_id(), timeout_s=_ANSWER_S

@@ -1,4 +1,4 @@
-"""Fenced reads and appends of the storage, each recorded; nobody looks at the clock before a write."""
+"""Records fenced reads and appends; no client looks at the clock before a write."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _SEPARATOR = " "
 
 
 class StorageCalls:
-    """One client's way to the storage."""
+    """Calls the storage for one client."""
 
     def __init__(self, address: str, *, recorder: Recorder) -> None:
-        # A storage that has stood still for longer than this has still not lost anything: the outcome is unknown.
+        # After a longer stop the storage has lost nothing, so the outcome is unknown.
         self._client = AsyncStorageClient(address, timeout_s=3.0)
         self._recorder = recorder
         self._entries = 0
@@ -25,7 +25,7 @@ class StorageCalls:
         await self._client.close()
 
     async def read(self, resource: str, lease: str, token: int) -> tuple[str, ...] | None:
-        """Return the list, having shut out every lower token, or None if it could not be read."""
+        """Return the list, or None if it could not be read; the storage then refuses lower tokens."""
         with self._recorder.call(Kind.READ, resource, lease, token=token) as call:
             try:
                 value = (await self._client.get(resource, key=KEY, token=token)).value
@@ -38,7 +38,7 @@ class StorageCalls:
             return entries(value)
 
     async def append(self, resource: str, lease: str, token: int, before: tuple[str, ...]) -> Outcome:
-        """Write the list as it was read and one entry more."""
+        """Write the list that was read, with one entry more."""
         self._entries += 1
         entry = f"{self._recorder.client}-{self._entries}"
         with self._recorder.call(Kind.APPEND, resource, lease, token=token, entry=entry) as call:
@@ -52,7 +52,7 @@ class StorageCalls:
 
 
 async def kept(address: str, resource: str) -> tuple[str, ...]:
-    """Return what the storage shows, to somebody without a token."""
+    """Return the list of a resource by a read without a token."""
     async with AsyncStorageClient(address, timeout_s=10.0) as client:
         try:
             return entries((await client.get(resource, key=KEY)).value)

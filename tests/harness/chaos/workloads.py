@@ -1,4 +1,4 @@
-"""What clients do over the generated stubs: fenced appends, tokens as fast as they come, and holds that are kept alive."""
+"""Workloads over the generated stubs: fenced appends, fast acquires, and leases that are renewed."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from harness.history.records import Outcome
 from harness.processes.servers import new_lease_id
 
 TTL_S = 2.0
-# Some that end before many a fault does.
+# Some end before many faults do.
 _RACED_TTLS_S = (0.3, 1.0, TTL_S)
-# For this long a list is appended to; then clients go over to a new one, so that it stays far below what a value may be.
+# After this time clients go on with a new list, so that no list exceeds the size of a value.
 _EPOCH_S = 60.0
 _APPENDED = 3
 _RACED = 3
 _KEPT = 2
 _REPEATS_MAX = 3
-# How many of the tries are looked at by the calls that only look.
+# The share of tries that an observation follows.
 _SEEN_SHARE = 0.1
-# A pause after what was not granted. Who finds a lock held leaves the machine to others; and who finds no server, to those that are to start:
-# a dozen clients that try without a pause keep them from it for half a minute.
+# The pause after a refusal. A dozen clients without a pause would delay a starting server for half a minute.
 _REFUSED_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a worker works with.
+    """What one worker uses.
 
     Attributes:
         began_s: since when lists are counted, the same for all clients.
@@ -47,12 +46,12 @@ class Work:
 
 
 def list_name(random: Random, began_s: float) -> str:
-    """Return a list that is appended to at present."""
+    """Return a list of the present epoch."""
     return f"list/{random.randrange(_APPENDED)}/{int((now_s() - began_s) / _EPOCH_S)}"
 
 
 async def append(work: Work) -> None:
-    """Append to lists under their lock, and look at no clock before the write: what the storage is there for."""
+    """Append to lists under their locks; only the storage stops a write that comes too late."""
     while not work.stopping():
         resource, lease = list_name(work.random, work.began_s), new_lease_id()
         got = await work.locks.acquire(resource, lease, ttl_s=TTL_S, wait_s=TTL_S)
@@ -68,7 +67,7 @@ async def append(work: Work) -> None:
 
 
 async def race(work: Work) -> None:
-    """Acquire and release as fast as may be, with and without waiting, and look now and then; an Acquire whose outcome is unknown is mostly repeated."""
+    """Acquire and release as fast as possible, and observe now and then; mostly repeat an unknown Acquire."""
     while not work.stopping():
         resource, lease = f"raced/{work.random.randrange(_RACED)}", new_lease_id()
         ttl_s = work.random.choice(_RACED_TTLS_S)
@@ -82,16 +81,16 @@ async def race(work: Work) -> None:
         if not isinstance(got, Held):
             await asyncio.sleep(_REFUSED_S)
         if isinstance(got, Held) and work.random.random() < 0.2:
-            # The same grant, asked for once more by somebody who has already been told.
+            # A repeat of an Acquire whose answer arrived.
             await work.locks.acquire(resource, lease, ttl_s=ttl_s, wait_s=0.0)
         if isinstance(got, Held) and work.random.random() < _SEEN_SHARE:
             await work.locks.check(resource, lease, got.token)
         if isinstance(got, Held) and work.random.random() < 0.01:
-            continue  # a holder that forgets about it: it ends by itself
-        # Also after a refusal of a repeat: the first may have been granted.
+            continue  # a holder that never releases: the lease ends by itself
+        # Also after a refused repeat: the first Acquire may have been granted.
         await work.locks.release(resource, lease, token=got.token if isinstance(got, Held) else 0)
         if isinstance(got, Held) and work.random.random() < _SEEN_SHARE:
-            # Behind the release, on the same connections to the nodes, it could not but see it.
+            # The same server would send the check behind the release, on the same connections.
             work.locks.go_elsewhere()
             await work.locks.check(resource, lease, got.token)
         if work.random.random() < _SEEN_SHARE:
@@ -99,7 +98,7 @@ async def race(work: Work) -> None:
 
 
 async def keep(work: Work) -> None:
-    """Hold a lock for up to several ttl over a keepalive stream, and count on it exactly as long as the answers allow."""
+    """Hold a lock for up to several ttls over a keepalive stream, exactly as long as the answers allow."""
     while not work.stopping():
         resource, lease = f"kept/{work.random.randrange(_KEPT)}", new_lease_id()
         got = await work.locks.acquire(resource, lease, ttl_s=TTL_S, wait_s=2 * TTL_S)

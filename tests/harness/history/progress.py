@@ -86,7 +86,7 @@ def last_acquires(resource: ResourceCalls, healed_s: float) -> list[Operation]:
 def _not_ok_again(
     operations: Iterable[Operation], healed_s: float, *, tried: bool
 ) -> list[tuple[str, Operation]]:
-    """Return what succeeded only before the healing, each with its last success; it was tried after, or not."""
+    """Return what succeeded only before the healing, each with its last success."""
     last: dict[str, Operation] = {}
     tried_after = set()
     for call in operations:

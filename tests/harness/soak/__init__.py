@@ -1,1 +1,1 @@
-"""A load that goes on for long at one pace, what it costs the server meanwhile, and a judge of whether that grew."""
+"""Loads a server for long at one pace and judges whether its memory or its open files grow."""

@@ -1,7 +1,7 @@
-"""`python -m harness.soak --minutes 30`: load a server for long and see whether its memory or its open files grow.
+"""`python -m harness.soak --minutes 30` loads a server for long and judges whether it grows.
 
-It ends with 0 if they do not, with 1 if they do or if the server's log tells of a defect, and with 2 if the load did not keep its pace,
-for such a run proves nothing.
+It exits with 0 if memory and open files do not grow, with 1 if they do or the server logs a defect, and with
+2 if the load did not keep its pace, because such a run proves nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from redfence_server.embedded.binary import find_redis_binary
 
 
 def main(words: list[str]) -> int:
-    """Run a soak as the command line says, print what it costs and what came of it, and return the exit status."""
+    """Run a soak, print its figures and its result, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m harness.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--pairs-per-second", type=float, default=1_000.0, help="of acquire and release")

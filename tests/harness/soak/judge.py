@@ -1,4 +1,4 @@
-"""Whether a soak shows that nothing grows: a decision from what was seen, apart from how it was seen."""
+"""Decides from samples whether a server grew; it measures nothing itself."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from statistics import median
 from typing import Final
 
 RSS_GROWTH_MAX: Final = 0.05
-"""A growth as great as this is too much: of the server's memory, from the end of its warm-up to the end of the run."""
+"""The server's memory may grow by less than this share from the end of the warm-up to the end."""
 PACE_LEAST: Final = 0.95
-"""A share of what was wanted, of pairs and of open streams. With less, the run was not the one that was asked for."""
+"""The least share of the wanted pairs and streams; with less, the run is invalid."""
 PACE_LEAST_AT_ONCE: Final = 0.8
-"""The same between any two looks: after a standstill all that was late comes at once, and the memory which that takes once is no leak."""
+"""The least share between any two samples. After a stall all late calls come at once and take memory."""
 _WARM_UP_MAX_S: Final = 300.0
-# One look may fall into a moment in which a buffer is large.
+# One sample may meet a large buffer.
 _LOOKS_AT_EACH_END: Final = 3
 
 
 class Status(IntEnum):
-    """How the command ends."""
+    """The exit status of the command."""
 
     PASSED = 0
     GREW = 1
@@ -30,7 +30,7 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was seen at one instant.
+    """The figures of one instant.
 
     Attributes:
         at_s: since the load began.
@@ -50,7 +50,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the load was to be.
+    """The requested load.
 
     Attributes:
         pairs_per_second: of acquire and release.
@@ -64,17 +64,17 @@ class Wanted:
 
     @property
     def warm_up_s(self) -> float:
-        """After how long the server is taken to have what it needs."""
+        """The time after which the server has the memory that it needs."""
         return min(_WARM_UP_MAX_S, self.seconds / 6)
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What came of a soak.
+    """The result of a soak.
 
     Attributes:
-        status: how the command ends.
-        sentences: why, with the figures.
+        status: the exit status.
+        sentences: the reason, with the figures.
     """
 
     status: Status
@@ -82,7 +82,7 @@ class Judgement:
 
 
 def judge(samples: Sequence[Sample], wanted: Wanted) -> Judgement:
-    """Compare the end of a run with the end of its warm-up; a run that did not keep its pace proves nothing."""
+    """Compare the end of a run with the end of its warm-up; a run without its pace is invalid."""
     measured = [sample for sample in samples if sample.at_s >= wanted.warm_up_s]
     if len(measured) < 2 * _LOOKS_AT_EACH_END:
         looks = f"{len(measured)} looks after the warm-up; it takes {2 * _LOOKS_AT_EACH_END}"
@@ -90,7 +90,7 @@ def judge(samples: Sequence[Sample], wanted: Wanted) -> Judgement:
     pace, streams = _pace(measured), median(sample.streams for sample in measured)
     early, late = measured[:_LOOKS_AT_EACH_END], measured[-_LOOKS_AT_EACH_END:]
     rss_before, rss_after = (median(each.rss_bytes for each in ends) for ends in (early, late))
-    # A connection that is just being replaced counts twice for a moment.
+    # A connection counts twice for a moment while it is replaced.
     fds_before, fds_after = max(each.fd_count for each in early), min(each.fd_count for each in late)
     growth = rss_after / rss_before - 1
     worst = min(_pace(pair) for pair in pairwise(measured))

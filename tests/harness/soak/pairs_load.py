@@ -1,7 +1,7 @@
-"""`python -m harness.soak.pairs_load HOST:PORT PAIRS_PER_SECOND NAME`: locks and releases at one pace, however fast it is answered.
+"""`python -m harness.soak.pairs_load HOST:PORT PAIRS_PER_SECOND NAME` acquires and releases at a fixed pace.
 
-It is an open loop: a pair begins when its time has come, and not when another one was answered. Every second one line of JSON tells
-how many pairs were finished, refused, and not begun because too many were unanswered. It runs until it is ended.
+A pair begins at its time, whether the pair before was answered or not. Every second it prints one line of
+JSON: how many pairs were finished, refused, and skipped because too many were unanswered.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from harness.load.session_caller import SessionCaller
 from harness.processes.servers import LockServer, new_lease_id
 from redfence_proto.v1 import lock_pb2
 
-# Few beside what a counter's day on the nodes would otherwise hold, many beside what is under way at once.
+# Few against the counters that nodes keep for a day, many against the pairs under way.
 RESOURCES: Final = 5_000
 UNANSWERED_MAX: Final = 2_000
 _TICK_S: Final = 0.01

@@ -1,4 +1,4 @@
-"""One soak: a server over three nodes, the processes of the load, and a look at all of them every few seconds."""
+"""Runs a soak: a server over three nodes, the processes of the load, and samples every few seconds."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _TESTS = Path(__file__).resolve().parents[2]
 
 
 def soak(wanted: Wanted, *, folder: Path, binary: RedisBinary, say: Callable[[str], None]) -> Judgement:
-    """Run it and return what came of it; nothing is left but the logs.
+    """Run a soak and return its result; only the logs are left.
 
     Args:
         wanted: the load.
         folder: for the nodes and the logs; empty.
         binary: the program of the nodes.
-        say: takes a line for whoever watches.
+        say: prints a line.
     """
     commands = CommandProcesses(folder / "load")
     try:
@@ -106,7 +106,7 @@ def _look(site: FuzzSite, pairs: Sequence[CommandProcess], streams: CommandProce
 
 
 def _told(process: CommandProcess) -> dict[str, int]:
-    """Return the last whole line of a process of the load; one that has ended is a failure."""
+    """Return the counts that a load process printed last; fail if it has ended."""
     assert process.exit_status is None, f"a load has ended: {process.stderr}"
     lines = process.stdout.splitlines(keepends=True)
     whole = [line for line in lines[-2:] if line.endswith("\n")]
@@ -127,7 +127,8 @@ def _line(before: Sample, sample: Sample, told: Sequence[dict[str, int]]) -> str
         if any(each.get(name) for each in told)
     }
     return (
-        f"{sample.at_s:6.0f} s  {pace:7,.0f} pairs/s  {sample.streams:5,} streams ({told[-1].get('opened', 0):,} opened)  "
-        f"server {sample.rss_bytes / 2**20:6.1f} MiB, {sample.fd_count} files  nodes {sample.node_bytes / 2**20:6.1f} MiB"
+        f"{sample.at_s:6.0f} s  {pace:7,.0f} pairs/s  {sample.streams:5,} streams "
+        f"({told[-1].get('opened', 0):,} opened)  server {sample.rss_bytes / 2**20:6.1f} MiB, "
+        f"{sample.fd_count} files  nodes {sample.node_bytes / 2**20:6.1f} MiB"
         + "".join(f"  {name} {count:,}" for name, count in wrong.items())
     )

@@ -1,7 +1,7 @@
-"""`python -m harness.soak.streams_load HOST:PORT STREAMS LIFE_S`: KeepAlive streams that are opened, cancelled, half-closed and opened again.
+"""`python -m harness.soak.streams_load HOST:PORT STREAMS LIFE_S` opens, ends and reopens KeepAlive streams.
 
-Each keeps a lease of its own. Every second one line of JSON tells how many are open, and how many were opened, how many renewals were
-answered ACTIVE and how many otherwise. It runs until it is ended.
+Each stream renews its own lease. Every second it prints one line of JSON: how many streams are open, how many
+were opened, and how many renewals were answered ACTIVE or otherwise.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StreamsLoad:
         self.told: Counter[str] = Counter(open=0, opened=0, active=0, failed=0)
 
     async def keep_open(self, server: LockServer, number: int) -> None:
-        """Keep one stream open for ever, but for the moments between two."""
+        """Keep a stream open for ever; reopen it when it ends."""
         resource, lease_id = f"soak/stream/{number}", new_lease_id()
         renewal = lock_pb2.KeepAliveRequest(resource=resource, lease_id=lease_id)
         while True:
@@ -79,7 +79,7 @@ class StreamsLoad:
     async def _end(
         self, stream: grpc.aio.StreamStreamCall[Any, Any], renewal: lock_pb2.KeepAliveRequest
     ) -> None:
-        """End as orderly callers do, or leave it to the cancel: with nothing under way, or with an unread answer."""
+        """End the stream in order, or leave it to the cancel, with or without an unread answer."""
         match self._chance.randrange(3):
             case 0:
                 await stream.done_writing()
@@ -92,7 +92,7 @@ class StreamsLoad:
 async def _main(address: str, count: int, life_s: float) -> None:
     load = StreamsLoad(life_s=life_s, seed=1)
     async with AsyncExitStack() as stack:
-        # Channels of one process to one target would otherwise share their connection.
+        # Without this option the channels would share one connection.
         options = [("grpc.use_local_subchannel_pool", 1)]
         channels = [
             await stack.enter_async_context(grpc.aio.insecure_channel(address, options=options))

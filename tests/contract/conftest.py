@@ -50,7 +50,6 @@ async def _address_of(dev: CommandProcess) -> str:
 
 @pytest.fixture(params=["memory", "grpc", "server"])
 def service(request: pytest.FixtureRequest) -> Iterator[Service]:
-    """The server in memory, the same behind gRPC, and the real one on real nodes, in turn."""
     if request.param == "memory":
         with FakeLockServer() as fake:
             yield Service(fake.client, fake.async_client)
@@ -111,5 +110,4 @@ async def make_client(request: pytest.FixtureRequest, service: Service) -> Async
 
 @pytest.fixture
 def client(make_client: Callable[[], Any]) -> Any:
-    """One client."""
     return make_client()

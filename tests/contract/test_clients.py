@@ -17,7 +17,7 @@ from redfence._messages.requests import acquire_order, write_acquire
 from redfence._transport.links import AsyncLink
 from redfence_proto.v1 import lock_pb2
 
-# Of leases that are renewed: a machine that stands still for a second loses none of them.
+# The ttl of renewed leases; the machine may stand still for a second without a loss.
 _RENEWED_TTL_S = 2.0
 
 
@@ -34,7 +34,6 @@ async def _until_waited_for(client: Any, name: str, *, count: int = 1) -> None:
 
 
 async def test_a_lock_is_held_in_its_body_and_free_after_it(client: Any, name: str) -> None:
-    """Inside, the server says who holds it and with which token; outside, nobody does."""
     async with client.lock(name, ttl=10, holder="me") as lease:
         assert lease.resource == name
         states = [lease.state]
@@ -50,7 +49,6 @@ async def test_a_lock_is_held_in_its_body_and_free_after_it(client: Any, name: s
 
 
 async def test_every_grant_has_a_greater_token_than_the_one_before(client: Any, name: str) -> None:
-    """In order of time, tokens only grow."""
     tokens = []
     for _ in range(5):
         async with client.lock(name, ttl=10) as lease:
@@ -61,7 +59,6 @@ async def test_every_grant_has_a_greater_token_than_the_one_before(client: Any, 
 async def test_a_held_lock_that_is_tried_once_raises_and_the_body_is_not_entered(
     make_client: Callable[[], Any], name: str
 ) -> None:
-    """The error tells who holds it, with which token and for how long yet."""
     client, other = make_client(), make_client()
     async with other.lock(name, ttl=10, holder="them") as held:
         entered = False
@@ -86,7 +83,6 @@ async def test_a_held_lock_that_is_tried_once_raises_and_the_body_is_not_entered
 async def test_a_wait_that_runs_out_raises_and_leaves_nothing(
     make_client: Callable[[], Any], name: str
 ) -> None:
-    """AcquireTimeoutError is a TimeoutError too, and nobody waits any more."""
     client, other = make_client(), make_client()
     async with other.lock(name, ttl=10):
         with pytest.raises(redfence.AcquireTimeoutError) as ran_out:
@@ -98,7 +94,6 @@ async def test_a_wait_that_runs_out_raises_and_leaves_nothing(
 async def test_a_waiter_gets_the_lock_as_soon_as_it_is_released(
     make_client: Callable[[], Any], name: str
 ) -> None:
-    """wait=None waits until it is its turn, and its token is greater."""
     client, other = make_client(), make_client()
     held = await other.acquire(name, ttl=10)
     waiting = asyncio.create_task(client.acquire(name, ttl=10))
@@ -112,7 +107,6 @@ async def test_a_waiter_gets_the_lock_as_soon_as_it_is_released(
 async def test_waiters_are_granted_in_the_order_in_which_they_came(
     make_client: Callable[[], Any], name: str
 ) -> None:
-    """Four in two clients: each has its place, everybody can look at the queue, and it is served from the front."""
     first, second, other = make_client(), make_client(), make_client()
     held = await other.acquire(name, ttl=10)
     granted: list[str] = []
@@ -144,7 +138,6 @@ async def test_waiters_are_granted_in_the_order_in_which_they_came(
 async def test_a_waiter_that_leaves_lets_the_others_move_up(
     make_client: Callable[[], Any], name: str
 ) -> None:
-    """The one in the middle gives up: nobody is granted for it, and who came after it is next."""
     clients, other = [make_client() for _ in range(3)], make_client()
     held = await other.acquire(name, ttl=10)
     waiting = []
@@ -167,7 +160,6 @@ async def test_a_waiter_that_leaves_lets_the_others_move_up(
 
 
 async def test_a_wait_that_runs_out_tells_the_place_it_had(make_client: Callable[[], Any], name: str) -> None:
-    """Second in line, in a number and in words; one that did not wait had no place."""
     client, other = make_client(), make_client()
     await other.acquire(name, ttl=10, holder="them")
     waiting = asyncio.create_task(client.acquire(name, ttl=10))
@@ -186,7 +178,6 @@ async def test_a_wait_that_runs_out_tells_the_place_it_had(make_client: Callable
 
 
 async def test_a_cancel_of_itself_is_answered_and_cancels_nothing(service: Any, name: str) -> None:
-    """So a client asks a silent server whether it is there: what waits on the same stream keeps waiting, and is granted."""
     async with service.make_async_client() as holder, service.make_async_client() as client:
         held = await holder.acquire(name, ttl=10)
         session = client._session
@@ -222,7 +213,6 @@ async def _next_result(link: AsyncLink) -> lock_pb2.SessionResult:
 async def test_a_wait_for_ever_outlasts_a_lease_that_is_renewed_and_one_that_is_left(
     make_client: Callable[[], Any], name: str
 ) -> None:
-    """The holder renews beyond its ttl and then no more: the waiter has the lock when the lease has ended, and not before."""
     client, other = make_client(), make_client()
     held = await other.acquire(name, ttl=_RENEWED_TTL_S, max_hold=1.25 * _RENEWED_TTL_S)
     lease = await asyncio.wait_for(client.acquire(name, ttl=10), 15)
@@ -235,7 +225,6 @@ async def test_a_wait_for_ever_outlasts_a_lease_that_is_renewed_and_one_that_is_
 
 
 async def test_a_release_tells_whether_it_ended_the_lease_and_may_be_repeated(client: Any, name: str) -> None:
-    """True once, then False; and the lease protects nothing any more."""
     lease = await client.acquire(name, ttl=10)
     assert await lease.release() is True
     assert await lease.release() is False
@@ -248,7 +237,6 @@ async def test_a_release_tells_whether_it_ended_the_lease_and_may_be_repeated(cl
 
 @pytest.mark.slow
 async def test_a_lease_is_kept_alive_far_beyond_its_ttl(client: Any, name: str) -> None:
-    """Twice the ttl later it is still held, with the same token."""
     async with client.lock(name, ttl=_RENEWED_TTL_S) as lease:
         await asyncio.sleep(2 * _RENEWED_TTL_S)
         lease.raise_if_lost()
@@ -257,7 +245,6 @@ async def test_a_lease_is_kept_alive_far_beyond_its_ttl(client: Any, name: str) 
 
 @pytest.mark.slow
 async def test_after_max_hold_a_lease_is_left_to_expire(client: Any, name: str) -> None:
-    """A stuck holder loses the lock by itself, and is told why."""
     lease = await client.acquire(name, ttl=1.2, max_hold=0.1)
     await asyncio.wait_for(lease.lost.wait(), 5)
     with pytest.raises(redfence.LeaseLostError) as lost:
@@ -266,8 +253,6 @@ async def test_after_max_hold_a_lease_is_left_to_expire(client: Any, name: str) 
 
 
 async def test_what_the_body_raises_goes_on_and_the_lock_is_free(client: Any, name: str) -> None:
-    """An exception passes through untouched."""
-
     async def fail() -> None:
         async with client.lock(name, ttl=10):
             raise KeyError("mine")
@@ -278,7 +263,6 @@ async def test_what_the_body_raises_goes_on_and_the_lock_is_free(client: Any, na
 
 
 async def test_a_token_is_live_while_its_lease_is_held(client: Any, name: str) -> None:
-    """Before, during and after: no, yes, no; and a wrong one never is."""
     assert not (await client.check_token(name, 1)).live
     async with client.lock(name, ttl=10, holder="me") as lease:
         report = await client.check_token(name, lease.token)
@@ -289,7 +273,6 @@ async def test_a_token_is_live_while_its_lease_is_held(client: Any, name: str) -
 
 
 async def test_the_clusters_state_is_told(client: Any) -> None:
-    """Enough nodes are ready, and the greatest ttl is known."""
     report = await client.cluster_status()
     assert report.ready
     assert report.max_ttl == 300.0
@@ -302,13 +285,11 @@ async def test_the_clusters_state_is_told(client: Any) -> None:
 
 
 async def test_the_greatest_number_that_a_node_knows_of_is_told(client: Any, name: str) -> None:
-    """No less than a token that was granted."""
     async with client.lock(name, ttl=10) as lease:
         assert max(node.high for node in (await client.cluster_status()).nodes) >= lease.token
 
 
 async def test_a_ttl_beyond_the_clusters_bound_is_refused_by_the_server(client: Any, name: str) -> None:
-    """The bound is a setting of the cluster, so the server tells; the client goes on working."""
     with pytest.raises(redfence.InvalidArgumentError) as refused:
         await client.acquire(name, ttl=3600)
     assert refused.value.error_reason == "INVALID_TTL"
@@ -316,7 +297,6 @@ async def test_a_ttl_beyond_the_clusters_bound_is_refused_by_the_server(client: 
 
 
 async def test_a_burst_of_acquisitions_is_granted_on_one_stream(client: Any, name: str) -> None:
-    """Three hundred at once: each is granted, released, and counted once."""
     count = 30 if "Threaded" in type(client).__name__ else 300
 
     async def once(number: int) -> int:
@@ -332,7 +312,6 @@ async def test_a_burst_of_acquisitions_is_granted_on_one_stream(client: Any, nam
 async def test_clients_that_contend_never_are_inside_together(
     make_client: Callable[[], Any], name: str
 ) -> None:
-    """Four callers in two clients, five turns each: one at a time, tokens in the order of entering."""
     inside, most, tokens = 0, 0, []
 
     async def work(client: Any) -> None:
@@ -353,7 +332,6 @@ async def test_clients_that_contend_never_are_inside_together(
 
 
 async def test_a_lock_object_can_be_used_again_but_not_twice_at_once(client: Any, name: str) -> None:
-    """Each entering is an acquisition of its own; entering it inside itself would wait for itself for ever."""
     async with client.lock(name, ttl=10) as first:
         pass
     async with client.lock(name, ttl=10) as second:
@@ -362,7 +340,6 @@ async def test_a_lock_object_can_be_used_again_but_not_twice_at_once(client: Any
 
 
 async def test_a_closed_client_says_so(client: Any, name: str) -> None:
-    """Closing releases what is held, is harmless to repeat, and every later call raises ClosedError."""
     lease = await client.acquire(name, ttl=10)
     await client.close()
     await client.close()
@@ -377,7 +354,6 @@ async def test_a_closed_client_says_so(client: Any, name: str) -> None:
 
 
 async def test_a_closed_clients_lease_is_free_for_others(make_client: Callable[[], Any], name: str) -> None:
-    """Nobody has to wait for the ttl of a client that said goodbye."""
     client, other = make_client(), make_client()
     await client.acquire(name, ttl=60)
     await client.close()
@@ -385,7 +361,6 @@ async def test_a_closed_clients_lease_is_free_for_others(make_client: Callable[[
 
 
 async def test_misuse_is_told_before_anything_is_sent(client: Any, name: str) -> None:
-    """Wrong types and bounds raise InvalidArgumentError in the caller's own line."""
     for arguments in ({"ttl": "10"}, {"ttl": 0}, {"ttl": 10, "holder": 7}):
         with pytest.raises(redfence.InvalidArgumentError):
             await client.acquire(name, **arguments)

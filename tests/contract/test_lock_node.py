@@ -1,4 +1,4 @@
-"""One suite over the fake node and over a real node behind a real `NodeLink`: what a command answers and what it leaves behind."""
+"""One suite over the fake node and real nodes behind a `NodeLink`: replies to commands, and the data left."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ A, B, C = "a" * 64, "b" * 64, "c" * 64
 HERE, THERE = "notice:1", "notice:2"
 TTL_MS = 30_000
 KEYS = Keyspace()
-# Of one server, far below what its connection takes.
+# One server's unanswered questions, far below what its connection takes.
 _UNANSWERED_MAX = 1_000
 
 Fields = dict[str, str]
@@ -72,9 +72,7 @@ class Server(Protocol):
 class Site(Server, Protocol):
     """A node of either kind with a first server, and a look behind it."""
 
-    async def beside(self, channel: str) -> Server:
-        """Return another server of the same node."""
-        ...
+    async def beside(self, channel: str) -> Server: ...
 
     async def dump(self) -> dict[str, Fields]: ...
     async def expire(self, resource: str) -> None: ...
@@ -187,12 +185,10 @@ class RealSite:
 
 
 def fake_site(channel: str = HERE, *, state: FakeNodeState | None = None) -> FakeSite:
-    """Return a fake node, or another server's way to one."""
     return FakeSite(FakeNode(0, now_ms=lambda: 0.0, channel=channel, state=state))
 
 
 async def real_site(redis: RedisNode) -> RealSite:
-    """Return a link that is ready to a node that was just formed."""
     url = NodeUrl(redis.url)
     await forming.form([url], keys=KEYS, ttl_ms_max=300_000, randomness=SystemRandomness())
     return await linked_site(redis)
@@ -242,7 +238,6 @@ async def site(request: pytest.FixtureRequest, flushed_nodes: FlushedNodes) -> A
 
 
 async def ask(server: Server, command: Command) -> Reply:
-    """Send one command and return its reply."""
     reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
     def note(told: Reply) -> None:
@@ -255,7 +250,7 @@ async def ask(server: Server, command: Command) -> Reply:
 
 
 async def notices(server: Server) -> list[Notice]:
-    """Return every notice given to a server so far: those to come were published after this question was answered."""
+    """Return the notices that a server has: the reply to a question comes behind them."""
     await ask(server, Inspect("whatever"))
     return [each for each in server.told if isinstance(each, Notice)]
 
@@ -271,21 +266,18 @@ def mint(
     notify: bool = False,
     behind: bool = False,
 ) -> Mint:
-    """Return a mint of a lease; `ends` is the lease that a hand-over ends."""
     release = None if ends is None else Release(resource, ends, 0)
     return Mint(resource, lease, nonce, holder, ttl_ms, ends=release, notify=notify, behind=behind)
 
 
 async def told_by(site: Site) -> tuple[str, ...]:
-    """Return the channels that the hold of the resource lists."""
     return tuple((await site.dump())[KEYS.lock(R)]["notify"].split())
 
 
-# --- mint ---------------------------------------------------------------------------------------------------------
+# --- mint
 
 
 async def test_a_mint_of_a_free_lock_takes_it_and_the_next_number(site: Site) -> None:
-    """The hold, the counter and `high` change in one step."""
     assert await ask(site, mint()) == Granted("n1", 1)
     assert await site.dump() == {
         KEYS.lock(R): {
@@ -304,7 +296,6 @@ async def test_a_mint_of_a_free_lock_takes_it_and_the_next_number(site: Site) ->
 
 
 async def test_a_mint_of_a_held_lock_tells_who_holds_it_and_changes_nothing(site: Site) -> None:
-    """No number is used up by losing."""
     await ask(site, mint())
     before = await site.dump()
     reply = await ask(site, mint(B, "n2", ttl_ms=100))
@@ -318,7 +309,6 @@ async def test_a_mint_of_a_held_lock_tells_who_holds_it_and_changes_nothing(site
 async def test_a_retried_mint_answers_the_stored_nonce_and_token_and_marks_the_hold_shared(
     site: Site,
 ) -> None:
-    """That is what makes a retried Acquire idempotent; its ttl starts anew with the retry's length."""
     await ask(site, mint())
     assert await ask(site, mint(A, "n2", holder="other", ttl_ms=2 * TTL_MS)) == Granted("n1", 1)
     kept = (await site.dump())[KEYS.lock(R)]
@@ -328,7 +318,6 @@ async def test_a_retried_mint_answers_the_stored_nonce_and_token_and_marks_the_h
 
 
 async def test_numbers_grow_across_leases_and_ends(site: Site) -> None:
-    """Neither an undo, a release nor an expiry gives a number back."""
     assert await ask(site, mint(A, "n1")) == Granted("n1", 1)
     assert await ask(site, Undo(R, "n1", 0)) is Status.UNDONE
     assert await ask(site, mint(B, "n2")) == Granted("n2", 2)
@@ -339,7 +328,6 @@ async def test_numbers_grow_across_leases_and_ends(site: Site) -> None:
 
 
 async def test_a_counter_that_was_dropped_starts_again_at_high(site: Site) -> None:
-    """`high` is no less than the counter ever was, also when another resource raised it."""
     await ask(site, mint(resource="other"))
     await ask(site, Commit("other", A, "n1", 70))
     assert await ask(site, mint()) == Granted("n1", 71)
@@ -350,7 +338,6 @@ async def test_a_counter_that_was_dropped_starts_again_at_high(site: Site) -> No
 
 
 async def test_a_counter_that_is_kept_goes_on_beside_a_greater_high(site: Site) -> None:
-    """A busy resource does not make the numbers of the others jump."""
     assert await ask(site, mint()) == Granted("n1", 1)
     await ask(site, mint(resource="other"))
     await ask(site, Commit("other", A, "n1", 500))
@@ -361,7 +348,6 @@ async def test_a_counter_that_is_kept_goes_on_beside_a_greater_high(site: Site) 
 
 @pytest.mark.parametrize("last", [2**53 - 3, 2**53 - 2])
 async def test_tokens_are_exact_up_to_the_last_one_below_2_to_the_53(site: Site, last: int) -> None:
-    """No digit is lost in Lua's doubles."""
     await site.set_high(last)
     assert await ask(site, mint()) == Granted("n1", last + 1)
     held = await ask(site, Inspect(R))
@@ -372,7 +358,6 @@ async def test_tokens_are_exact_up_to_the_last_one_below_2_to_the_53(site: Site,
 
 
 async def test_when_the_numbers_are_used_up_a_mint_is_refused_and_changes_nothing(site: Site) -> None:
-    """Failing closed beats two tokens that compare equal."""
     await site.set_high(2**53 - 1)
     before = await site.dump()
     assert await ask(site, mint()) is NoReply.REFUSED
@@ -381,7 +366,6 @@ async def test_when_the_numbers_are_used_up_a_mint_is_refused_and_changes_nothin
 
 @pytest.mark.parametrize("text", ["żółć/锁/🔒", "it's \"quoted\" \\ %s ' ;", "0", " ", "-1e309", "a:b*[c]?"])
 async def test_names_and_labels_are_any_text(site: Site, text: str) -> None:
-    """What callers write is carried through unharmed."""
     assert await ask(site, mint(resource=text, holder=text)) == Granted("n1", 1)
     held = await ask(site, mint(B, "n2", resource=text))
     assert isinstance(held, Held)
@@ -389,11 +373,10 @@ async def test_names_and_labels_are_any_text(site: Site, text: str) -> None:
     assert KEYS.lock(text) in await site.dump()
 
 
-# --- commit -------------------------------------------------------------------------------------------------------
+# --- commit
 
 
 async def test_a_commit_raises_the_hold_the_counter_and_high(site: Site) -> None:
-    """The next number of the resource is greater than the token of the grant."""
     await ask(site, mint())
     assert await ask(site, Commit(R, A, "n1", 9)) is Status.COMMITTED
     kept = await site.dump()
@@ -402,7 +385,6 @@ async def test_a_commit_raises_the_hold_the_counter_and_high(site: Site) -> None
 
 
 async def test_a_commit_never_lowers(site: Site) -> None:
-    """A smaller one that comes late is acknowledged, for the hold lasts, and changes nothing."""
     await ask(site, mint())
     await ask(site, Commit(R, A, "n1", 9))
     before = await site.dump()
@@ -411,7 +393,7 @@ async def test_a_commit_never_lowers(site: Site) -> None:
 
 
 async def test_a_commit_after_the_counter_was_dropped_leaves_no_way_to_a_smaller_number(site: Site) -> None:
-    """With `high` above the token there is nothing to store: a fresh counter starts above it."""
+    """`high` is above the token, so a fresh counter starts above it."""
     await ask(site, mint(resource="other"))
     await ask(site, Commit("other", A, "n1", 50))
     await ask(site, mint())
@@ -429,18 +411,17 @@ async def test_a_commit_after_the_counter_was_dropped_leaves_no_way_to_a_smaller
 async def test_a_commit_of_anything_but_the_very_hold_is_refused_and_changes_nothing(
     site: Site, commit: Commit
 ) -> None:
-    """A late commit of a first attempt must not land in a second hold, even of the same lease."""
+    """A late commit of a first attempt must not reach a second hold, even of the same lease."""
     await ask(site, mint())
     before = await site.dump()
     assert await ask(site, commit) is Status.LOST
     assert await site.dump() == before
 
 
-# --- undo, release, renew, inspect ----------------------------------------------------------------------------------
+# --- undo, release, renew, inspect
 
 
 async def test_an_undo_goes_by_the_nonce_alone(site: Site) -> None:
-    """It ends what its own attempt made, not what another attempt of the same lease made; the numbers stay used."""
     await ask(site, mint())
     assert await ask(site, Undo(R, "n2", 0)) is Status.KEPT
     assert KEYS.lock(R) in await site.dump()
@@ -451,7 +432,7 @@ async def test_an_undo_goes_by_the_nonce_alone(site: Site) -> None:
 
 @pytest.mark.parametrize("nonce", ["n1", "n2"])
 async def test_an_undo_keeps_a_hold_that_a_retry_shares(site: Site, nonce: str) -> None:
-    """Another server may be granting it just now; neither of the two attempts may end it."""
+    """Another server may be granting it just now."""
     await ask(site, mint(A, "n1"))
     await ask(site, mint(A, "n2"))
     before = await site.dump()
@@ -460,7 +441,6 @@ async def test_an_undo_keeps_a_hold_that_a_retry_shares(site: Site, nonce: str) 
 
 
 async def test_a_release_ends_its_own_lease_also_a_shared_one_and_no_other(site: Site) -> None:
-    """Nobody ends another's lease."""
     await ask(site, mint(A, "n1"))
     await ask(site, mint(A, "n2"))
     before = await site.dump()
@@ -472,7 +452,6 @@ async def test_a_release_ends_its_own_lease_also_a_shared_one_and_no_other(site:
 
 
 async def test_a_renewal_starts_the_stored_ttl_anew(site: Site) -> None:
-    """The length is the one it was acquired with, and the token never changes."""
     await ask(site, mint(ttl_ms=TTL_MS))
     await ask(site, Commit(R, A, "n1", 9))
     assert await ask(site, Renew(R, A)) == Renewed(9, TTL_MS)
@@ -480,7 +459,6 @@ async def test_a_renewal_starts_the_stored_ttl_anew(site: Site) -> None:
 
 
 async def test_a_renewal_never_creates_a_hold_again_and_never_touches_another_lease(site: Site) -> None:
-    """A lost hold that came back could stand beside another's."""
     await ask(site, mint())
     before = await site.dump()
     assert await ask(site, Renew(R, B)) is Status.NOT_HELD
@@ -492,7 +470,6 @@ async def test_a_renewal_never_creates_a_hold_again_and_never_touches_another_le
 
 
 async def test_looking_changes_nothing(site: Site) -> None:
-    """It tells the hold without its secrets, or that there is none."""
     assert await ask(site, Inspect(R)) is Status.FREE
     await ask(site, mint())
     before = await site.dump()
@@ -502,11 +479,10 @@ async def test_looking_changes_nothing(site: Site) -> None:
     assert await site.dump() == before
 
 
-# --- hand-over ------------------------------------------------------------------------------------------------------
+# --- hand-over
 
 
 async def test_a_hand_over_ends_the_lease_and_mints_for_the_next_in_one_step(site: Site) -> None:
-    """Nothing of the old hold is left: the nonce is new, the number greater, the ttl whole, and no retry shares it."""
     await ask(site, mint(A, "n1", ttl_ms=TTL_MS))
     await ask(site, mint(A, "n2", ttl_ms=TTL_MS))
     await ask(site, Commit(R, A, "n1", 9))
@@ -532,19 +508,16 @@ async def test_a_hand_over_ends_the_lease_and_mints_for_the_next_in_one_step(sit
 
 
 async def test_a_hand_over_can_shorten_what_is_left_of_the_time(site: Site) -> None:
-    """The ttl is the next one's own."""
     await ask(site, mint(A, "n1", ttl_ms=TTL_MS))
     await ask(site, mint(B, "n2", ttl_ms=1_000, ends=A))
     assert await site.ttl_left_ms(R) <= 1_000
 
 
 async def test_a_hand_over_of_a_lease_that_does_not_hold_is_a_plain_mint(site: Site) -> None:
-    """The lease had expired or was released before."""
     assert await ask(site, mint(B, "n1", ends=A)) == Granted("n1", 1, released=False)
 
 
 async def test_a_hand_over_never_ends_the_hold_of_a_third_lease(site: Site) -> None:
-    """It is refused, as every mint is, and changes nothing."""
     await ask(site, mint(C, "n1"))
     before = await site.dump()
     reply = await ask(site, mint(B, "n2", ends=A))
@@ -562,7 +535,6 @@ async def test_a_hand_over_to_a_lease_that_holds_already_is_its_retry(site: Site
 
 
 async def test_a_hand_over_counts_on_from_high_where_the_counter_is_gone(site: Site) -> None:
-    """As every mint."""
     await ask(site, mint(A, "n1"))
     await ask(site, mint(resource="other"))
     await ask(site, Commit("other", A, "n1", 70))
@@ -571,7 +543,6 @@ async def test_a_hand_over_counts_on_from_high_where_the_counter_is_gone(site: S
 
 
 async def test_when_the_numbers_are_used_up_a_hand_over_ends_nothing(site: Site) -> None:
-    """A script changes all or nothing; the lease can still be released."""
     await ask(site, mint(A, "n1"))
     await site.drop_counter(R)
     await site.set_high(2**53 - 1)
@@ -582,7 +553,6 @@ async def test_when_the_numbers_are_used_up_a_hand_over_ends_nothing(site: Site)
 
 
 async def test_an_undo_of_a_hand_over_frees_the_lock(site: Site) -> None:
-    """The old lease was released, whatever becomes of the next one; a retry of the old one shared it, and that is gone too."""
     await ask(site, mint(A, "n1"))
     await ask(site, mint(A, "n2"))
     await ask(site, mint(B, "n3", ends=A))
@@ -590,11 +560,10 @@ async def test_an_undo_of_a_hand_over_frees_the_lock(site: Site) -> None:
     assert await ask(site, Inspect(R)) is Status.FREE
 
 
-# --- notices --------------------------------------------------------------------------------------------------------
+# --- notices
 
 
 async def test_a_server_that_is_refused_is_told_once_of_the_end_of_that_hold_if_it_asked(site: Site) -> None:
-    """However often it is refused; and the next hold does not concern it unless it is refused again."""
     there, silent = await site.beside(THERE), await site.beside("notice:3")
     await ask(site, mint(A, "n1"))
     await ask(there, mint(B, "n2", notify=True))
@@ -612,7 +581,6 @@ async def test_a_server_that_is_refused_is_told_once_of_the_end_of_that_hold_if_
 
 @pytest.mark.parametrize("before", [62, 63, 64])
 async def test_at_most_64_servers_are_told_of_one_hold(site: Site, before: int) -> None:
-    """A bound on what a release costs; the others wait for the expiry."""
     await ask(site, mint(A, "n1"))
     channels = tuple(f"channel-{number}" for number in range(before))
     await site.set_notify(R, channels)
@@ -620,10 +588,9 @@ async def test_at_most_64_servers_are_told_of_one_hold(site: Site, before: int) 
     assert await told_by(site) == (channels if before == 64 else (*channels, HERE))
 
 
-async def test_a_server_is_told_of_the_end_of_the_hold_that_it_made_itself_if_others_wait_behind(
+async def test_a_server_hears_of_the_end_of_its_own_hold_if_others_wait_behind(
     site: Site,
 ) -> None:
-    """They need not be refused first; its own channel is not what makes the hold contended."""
     assert await ask(site, mint(A, "n1", behind=True)) == Granted("n1", 1, contended=False)
     assert await told_by(site) == (HERE,)
     assert await ask(site, mint(A, "n2")) == Granted("n1", 1, contended=False)
@@ -633,7 +600,6 @@ async def test_a_server_is_told_of_the_end_of_the_hold_that_it_made_itself_if_ot
 
 
 async def test_a_hold_that_another_server_waits_for_is_contended_also_for_a_retry(site: Site) -> None:
-    """A retried mint puts its own server down if others wait behind, and leaves the list as it is otherwise."""
     there = await site.beside(THERE)
     await ask(site, mint(A, "n1"))
     await ask(there, mint(B, "n2", notify=True))
@@ -643,10 +609,9 @@ async def test_a_hold_that_another_server_waits_for_is_contended_also_for_a_retr
     assert await told_by(site) == (THERE, HERE)
 
 
-async def test_a_hand_over_passes_on_who_else_waits_and_its_own_server_only_if_others_wait_behind(
+async def test_a_hand_over_passes_on_which_servers_wait(
     site: Site,
 ) -> None:
-    """The other server hears nothing of the hand-over, and of the end of the next hold."""
     there = await site.beside(THERE)
     await ask(site, mint(A, "n1", behind=True))
     await ask(there, mint(B, "n2", notify=True))
@@ -662,14 +627,12 @@ async def test_a_hand_over_passes_on_who_else_waits_and_its_own_server_only_if_o
 
 
 async def test_a_hand_over_that_is_refused_asks_to_be_told_as_every_mint(site: Site) -> None:
-    """A third lease holds the lock."""
     await ask(site, mint(C, "n1"))
     await ask(site, mint(B, "n2", ends=A, notify=True))
     assert await told_by(site) == (HERE,)
 
 
 async def test_an_undo_tells_whom_its_hold_was_in_the_way_of(site: Site) -> None:
-    """A failed attempt must not leave a rival waiting for the expiry."""
     there = await site.beside(THERE)
     await ask(site, mint(A, "n1", behind=True))
     await ask(there, mint(B, "n2", notify=True))
@@ -678,7 +641,6 @@ async def test_an_undo_tells_whom_its_hold_was_in_the_way_of(site: Site) -> None
 
 
 async def test_what_ends_nothing_tells_nobody(site: Site) -> None:
-    """A release of another lease, an undo of another attempt, an undo of a shared hold."""
     there = await site.beside(THERE)
     await ask(site, mint(A, "n1", behind=True))
     await ask(there, mint(B, "n2", notify=True))
@@ -693,7 +655,6 @@ async def test_what_ends_nothing_tells_nobody(site: Site) -> None:
 async def test_a_hand_over_tells_the_other_servers_if_the_new_hold_ends_sooner(
     site: Site, ttl_ms: int
 ) -> None:
-    """They would wait for the later end of the old one. Its own server knows."""
     there = await site.beside(THERE)
     await ask(site, mint(A, "n1", behind=True))
     await ask(there, mint(B, "n2", notify=True))
@@ -702,10 +663,10 @@ async def test_a_hand_over_tells_the_other_servers_if_the_new_hold_ends_sooner(
     assert await notices(site) == []
 
 
-async def test_a_notice_comes_after_the_last_reply_that_shows_the_hold_and_before_the_first_that_does_not(
+async def test_a_notice_comes_between_the_replies_that_show_the_hold_and_the_others(
     site: Site,
 ) -> None:
-    """So a server knows which hold has ended: the one it saw last, and none that it is told of later."""
+    """The order tells a server which hold has ended."""
     there = await site.beside(THERE)
     for number in range(1, 11):
         there.told.clear()
@@ -729,7 +690,6 @@ async def test_a_notice_comes_after_the_last_reply_that_shows_the_hold_and_befor
 async def test_a_server_that_may_not_publish_ends_leases_all_the_same(
     flushed_nodes: FlushedNodes, engine: RedisBinary
 ) -> None:
-    """A notice is a hint; a release is not."""
     (redis,) = await flushed_nodes(1, binary=engine)
     site = await real_site(redis)
     await redis.call("ACL", "SETUSER", "mute", "reset", "on", ">secret", "~*", "&*", "+@all", "-publish")
@@ -748,7 +708,7 @@ async def test_a_server_that_may_not_publish_ends_leases_all_the_same(
         await redis.call("ACL", "DELUSER", "mute")
 
 
-# --- admission ------------------------------------------------------------------------------------------------------
+# --- admission
 
 
 @pytest.mark.parametrize(
@@ -768,7 +728,6 @@ async def test_a_server_that_may_not_publish_ends_leases_all_the_same(
 async def test_a_node_that_was_admitted_under_another_id_refuses_and_changes_nothing(
     site: Site, command: Command
 ) -> None:
-    """FLUSHALL and quarantine are noticed in the very script, without a restart."""
     await ask(site, mint())
     await site.take_admission_away()
     before = await site.dump()
@@ -777,7 +736,7 @@ async def test_a_node_that_was_admitted_under_another_id_refuses_and_changes_not
     assert await site.dump() == before
 
 
-# --- the twin is honest -----------------------------------------------------------------------------------------------
+# --- the twin is honest
 
 _resources = st.sampled_from("xxxy")
 _leases = st.sampled_from([A, B, C])
@@ -833,7 +792,7 @@ def _steps(draw: st.DrawFn) -> Step:
 
 @pytest.mark.slow
 async def test_a_fake_and_a_real_node_cannot_be_told_apart(flushed_nodes: FlushedNodes) -> None:
-    """The same random commands of two servers, expiries and dropped counters give each the same replies and notices, and leave the same keys."""
+    """Random commands, expiries and dropped counters give both the same replies, notices and keys."""
     (redis,) = await flushed_nodes(1)
     real = await real_site(redis)
     real_servers: tuple[Server, Server] = (real, await real.beside(THERE))

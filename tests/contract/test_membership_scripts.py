@@ -1,4 +1,4 @@
-"""The scripts that take a node's vote, fence its index and restore the vote; fake and real nodes behave alike."""
+"""The scripts that take a vote, fence an index and restore the vote, on fake and real nodes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,6 @@ Node = FakeNodeState | LuaNode
 
 @contextmanager
 def formed(redis: RedisNode) -> Iterator[tuple[LuaNode, Database]]:
-    """Form a real node as the first of three. Yield its scripts and the connection that they use."""
     database = Database(redis.url)
     try:
         yield LuaNode(database).load().form(formation=PLACE), database
@@ -88,31 +87,26 @@ async def node(request: pytest.FixtureRequest, flushed_nodes: FlushedNodes) -> A
 
 
 def ask(node: Node, command: Command, admission: str = ADMITTED) -> Reply:
-    """Carry out a command at an instant of no importance."""
     return node.apply(command, 0.0, admission=admission)
 
 
 def read(node: Node) -> Sight:
-    """Return what the identity script shows."""
     sight = node.join(ReadIdentity())
     assert isinstance(sight, Sight)
     return sight
 
 
 def identity(node: Node) -> Identity:
-    """Return the node's identity."""
     found = read(node).identity
     assert found is not None
     return found
 
 
 def everything(node: Node) -> tuple[Sight, Mapping[str, Mapping[str, str]]]:
-    """Return all that a node keeps."""
     return read(node), node.keys()
 
 
 def mint(lease: str = A, nonce: str = "n1", resource: str = R) -> Mint:
-    """Return a mint."""
     return Mint(resource, lease, nonce, "h", TTL_MS)
 
 
@@ -123,13 +117,11 @@ EVERY_COMMAND = (
 
 
 def carry_out(node: Node, *commands: JoiningCommand) -> None:
-    """Assert that the node carries out each command."""
     for command in commands:
         assert node.join(command) is Step.DONE
 
 
 def refuse(node: Node, *commands: JoiningCommand, step: Step = Step.CHANGED) -> None:
-    """Assert that the node answers each command with `step` and stays as it is."""
     before = everything(node)
     for command in commands:
         assert node.join(command) is step
@@ -159,7 +151,6 @@ def lose(node: Node, key: str) -> None:
 
 
 async def test_the_identity_is_shown_with_the_number_of_keys_and_the_greatest_token(node: Node) -> None:
-    """A node that was wiped shows none of them."""
     assert read(node) == Sight(VOTING, 2, 0)
     ask(node, mint())
     assert read(node) == Sight(VOTING, 4, 1)
@@ -167,12 +158,11 @@ async def test_the_identity_is_shown_with_the_number_of_keys_and_the_greatest_to
     assert read(node) == Sight(None, 0, None)
 
 
-# --- the floor -------------------------------------------------------------------------------------------------------
+# --- the floor
 
 
 @pytest.mark.parametrize("is_dropped", [False, True], ids=["counter kept", "counter dropped"])
 async def test_a_mint_after_the_return_is_above_the_floor(node: Node, *, is_dropped: bool) -> None:
-    """Also where the node kept a counter of 1 from before it forgot."""
     ask(node, mint())
     come_back(node)
     node.expire(R)
@@ -184,7 +174,7 @@ async def test_a_mint_after_the_return_is_above_the_floor(node: Node, *, is_drop
 
 @pytest.mark.parametrize("lease", [A, B], ids=["its lease", "another lease"])
 async def test_a_hold_that_has_outlived_a_wait_counts_as_ended(node: Node, lease: str) -> None:
-    """A clock was set back. Its lease is neither shown nor renewed, and a retry gets a new token."""
+    """The clock was set back. A retry gets a new token."""
     ask(node, mint())
     come_back(node)
     assert ask(node, Renew(R, A), NEW) is Status.NOT_HELD
@@ -194,7 +184,6 @@ async def test_a_hold_that_has_outlived_a_wait_counts_as_ended(node: Node, lease
 
 
 async def test_a_hold_outlives_a_restart_with_proof(node: Node) -> None:
-    """Its lease is renewed and excludes others. A retry gets a new token, in a hold that no undo deletes."""
     ask(node, mint())
     come_back(node, Phase.RESTARTED)
     assert ask(node, Renew(R, A), NEW) == Renewed(1, TTL_MS)
@@ -208,7 +197,7 @@ async def test_a_hold_outlives_a_restart_with_proof(node: Node) -> None:
 
 
 async def test_without_its_greatest_token_a_node_mints_commits_and_fences_nothing(node: Node) -> None:
-    """Its numbers would start again. A release works all the same."""
+    """The node would start its numbers again. A release still works."""
     ask(node, mint())
     lose(node, KEYS.high)
     before = everything(node)
@@ -219,12 +208,11 @@ async def test_without_its_greatest_token_a_node_mints_commits_and_fences_nothin
     assert ask(node, Release(R, A, 0)) is Status.RELEASED
 
 
-# --- quarantine ------------------------------------------------------------------------------------------------------
+# --- quarantine
 
 
 @pytest.mark.parametrize("phase", [Phase.QUARANTINED, Phase.RESTARTED])
 async def test_a_quarantine_takes_the_vote_and_keeps_the_data(node: Node, phase: Phase) -> None:
-    """The identity names the quarantine and the run. Servers that were admitted before are refused and change nothing."""
     ask(node, mint())
     keys = node.keys()
     take_out(node, phase)
@@ -235,7 +223,6 @@ async def test_a_quarantine_takes_the_vote_and_keeps_the_data(node: Node, phase:
 
 
 async def test_an_empty_node_is_quarantined_and_a_strangers_data_is_left_alone(node: Node) -> None:
-    """Keys without an identity may be anybody's."""
     ask(node, mint())
     lose(node, KEYS.node)
     command = replace(OUT, known=NOBODY, durable=True)
@@ -250,7 +237,6 @@ async def test_an_empty_node_is_quarantined_and_a_strangers_data_is_left_alone(n
     "known", [NOBODY, Known(ADMITTED, "run-2"), Known(NEW, "run")], ids=["nobody", "run", "admission"]
 )
 async def test_a_node_that_is_not_what_was_judged_is_left_as_it_is(node: Node, known: Known) -> None:
-    """Another server was faster, or the node was wiped."""
     refuse(node, replace(OUT, known=known))
     node.wipe()
     refuse(node, OUT)
@@ -260,7 +246,7 @@ async def test_a_node_that_is_not_what_was_judged_is_left_as_it_is(node: Node, k
 async def test_a_quarantine_raises_the_floor_and_voids_a_reservation(
     node: Node, known: int, kept: int
 ) -> None:
-    """The floor tells a node that forgot from one that was replaced. Keys evicted in an earlier run do not count."""
+    """The floor tells a node that forgot from one that was replaced."""
     take_out(node)
     carry_out(node, RESERVE, Quarantine(Known(Q, "run-2"), OTHER, PLACE, "run-4", floor=known))
     found = identity(node)
@@ -268,11 +254,11 @@ async def test_a_quarantine_raises_the_floor_and_voids_a_reservation(
     refuse(node, replace(RESTORE, quarantine=OTHER))
 
 
-# --- reserve ---------------------------------------------------------------------------------------------------------
+# --- reserve
 
 
 async def test_a_reservation_gives_no_vote_and_only_a_greater_one_replaces_it(node: Node) -> None:
-    """So one of two drivers begins anew, and cannot restore the vote with the lesser floor."""
+    """A second driver begins anew, and cannot restore the vote with the lesser floor."""
     take_out(node)
     before = identity(node)
     carry_out(node, RESERVE)
@@ -285,20 +271,18 @@ async def test_a_reservation_gives_no_vote_and_only_a_greater_one_replaces_it(no
 
 @pytest.mark.parametrize("quarantine", [ADMITTED, Q, ""])
 async def test_a_node_that_votes_or_was_wiped_reserves_nothing(node: Node, quarantine: str) -> None:
-    """Nor is its vote restored."""
     commands = (replace(RESERVE, quarantine=quarantine), replace(RESTORE, quarantine=quarantine))
     refuse(node, *commands)
     node.wipe()
     refuse(node, *commands)
 
 
-# --- the fence -------------------------------------------------------------------------------------------------------
+# --- the fence
 
 
-async def test_a_fence_raises_the_greatest_token_notes_the_floor_and_renews_the_admission_id(
+async def test_a_fence_raises_the_greatest_token_and_renews_the_admission_id(
     node: Node,
 ) -> None:
-    """Holds and counters go on. Each server has to examine the node before its next command, of any kind."""
     ask(node, mint())
     keys = node.keys()
     carry_out(node, FENCE)
@@ -311,7 +295,6 @@ async def test_a_fence_raises_the_greatest_token_notes_the_floor_and_renews_the_
 
 
 async def test_a_fence_that_is_not_above_every_token_here_changes_nothing(node: Node) -> None:
-    """A token was minted since the node was read."""
     ask(node, mint())
     ask(node, Commit(R, A, "n1", 5))
     refuse(node, replace(FENCE, floor=4), replace(FENCE, floor=5), step=Step.GREATER)
@@ -319,7 +302,6 @@ async def test_a_fence_that_is_not_above_every_token_here_changes_nothing(node: 
 
 
 async def test_a_later_fence_replaces_the_earlier_one_of_its_index_alone(node: Node) -> None:
-    """Its floor is greater. No digit is lost up to 2^53."""
     last = 2**53 - 1
     carry_out(node, FENCE, RaiseFloor(NEW, OTHER, 1, 2_000, Q), RaiseFloor(OTHER, NEW, 2, last, OTHER))
     found = identity(node)
@@ -329,7 +311,6 @@ async def test_a_later_fence_replaces_the_earlier_one_of_its_index_alone(node: N
 
 @pytest.mark.parametrize("phase", [Phase.RESTARTED, Phase.QUARANTINED])
 async def test_a_node_without_a_vote_is_fenced_and_keeps_its_id(node: Node, phase: Phase) -> None:
-    """No server is admitted to it, and its quarantine goes on. One in quarantine may have lost its greatest token."""
     take_out(node, phase)
     if phase is Phase.QUARANTINED:
         lose(node, KEYS.high)
@@ -342,7 +323,6 @@ async def test_a_node_without_a_vote_is_fenced_and_keeps_its_id(node: Node, phas
 async def test_a_node_without_memory_left_shows_its_identity_and_is_not_fenced(
     fresh_nodes: FreshNodes, engine: RedisBinary
 ) -> None:
-    """It could not keep the floor."""
     (redis,) = await fresh_nodes(1, binary=engine)
     with formed(redis) as (node, database):
         before = everything(node)
@@ -354,11 +334,10 @@ async def test_a_node_without_memory_left_shows_its_identity_and_is_not_fenced(
         assert everything(node) == before
 
 
-# --- restore ---------------------------------------------------------------------------------------------------------
+# --- restore
 
 
 async def test_a_vote_is_restored_with_its_floor_and_the_floors_of_other_indices(node: Node) -> None:
-    """What the node knew of others and is greater stays; what it is told now belongs to no fence."""
     carry_out(node, RaiseFloor(ADMITTED, OTHER, 1, 60, OTHER), RaiseFloor(OTHER, ADMITTED, 2, 90, OTHER))
     keys = node.keys()
     come_back(node)
@@ -378,7 +357,6 @@ async def test_a_vote_is_restored_with_its_floor_and_the_floors_of_other_indices
 async def test_a_vote_is_restored_only_in_the_very_quarantine_with_the_reserved_floor(
     node: Node, command: RestoreVote
 ) -> None:
-    """A node that was taken out once more is not touched, nor one without a reservation."""
     take_out(node)
     refuse(node, RESTORE)
     carry_out(node, RESERVE)
@@ -386,18 +364,16 @@ async def test_a_vote_is_restored_only_in_the_very_quarantine_with_the_reserved_
 
 
 async def test_a_restored_vote_never_lowers_the_greatest_token(node: Node) -> None:
-    """A node that an operator recovers may have gone on past the floor before it was taken out."""
+    """A node may have gone past the floor before an operator took it out."""
     carry_out(node, replace(FENCE, admission=ADMITTED, floor=5_000))
     come_back(node)
     assert ask(node, mint(), NEW) == Granted("n1", 5_001)
 
 
-# --- the clock -------------------------------------------------------------------------------------------------------
+# --- the clock
 
 
 async def test_that_the_clock_was_set_is_noted_until_the_latest_end(node: Node) -> None:
-    """More than one step can cost is left only where the clock was set back, and is cut. Another id is refused."""
-
     def note(left_ms: int, most_ms: int = 400_000) -> int:
         carry_out(node, DistrustClock(ADMITTED, left_ms, most_ms))
         return read(node).distrusted_until_ms
@@ -412,9 +388,8 @@ async def test_that_the_clock_was_set_is_noted_until_the_latest_end(node: Node) 
 async def test_grants_and_the_identity_tell_the_nodes_clock_in_us(
     flushed_nodes: FlushedNodes, engine: RedisBinary
 ) -> None:
-    """Between the instants that the node tells before and after, but for its own granularity."""
     (redis,) = await flushed_nodes(1, binary=engine)
-    # The engines look at the clock once in a ms or at each command, and a script has the time of its beginning.
+    # An engine reads its clock once in a ms or at each command; a script has its start time.
     lag_us = 1_000
     with formed(redis) as (node, database):
 

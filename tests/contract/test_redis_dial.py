@@ -18,7 +18,7 @@ from redfence_server.redis_io.dial import DialDeniedError, DialError, NodeUrl, d
 async def test_a_dialled_connection_is_handed_over_with_nothing_lost(
     flushed_nodes: FlushedNodes, engine: RedisBinary
 ) -> None:
-    """redis-py lends its socket by a private name: if that changes, this fails before anything else does."""
+    """redis-py lends its socket by a private name; this test fails first if that changes."""
     (node,) = await flushed_nodes(1, binary=engine)
     await _talk(node.url)
 
@@ -26,7 +26,6 @@ async def test_a_dialled_connection_is_handed_over_with_nothing_lost(
 async def test_a_connection_over_tls_is_handed_over_with_nothing_lost(
     flushed_nodes: FlushedNodes, certificate: Certificate
 ) -> None:
-    """What is read comes another way then."""
     (node,) = await flushed_nodes(1)
     async with tls_front(node.url, certificate) as url:
         await _talk(url)
@@ -58,7 +57,6 @@ async def _talk(url: str) -> None:
 async def test_a_dialled_connection_is_closed_with_the_commands_under_way_told(
     flushed_nodes: FlushedNodes,
 ) -> None:
-    """Nobody waits for ever for a reply that cannot come."""
     (node,) = await flushed_nodes(1)
     dialled = await dial(NodeUrl(node.url), timeout_ms=2_000)
     told: list[Any] = []
@@ -75,7 +73,6 @@ async def test_a_dialled_connection_is_closed_with_the_commands_under_way_told(
 async def test_an_error_of_the_node_is_a_dial_error_and_the_connection_goes_on(
     flushed_nodes: FlushedNodes,
 ) -> None:
-    """The message names the command."""
     (node,) = await flushed_nodes(1)
     dialled = await dial(NodeUrl(node.url), timeout_ms=2_000)
     with pytest.raises(DialError, match="NOSUCH"):
@@ -86,7 +83,6 @@ async def test_an_error_of_the_node_is_a_dial_error_and_the_connection_goes_on(
 
 
 async def test_nobody_at_the_port_is_a_dial_error(flushed_nodes: FlushedNodes, engine: RedisBinary) -> None:
-    """As is a user who is not let in, which is told apart: it is mended elsewhere. A name is not needed."""
     (node,) = await flushed_nodes(1, binary=engine)
     await node.call("ACL", "SETUSER", "nameless", "reset", "on", ">right", "+@all", "-client|setname")
     await (await dial(NodeUrl(f"redis://nameless:right@127.0.0.1:{node.port}"), timeout_ms=2_000)).close()
@@ -110,7 +106,6 @@ async def test_nobody_at_the_port_is_a_dial_error(flushed_nodes: FlushedNodes, e
     ],
 )
 def test_an_address_is_shown_without_its_password(url: str, address: str) -> None:
-    """Neither the repr nor the address tells it."""
     node = NodeUrl(url)
     assert node.address == address
     assert "secret" not in repr(node)
@@ -131,7 +126,6 @@ def test_an_address_is_shown_without_its_password(url: str, address: str) -> Non
     ],
 )
 def test_a_malformed_url_is_refused_without_telling_its_password(url: str) -> None:
-    """The operator learns what is wrong, and the log does not learn the secret."""
     with pytest.raises(ValueError, match="URL") as told:
         NodeUrl(url)
     assert "secret" not in str(told.value)

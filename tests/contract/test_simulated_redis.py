@@ -1,4 +1,4 @@
-"""The simulated node, and so the fake one, answers as real ones do; `HELLO 3` changes the shape of its answers."""
+"""The simulated node, and so the fake one, answers as real nodes do."""
 
 from __future__ import annotations
 
@@ -48,11 +48,9 @@ class SimulatedDatabase(Database):
         """See `Database`."""
 
     def call(self, *command: str | int | bytes) -> Any:
-        """See `Database`."""
         return self.exchange(hiredis.pack_command(command), 1)[0]  # type: ignore[arg-type]  # its stub says: a tuple of one
 
     def exchange(self, packed: bytes, count: int) -> list[Any]:
-        """See `Database`."""
         self._client.feed(packed)
         reader = hiredis.Reader()
         reader.feed(b"".join(self._received))
@@ -61,7 +59,6 @@ class SimulatedDatabase(Database):
 
 
 def simulated_redis() -> SimulatedRedis:
-    """Return a simulated node that was just formed; its clock stands still."""
     simulated = SimulatedRedis(clock_ms=lambda: 0.0, appendfsync="always", name="node")
     simulated.state.restore(FakeNodeState(formation=PLACE))
     return simulated
@@ -70,7 +67,6 @@ def simulated_redis() -> SimulatedRedis:
 async def test_settings_are_a_map_and_info_is_a_text_in_resp3(
     flushed_nodes: FlushedNodes, engine: RedisBinary
 ) -> None:
-    """As the product's own connection reads them, and as a visit does, which speaks RESP2."""
     (redis,) = await flushed_nodes(1, binary=engine)
     shapes = []
     for database in (Database(redis.url), SimulatedDatabase(simulated_redis())):
@@ -182,7 +178,7 @@ def _as_now(event: Event, state: FakeNodeState) -> Event:
 
 @pytest.mark.slow
 async def test_every_script_is_answered_alike(fresh_nodes: FreshNodes) -> None:
-    """Random commands under any id, dropped keys and older states: the same answers, and the same is kept."""
+    """Random commands under any id, dropped keys and older states give the same answers and data."""
     (redis,) = await fresh_nodes(1, appendfsync="no")
     database = Database(redis.url)
     real = LuaNode(database).load()

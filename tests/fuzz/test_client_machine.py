@@ -1,4 +1,4 @@
-"""Random walks of both clients over a real server, a real storage and three real nodes, beside a small model of what must come of each step."""
+"""Random walks of both clients over a real server, storage and three real nodes, beside a small model."""
 
 from __future__ import annotations
 
@@ -77,7 +77,6 @@ class EventLoop:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Run it on the loop and return its result."""
         return self.begin(work).result(PATIENCE_S)
 
 
@@ -192,7 +191,7 @@ class Resource:
 
     @property
     def holder(self) -> Held | None:
-        """Who holds the resource: the lease that a quorum of nodes holds."""
+        """The lease that a quorum of nodes holds."""
         return next((each for each in self.on_nodes if each and len(self.nodes_of(each)) >= QUORUM), None)
 
     def grant(self, lease: Held) -> None:
@@ -235,11 +234,10 @@ class Walk(RuleBasedStateMachine):
             st.sampled_from([*tokens, 1, FENCING_TOKEN_MAX]) if tokens else st.just(1), label="token"
         )
 
-    # --- the lock -------------------------------------------------------------------------------------------------
+    # --- the lock
 
     @rule(name=RESOURCES, which=st.integers(0, 1), wait=st.sampled_from([0, 0, 0, 0.02]))
     def acquire(self, name: str, which: int, wait: float) -> None:
-        """Granted if and only if a quorum of nodes is free; also for the client that holds it already."""
         resource, caller = self.resources[name], self.world.callers[which]
         holder = f"holder {next(self.holders)}"
         if len(resource.nodes_of(None)) >= QUORUM:
@@ -259,7 +257,6 @@ class Walk(RuleBasedStateMachine):
     @rule(name=RESOURCES, data=st.data())
     @precondition(lambda self: any(each.leases for each in self.resources.values()))
     def release(self, name: str, data: st.DataObject) -> None:
-        """True if the lease was held; the second time, and after its end, it is False and harmless."""
         resource = self.resources[name]
         if not resource.leases:
             return
@@ -299,7 +296,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule(name=RESOURCES, data=st.data())
     def renew(self, name: str, data: st.DataObject) -> None:
-        """ACTIVE if and only if a quorum holds the lease; a lost one does not come back, and a stranger renews nothing."""
+        """A renewal is ACTIVE exactly if a quorum holds the lease; another lease id renews nothing."""
         resource = self.resources[name]
         held = data.draw(
             st.one_of(st.just(resource.holder), st.sampled_from([*resource.leases, None])), label="lease"
@@ -337,7 +334,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule(name=RESOURCES, which=st.integers(0, 1), count=st.integers(1, 2))
     def wait_for_a_release(self, name: str, which: int, count: int) -> None:
-        """Who waits is granted when the holder releases, the first to come first."""
+        """A release grants the first waiter."""
         resource, caller = self.resources[name], self.world.callers[which]
         held = resource.holder
         if held is None or held.released or len(resource.nodes_of(held)) < NODE_COUNT:
@@ -376,7 +373,7 @@ class Walk(RuleBasedStateMachine):
         """The node begins again at its greatest number."""
         self.world.site.databases[place].call("DEL", KEYS.counter(self.resources[name].name))
 
-    # --- the storage ----------------------------------------------------------------------------------------------
+    # --- the storage
 
     def _admitted(self, resource: Resource, token: int) -> bool:
         admitted = token >= resource.highest
@@ -413,7 +410,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule(name=RESOURCES, key=STORAGE_KEYS, fenced=st.booleans(), data=st.data())
     def get(self, name: str, key: str, fenced: bool, data: st.DataObject) -> None:  # noqa: FBT001  (drawn)
-        """What was written last; with a token it is admitted or refused as a put, also where there is no key."""
+        """A get returns the last value; the storage judges its token as that of a put."""
         resource = self.resources[name]
         token = self._token(data, resource) if fenced else None
         if token is not None and not self._admitted(resource, token):
@@ -431,7 +428,6 @@ class Walk(RuleBasedStateMachine):
 
     @rule(name=RESOURCES, data=st.data())
     def fence(self, name: str, data: st.DataObject) -> None:
-        """As a put that changes no data."""
         resource = self.resources[name]
         token = self._token(data, resource)
         if self._admitted(resource, token):
@@ -440,7 +436,7 @@ class Walk(RuleBasedStateMachine):
         with pytest.raises(redfence.StaleTokenError):
             self.world.storage.fence(resource.name, token=token)
 
-    # --- after each step ------------------------------------------------------------------------------------------
+    # --- after each step
 
     @invariant()
     def nodes_hold_what_the_model_says(self) -> None:
@@ -473,7 +469,7 @@ class Walk(RuleBasedStateMachine):
             for held in resource.leases:
                 held.caller.release(held.lease)
                 resource.end(held)
-            # A release is answered by a quorum. This is answered by all, and comes behind it on each connection.
+            # A quorum answers a release. All nodes answer this call, behind the release on each connection.
             self.world.callers[0].get_lock(resource.name)
             for database in self.world.site.databases:
                 assert database.call("EXISTS", KEYS.lock(resource.name)) == 0
@@ -482,7 +478,6 @@ class Walk(RuleBasedStateMachine):
 @pytest.mark.slow
 @pytest.mark.timeout(120 * factor())
 def test_both_clients_and_the_storage_do_what_the_model_says(site: FuzzSite) -> None:
-    """Tokens strictly rise, one lease holds at a time, and every answer is the one that the model gives."""
     with world_at(site) as world:
         walk = type("WalkHere", (Walk,), {"world": world})
         run_state_machine_as_test(walk, settings=tried(40, steps=30))

@@ -1,4 +1,4 @@
-"""Raw bytes into every method of the lock server and the storage: whatever comes, callers are told their mistake, and the servers go on."""
+"""Raw bytes into every method of both servers: callers learn their mistake, and the servers go on."""
 
 from __future__ import annotations
 
@@ -112,7 +112,6 @@ def method_name(method: Method) -> str:
 
 @pytest.mark.parametrize("method", OWN_UNARY, ids=method_name)
 def test_a_unary_call_is_answered_or_its_mistake_is_told(site: FuzzSite, method: Method) -> None:
-    """Bytes that are no message, messages of hostile fields, and everything between."""
     seen: set[Code] = set()
     with unharmed(site), channel_to(site, method) as channel:
         call_raw: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method.path)
@@ -120,7 +119,7 @@ def test_a_unary_call_is_answered_or_its_mistake_is_told(site: FuzzSite, method:
         @tried(110)
         @given(inputs(method.request))
         def check(data: bytes) -> None:
-            # What is too large waits for nothing, whatever it asks for.
+            # A message that is too large is refused without a wait.
             waiting = waits(method.parse(data)) and not is_too_large(data)
             try:
                 _, call = call_raw.with_call(bytes(data), timeout=WAIT_S if waiting else PATIENCE_S)
@@ -137,11 +136,10 @@ def test_a_unary_call_is_answered_or_its_mistake_is_told(site: FuzzSite, method:
     assert Code.INVALID_ARGUMENT in seen
 
 
-# --- streams ---------------------------------------------------------------------------------------------------------
+# --- streams
 
 
 def sent(call_raw: Streams, messages: Sequence[bytes], *, timeout_s: float) -> Any:
-    """Return a stream that was sent all of it and half-closed."""
     return call_raw(map(bytes, messages), timeout=timeout_s)
 
 
@@ -178,7 +176,6 @@ def batches(method: Method) -> st.SearchStrategy[list[bytes]]:
 
 
 def test_a_session_answers_each_command_once_or_tells_why_it_ends(site: FuzzSite) -> None:
-    """A command without a kind, an id that is 0 or in use, bytes that are no message, and everything between; then a half-close."""
     seen: set[Code] = set()
     with unharmed(site), channel_to(site, SESSION) as channel:
         call_raw: Streams = channel.stream_stream(SESSION.path)
@@ -220,7 +217,6 @@ def test_a_session_answers_each_command_once_or_tells_why_it_ends(site: FuzzSite
 
 
 def test_a_keep_alive_answers_each_renewal_once_or_tells_why_it_ends(site: FuzzSite) -> None:
-    """As a Session; a renewal of something malformed is answered, too."""
     seen: set[Code] = set()
     with unharmed(site), channel_to(site, KEEP_ALIVE) as channel:
         call_raw: Streams = channel.stream_stream(KEEP_ALIVE.path)
@@ -243,7 +239,7 @@ def test_a_keep_alive_answers_each_renewal_once_or_tells_why_it_ends(site: FuzzS
                 assert ending.code is Code.RESOURCE_EXHAUSTED, ending
             else:
                 told = (ending.code, ending.reason)
-                # What is too large is refused as it comes, which may be before what precedes it is looked at.
+                # The server may refuse a message that is too large before it reads the messages ahead of it.
                 assert told == (Code.INVALID_ARGUMENT, lock_pb2.ERROR_REASON_MALFORMED_MESSAGE) or (
                     ending.code is Code.RESOURCE_EXHAUSTED and any(map(is_too_large, data))
                 ), ending
@@ -254,7 +250,6 @@ def test_a_keep_alive_answers_each_renewal_once_or_tells_why_it_ends(site: FuzzS
 
 @pytest.mark.parametrize("method", [SESSION, KEEP_ALIVE], ids=method_name)
 def test_a_stream_that_is_cancelled_at_any_point_does_no_harm(site: FuzzSite, method: Method) -> None:
-    """Before its first message, between two, and with answers on their way."""
     with unharmed(site), channel_to(site, method) as channel:
         call_raw: Streams = channel.stream_stream(method.path)
 
@@ -276,7 +271,7 @@ def test_a_stream_that_is_cancelled_at_any_point_does_no_harm(site: FuzzSite, me
 @pytest.mark.parametrize("method", OWN_UNARY, ids=method_name)
 @pytest.mark.parametrize("count", [0, 3])
 def test_a_unary_method_takes_no_other_number_of_messages(site: FuzzSite, method: Method, count: int) -> None:
-    """The call ends, by its own deadline at the latest: gRPC leaves one unanswered that comes without a message."""
+    """Without a message gRPC leaves a call open, so the call ends by its deadline."""
     with unharmed(site), channel_to(site, method) as channel:
         _, ending = ended(
             sent(channel.stream_stream(method.path), [b""] * count, timeout_s=PATIENCE_S if count else WAIT_S)
@@ -287,7 +282,6 @@ def test_a_unary_method_takes_no_other_number_of_messages(site: FuzzSite, method
 
 @pytest.mark.parametrize("method", LIBRARY_METHODS, ids=method_name)
 def test_health_and_reflection_do_no_harm_to_what_is_served(site: FuzzSite, method: Method) -> None:
-    """They keep the ways of their own libraries, but for defects."""
     with unharmed(site), channel_to(site, method) as channel:
         call_raw: Streams = channel.stream_stream(method.path)
 
@@ -307,13 +301,12 @@ def test_health_and_reflection_do_no_harm_to_what_is_served(site: FuzzSite, meth
     "path", ["/", "//", "/redfence.v1.LockService/", "/redfence.v1.LockService/Steal", "/x"]
 )
 def test_a_method_that_is_not_offered_is_unimplemented(site: FuzzSite, path: str) -> None:
-    """By name."""
     with unharmed(site), grpc.insecure_channel(site.server_address) as channel:
         _, ending = ended(sent(channel.stream_stream(path), [b"x"], timeout_s=PATIENCE_S))
         assert ending.code is Code.UNIMPLEMENTED
 
 
-# --- what it costs ----------------------------------------------------------------------------------------------------
+# --- what it costs
 
 FLOOD_INPUTS = 2_000
 RSS_GROWTH_MAX_BYTES = 8 * 2**20
@@ -330,7 +323,7 @@ def fd_counts(site: FuzzSite) -> list[int]:
 
 
 async def test_thousands_of_inputs_leave_no_memory_and_no_file_behind(site: FuzzSite) -> None:
-    """Cancelled and half-closed streams as well. What a server takes once, it has taken before it is measured."""
+    """The server warms up before the first measurement."""
     with unharmed(site):
         # Another connection is there in either look, so that the same is compared.
         async with grpc.aio.insecure_channel(site.server_address) as channel:

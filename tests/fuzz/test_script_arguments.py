@@ -1,10 +1,10 @@
-"""Every script with extreme and hostile arguments, on a real node and on what somebody else has written there.
+"""Every script with extreme and hostile arguments, on a real node and on damaged values.
 
 Three kinds of hostility, of which the product can meet the first alone:
 
 - arguments that the product can produce, however extreme: no script raises, and the fake answers the same;
 - arguments that nobody sends: an error is fine, but no number is lowered or spoilt;
-- values that somebody else has written: an error is fine, but no number that is left is lowered, and none is granted that is not greater.
+- damaged values: an error is fine, but no remaining number falls, and every granted token is greater.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def database(tmp_path_factory: pytest.TempPathFactory, redis_binary: RedisBinary
         nodes.close()
 
 
-# --- what a node must not lose ---------------------------------------------------------------------------------------
+# --- what a node must not lose
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Numbers:
     holds: Mapping[tuple[bytes, ...], bytes]
 
 
-# Everything on the node in one look: of each key its name, its type, and its value or its fields and their values.
+# Everything on the node: the name, type and value or fields of each key.
 _READ = """
 local all = {}
 for _, key in ipairs(redis.call('KEYS', '*')) do
@@ -190,7 +190,7 @@ def check_grant(before: Numbers, after: Numbers, resource: str, answer: Sequence
     assert number_of(after.kept[KEYS.high]) is not None
 
 
-# --- arguments that the product can produce --------------------------------------------------------------------------
+# --- arguments that the product can produce
 
 _resources = st.sampled_from(RESOURCES)
 _leases = st.sampled_from(LEASES)
@@ -304,7 +304,7 @@ def _play(node: LuaNode | FakeNodeState, step: Step, *, admission: str, now_ms: 
 
 
 def test_what_the_product_can_send_never_raises_and_the_fake_answers_the_same(database: Database) -> None:
-    """Numbers up to the last, floors beyond it, the longest times, any text: numbers only rise, and grants rise with them."""
+    """Numbers up to the last, floors beyond it, the longest times and any text."""
     real = LuaNode(database)
     seen: Counter[object] = Counter()
 
@@ -336,13 +336,13 @@ def test_what_the_product_can_send_never_raises_and_the_fake_answers_the_same(da
     assert {(Mint, False), (Commit, False), *done, NoReply.REFUSED} <= set(seen), seen
 
 
-# --- arguments that nobody sends -------------------------------------------------------------------------------------
+# --- arguments that nobody sends
 
 _X = RESOURCES[0]
 _HOLD = (KEYS.node, KEYS.high, KEYS.lock(_X), KEYS.counter(_X))
 _NUMBERED, _LOCKED = (KEYS.node, KEYS.high), (KEYS.node, KEYS.lock(_X))
 _PLACED = ("cluster", "0", "3", str(TTL_MS))
-# Of each script: its keys, and arguments that it takes.
+# The keys and the arguments of each script.
 SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "mint": (_HOLD, (ADMITTED, LEASES[1], NONCES[1], "h", str(TTL_MS), "86400000", "", "here", "1", "1")),
     "commit": (_HOLD, (ADMITTED, LEASES[0], NONCES[0], "30", "86400000")),
@@ -373,12 +373,12 @@ HOSTILE = [
     *("inf", "-inf", "1e300", "9007199254740991", "9007199254740992", "9007199254740993"),
     *("9223372036854775807", "18446744073709551616", "-9223372036854775808"),
 ]
-# What is not a number has a test of its own.
+# `nan` has a test of its own.
 _SHORT_TEXTS = st.text(max_size=3).filter(lambda text: "nan" not in text.lower())
 
 
 def _prepared(database: Database, *, quarantined: bool) -> Memory:
-    """Return what a node remembers that came back once, on which a lease holds, and which may be in quarantine again."""
+    """Return the memory of a node that came back once and has a hold; it may be in quarantine again."""
     node = LuaNode(database).form(formation=PLACE)
     node.join(Quarantine(Known(ADMITTED, "run"), QUARANTINES[1], PLACE, "run", floor=2))
     node.join(ReserveFloor(QUARANTINES[1], 5))
@@ -439,23 +439,22 @@ def _check_wrong_arguments(database: Database, name: str, hostile: Sequence[str]
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_wrong_arguments_lower_and_spoil_no_number(database: Database, name: str) -> None:
-    """Too few, too many, no numbers, numbers that no node writes, too few keys: an error, or numbers that are as great as before."""
+    """A script answers with an error, or the numbers stay as great as before."""
     _check_wrong_arguments(database, name, HOSTILE, 50)
 
 
-# Where the floor stands among the arguments. Lua finds neither less nor greater what is not a number, so no comparison stops it.
+# The position of the floor among the arguments. In Lua no comparison with nan is true.
 _FLOOR_AT = {"raise_floor": 3, "reserve_floor": 1, "restore_vote": 2}
 
 
 @pytest.mark.parametrize("name", [name for name in SIGNATURES if name not in _FLOOR_AT])
 def test_what_is_not_a_number_spoils_no_number(database: Database, name: str) -> None:
-    """As above, with `nan` in the place of arguments."""
     _check_wrong_arguments(database, name, NOT_A_NUMBER, 25)
 
 
 @pytest.mark.parametrize("name", _FLOOR_AT)
 def test_a_floor_that_is_not_a_number_is_refused(database: Database, name: str) -> None:
-    """Nobody sends one; it would take the node's `high` or floor away, which no quarantine gives back."""
+    """It would destroy the node's `high` or floor, which no quarantine restores."""
     LuaNode(database).restore(_prepared(database, quarantined=name in _IN_QUARANTINE))
     keys, legit = SIGNATURES[name]
     before = numbers(database)
@@ -463,7 +462,7 @@ def test_a_floor_that_is_not_a_number_is_refused(database: Database, name: str) 
     check_nothing_lowered(before, numbers(database))
 
 
-# --- values that somebody else has written ---------------------------------------------------------------------------
+# --- values that somebody else has written
 
 _FIELDS = {
     KEYS.lock(_X): ["digest", "nonce", "token", "ttl_ms", "shared", "holder", "notify"],
@@ -503,7 +502,7 @@ _WRONG_TYPES = (
     [("DEL", KEYS.high), ("RPUSH", KEYS.high, "1")],
 )
 _NO_NUMBERS = ([("SET", KEYS.high, "nan")], [("SET", KEYS.counter(_X), "nan")])
-# Who holds, who does not, and a hand-over, beside what is in SIGNATURES.
+# A holder, another lease and a hand-over, beside the calls in SIGNATURES.
 _ROUNDS = (
     *((name, arguments) for name, (_, arguments) in SIGNATURES.items()),
     ("mint", (ADMITTED, LEASES[0], NONCES[2], "h", "7200000", "86400000", "", "here", "0", "1")),
@@ -514,7 +513,7 @@ _ROUNDS = (
 
 
 def test_on_spoilt_values_nothing_that_is_left_is_lowered(database: Database) -> None:
-    """Fields missing, of another type, no numbers, numbers beyond the last: an error, or an answer that is true of what is left."""
+    """Fields are missing, of another type, no numbers, or beyond the last number."""
     healthy, quarantined = (_prepared(database, quarantined=each) for each in (False, True))
     seen: Counter[bytes] = Counter()
 

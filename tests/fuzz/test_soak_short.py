@@ -42,7 +42,6 @@ def run_of(
 
 
 def test_a_server_that_stays_as_it_is_passes() -> None:
-    """What it grew until it was warm does not count."""
     assert judge(run_of(), WANTED).status is Status.PASSED
 
 
@@ -50,12 +49,10 @@ def test_a_server_that_stays_as_it_is_passes() -> None:
     ("leaks_mib", "status"), [(4.5, Status.PASSED), (5.2, Status.GREW), (50, Status.GREW)]
 )
 def test_memory_that_grows_by_a_twentieth_is_a_leak(leaks_mib: float, status: Status) -> None:
-    """Of a hundred MiB: less may be chance."""
     assert judge(run_of(leaks_mib=leaks_mib), WANTED).status is status
 
 
 def test_memory_that_grows_for_one_look_is_none() -> None:
-    """Wherever in the run it is."""
     for place in range(181):
         samples = run_of()
         samples[place] = replace(samples[place], rss_bytes=2 * samples[place].rss_bytes)
@@ -63,7 +60,6 @@ def test_memory_that_grows_for_one_look_is_none() -> None:
 
 
 def test_one_file_that_stays_open_is_a_leak() -> None:
-    """However few there are; one that is open for a moment is none."""
     assert judge(run_of(leaks_fds=1), WANTED).status is Status.GREW
     samples = run_of()
     samples[-1] = replace(samples[-1], fd_count=99)
@@ -90,17 +86,14 @@ def with_a_standstill() -> list[Sample]:
     ids=["a standstill", "too slow", "too few streams", "too slow and leaking", "too short", "nothing"],
 )
 def test_a_run_that_was_not_the_one_asked_for_proves_nothing(samples: list[Sample]) -> None:
-    """Neither that there is a leak nor that there is none."""
     assert judge(samples, WANTED).status is Status.INVALID
 
 
 def test_a_short_run_has_a_short_warm_up() -> None:
-    """A sixth of it, five minutes at most."""
     assert [replace(WANTED, seconds=seconds).warm_up_s for seconds in (60, 1_800, 7_200)] == [10, 300, 300]
 
 
 def test_a_look_at_a_process_sees_its_memory_and_its_files() -> None:
-    """Those of this one, as an example."""
     before = look_at_process(os.getpid())
     with Path(os.devnull).open("rb"):
         ballast = bytearray(b"x" * (64 * MIB))
@@ -112,7 +105,6 @@ def test_a_look_at_a_process_sees_its_memory_and_its_files() -> None:
 
 @pytest.mark.slow
 def test_a_small_soak_runs_and_finds_no_growth(tmp_path: Path, redis_binary: RedisBinary) -> None:
-    """It says every look, and leaves nothing behind; whether so slow a machine as a CI's kept the pace is of no interest here."""
     said: list[str] = []
     small = Wanted(pairs_per_second=100, streams=50, seconds=15)
     judgement = soak(small, folder=tmp_path, binary=redis_binary, say=said.append)

@@ -1,6 +1,6 @@
-"""A node in memory: the scripts of lua/ as a pure state machine, and a `LockNode` over it whose network a test controls.
+"""A node in memory: the scripts of lua/ as a state machine, and a `LockNode` with a network of the test.
 
-`FakeNodeState` has no clock, no I/O and no chance; tests/contract/test_lock_node.py holds it to real nodes, script by script.
+`FakeNodeState` has no clock, I/O or chance; tests/contract compares it with real nodes, script by script.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class Counter:
 
 
 class FakeNodeState:
-    """What one node remembers. Keys end by the clock that each call brings along, or by `expire` and `drop_counter`.
+    """The memory of one node. Keys end by the time of each call, or by `expire` and `drop_counter`.
 
     Attributes:
         admission: empty if there is no identity.
-        published: what the scripts told to whom: channel, resource, token and news. Whoever delivers it, empties it.
+        published: the notices of the scripts: channel, resource and token. The deliverer empties the list.
         connections: every `FakeNode` over this memory.
     """
 
@@ -142,7 +142,7 @@ class FakeNodeState:
         twin.restore(self)
         return twin
 
-    # --- what the world does to it --------------------------------------------------------------------------------
+    # --- what the world does to it
 
     def expire(self, resource: str) -> None:
         """End the hold of a resource before its time, as a clock that jumps does."""
@@ -176,7 +176,7 @@ class FakeNodeState:
         self.holds = older.holds.copy()
         self.counters = older.counters.copy()
 
-    # --- what the scripts do that a visit runs ----------------------------------------------------------------------
+    # --- what the scripts do that a visit runs
 
     def join(self, command: JoiningCommand, now_ms: float = 0.0) -> JoiningAnswer:
         """Carry out one script over a connection that admits nobody."""
@@ -269,12 +269,12 @@ class FakeNodeState:
             self.distrusted_until_ms = int(now_ms) + distrust.left_ms
         return Step.DONE
 
-    # --- what the scripts do --------------------------------------------------------------------------------------
+    # --- what the scripts do
 
     def apply(  # noqa: PLR0911  (one return per script)
         self, command: Command, now_ms: float, *, admission: str = ADMITTED, channel: str = "here"
     ) -> Reply:
-        """Carry out one script at one instant, for a server that was admitted under `admission` and listens on `channel`."""
+        """Carry out one script at one instant, for a server with this admission id and channel."""
         if admission != self.admission:
             return NoReply.NOT_ADMITTED
         if self.high is None and isinstance(command, Mint | Commit):
@@ -365,7 +365,7 @@ class FakeNodeState:
         self.counters[resource] = Counter(token, now_ms + self.counter_idle_ms)
         self.high = max(self.high, token)
 
-    # --- what it keeps --------------------------------------------------------------------------------------------
+    # --- what it keeps
 
     def keys(self) -> dict[str, dict[str, str]]:
         """Return every key but the identity, each value as text, as a node would have them."""
@@ -392,7 +392,7 @@ def _held(hold: Hold, now_ms: float) -> Held:
     return Held(hold.digest, hold.token, hold.holder, max(0, int(hold.expires_at_ms - now_ms)))
 
 
-# --- the LockNode -------------------------------------------------------------------------------------------------
+# --- the LockNode
 
 
 class _Call:
@@ -427,10 +427,10 @@ class _Push:
 
 
 class FakeNode:
-    """One server's `LockNode` in memory. Servers with nodes of their own over one state share what the node remembers.
+    """One server's `LockNode` in memory; several servers may share one state.
 
-    Left alone it applies every command and answers it in the next turns of the loop. `hold_requests` and `hold_replies` keep
-    either way back until `deliver` and `answer`; both ways keep the order, as a connection does.
+    It applies and answers every command in the next turns of the loop. `hold_requests` and
+    `hold_replies` keep messages back until `deliver` and `answer`; both ways keep the order.
 
     Attributes:
         sent: every command it was given, in order, also those that were lost.
@@ -459,7 +459,7 @@ class FakeNode:
         self._requests: deque[_Call] = deque()
         self._replies: deque[_Call | _Push] = deque()
 
-    # --- LockNode -------------------------------------------------------------------------------------------------
+    # --- LockNode
 
     def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> bool:
         """Carry out `command`; see `LockNode`."""
@@ -483,7 +483,7 @@ class FakeNode:
         state = NodeState.UNREACHABLE if self.unreachable else NodeState.READY
         return NodeReport(f"fake:{self.index}", state, "", "run", None, 0.0)
 
-    # --- the network ----------------------------------------------------------------------------------------------
+    # --- the network
 
     def deliver(self, count: int = 1) -> None:
         """Let the next requests arrive and be applied."""

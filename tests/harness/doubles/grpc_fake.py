@@ -1,6 +1,6 @@
 """The in-memory lock server behind real gRPC on a free port, in a thread of its own.
 
-It stands between `redfence.testing` (no gRPC) and the real server (no switchable faults): the links' gRPC code runs for real.
+Unlike `redfence.testing` it has gRPC; unlike the real server it has faults that a test can switch.
 """
 
 from __future__ import annotations

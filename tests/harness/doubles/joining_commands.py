@@ -1,4 +1,4 @@
-"""What a server or an operator says to a node over a visit: one value per script that changes or reads the identity."""
+"""The commands of a visit to a node: one value for each script that changes or reads the identity."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A node that is one database of a real server, in the shape of `FakeNodeState`: whoever plays with the one can play with the other.
+"""One database of a real Redis server, with the methods of `FakeNodeState`.
 
-It runs the project's own scripts, one at a time and in a moment, over a blocking socket. Time does not pass: nothing here lives
-for less than an hour, and holds and counters end when `expire` and `drop_counter` delete them.
+It runs the product's scripts, one at a time, over a blocking socket. Every ttl is at least an hour,
+so holds and counters end only when `expire` and `drop_counter` delete them.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class LuaNode:
             self._database.call("SCRIPT", "LOAD", source)
         return self
 
-    # --- what the world does to it --------------------------------------------------------------------------------
+    # --- what the world does to it
 
     def form(
         self,
@@ -174,13 +174,13 @@ class LuaNode:
         for name, value in older.items():
             self._database.call("RESTORE", name, 0, value)
 
-    # --- what the scripts do --------------------------------------------------------------------------------------
+    # --- what the scripts do
 
     def apply(
         self, command: Command, now_ms: float, *, admission: str = ADMITTED, channel: str = "here"
     ) -> Reply:
         """Carry out one script, for a server that was admitted under `admission` and listens on `channel`."""
-        # Nobody is admitted under no id; a packed one has to be there all the same.
+        # An empty id admits no server, but a packed command needs an id.
         packed = self._packer(channel).pack(command, admission or "-" * scripts.ADMISSION_DIGITS)
         (self.raw,) = self._database.exchange(packed, 1)
         try:
@@ -229,7 +229,7 @@ class LuaNode:
             self._packers[channel] = scripts.Packer(self._keys, channel=channel)
         return self._packers[channel]
 
-    # --- what it keeps --------------------------------------------------------------------------------------------
+    # --- what it keeps
 
     def keys(self) -> Mapping[str, Mapping[str, str]]:
         """Return every key but the identity, each value as text."""

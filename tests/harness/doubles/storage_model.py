@@ -1,4 +1,4 @@
-"""The fenced store in a few dictionaries: what the real one is compared with. Written apart from it, on purpose."""
+"""The fenced store in a few dictionaries, written apart from the real one, for comparison."""
 
 from __future__ import annotations
 

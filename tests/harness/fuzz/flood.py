@@ -1,4 +1,4 @@
-"""Thousands of inputs to every method, fast and by one seed: for what a server keeps of them, not for what it answers."""
+"""Thousands of inputs to every method by one seed, to see what memory a server keeps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _GOOD: dict[str, Sequence[bytes]] = {
 
 
 async def flood(site: FuzzSite, *, inputs: int, seed: int) -> None:
-    """Send so many inputs, a third of them good, over a connection to each server, which is closed at the end."""
+    """Send the inputs, a third of them good, over one connection to each server."""
     chance = random.Random(seed)
     async with (
         grpc.aio.insecure_channel(site.server_address) as locks,

@@ -1,4 +1,4 @@
-"""Every method that the two servers offer, as raw bytes see it: by its path, with what its message should be."""
+"""Every method of the two servers: its path and the type of its message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much the fuzzing tests try: little and always the same in CI, much and by chance with `REDFENCE_FUZZ_FACTOR`.
+"""The number of examples: few fixed ones in CI, many random ones with `REDFENCE_FUZZ_FACTOR`.
 
 A failure prints the blob that repeats it; `make fuzz` sets the factor.
 """

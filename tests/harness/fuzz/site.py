@@ -1,4 +1,4 @@
-"""What is fuzzed: a real lock server and a real storage, each a process of its own, over three real nodes, for tests that do not run in an event loop."""
+"""The fuzzed processes: a lock server and a storage over three real nodes, without an event loop."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FuzzSite:
             yield lock_pb2_grpc.LockServiceStub(channel)
 
     def complaints(self) -> list[str]:
-        """Return what either process has logged that a caller must not be able to cause: tracebacks, defects, errors."""
+        """Return the logged tracebacks, defects and errors, which no caller may cause."""
         return [
             f"{process}: {line}"
             for process, text in (("server", self.server.stderr), ("storage", self.storage.stderr))
@@ -59,7 +59,7 @@ class FuzzSite:
 def is_complaint(line: str) -> bool:
     """Tell whether a line of a log tells of a defect or of something lost, and not of an ordinary event.
 
-    What is not an event at all was not written by redfence: a traceback, or a word of a library about something it did not expect.
+    A line that is no event is a traceback, or a library's message about something unexpected.
     """
     if not line.strip():
         return False

@@ -56,7 +56,7 @@ _GOOD_TEXTS: dict[str, list[bytes]] = {
     "key": [b"k", b"l"],
 }
 _GOOD_INTEGERS: dict[str, st.SearchStrategy[int]] = {
-    # Of a command: most are told apart.
+    # Most commands get different ids.
     "id": st.integers(1, _UINT64_MAX),
     "fencing_token": st.integers(1, 20),
     "page_size": st.integers(0, 10),
@@ -115,7 +115,7 @@ def _field(draw: st.DrawFn, field: FieldDescriptor) -> bytes:
 
 @st.composite
 def _foreign_field(draw: st.DrawFn) -> bytes:
-    """Draw a field of any number and wire type: unknown, or known by another type, or a group, or of no wire type at all."""
+    """Draw a field of any number and wire type, known, unknown or invalid."""
     number = draw(st.one_of(st.integers(0, 12), st.sampled_from([15, 16, 2047, 19_000, 2**29 - 1, 2**29])))
     wire_type = draw(st.integers(0, 7))
     match wire_type:
@@ -171,7 +171,7 @@ def _damaged(draw: st.DrawFn, descriptor: Descriptor) -> bytes:
 
 
 def inputs(descriptor: Descriptor) -> st.SearchStrategy[Input]:
-    """Return what to send where a message is expected: half are messages, half are damaged ones or no messages at all."""
+    """Draw bytes to send as a message: half are messages, half are damaged or no messages."""
     return st.one_of(
         messages(descriptor),
         messages(descriptor),

@@ -13,7 +13,6 @@ from harness.time.loop_lag import LateLoop
 
 @pytest.mark.slow
 async def test_a_loop_that_stood_still_is_told_from_one_that_waited() -> None:
-    """Also one that has only just gone on, and has not beaten yet."""
     async with LateLoop() as loop:
         before_ms = now_ms()
         await asyncio.sleep(0.1)
@@ -27,6 +26,6 @@ async def test_a_loop_that_stood_still_is_told_from_one_that_waited() -> None:
         after_ms = now_ms()
         assert loop.late_ms(since_ms=after_ms) < 50
         time.sleep(0.3)  # noqa: ASYNC251  (the same)
-        # Nobody has asked yet for what is over.
+        # The lateness that is over has not been asked for yet.
         after_ms = now_ms()
         assert loop.late_ms(since_ms=after_ms) < 50

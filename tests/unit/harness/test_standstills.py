@@ -9,8 +9,7 @@ import time
 from harness.time.stalls import StandstillWatch
 
 
-def test_a_stop_of_this_process_is_told_to_what_began_before_it_and_not_to_what_began_after() -> None:
-    """By another process that stops this one for half a second."""
+def test_a_stop_of_this_process_is_told_to_watches_that_began_before_it() -> None:
     watch = StandstillWatch()
     watch.start()
     try:

@@ -46,20 +46,16 @@ async def node() -> AsyncIterator[Node]:
 
 @pytest.fixture
 async def proxy(node: Node) -> AsyncIterator[TcpProxy]:
-    """A proxy before the node."""
     async with TcpProxy(node.port) as started:
         yield started
 
 
 @dataclass(slots=True)
 class Peer:
-    """The near side of one connection."""
-
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
     async def exchange(self, data: bytes) -> bytes:
-        """Send and return as many bytes as were sent."""
         self.writer.write(data)
         async with asyncio.timeout(_DEADLINE_S):
             return await self.reader.readexactly(len(data))
@@ -92,7 +88,6 @@ async def meanwhile(node: Node) -> None:
 async def test_bytes_pass_both_ways_and_an_orderly_end_passes_too(
     node: Node, proxy: TcpProxy, connect: Connect
 ) -> None:
-    """Without a fault the proxy is not there."""
     peer = await connect()
     assert await peer.exchange(b"x" * 200_000) == b"x" * 200_000
     assert proxy.requests.passed_bytes == proxy.replies.passed_bytes == 200_000
@@ -101,7 +96,6 @@ async def test_bytes_pass_both_ways_and_an_orderly_end_passes_too(
 
 
 async def test_the_nodes_end_of_the_connection_reaches_the_peer() -> None:
-    """A connection that the node closes is closed for its peer."""
     closing = await asyncio.start_server(lambda _reader, writer: writer.close(), HOST, free_port())
     port = closing.sockets[0].getsockname()[1]
     async with TcpProxy(port) as proxy:
@@ -115,7 +109,6 @@ async def test_the_nodes_end_of_the_connection_reaches_the_peer() -> None:
 async def test_a_held_request_arrives_when_the_network_heals(
     node: Node, proxy: TcpProxy, connect: Connect
 ) -> None:
-    """A partition delays what was sent into it, and loses nothing."""
     peer = await connect()
     proxy.hold(replies=False)
     peer.writer.write(b"late")
@@ -128,7 +121,6 @@ async def test_a_held_request_arrives_when_the_network_heals(
 
 
 async def test_a_held_reply_leaves_the_request_applied(node: Node, proxy: TcpProxy, connect: Connect) -> None:
-    """A one-way partition: the node acts and the peer is not told until the network heals."""
     peer = await connect()
     proxy.hold(requests=False)
     peer.writer.write(b"applied")
@@ -143,7 +135,6 @@ async def test_a_held_reply_leaves_the_request_applied(node: Node, proxy: TcpPro
 async def test_a_dropped_request_never_arrives_and_healing_breaks_the_connection(
     node: Node, proxy: TcpProxy, connect: Connect
 ) -> None:
-    """TCP leaves no hole: a connection that lost bytes cannot go on."""
     peer = await connect()
     proxy.drop(replies=False)
     peer.writer.write(b"lost")
@@ -158,7 +149,6 @@ async def test_a_dropped_request_never_arrives_and_healing_breaks_the_connection
 async def test_a_dropped_reply_leaves_the_request_applied(
     node: Node, proxy: TcpProxy, connect: Connect
 ) -> None:
-    """The node acts, and the peer is never told."""
     peer = await connect()
     proxy.drop(requests=False)
     peer.writer.write(b"applied")
@@ -170,7 +160,6 @@ async def test_a_dropped_reply_leaves_the_request_applied(
 async def test_a_connection_made_during_a_partition_is_taken_and_never_answered(
     node: Node, proxy: TcpProxy, connect: Connect
 ) -> None:
-    """A node that accepts and never answers."""
     proxy.drop()
     peer = await connect()
     peer.writer.write(b"hello")
@@ -183,7 +172,6 @@ async def test_a_connection_made_during_a_partition_is_taken_and_never_answered(
 async def test_a_delay_is_kept_in_each_direction_and_requests_overlap_on_their_way(
     node: Node, proxy: TcpProxy, connect: Connect
 ) -> None:
-    """A slow network is late, not narrow: ten requests in flight take one delay, not ten."""
     loop = asyncio.get_running_loop()
     peer = await connect()
     # So long that one of each and a standstill of a second are less than ten of either.
@@ -199,7 +187,6 @@ async def test_a_delay_is_kept_in_each_direction_and_requests_overlap_on_their_w
 
 
 async def test_slices_arrive_whole_in_the_end(node: Node, proxy: TcpProxy, connect: Connect) -> None:
-    """Bytes may arrive one at a time; they all arrive, in order."""
     peer = await connect()
     proxy.slice(slice_bytes=1)
     peer.writer.write(b"abcdef")
@@ -213,7 +200,6 @@ async def test_slices_arrive_whole_in_the_end(node: Node, proxy: TcpProxy, conne
 async def test_a_lost_reply_breaks_its_connection_after_the_request_was_applied(
     node: Node, proxy: TcpProxy, connect: Connect
 ) -> None:
-    """Applied, but never told; the next connection is not touched."""
     peer = await connect()
     proxy.lose_replies(1)
     with pytest.raises(ConnectionResetError):
@@ -225,7 +211,6 @@ async def test_a_lost_reply_breaks_its_connection_after_the_request_was_applied(
 async def test_a_reset_breaks_open_connections_with_an_rst_and_takes_new_ones(
     node: Node, proxy: TcpProxy, connect: Connect
 ) -> None:
-    """A reset is an error to the peer, not an orderly end."""
     peer = await connect()
     await peer.exchange(b"x")
     proxy.reset()
@@ -237,7 +222,6 @@ async def test_a_reset_breaks_open_connections_with_an_rst_and_takes_new_ones(
 async def test_a_refusing_proxy_refuses_until_healed_and_then_has_the_same_port(
     node: Node, proxy: TcpProxy, connect: Connect
 ) -> None:
-    """As a node that is down and comes back."""
     peer = await connect()
     await peer.exchange(b"x")
     proxy.refuse()
@@ -252,7 +236,6 @@ async def test_a_refusing_proxy_refuses_until_healed_and_then_has_the_same_port(
 async def test_a_connection_to_a_node_that_is_down_is_reset(
     node: Node, proxy: TcpProxy, connect: Connect
 ) -> None:
-    """Nobody waits for a node that is not there."""
     node.server.close()
     peer = await connect()
     with pytest.raises(ConnectionResetError):
@@ -262,7 +245,6 @@ async def test_a_connection_to_a_node_that_is_down_is_reset(
 async def test_a_stopped_proxy_leaves_no_task_and_no_connection(
     node: Node, proxy: TcpProxy, connect: Connect
 ) -> None:
-    """Also when bytes are held, lost or on their way."""
     before = asyncio.all_tasks()
     peers = [await connect() for _ in range(3)]
     proxy.delay(requests_ms=10_000)
@@ -279,7 +261,6 @@ async def test_a_stopped_proxy_leaves_no_task_and_no_connection(
 
 
 def test_the_url_through_the_proxy_differs_in_the_port_alone() -> None:
-    """The password and the database stay."""
     proxy = TcpProxy(7000)
     assert (
         proxy.url("redis://:7000secret@127.0.0.1:7000/0") == f"redis://:7000secret@127.0.0.1:{proxy.port}/0"
@@ -290,7 +271,6 @@ def test_the_url_through_the_proxy_differs_in_the_port_alone() -> None:
 async def test_requests_are_held_back_from_the_one_on_that_was_named(
     pieces: int, node: Node, proxy: TcpProxy, connect: Connect
 ) -> None:
-    """What came before it arrives; it and what follows do not, on any connection, until the network heals."""
     peer, other = await connect(), await connect()
     came = proxy.hold_before(b"MARK")
     await peer.exchange(b"one ")
@@ -312,7 +292,6 @@ async def test_requests_are_held_back_from_the_one_on_that_was_named(
 async def test_replies_are_held_back_after_the_request_that_was_named(
     node: Node, proxy: TcpProxy, connect: Connect
 ) -> None:
-    """It arrives and is acted upon; nobody is told."""
     peer = await connect()
     await peer.exchange(b"MARK")
     came = proxy.hold_after(b"MARK")
@@ -326,7 +305,6 @@ async def test_replies_are_held_back_after_the_request_that_was_named(
 
 
 async def test_replies_are_late_from_the_request_on_that_was_named(proxy: TcpProxy, connect: Connect) -> None:
-    """Its own reply is the first."""
     peer = await connect()
     came = proxy.delay_from(b"MARK", replies_ms=600_000)
     await peer.exchange(b"one ")
@@ -342,7 +320,6 @@ async def test_replies_are_late_from_the_request_on_that_was_named(proxy: TcpPro
 async def test_after_a_failover_new_connections_are_to_the_other_node(
     node: Node, proxy: TcpProxy, connect: Connect
 ) -> None:
-    """The address stays; the old connections break."""
     peer = await connect()
     await peer.exchange(b"x")
     shouting = await asyncio.start_server(lambda _reader, writer: writer.write(b"HELLO"), HOST, free_port())
@@ -357,7 +334,6 @@ async def test_after_a_failover_new_connections_are_to_the_other_node(
 async def test_a_hidden_text_reaches_the_node_and_not_the_peer(
     node: Node, proxy: TcpProxy, connect: Connect
 ) -> None:
-    """As many other bytes take its place, until the network heals."""
     peer = await connect()
     proxy.hide_in_replies(b"run_id:")
     assert await peer.exchange(b"a run_id:7") == b"a xxxxxxx7"

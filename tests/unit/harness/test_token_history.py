@@ -9,7 +9,6 @@ from harness.processes.servers import now_ms
 
 
 def history(*grants: tuple[str, int, float, float], resource: str = "r") -> TokenHistory:
-    """Make a history of (lease id, token, began, answered)."""
     made = TokenHistory()
     made.grants = [
         Grant(resource, lease_id, token, began, answered, 0) for lease_id, token, began, answered in grants
@@ -27,7 +26,6 @@ def history(*grants: tuple[str, int, float, float], resource: str = "r") -> Toke
     ids=["one after another", "overlapping attempts in any order", "a retry that is told its first token"],
 )
 def test_what_could_be_true_passes(grants: list[tuple[str, int, float, float]]) -> None:
-    """Order is demanded only where one attempt began after another's answer."""
     history(*grants).check()
 
 
@@ -49,13 +47,11 @@ def test_what_could_be_true_passes(grants: list[tuple[str, int, float, float]]) 
     ],
 )
 def test_what_cannot_be_true_fails(grants: list[tuple[str, int, float, float]], told: str) -> None:
-    """Each broken promise is named."""
     with pytest.raises(AssertionError, match=told):
         history(*grants).check()
 
 
 def test_resources_are_judged_apart() -> None:
-    """The same number for two resources is no duplicate."""
     both = TokenHistory()
     both.grants = [*history(("a", 1, 0, 1)).grants, *history(("b", 1, 2, 3), resource="s").grants]
     both.check()
@@ -82,7 +78,6 @@ def held(*grants: tuple[str, int, float, float, float]) -> TokenHistory:
     ids=["the next begins as one ends", "an answer that came too late", "written down late", "a retry"],
 )
 def test_one_holder_after_another_passes(grants: list[tuple[str, int, float, float, float]]) -> None:
-    """A holder counts on its lease from the answer on, for as long as it was told."""
     held(*grants).check_exclusion()
 
 
@@ -96,13 +91,11 @@ def test_one_holder_after_another_passes(grants: list[tuple[str, int, float, flo
     ids=["before the end", "written down late", "one that came too late in between"],
 )
 def test_two_holders_at_one_instant_fail(grants: list[tuple[str, int, float, float, float]]) -> None:
-    """Whatever their tokens are."""
     with pytest.raises(AssertionError, match="two leases were valid"):
         held(*grants).check_exclusion()
 
 
 def test_a_release_ends_what_a_holder_counts_on_and_a_renewal_lengthens_it() -> None:
-    """Each by the holder's own clock; a renewal that is answered after the end of the lease does not bring it back."""
     now = now_ms()
     made = held(("a", 1, now, now, now + 10_000), ("b", 2, now, now, now - 10_000))
     lives, ended = made.grants

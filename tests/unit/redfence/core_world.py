@@ -1,4 +1,4 @@
-"""A world of plain values around the pure cores: time by hand, chance without chance, answers as they are written here."""
+"""A world of plain values around the pure cores, with time, chance and answers set by hand."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Slot:
 
 
 def in_state(lease: LeaseCore, state: LeaseState) -> bool:
-    """Whether a lease is in a state; a function, because a type checker believes that a property never changes."""
+    """Tell whether a lease is in a state; a type checker believes that a property never changes."""
     return lease.state is state
 
 

@@ -23,7 +23,6 @@ _STEPS = st.lists(
 def test_alarms_agree_with_a_dictionary_after_any_sequence_of_steps(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    """What is due, and when the next one is, is what a plain dictionary says."""
     alarms: Alarms[int] = Alarms()
     model: dict[int, float] = {}
     for step, item, at_ms in steps:
@@ -45,7 +44,6 @@ def test_alarms_agree_with_a_dictionary_after_any_sequence_of_steps(
 
 
 def test_memory_stays_bounded_when_alarms_are_moved_for_ever() -> None:
-    """Moving one alarm ten thousand times keeps no ten thousand entries."""
     alarms: Alarms[str] = Alarms()
     for at_ms in range(10_000):
         alarms.set("lease", at_ms)

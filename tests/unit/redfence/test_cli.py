@@ -23,7 +23,6 @@ from redfence_proto.v1 import lock_pb2
 def test_servers_come_from_the_flag_then_the_environment_then_this_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The most explicit wins."""
     monkeypatch.delenv(servers.ENVIRONMENT, raising=False)
     assert servers.addresses(argparse.Namespace(server=None)) == ["127.0.0.1:50051"]
     monkeypatch.setenv(servers.ENVIRONMENT, "a:1, b:2,")
@@ -55,14 +54,12 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_a_command_behind_an_entry_point_runs_and_its_result_is_the_exit_status(entries: ModuleType) -> None:
-    """`redfence good` is good_command.run."""
     assert main.main(["good", "--flag", "x"]) == 7
 
 
 def test_a_command_whose_package_is_missing_is_listed(
     entries: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A module that is not there has no help text, but it does not break the list."""
     with pytest.raises(SystemExit):
         main.main(["--help"])
     printed = capsys.readouterr().out
@@ -139,7 +136,6 @@ def test_every_command_of_the_other_packages_has_an_extra_that_exists() -> None:
 def test_running_a_command_without_its_extra_says_so_and_exits_2(
     entries: ModuleType, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
-    """No traceback, whether the package is missing at once or only when the command runs."""
     assert main.main(arguments) == 2
     printed = capsys.readouterr().err
     assert printed.startswith(f"redfence {arguments[0]}: cannot import ")
@@ -147,14 +143,12 @@ def test_running_a_command_without_its_extra_says_so_and_exits_2(
 
 
 def test_a_command_line_with_dashes_is_refused_where_nothing_runs_behind_them(entries: ModuleType) -> None:
-    """Only commands that take a command accept one."""
     with pytest.raises(SystemExit) as exited:
         main.main(["good", "--", "make"])
     assert exited.value.code == 2
 
 
 def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
-    """`redfence --version` prints name and number."""
     with pytest.raises(SystemExit) as exited:
         main.main(["--version"])
     assert exited.value.code == 0
@@ -170,7 +164,6 @@ def _report(*states: NodeState) -> ClusterReport:
 
 
 def test_a_cluster_is_ready_when_a_quorum_of_its_nodes_is() -> None:
-    """Two of three will do, one will not, and a cluster that was never formed is not ready."""
     ready, away = NodeState.READY, NodeState.UNREACHABLE
     assert _report(ready, ready, away).ready
     assert not _report(ready, away, away).ready
@@ -178,7 +171,6 @@ def test_a_cluster_is_ready_when_a_quorum_of_its_nodes_is() -> None:
 
 
 def test_a_node_whose_clock_was_set_does_not_make_a_quorum() -> None:
-    """It renews and releases, but what it grants does not count."""
     report = _report(NodeState.READY, NodeState.READY, NodeState.UNREACHABLE)
     set_lately = replace(report.nodes[1], clock_distrusted_for=0.001)
     assert report.ready
@@ -189,7 +181,6 @@ def test_a_node_whose_clock_was_set_does_not_make_a_quorum() -> None:
 
 
 def test_the_table_shows_what_there_is_to_know_of_a_node_and_why_it_does_not_vote() -> None:
-    """One line per node, the detail below it, and the verdict at the end."""
     lines = cluster_status.as_table(
         _report(NodeState.READY, NodeState.QUARANTINED, NodeState.READY)
     ).splitlines()
@@ -202,7 +193,6 @@ def test_the_table_shows_what_there_is_to_know_of_a_node_and_why_it_does_not_vot
 
 
 def test_the_table_of_an_ordinary_cluster_is_no_wider_than_a_terminal() -> None:
-    """Also with the longest words, with numbers as after a recovery, and with an address of some length."""
     node = NodeReport(
         index=0,
         address="redis-0.locks.example.com:6379",
@@ -231,14 +221,12 @@ def test_the_table_of_an_ordinary_cluster_is_no_wider_than_a_terminal() -> None:
     ],
 )
 def test_a_clocks_offset_is_shown_with_its_sign(offset: float | None, shown: str) -> None:
-    """In ms while that reads well."""
     report = _report(NodeState.READY)
     node = replace(report.nodes[0], clock_offset=offset)
     assert cluster_status.as_table(replace(report, nodes=(node,))).splitlines()[1].split()[3] == shown
 
 
 def test_the_json_has_everything() -> None:
-    """Whole ids, seconds, and words in lower case; what is not known is null."""
     report = _report(NodeState.READY)
     node = replace(
         report.nodes[0],
@@ -277,7 +265,6 @@ def test_the_json_has_everything() -> None:
 
 
 def test_a_node_of_a_newer_server_is_told_as_unknown() -> None:
-    """A state or durability that this version does not know is no error, and the clock may be behind."""
     response = lock_pb2.ClusterStatusResponse(quorum=1)
     node = response.nodes.add(high=9, state_changes=3)
     node.state, node.durability = 99, 99  # type: ignore[assignment]  # as it comes over the wire
@@ -297,7 +284,6 @@ def test_a_node_of_a_newer_server_is_told_as_unknown() -> None:
 def test_cluster_status_tells_by_its_exit_status_whether_locks_can_be_granted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """0 with a quorum, 1 without, 2 when there is no server; the JSON says the same."""
     with serving() as fake:
         arguments = ["cluster", "status", "--server", fake.address, "-o", "json"]
         assert main.main(arguments) == 0

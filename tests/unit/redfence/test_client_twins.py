@@ -47,10 +47,7 @@ def _plain(value: object) -> object:
 
 
 @pytest.mark.parametrize(("asynchronous", "synchronous"), _PAIRS, ids=lambda kind: str(kind.__name__))
-def test_both_clients_have_the_same_methods_in_the_same_order_with_the_same_parameters(
-    asynchronous: type, synchronous: type
-) -> None:
-    """What works with one works with the other."""
+def test_both_clients_have_the_same_methods_in_the_same_order(asynchronous: type, synchronous: type) -> None:
     ours, theirs = _methods(asynchronous), _methods(synchronous)
     theirs = {
         name: method for name, method in theirs.items() if (asynchronous.__name__, name) not in _ALLOWED
@@ -62,7 +59,6 @@ def test_both_clients_have_the_same_methods_in_the_same_order_with_the_same_para
 
 @pytest.mark.parametrize("kinds", _PAIRS, ids=lambda kinds: str(kinds[1].__name__))
 def test_every_public_method_is_documented(kinds: tuple[type, type]) -> None:
-    """And every coroutine says what its cancellation does."""
     for kind in kinds:
         for name, method in vars(kind).items():
             if inspect.isfunction(method) and not name.startswith("_"):

@@ -16,7 +16,6 @@ def _endpoints(*addresses: str) -> Endpoints:
 
 
 def test_another_address_is_tried_at_once_and_a_whole_round_of_failures_pauses() -> None:
-    """Failover costs no pause; hammering servers that are all down is spaced out, up to the bound."""
     endpoints = _endpoints("a", "b")
     seen = [(endpoints.current(), endpoints.advance()) for _ in range(8)]
     assert seen == [
@@ -25,7 +24,6 @@ def test_another_address_is_tried_at_once_and_a_whole_round_of_failures_pauses()
 
 
 def test_an_answer_starts_the_pauses_anew() -> None:
-    """After a success the next failure is the first."""
     endpoints = _endpoints("a")
     assert [endpoints.advance() for _ in range(3)] == [50.0, 100.0, 200.0]
     endpoints.mark_healthy()
@@ -34,7 +32,6 @@ def test_an_answer_starts_the_pauses_anew() -> None:
 
 @pytest.mark.parametrize("addresses", [(), ("",), ("  ",), (50051,)])
 def test_a_client_without_a_usable_address_is_refused(addresses: tuple[str, ...]) -> None:
-    """The mistake is told where it is made and not when the first call hangs."""
     with pytest.raises(InvalidArgumentError, match="address"):
         _endpoints(*addresses)
 
@@ -44,7 +41,6 @@ def test_a_client_without_a_usable_address_is_refused(addresses: tuple[str, ...]
 def test_a_pause_lies_between_half_of_its_greatest_value_and_the_bound(
     failures: int, fraction: float
 ) -> None:
-    """No pause exceeds the cap, however many failures there were, and none is zero."""
     greatest = min(400, 50 * 2 ** max(0, failures - 1))
     pause = backoff_ms(failures, base_ms=50, cap_ms=400, fraction=fraction)
     assert greatest / 2 <= pause <= greatest

@@ -36,7 +36,6 @@ class _FailedCall(grpc.RpcError):
 
 @pytest.mark.parametrize("reason", _REASONS, ids=lambda reason: str(lock_pb2.ErrorReason.Name(reason)))
 def test_every_reason_of_the_contract_has_an_exception(reason: lock_pb2.ErrorReason.ValueType) -> None:
-    """A reason is translated by the table, on the stream and in a status alike, whatever the code says."""
     wire = lock_pb2.Error(code=2, reason=reason, message="m", metadata={"field": "ttl"})
     wire.retry_after.FromMilliseconds(250)
     rich = rich_error.RichError(reason=reason, message="m", metadata={"field": "ttl"}, retry_after_ms=250)
@@ -49,7 +48,6 @@ def test_every_reason_of_the_contract_has_an_exception(reason: lock_pb2.ErrorRea
 
 @pytest.mark.parametrize("code", list(grpc.StatusCode), ids=lambda code: str(code.name))
 def test_every_status_code_has_an_exception(code: grpc.StatusCode) -> None:
-    """A server that gives no reason, or a newer one, is still understood by its code."""
     assert type(from_rpc_error(_FailedCall(code, details="d"))) is BY_CODE[code]
     newer = lock_pb2.Error(code=code.value[0], message="d")
     newer.reason = 9999  # type: ignore[assignment]
@@ -58,12 +56,10 @@ def test_every_status_code_has_an_exception(code: grpc.StatusCode) -> None:
 
 
 def test_a_code_that_grpc_does_not_know_is_a_server_error() -> None:
-    """A number beyond the standard codes does not crash the session that received it."""
     assert type(from_wire(lock_pb2.Error(code=99, message="?"))) is redfence.ServerError
 
 
 def test_every_exception_has_one_root() -> None:
-    """`except redfence.RedfenceError` catches everything that redfence raises on purpose."""
     exceptions = [value for name in redfence.__all__ if isinstance(value := getattr(redfence, name), type)]
     errors = [kind for kind in exceptions if issubclass(kind, BaseException)]
     assert len(errors) > 10
@@ -71,7 +67,6 @@ def test_every_exception_has_one_root() -> None:
 
 
 def test_the_public_names_are_sorted_and_there_is_nothing_else() -> None:
-    """Whatever is not in __all__ is private."""
     assert redfence.__all__ == sorted(redfence.__all__)
     public = {name for name in vars(redfence) if not name.startswith("_")} - {"testing"}
     assert public == set(redfence.__all__)

@@ -64,7 +64,6 @@ _DO: dict[LeaseEvent, Callable[[LeaseCore], object]] = {
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(LeaseState, LeaseEvent)))
 def test_every_event_in_every_state_leads_where_the_rules_say(state: LeaseState, event: LeaseEvent) -> None:
-    """The table is total, the code follows it, and it says: ended stays ended, and only a confirmed renewal ends AT_RISK."""
     lease = _in_state(state)
     _DO[event](lease)
     expected: LeaseState
@@ -85,7 +84,6 @@ def test_every_event_in_every_state_leads_where_the_rules_say(state: LeaseState,
 @pytest.mark.parametrize("event", LeaseEvent)
 @pytest.mark.parametrize("state", [LeaseState.ACTIVE, LeaseState.AT_RISK])
 def test_past_the_deadline_the_lease_is_lost_whatever_happens(state: LeaseState, event: LeaseEvent) -> None:
-    """A good answer, a bad one, a release: at the deadline they all find the lease LOST and leave it so."""
     lease = _in_state(state)
     late_ms = _VALIDITY_MS
     if event is LeaseEvent.RENEWED:
@@ -105,7 +103,6 @@ def test_past_the_deadline_the_lease_is_lost_whatever_happens(state: LeaseState,
 
 
 def test_the_deadline_counts_from_before_the_send_and_not_from_the_answer() -> None:
-    """An answer that took two seconds leaves two seconds less."""
     lease = _lease(sent_at_ms=0.0, now_ms=2000.0)
     assert lease.remaining_ms(2000.0) == _VALIDITY_MS - 2000.0
     lease.renewed(sent_at_ms=3000.0, validity_ms=_VALIDITY_MS, now_ms=5000.0)
@@ -113,13 +110,11 @@ def test_the_deadline_counts_from_before_the_send_and_not_from_the_answer() -> N
 
 
 def test_no_grant_counts_for_longer_than_a_ttl_from_now() -> None:
-    """A server whose clock ran fast during a long wait cannot lend time that nobody has."""
     lease = _lease(sent_at_ms=0.0, now_ms=60_000.0, validity_ms=60_000.0 + _VALIDITY_MS + 5000.0)
     assert lease.deadline_ms == 60_000.0 + _TTL_MS
 
 
 def test_loss_is_decided_by_the_clock_and_not_by_a_timer() -> None:
-    """A process that was stopped past the deadline sees the loss at its first look, before any timer ran."""
     lease = _lease()
     assert lease.state_at(_VALIDITY_MS - 1) is LeaseState.ACTIVE
     assert lease.ended(_VALIDITY_MS - 1) is None
@@ -132,7 +127,6 @@ def test_loss_is_decided_by_the_clock_and_not_by_a_timer() -> None:
 
 
 def test_a_late_good_answer_neither_shortens_nor_lengthens() -> None:
-    """The deadline is the latest that was proven: an older renewal's answer, arriving last, changes nothing."""
     lease = _lease()
     lease.renewed(sent_at_ms=4000.0, validity_ms=_VALIDITY_MS, now_ms=4010.0)
     lease.renewed(sent_at_ms=3000.0, validity_ms=_VALIDITY_MS, now_ms=4020.0)
@@ -140,7 +134,6 @@ def test_a_late_good_answer_neither_shortens_nor_lengthens() -> None:
 
 
 def test_a_late_bad_answer_says_nothing_about_a_newer_renewal() -> None:
-    """A failure of an older renewal does not put a lease at risk that was renewed since."""
     lease = _lease()
     lease.renewed(sent_at_ms=4000.0, validity_ms=_VALIDITY_MS, now_ms=4010.0)
     lease.renewal_failed(sent_at_ms=3000.0, now_ms=4020.0)
@@ -151,7 +144,6 @@ def test_a_late_bad_answer_says_nothing_about_a_newer_renewal() -> None:
 def test_the_deadline_is_always_the_latest_instant_proven_while_alive(
     answers: list[tuple[bool, int, int]],
 ) -> None:
-    """Whatever the order and delay of the answers, the deadline is the maximum of what they proved in time."""
     lease = _lease()
     model_ms, now_ms = _VALIDITY_MS, 0.0
     for good, pause_ms, delay_ms in answers:
@@ -170,7 +162,6 @@ def test_the_deadline_is_always_the_latest_instant_proven_while_alive(
 
 
 def test_a_lease_is_renewed_at_a_third_of_its_ttl() -> None:
-    """Not before, and once: the next wake-up is for the answer."""
     lease = _lease()
     assert lease.wake_at_ms == 3000.0
     assert not lease.wake(2999.0)
@@ -185,13 +176,11 @@ def test_a_grant_that_waited_longer_than_a_third_of_its_ttl_is_renewed_at_once(
     waited_ms: float,
     at_once: bool,  # noqa: FBT001  (pytest passes it by name)
 ) -> None:
-    """The server counted the wait on its own clock; a renewal puts the lease on ours."""
     lease = _lease(sent_at_ms=0.0, now_ms=waited_ms, validity_ms=waited_ms + _VALIDITY_MS)
     assert lease.wake(waited_ms) is at_once
 
 
 def test_a_failed_renewal_is_repeated_sooner_with_growing_pauses_until_the_deadline() -> None:
-    """At least five more tries fit before the deadline, and never more than twenty."""
     lease = _lease()
     tries, now_ms = [], 3000.0
     while lease.wake(now_ms):
@@ -205,7 +194,6 @@ def test_a_failed_renewal_is_repeated_sooner_with_growing_pauses_until_the_deadl
 
 
 def test_a_renewal_without_an_answer_counts_as_failed_and_is_repeated() -> None:
-    """Silence is not success: the lease is AT_RISK and another renewal leaves."""
     lease = _lease()
     assert lease.wake(3000.0)
     assert lease.wake_at_ms == 4500.0
@@ -216,7 +204,6 @@ def test_a_renewal_without_an_answer_counts_as_failed_and_is_repeated() -> None:
 
 
 def test_a_new_link_renews_a_lease_at_risk_at_once_and_leaves_others_alone() -> None:
-    """Reconnecting helps whom it can help, and is no stampede of all leases."""
     at_risk, active = _in_state(LeaseState.AT_RISK), _lease()
     at_risk.renew_soon(200.0)
     active.renew_soon(200.0)
@@ -225,7 +212,6 @@ def test_a_new_link_renews_a_lease_at_risk_at_once_and_leaves_others_alone() -> 
 
 
 def test_after_max_hold_the_lease_is_not_renewed_any_more_and_says_so() -> None:
-    """A stuck holder loses the lock: max_hold plus at most one validity."""
     lease = _lease(max_hold_ms=5000.0)
     assert lease.wake(3000.0)
     lease.renewed(sent_at_ms=3000.0, validity_ms=_VALIDITY_MS, now_ms=3000.0)
@@ -236,7 +222,6 @@ def test_after_max_hold_the_lease_is_not_renewed_any_more_and_says_so() -> None:
 
 
 def test_a_released_lease_protects_nothing_but_is_not_lost() -> None:
-    """raise_if_lost after release must stop the work, and the state stays RELEASED."""
     lease = _in_state(LeaseState.RELEASED)
     assert lease.remaining_ms(_NOW_MS) == 0.0
     assert lease.ended(_NOW_MS) is LossReason.RELEASED

@@ -1,4 +1,4 @@
-"""`redfence lock` against time: simulated in steps of a millisecond, the group is always dead before the validity ends."""
+"""`redfence lock` in steps of a millisecond: the group is always dead before the validity ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ _TTLS_MS = (100.0, 300.0, 1000.0, 10_000.0, 300_000.0)
 def test_a_lease_that_is_never_renewed_again_ends_the_group_before_its_validity(
     ttl_ms: float, kill_after_share: float | None
 ) -> None:
-    """SIGTERM comes first, SIGKILL `kill_after` later, and a margin is left; every wait leads to the next step in time."""
     kill_after_ms = None if kill_after_share is None else kill_after_share * ttl_ms
     plan = make_plan(ttl_ms=ttl_ms, kill_after_ms=kill_after_ms)
     validity_ms, now_ms, stage, terminated_at_ms = ttl_ms * 0.99 - 2, 0.0, Stage.RUNNING, 0.0
@@ -43,21 +42,18 @@ def test_a_lease_that_is_never_renewed_again_ends_the_group_before_its_validity(
 
 @pytest.mark.parametrize(("stage", "remaining_ms"), list(itertools.product(Stage, [0.0, 1.0, 5000.0])))
 def test_a_lost_lease_kills_at_once_in_every_stage(stage: Stage, remaining_ms: float) -> None:
-    """There is no time left for SIGTERM."""
     plan = Plan(kill_after_ms=2000.0, margin_ms=500.0)
     step = next_step(plan, stage=stage, lost=True, remaining_ms=remaining_ms, terminated_for_ms=0.0)
     assert step.stage is Stage.KILLED
 
 
 def test_a_lease_that_is_renewed_in_time_disturbs_nobody() -> None:
-    """The command runs on, and the next look is no later than SIGTERM would be due."""
     plan = make_plan(ttl_ms=10_000.0, kill_after_ms=None)
     step = next_step(plan, stage=Stage.RUNNING, lost=False, remaining_ms=9000.0, terminated_for_ms=0.0)
     assert step == Step(Stage.RUNNING, 9000.0 - 500.0 - 2500.0)
 
 
-def test_a_renewal_after_sigterm_does_not_take_it_back_and_sigkill_follows_after_kill_after() -> None:
-    """What was told to end ends, at the latest after the grace it was given."""
+def test_sigkill_follows_sigterm_after_kill_after_despite_a_renewal() -> None:
     plan = Plan(kill_after_ms=2000.0, margin_ms=500.0)
     step = next_step(plan, stage=Stage.TERMINATED, lost=False, remaining_ms=9000.0, terminated_for_ms=500.0)
     assert step == Step(Stage.TERMINATED, 1500.0)
@@ -66,6 +62,5 @@ def test_a_renewal_after_sigterm_does_not_take_it_back_and_sigkill_follows_after
 
 
 def test_a_grace_longer_than_half_the_ttl_is_refused() -> None:
-    """It would end commands whose lease is well."""
     with pytest.raises(ValueError, match="half of --ttl"):
         make_plan(ttl_ms=1000.0, kill_after_ms=501.0)

@@ -17,7 +17,6 @@ from redfence._messages.requests import acquire_order, check_resource, check_tok
     [(10, 10_000), (0.1, 100), (0.1 + 0.2, 300), (timedelta(minutes=2), 120_000), (0, 0), (1e-9, 0)],
 )
 def test_seconds_become_whole_milliseconds(length: Any, expected_ms: int) -> None:
-    """Numbers and timedeltas mean the same, and float noise disappears."""
     assert milliseconds("ttl", length) == expected_ms
 
 
@@ -25,7 +24,6 @@ def test_seconds_become_whole_milliseconds(length: Any, expected_ms: int) -> Non
     "length", ["10", None, True, -1, math.inf, math.nan, 1e300, timedelta(days=-1), b"1", [1]]
 )
 def test_what_is_no_length_of_time_is_refused(length: Any) -> None:
-    """A string, a bool, a negative, infinite or absurd length would hang or overflow later."""
     with pytest.raises(InvalidArgumentError, match=r"^ttl ") as refused:
         milliseconds("ttl", length)
     assert refused.value.field == "ttl"
@@ -46,7 +44,6 @@ def test_what_is_no_length_of_time_is_refused(length: Any) -> None:
     ids=lambda value: str(value)[:30],
 )
 def test_a_wait_that_is_none_is_refused_by_name(wait: Any, problem: str) -> None:
-    """The message names the argument and says what is wrong with it."""
     with pytest.raises(InvalidArgumentError) as refused:
         acquire_order("r", ttl=1, wait=wait, holder="", max_hold=None)
     assert str(refused.value).startswith(f"wait {problem}")
@@ -54,7 +51,6 @@ def test_a_wait_that_is_none_is_refused_by_name(wait: Any, problem: str) -> None
 
 
 def test_infinite_waits_are_pointed_to_none() -> None:
-    """The message says how to wait for ever."""
     with pytest.raises(InvalidArgumentError, match=r"None waits for ever"):
         acquire_order("r", ttl=1, wait=math.inf, holder="", max_hold=None)
 
@@ -63,7 +59,6 @@ def test_infinite_waits_are_pointed_to_none() -> None:
     "resource", ["", "a{b", "a}b", "a\nb", "x" * 257, "é" * 129, "\ud800", 7, None, b"r"]
 )
 def test_what_is_no_resource_name_is_refused(resource: Any) -> None:
-    """A name that breaks the contract, or would break the transport for everyone on the stream, never leaves."""
     with pytest.raises(InvalidArgumentError, match=r"^resource ") as refused:
         check_resource(resource)
     assert refused.value.field == "resource"
@@ -71,14 +66,12 @@ def test_what_is_no_resource_name_is_refused(resource: Any) -> None:
 
 @pytest.mark.parametrize("holder", ["x" * 257, "a\x00", "\ud800", 7, None])
 def test_what_is_no_label_is_refused(holder: Any) -> None:
-    """The same for the holder's label."""
     with pytest.raises(InvalidArgumentError, match=r"^holder ") as refused:
         acquire_order("r", ttl=1, wait=None, holder=holder, max_hold=None)
     assert refused.value.field == "holder"
 
 
 def test_a_ttl_below_the_contracts_least_is_refused() -> None:
-    """99 ms are too short everywhere; the upper bound is the cluster's to tell."""
     with pytest.raises(InvalidArgumentError, match=r"at least") as refused:
         acquire_order("r", ttl=0.099, wait=None, holder="", max_hold=None)
     assert refused.value.field == "ttl"
@@ -87,7 +80,6 @@ def test_a_ttl_below_the_contracts_least_is_refused() -> None:
 
 @pytest.mark.parametrize("token", [0, -1, 2**53, 1.0, "1", True, None])
 def test_what_is_no_fencing_token_is_refused(token: Any) -> None:
-    """Tokens are integers, > 0 and < 2^53."""
     with pytest.raises(InvalidArgumentError, match=r"^token ") as refused:
         check_token(token)
     assert refused.value.field == "token"
@@ -95,7 +87,6 @@ def test_what_is_no_fencing_token_is_refused(token: Any) -> None:
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "5", None, True])
 def test_options_out_of_bounds_are_refused(value: Any) -> None:
-    """An option that cannot work is told when it is made."""
     with pytest.raises(InvalidArgumentError, match=r"rpc_timeout_ms"):
         ClientOptions(rpc_timeout_ms=value)
     with pytest.raises(InvalidArgumentError, match=r"reconnect"):

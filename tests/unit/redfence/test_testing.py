@@ -11,7 +11,6 @@ from redfence.testing import FakeLockServer, ManualClock
 
 
 def test_time_stands_still_until_it_is_advanced_and_then_a_lease_is_over() -> None:
-    """A jump past the deadline is seen at the first look, in every way a holder can look."""
     with FakeLockServer(ManualClock()) as fake:
         lease = fake.client().acquire("orders/42", ttl=10)
         assert lease.remaining() == pytest.approx(9.898)
@@ -26,7 +25,6 @@ def test_time_stands_still_until_it_is_advanced_and_then_a_lease_is_over() -> No
 
 
 async def test_a_body_is_cancelled_when_time_jumps_past_its_lease() -> None:
-    """The same for asyncio: the await inside the body ends, and the async with says why."""
     with FakeLockServer(ManualClock()) as fake:
         async with fake.async_client() as client:
 
@@ -41,7 +39,6 @@ async def test_a_body_is_cancelled_when_time_jumps_past_its_lease() -> None:
 
 
 def test_tokens_grow_with_every_grant_also_to_somebody_else() -> None:
-    """The fake fences as the real one does."""
     with FakeLockServer() as fake:
         client = fake.client()
         with client.lock("r", ttl=10) as first:
@@ -55,7 +52,6 @@ def test_tokens_grow_with_every_grant_also_to_somebody_else() -> None:
 
 
 def test_a_holder_learns_that_its_lease_was_taken_away() -> None:
-    """take_away is noticed at the next renewal, and who has it now is visible."""
     with FakeLockServer() as fake:
         client = fake.client()
 
@@ -71,7 +67,6 @@ def test_a_holder_learns_that_its_lease_was_taken_away() -> None:
 
 
 def test_the_server_in_memory_needs_no_address_and_closes_its_clients() -> None:
-    """Leaving the block ends the threads of every client it made."""
     with FakeLockServer() as fake:
         client = fake.client()
         lease = client.acquire("r", ttl=10)

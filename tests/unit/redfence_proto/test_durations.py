@@ -17,7 +17,6 @@ from redfence_proto import durations
     ],
 )
 def test_durations_are_read_as_people_write_them(text: str, expected_ms: int) -> None:
-    """A bare number is seconds."""
     assert durations.milliseconds(text) == expected_ms
     assert durations.seconds(text) == pytest.approx(expected_ms / 1000)
 
@@ -26,19 +25,16 @@ def test_durations_are_read_as_people_write_them(text: str, expected_ms: int) ->
     "text", ["", "s", "-1", "10 s", "1d", "1e3", "ten", "5sec", "nan", "\N{ARABIC-INDIC DIGIT ONE}s"]
 )
 def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
-    """The message shows what would be understood."""
     for read in (durations.seconds, durations.milliseconds):
         with pytest.raises(argparse.ArgumentTypeError, match="500ms"):
             read(text)
 
 
 def test_parts_of_a_millisecond_are_refused_where_whole_ones_are_needed() -> None:
-    """Rather than rounded: who asks for them expects them."""
     with pytest.raises(argparse.ArgumentTypeError, match=r"'0\.0005' is not a whole number of milliseconds"):
         durations.milliseconds("0.0005")
     assert durations.seconds("0.0005") == 0.0005
 
 
 def test_a_duration_that_no_float_can_count_is_still_a_number() -> None:
-    """What is too long is told by whoever knows the bound."""
     assert durations.milliseconds("9" * 400) > 10**400

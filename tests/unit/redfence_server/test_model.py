@@ -15,13 +15,11 @@ from redfence_server.model import LeaseId
 
 @pytest.mark.parametrize("resource", ["x", "orders/42", "ż" * 128, "a" * 256, " ", "🔒"])
 def test_a_good_resource_is_returned_as_it_is(resource: str) -> None:
-    """Nothing is trimmed or folded."""
     assert model.check_resource(resource) == resource
 
 
 @pytest.mark.parametrize("resource", ["", "a" * 257, "ż" * 129, "a\nb", "\x7f", "\x85", "{x}", "}"])
 def test_a_bad_resource_is_refused_by_name(resource: str) -> None:
-    """Bytes are counted, not characters."""
     with pytest.raises(InvalidFieldError, match=r"^resource ") as told:
         model.check_resource(resource)
     assert told.value.reason == lock_pb2.ERROR_REASON_INVALID_RESOURCE
@@ -29,13 +27,11 @@ def test_a_bad_resource_is_refused_by_name(resource: str) -> None:
 
 @pytest.mark.parametrize("ttl_ms", [100, 60_000])
 def test_a_ttl_within_bounds_is_never_changed(ttl_ms: int) -> None:
-    """Both ends are included."""
     assert model.check_ttl_ms(ttl_ms, ttl_ms_max=60_000) == ttl_ms
 
 
 @pytest.mark.parametrize("ttl_ms", [None, -1, 0, 99, 60_001])
 def test_a_ttl_out_of_bounds_is_refused_and_the_bounds_are_told(ttl_ms: int | None) -> None:
-    """For machines as well."""
     with pytest.raises(InvalidFieldError, match=r"^ttl ") as told:
         model.check_ttl_ms(ttl_ms, ttl_ms_max=60_000)
     assert told.value.metadata == {"min": "100ms", "max": "60000ms"}
@@ -43,7 +39,6 @@ def test_a_ttl_out_of_bounds_is_refused_and_the_bounds_are_told(ttl_ms: int | No
 
 @pytest.mark.parametrize("token", [1, 2**53 - 1])
 def test_a_token_that_a_double_can_hold_is_good(token: int) -> None:
-    """Both ends are included."""
     assert model.check_token(token) == token
 
 
@@ -63,13 +58,11 @@ def test_a_token_that_a_double_can_hold_is_good(token: int) -> None:
     ],
 )
 def test_every_other_bound_is_kept(check: Callable[[object], object], value: object) -> None:
-    """Whatever is malformed never becomes a value."""
     with pytest.raises(InvalidFieldError):
         check(value)
 
 
 def test_a_lease_id_shows_its_secret_to_nobody() -> None:
-    """Neither in a repr nor in the message that refuses it; nodes get a digest."""
     secret = "0123456789abcdef" * 2
     lease_id = LeaseId(secret)
     assert secret not in repr(lease_id)

@@ -48,7 +48,6 @@ class _FailedCall(grpc.RpcError):
 def test_every_refusal_of_the_storage_is_an_error_of_the_sdk_with_all_it_said(
     refusal: errors.StorageError, kind: type[redfence.RedfenceError]
 ) -> None:
-    """Message, facts and advice arrive, under the names that users of the SDK know."""
     error = redfence.from_rpc_error(_FailedCall(refusal))
     assert type(error) is kind
     assert str(error) == str(refusal)
@@ -57,12 +56,10 @@ def test_every_refusal_of_the_storage_is_an_error_of_the_sdk_with_all_it_said(
 
 
 def test_every_kind_of_refusal_is_told() -> None:
-    """The table above has all that the storage's own has."""
     assert {type(refusal) for refusal, _ in _REFUSALS} == grpc_errors.TABLE.keys()
 
 
 def test_a_stale_token_error_knows_the_highest_token_and_a_bad_field_its_name() -> None:
-    """A caller can tell how far behind it is, and what to mend."""
     stale = redfence.from_rpc_error(_FailedCall(errors.StaleToken("r", token=1, highest_token=7)))
     assert isinstance(stale, redfence.StaleTokenError)
     assert stale.highest_token == 7
@@ -72,5 +69,4 @@ def test_a_stale_token_error_knows_the_highest_token_and_a_bad_field_its_name() 
 
 
 def test_a_defect_of_the_storage_is_a_server_error() -> None:
-    """Nobody takes it for a refusal."""
     assert type(redfence.from_rpc_error(_FailedCall(KeyError("inside")))) is redfence.ServerError

@@ -20,7 +20,6 @@ def refusal(path: Path) -> str:
 
 
 def test_a_new_file_is_ours_logged_ahead_and_synced_at_every_commit(tmp_path: Path) -> None:
-    """What durability rests on is switched on."""
     connection = open_database(tmp_path / "storage.db")
     found = [
         connection.execute(f"PRAGMA {name}").fetchone()[0]
@@ -31,7 +30,6 @@ def test_a_new_file_is_ours_logged_ahead_and_synced_at_every_commit(tmp_path: Pa
 
 
 def test_a_file_that_another_process_has_open_is_refused_until_that_process_lets_go(tmp_path: Path) -> None:
-    """Two storages never share a file, and the second is told why."""
     path = tmp_path / "storage.db"
     open_database(path).close()
     program = (
@@ -49,7 +47,6 @@ def test_a_file_that_another_process_has_open_is_refused_until_that_process_lets
 
 
 def test_a_newer_schema_is_refused_by_both_version_numbers(tmp_path: Path) -> None:
-    """An older redfence does not touch what it does not understand."""
     path = tmp_path / "storage.db"
     open_database(path).close()
     with sqlite3.connect(path) as connection:
@@ -61,7 +58,6 @@ def test_a_newer_schema_is_refused_by_both_version_numbers(tmp_path: Path) -> No
 
 
 def test_another_programs_database_is_refused_and_not_changed(tmp_path: Path) -> None:
-    """A wrong path does no harm."""
     path = tmp_path / "theirs.db"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE accounts (balance INTEGER)")
@@ -72,7 +68,6 @@ def test_another_programs_database_is_refused_and_not_changed(tmp_path: Path) ->
 
 
 def test_a_file_that_is_no_database_is_refused_and_not_changed(tmp_path: Path) -> None:
-    """A wrong path does no harm to plain files either."""
     path = tmp_path / "notes.txt"
     path.write_text("not a database\n" * 100)
     assert "not a redfence storage database" in refusal(path)
@@ -80,5 +75,5 @@ def test_a_file_that_is_no_database_is_refused_and_not_changed(tmp_path: Path) -
 
 
 def test_a_file_in_a_missing_folder_is_refused(tmp_path: Path) -> None:
-    """The storage makes no folders: a mistyped path shall not start an empty store."""
+    """A mistyped path must not start an empty store."""
     assert "unable to open" in refusal(tmp_path / "missing" / "storage.db")

@@ -33,7 +33,6 @@ def put(token: int, key: str = "k") -> Put:
 
 
 async def start(commit: GroupCommit, command: Put | Fence) -> asyncio.Task[Accepted]:
-    """Submit the command and return while it is under way."""
     task = asyncio.create_task(commit.carry_out(command))
     await asyncio.sleep(0)
     return task
@@ -50,7 +49,6 @@ async def held(store: HeldStore, commit: GroupCommit, command: Put | Fence) -> a
 async def test_nothing_is_acknowledged_before_its_commit_returned(
     store: HeldStore, commit: GroupCommit
 ) -> None:
-    """While the transaction has not ended, its callers wait."""
     task = await held(store, commit, put(1))
     assert not task.done()
     store.gate.set()
@@ -60,7 +58,7 @@ async def test_nothing_is_acknowledged_before_its_commit_returned(
 async def test_what_queues_during_a_commit_is_the_next_batch_in_the_order_of_submission(
     store: HeldStore, commit: GroupCommit
 ) -> None:
-    """A later write with a lower token is refused, an earlier one is not, whatever batch they are in."""
+    """The order of submission decides which write is stale."""
     first = await held(store, commit, put(2))
     second, stale = await start(commit, put(3)), await start(commit, put(2))
     store.gate.set()
@@ -72,7 +70,6 @@ async def test_what_queues_during_a_commit_is_the_next_batch_in_the_order_of_sub
 async def test_more_than_the_queue_holds_is_refused_and_the_queued_are_answered(
     store: HeldStore, commit: GroupCommit
 ) -> None:
-    """The bound is on unanswered commands; the refused one changes nothing, and there is room again afterwards."""
     tasks = [await held(store, commit, put(1)), await start(commit, put(1)), await start(commit, put(1))]
     with pytest.raises(TooManyWrites) as refusal:
         await commit.carry_out(put(9))
@@ -85,7 +82,6 @@ async def test_more_than_the_queue_holds_is_refused_and_the_queued_are_answered(
 async def test_a_cancelled_caller_neither_undoes_its_command_nor_holds_up_the_others(
     store: HeldStore, commit: GroupCommit
 ) -> None:
-    """Giving up an answer gives up nothing else."""
     before = await held(store, commit, put(1))
     gone, behind = await start(commit, put(2, "gone")), await start(commit, put(2))
     gone.cancel()
@@ -100,7 +96,6 @@ async def test_a_cancelled_caller_neither_undoes_its_command_nor_holds_up_the_ot
 
 
 async def test_a_plain_read_sees_every_acknowledged_write(commit: GroupCommit) -> None:
-    """Reading one's own write works the moment it was acknowledged."""
     for token in range(1, 50):
         await commit.carry_out(put(token))
         reading = await commit.carry_out(Get(resource=NAME, token=None, key="k"))
@@ -112,7 +107,6 @@ async def test_a_plain_read_sees_every_acknowledged_write(commit: GroupCommit) -
 async def test_a_defect_in_the_store_reaches_its_callers_and_the_next_command_works(
     commit: GroupCommit,
 ) -> None:
-    """The writer thread outlives what nobody foresaw, and nobody hangs."""
     with pytest.raises(UnicodeEncodeError):
         await commit.carry_out(Fence(resource="\ud800", token=1))
     assert await commit.carry_out(put(1)) == Accepted(1)
@@ -121,7 +115,6 @@ async def test_a_defect_in_the_store_reaches_its_callers_and_the_next_command_wo
 async def test_closing_answers_what_was_submitted_and_refuses_what_comes_later(
     store: HeldStore, commit: GroupCommit
 ) -> None:
-    """An orderly end loses nothing."""
     tasks = [await held(store, commit, put(1)), await start(commit, put(2))]
     closing = asyncio.create_task(commit.close())
     await asyncio.sleep(0)

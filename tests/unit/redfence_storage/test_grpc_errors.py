@@ -29,13 +29,11 @@ def kinds(root: type[errors.StorageError]) -> set[type[errors.StorageError]]:
 
 
 def test_every_error_that_a_call_can_meet_has_a_row() -> None:
-    """A new error without a row would be reported as a defect."""
     abstract = {errors.StorageError, errors.InvalidRequest}
     assert kinds(errors.StorageError) - abstract - {errors.DatabaseUnusable} == TABLE.keys()
 
 
 def test_the_table_says_what_the_contract_says() -> None:
-    """Each reason comes with its documented status code, and every one of the storage's reasons can come."""
     told = {
         lock_pb2.ErrorReason.Name(reason).removeprefix("ERROR_REASON_"): code.name
         for code, reason in TABLE.values()
@@ -45,7 +43,6 @@ def test_the_table_says_what_the_contract_says() -> None:
 
 @pytest.mark.parametrize("kind", list(TABLE))
 def test_a_retry_is_advised_exactly_where_one_can_help(kind: type[errors.StorageError]) -> None:
-    """Repeating a refused call as it is cannot help; an overloaded or failed store may recover."""
     code, _ = TABLE[kind]
     may_help = code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
     assert (kind.retry_after_ms is not None) == may_help

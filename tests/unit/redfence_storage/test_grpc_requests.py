@@ -51,7 +51,6 @@ GOOD = {"resource": "orders/42", "fencing_token": 7, "key": "state", "value": b"
 def test_a_bad_field_of_any_request_is_named(
     kind: Any, field: str, value: object, refusal: type[errors.InvalidRequest]
 ) -> None:
-    """Whatever request has the field: its message starts with the name, and its metadata has it."""
     fields = {name: good for name, good in GOOD.items() if name in kind.DESCRIPTOR.fields_by_name}
     if field not in kind.DESCRIPTOR.fields_by_name:
         assert COMMAND_OF[kind](kind(**fields))
@@ -63,7 +62,6 @@ def test_a_bad_field_of_any_request_is_named(
 
 
 def test_requests_at_their_bounds_become_commands() -> None:
-    """The greatest of everything is allowed."""
     name, key, value, token = "n" * 256, "k" * 1_024, b"x" * 32 * 1024, 2**53 - 1
     assert put_command(
         storage_pb2.PutRequest(resource=name, fencing_token=token, key=key, value=value)
@@ -80,7 +78,6 @@ def test_requests_at_their_bounds_become_commands() -> None:
 
 
 def test_a_read_is_plain_only_where_the_token_is_unset() -> None:
-    """An explicit zero is a bad token and not a plain read."""
     assert get_command(storage_pb2.GetRequest(resource="r", key="k")) == Get(
         resource="r", token=None, key="k"
     )
@@ -89,5 +86,4 @@ def test_a_read_is_plain_only_where_the_token_is_unset() -> None:
 
 
 def test_a_page_size_of_zero_means_a_hundred() -> None:
-    """The default is the contract's."""
     assert list_keys_command(storage_pb2.ListKeysRequest(resource="r")).keys_max == 100

@@ -59,7 +59,7 @@ def every_command(name: str, *, tokens: tuple[int, ...], keys: tuple[str, ...]) 
 def test_every_sequence_of_three_commands_does_what_the_model_does(
     store: SqliteStore, *, one_batch: bool
 ) -> None:
-    """All kinds of commands in every order, with three tokens, in one transaction or each in its own turn: the model agrees."""
+    """All kinds of commands in every order, with three tokens, in one transaction or three."""
     model = StorageModel()
     kinds = len(every_command("", tokens=(1, 2, 3), keys=("k",)))
     sequences = [
@@ -76,7 +76,6 @@ def test_every_sequence_of_three_commands_does_what_the_model_does(
 
 @pytest.mark.parametrize("seed", range(5))
 def test_long_random_walks_in_batches_with_reopenings_do_what_the_model_does(path: Path, seed: int) -> None:
-    """Over several resources, keys and tokens, in batches of any size and across restarts, the model agrees."""
     choose, model = random.Random(seed), StorageModel()
     commands = [
         command
@@ -93,7 +92,6 @@ def test_long_random_walks_in_batches_with_reopenings_do_what_the_model_does(pat
 
 
 def test_a_stale_write_in_a_batch_refuses_only_itself(store: SqliteStore) -> None:
-    """The commands before and after a refused one are carried out, and the refused one left no trace."""
     before, stale, after = store.transact(
         [
             Put(resource=NAME, token=5, key="a", value=b"5"),
@@ -114,7 +112,6 @@ def test_a_fenced_read_shuts_out_the_earlier_holder_even_when_it_finds_nothing(s
 
 
 def test_deleting_the_last_key_does_not_lower_the_highest_token(store: SqliteStore) -> None:
-    """The fence outlives all the data it guards."""
     store.transact([Put(resource=NAME, token=9, key="k", value=b"")])
     assert store.transact([Delete(resource=NAME, token=9, key="k")]) == [Removal(True, 9)]
     (late,) = store.transact([Put(resource=NAME, token=8, key="k", value=b"late")])
@@ -122,7 +119,6 @@ def test_deleting_the_last_key_does_not_lower_the_highest_token(store: SqliteSto
 
 
 def test_a_reopened_file_has_every_value_and_every_fence(path: Path) -> None:
-    """Closing and opening loses nothing, bytes and greatest token included."""
     token, value = 2**53 - 1, bytes(range(256))
     store = SqliteStore.open(path)
     store.transact([Put(resource=NAME, token=token, key="schlüssel", value=value)])
@@ -144,7 +140,6 @@ def test_a_reopened_file_has_every_value_and_every_fence(path: Path) -> None:
 def test_keys_are_listed_in_byte_order_whole_and_without_end_only_where_more_follow(
     store: SqliteStore,
 ) -> None:
-    """Pages of any size put together are the keys sorted by their UTF-8 bytes."""
     keys = ["b", "a", "aa", "ä", "Z", "\U0001f512", "豆"]
     store.transact([Put(resource=NAME, token=1, key=key, value=b"") for key in keys])
     in_order = sorted(keys, key=str.encode)
@@ -163,7 +158,6 @@ def test_keys_are_listed_in_byte_order_whole_and_without_end_only_where_more_fol
 
 
 def test_a_page_of_long_keys_ends_early_but_never_empty(store: SqliteStore) -> None:
-    """The bytes of a page are bounded, and yet the listing always gets on."""
     store.transact([Put(resource=NAME, token=1, key=letter * 10, value=b"") for letter in "abc"])
     for bytes_max, count in ((1, 1), (19, 1), (20, 2), (29, 2), (30, 3)):
         (page,) = store.transact([ListKeys(resource=NAME, after_key="", keys_max=10, bytes_max=bytes_max)])
@@ -174,7 +168,6 @@ def test_a_page_of_long_keys_ends_early_but_never_empty(store: SqliteStore) -> N
 def test_a_batch_that_does_not_fit_on_the_disk_fails_whole_and_the_store_goes_on(
     store: SqliteStore,
 ) -> None:
-    """After a full disk nothing of the batch is there, raises included, and later writes work."""
     store.transact([Put(resource=NAME, token=1, key="k", value=b"first")])
     with (
         full_disk(after_bytes=32_768),
@@ -196,7 +189,6 @@ def test_a_batch_that_does_not_fit_on_the_disk_fails_whole_and_the_store_goes_on
 
 
 def test_a_defect_in_the_middle_of_a_batch_undoes_the_commands_before_it(store: SqliteStore) -> None:
-    """Whatever ends a transaction early: it is all or nothing, and the next one begins afresh."""
     with pytest.raises(UnicodeEncodeError):
         store.transact(
             [

@@ -12,7 +12,6 @@ from redfence_storage.store import NO_TOKEN, admit
 
 @pytest.mark.parametrize(("token", "highest_token"), list(itertools.product(range(1, 6), range(6))))
 def test_admit_refuses_exactly_the_tokens_below_the_highest(token: int, highest_token: int) -> None:
-    """A token passes if and only if none higher was seen, and then it is the highest."""
     if token < highest_token:
         with pytest.raises(StaleToken) as refusal:
             admit(token, resource="orders/42", highest_token=highest_token)
@@ -22,7 +21,6 @@ def test_admit_refuses_exactly_the_tokens_below_the_highest(token: int, highest_
 
 
 def test_accepted_tokens_never_fall_whatever_the_order_of_requests() -> None:
-    """Of any five requests, those that pass carry tokens that never fall, and a new highest always passes."""
     for tokens in itertools.product(range(1, 4), repeat=5):
         highest_token = NO_TOKEN
         accepted = []
@@ -39,7 +37,6 @@ def test_accepted_tokens_never_fall_whatever_the_order_of_requests() -> None:
 
 
 def test_a_stale_token_names_the_resource_and_both_tokens() -> None:
-    """The refusal says all that the contract documents."""
     with pytest.raises(StaleToken) as refusal:
         admit(3, resource="orders/42", highest_token=7)
     assert refusal.value.metadata == {"resource": "orders/42", "fencing_token": "3", "highest_token": "7"}

@@ -13,27 +13,22 @@ from redfence_server.errors import TooManyCommandsError
 
 
 async def after(delay_s: float, result: str) -> str:
-    """Return the result later."""
     await asyncio.sleep(delay_s)
     return result
 
 
 class Peer:
-    """Keeps what it was written, and reads as slowly as it is told."""
-
     def __init__(self, *, pace_s: float = 0.0) -> None:
         self.batches: list[list[str]] = []
         self._pace_s = pace_s
 
     async def write(self, items: list[str]) -> None:
-        """Take one batch."""
         await asyncio.sleep(self._pace_s)
         self.batches.append(items)
 
 
 @on_virtual_time
 async def test_a_slow_command_holds_nobody_up_and_what_is_ready_together_leaves_together() -> None:
-    """Results leave in the order in which they come."""
     stream: CommandStream[str] = CommandStream(open_max=10, batch_max=10)
     peer = Peer()
     for delay_s, name in ((3, "slow"), (1, "a"), (1, "b"), (2, "c")):
@@ -45,8 +40,6 @@ async def test_a_slow_command_holds_nobody_up_and_what_is_ready_together_leaves_
 
 @on_virtual_time
 async def test_a_command_cancelled_before_its_first_step_is_answered_for() -> None:
-    """Nobody else can; one that was cancelled later answers for itself."""
-
     async def stubborn(name: str) -> str:
         try:
             await asyncio.sleep(10)
@@ -72,7 +65,6 @@ async def test_a_command_cancelled_before_its_first_step_is_answered_for() -> No
 
 @on_virtual_time
 async def test_a_batch_is_bounded() -> None:
-    """A message has a greatest size."""
     stream: CommandStream[str] = CommandStream(open_max=10, batch_max=2)
     peer = Peer()
     for name in "abcde":
@@ -84,7 +76,6 @@ async def test_a_batch_is_bounded() -> None:
 
 @on_virtual_time
 async def test_commands_without_a_written_result_are_bounded() -> None:
-    """Also when they are done, and the peer does not read; one that is refused was not begun."""
     stream: CommandStream[str] = CommandStream(open_max=2, batch_max=10)
     peer = Peer(pace_s=10)
     stream.start(partial(after, 1, "a"))
@@ -102,7 +93,7 @@ async def test_commands_without_a_written_result_are_bounded() -> None:
 
 @on_virtual_time
 async def test_a_command_that_has_just_finished_counts_once() -> None:
-    """Not as a task and as a result: a peer that keeps within the bound would be refused now and then."""
+    """Counted twice, a peer within the bound would be refused now and then."""
     stream: CommandStream[str] = CommandStream(open_max=2, batch_max=10)
     started: list[object] = []
 
@@ -117,7 +108,6 @@ async def test_a_command_that_has_just_finished_counts_once() -> None:
 
 @on_virtual_time
 async def test_a_cancelled_stream_ends_with_the_results_it_had() -> None:
-    """Commands under way are cancelled, begun or not, and nothing hangs."""
     stream: CommandStream[str] = CommandStream(open_max=10, batch_max=10)
     peer = Peer()
     done = stream.start(partial(after, 1, "done"))

@@ -13,13 +13,11 @@ REPORT = NodeReport("n0:6379", NodeState.READY, "", "run", 1.5, 2_000.0)
 
 
 def told(report: NodeReport) -> lock_pb2.NodeStatus:
-    """Return what is told of one node."""
     view = ClusterView(cluster_id="c", quorum=1, ttl_ms_max=300_000, nodes=(report,))
     return cluster_status_response(view, server_version="0").nodes[0]
 
 
 def test_everything_that_is_known_of_a_node_is_told() -> None:
-    """Also a clock that is behind."""
     status = told(
         NodeReport(
             address="n0:6379",
@@ -43,20 +41,17 @@ def test_everything_that_is_known_of_a_node_is_told() -> None:
 
 
 def test_a_clock_that_was_never_asked_has_no_offset() -> None:
-    """Not one of zero."""
     assert not told(REPORT).HasField("clock_offset")
     assert told(REPORT).clock_distrusted_for.ToMilliseconds() == 0
 
 
 def test_a_node_is_told_as_distrusted_to_the_last_moment() -> None:
-    """A part of a ms is not rounded to none."""
     report = NodeReport("n0:6379", NodeState.READY, "", "run", None, 0.0, clock_distrusted_ms=0.2)
     assert told(report).clock_distrusted_for.ToMilliseconds() == 1
 
 
 @pytest.mark.parametrize("durability", Durability)
 def test_every_durability_has_its_word(durability: Durability) -> None:
-    """The same in the contract; what was not looked at yet is not told."""
     word = "UNSPECIFIED" if durability is Durability.UNKNOWN else durability.name
     status = told(NodeReport("n0:6379", NodeState.READY, "", "run", None, 0.0, durability=durability))
     assert lock_pb2.Durability.Name(status.durability) == f"DURABILITY_{word}"
@@ -64,6 +59,5 @@ def test_every_durability_has_its_word(durability: Durability) -> None:
 
 @pytest.mark.parametrize("state", NodeState)
 def test_every_state_has_its_word(state: NodeState) -> None:
-    """The same in the contract."""
     status = told(NodeReport("n0:6379", state, "", "run", None, 0.0))
     assert lock_pb2.NodeState.Name(status.state) == f"NODE_STATE_{state.name}"

@@ -26,18 +26,15 @@ NODES = (WELL, AWAY, Checkup(index=2, address="10.0.0.3:6379"))
 
 
 def finding(node: int | None, severity: Severity, kind: Kind, words: str = "") -> Finding:
-    """A finding that says its kind, and what more it is told to."""
     what, advice = f"{kind.value} is found {words}".rstrip(), f"mend {kind.value}"
     return Finding(severity, kind, what, advice, node=node)
 
 
 def diagnosis(*findings: Finding, cluster_id: str = "c") -> Diagnosis:
-    """What was found on NODES, of which the first votes."""
     return Diagnosis(findings, cluster_id, quorum=2, voters=frozenset({0}))
 
 
 def test_each_node_has_a_line_and_what_is_not_known_a_dash() -> None:
-    """People see at once which node is meant, and whether it votes."""
     away = finding(1, Severity.SERIOUS, Kind.UNREACHABLE)
     slow = finding(2, Severity.WARNING, Kind.SLOW)
     lines = as_table(NODES, diagnosis(away, slow), width=80).splitlines()
@@ -50,13 +47,11 @@ def test_each_node_has_a_line_and_what_is_not_known_a_dash() -> None:
 
 
 def test_clocks_that_agree_are_not_told_apart_by_a_sign() -> None:
-    """A node that is 40 µs behind is not 0.0 ms behind."""
     behind = replace(WELL, readings=[ClockReading(sent_ms=0.0, received_ms=0.0, node_ms=-0.04)])
     assert "+0.0ms" in as_table((behind,), diagnosis(), width=80)
 
 
 def test_no_findings_are_told_as_all_being_well() -> None:
-    """Silence could be anything."""
     text = as_table(NODES, diagnosis(), width=80)
     assert text.splitlines()[-1] == "cluster c: 1 of 3 nodes can vote (quorum 2); all is well"
     assert len(text.splitlines()) == 6
@@ -67,7 +62,6 @@ def test_no_findings_are_told_as_all_being_well() -> None:
 
 
 def test_findings_stand_under_their_node_with_what_to_do_and_are_counted() -> None:
-    """The cluster and its nodes in the order of their worst finding, each node once."""
     told = diagnosis(
         finding(None, Severity.SERIOUS, Kind.NO_QUORUM),
         finding(2, Severity.SERIOUS, Kind.REPLICA),
@@ -91,7 +85,6 @@ def test_findings_stand_under_their_node_with_what_to_do_and_are_counted() -> No
 
 
 def test_what_is_the_same_on_several_nodes_is_said_once() -> None:
-    """But not what differs in a figure, nor what concerns the cluster."""
     told = diagnosis(
         finding(None, Severity.NOTE, Kind.NO_MEMORY_LIMIT),
         finding(0, Severity.NOTE, Kind.NO_MEMORY_LIMIT),
@@ -109,7 +102,6 @@ def test_what_is_the_same_on_several_nodes_is_said_once() -> None:
 
 
 def test_long_sentences_are_broken_to_the_width_and_stay_indented() -> None:
-    """A terminal would break them in the middle of a word."""
     url = "redis://" + "long-name." * 7
     told = diagnosis(finding(1, Severity.WARNING, Kind.SLOW, "word " * 40 + url))
     lines = as_table(NODES, told, width=60).split("\n\n")[1].splitlines()[2:]
@@ -118,7 +110,6 @@ def test_long_sentences_are_broken_to_the_width_and_stay_indented() -> None:
 
 
 def test_programs_get_the_same_and_null_for_what_is_not_known() -> None:
-    """These keys are stable."""
     told = json.loads(as_json((WELL, AWAY), diagnosis(finding(None, Severity.SERIOUS, Kind.NO_QUORUM))))
     assert told == {
         "serious": True,

@@ -34,11 +34,9 @@ class ScriptedNode:
         self.closed = False
 
     async def commands(self, *batch: tuple[str, ...]) -> list[Any]:
-        """Answer as told."""
         return [await self._answer(name) for name, *_ in batch]
 
     async def command(self, name: str) -> Any:
-        """Answer as told."""
         answer = await self._answer(name)
         if isinstance(answer, DialRefusedError):
             raise answer
@@ -53,12 +51,10 @@ class ScriptedNode:
         return answer
 
     async def close(self) -> None:
-        """Leave."""
         self.closed = True
 
 
 async def checked(scripted: ScriptedNode | OSError) -> Checkup:
-    """Check up this node for a moment."""
     urls = [NodeUrl("redis://a:1")]
 
     async def dial(node: NodeUrl, *, timeout_ms: int) -> Any:
@@ -76,7 +72,6 @@ async def checked(scripted: ScriptedNode | OSError) -> Checkup:
 
 
 async def test_a_node_is_examined_and_then_watched() -> None:
-    """The first reading of its clock comes with the examination, and counts for no latency."""
     checkup = await checked(ScriptedNode())
     assert (checkup.index, checkup.address, checkup.error) == (0, "a:1", None)
     assert checkup.found
@@ -91,7 +86,6 @@ async def test_a_node_is_examined_and_then_watched() -> None:
     [(DialRefusedError("PING: MISCONF"), True), (DialRefusedError("PING: NOPERM"), False), (b"PONG", False)],
 )
 async def test_a_refused_ping_shows_that_the_disk_refuses_writes(pong: Any, *, refuses: bool) -> None:
-    """But not if this user has no right to it."""
     checkup = await checked(ScriptedNode(PING=pong))
     assert checkup.refuses_writes == refuses
     assert checkup.error is None
@@ -116,7 +110,6 @@ ERRORS: dict[str, tuple[Callable[[], ScriptedNode | OSError], type[DialError], s
 
 @pytest.mark.parametrize("case", ERRORS)
 async def test_what_is_known_when_a_node_breaks_off_is_kept(case: str) -> None:
-    """With the reason, and within a deadline."""
     node, error, text, examined = ERRORS[case]
     checkup = await checked(node())
     assert type(checkup.error) is error
@@ -126,12 +119,10 @@ async def test_what_is_known_when_a_node_breaks_off_is_kept(case: str) -> None:
 
 
 def checkup_of(*readings: ClockReading, wall_ms: float = 0.0, **info: str) -> Checkup:
-    """A checkup that found this."""
     return Checkup(0, "a", Findings(None, "run", "7", info=info), readings=list(readings), wall_ms=wall_ms)
 
 
 def test_info_tells_software_and_memory() -> None:
-    """Valkey also tells which Redis it is like; some memory does not count against the limit."""
     redis = checkup_of(redis_version="7.0.15", used_memory="1000", mem_not_counted_for_evict="100")
     assert redis.software == ("redis", "7.0.15")
     assert redis.memory_bytes == (900, 0)
@@ -140,8 +131,7 @@ def test_info_tells_software_and_memory() -> None:
     assert valkey.memory_bytes == (0, 5)
 
 
-def test_the_offset_of_a_clock_lies_in_the_middle_of_what_its_shortest_round_trip_allows() -> None:
-    """Whenever the node read it, the true offset is no further away than half of the round trip."""
+def test_the_offset_of_a_clock_comes_from_its_shortest_round_trip() -> None:
     slow = ClockReading(sent_ms=0.0, received_ms=90.0, node_ms=0.0)
     for read_at_ms in (100.0, 104.0, 110.0):
         fast = ClockReading(sent_ms=100.0, received_ms=110.0, node_ms=read_at_ms + 7_000)

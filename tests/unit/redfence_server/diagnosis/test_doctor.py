@@ -1,4 +1,4 @@
-"""What the doctor finds in every state of a node, and of a cluster: all findings of a case, not only the expected one."""
+"""The doctor's findings in every state of a node and of a cluster, each case with all its findings."""
 
 from __future__ import annotations
 
@@ -59,7 +59,6 @@ def reading(
 
 
 def trips(*trips_ms: float) -> Change:
-    """Round trips after the examination, 1 s apart."""
     later = [reading(1_000.0 * (number + 1), trip_ms=trip_ms) for number, trip_ms in enumerate(trips_ms)]
     return {"readings": [reading(), *later]}
 
@@ -94,17 +93,14 @@ def node(
 
 
 def used(percent: int) -> Change:
-    """Used memory."""
     return {"info": {"used_memory": str(percent * MIB)}}
 
 
 def away(error: DialError | None = None) -> Change:
-    """A node that could not be examined."""
     return {"found": None, "error": error or DialError("the reason"), "readings": []}
 
 
 def refused(text: str, **info: str) -> Change:
-    """A node that told INFO and no more."""
     return away(ExaminationRefusedError(text, {**INFO, **info}))
 
 
@@ -123,7 +119,6 @@ class Case:
     limits: Limits = LIMITS
 
     def diagnose(self) -> Diagnosis:
-        """What the doctor says."""
         nodes = [node(index, count=self.count, **self.changes.get(index, {})) for index in range(self.count)]
         return diagnose(nodes, self.limits)
 
@@ -134,7 +129,6 @@ def one(name: str, change: Change, *found: tuple[Any, ...], **more: Any) -> Case
 
 
 def alone(name: str, change: Change, *found: tuple[Any, ...]) -> Case:
-    """A case of a single node."""
     return Case(name, {0: change}, {0: found}, count=1)
 
 
@@ -420,7 +414,7 @@ CASES = [
         {"max_ttl_ms": 299_999},
         (HARM, Kind.TTL_DIFFERS, "299999", "HSET redfence:node max_ttl_ms 300000"),
     ),
-    # --- clocks: over a second, 1 % and 2 ms are allowed, and a round trip of 1 ms leaves as much unsure at either end
+    # --- clocks: over a second 1 % and 2 ms are allowed; a round trip of 1 ms leaves 1 ms unsure at each end
     one("a clock as fast as is allowed", {"readings": [reading(), reading(1_000, gained_ms=11.9)]}),
     one("a clock as slow as is allowed", {"readings": [reading(), reading(1_000, gained_ms=-11.9)]}),
     one(
@@ -470,7 +464,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_in_each_state_everything_is_found_and_nothing_else(case: Case) -> None:
-    """Node, severity and kind, whether it votes, the words that matter; and what to do about each."""
+    """Compare node, severity, kind, vote and the words that matter."""
     diagnosis = case.diagnose()
     expected = {(index, each[0], each[1]): each[2:] for index, told in case.found.items() for each in told}
     found = {(each.node, (each.severity, each.keeps_out), each.kind): each for each in diagnosis.findings}
@@ -486,14 +480,12 @@ def test_in_each_state_everything_is_found_and_nothing_else(case: Case) -> None:
 
 
 def test_every_kind_of_finding_has_a_case_and_every_reason_to_reject_has_advice() -> None:
-    """Also one that is added later."""
     assert {each.kind for case in CASES for each in case.diagnose().findings} == set(Kind)
     assert ADVICE.keys() == set(Reason) - {Reason.NOT_FORMED}
     assert {reason.name for reason in ADVICE} <= {kind.name for kind in Kind}
 
 
 def test_the_worst_comes_first_and_then_the_cluster_before_its_nodes() -> None:
-    """So it is read in the order in which it is to be repaired."""
     for case in CASES:
         findings = case.diagnose().findings
         order = [
@@ -504,7 +496,6 @@ def test_the_worst_comes_first_and_then_the_cluster_before_its_nodes() -> None:
 
 @pytest.mark.parametrize("count", quorum.NODE_COUNTS)
 def test_too_few_nodes_are_told_for_every_set_of_nodes_that_are_up(count: int) -> None:
-    """A quorum is a majority of those configured, whichever they are."""
     for up in product([True, False], repeat=count):
         changes = [{} if here else away() for here in up]
         diagnosis = diagnose([node(index, count=count, **each) for index, each in enumerate(changes)], LIMITS)
@@ -527,8 +518,8 @@ FLAWS: Mapping[str, Change] = {
 }
 
 
-def test_a_node_that_cannot_vote_has_a_finding_that_says_why_and_one_that_can_has_none() -> None:
-    """Whatever comes together, the doctor and the judgement of the servers do not part."""
+def test_exactly_the_nodes_that_cannot_vote_have_a_finding_that_says_why() -> None:
+    """The doctor and the admission of the servers agree on every combination of flaws."""
     for phase in [*Phase, None]:
         for has in product([False, True], repeat=len(FLAWS)):
             flaws = {name for name, here in zip(FLAWS, has, strict=True) if here}
@@ -542,13 +533,11 @@ def test_a_node_that_cannot_vote_has_a_finding_that_says_why_and_one_that_can_ha
 
 
 def test_the_cluster_is_the_one_that_most_nodes_belong_to() -> None:
-    """Whichever node stands first."""
     assert diagnose([node(0, cluster_id="other"), node(1), node(2)], LIMITS).cluster_id == "c"
     assert diagnose([node(0, **away())], LIMITS).cluster_id == ""
 
 
 def test_what_a_diagnosis_tells_of_one_node_leaves_out_the_others() -> None:
-    """A node that is well stays so beside one that is not."""
     diagnosis = Diagnosis(
         (
             Finding(SERIOUS, Kind.NO_QUORUM, "what", "advice"),
@@ -566,5 +555,4 @@ def test_what_a_diagnosis_tells_of_one_node_leaves_out_the_others() -> None:
 
 
 def test_the_limit_of_latency_is_a_tenth_of_the_shortest_ttl() -> None:
-    """What a grant takes off a lease is felt from there on."""
     assert LATENCY_MS_WARNING * 10 == bounds.TTL_MS_MIN

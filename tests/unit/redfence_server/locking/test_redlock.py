@@ -34,32 +34,25 @@ TTL_MS_MAX = 300_000
 
 
 class Ids:
-    """Ids in order, and no jitter."""
-
     def __init__(self, first: int = 0) -> None:
         self._ids = itertools.count(first)
 
     def hex_id(self) -> str:
-        """Return the next id."""
         return f"nonce-{next(self._ids)}"
 
     def uniform(self, low: float, high: float) -> float:
-        """Return the greatest number allowed."""
         return high
 
 
 def fake_nodes(count: int = 3) -> list[FakeNode]:
-    """Return nodes that share the loop's clock."""
     return [FakeNode(index, now_ms=LoopClock().now_ms) for index in range(count)]
 
 
 def redlock(nodes: list[FakeNode], *, first_id: int = 0) -> Redlock:
-    """Return the algorithm as one server runs it."""
     return Redlock(nodes, clock=LoopClock(), randomness=Ids(first_id))
 
 
 async def acquire(lock: Redlock, lease: str = A) -> AttemptOutcome:
-    """Try once."""
     return await lock.attempt(Order(R, lease, TTL_MS, "h"))
 
 
@@ -72,24 +65,20 @@ async def settle(nodes: list[FakeNode]) -> None:
 
 
 def give(node: FakeNode, lease: str, *, nonce: str = "") -> None:
-    """Let a lease hold the lock on one node."""
     reply = node.state.apply(Mint(R, lease, nonce or f"of {lease[0]}", "", TTL_MS), LoopClock().now_ms())
     assert isinstance(reply, Granted)
 
 
 def hand_over(lock: Redlock) -> tuple[Attempt, Awaitable[Verdict[ReleaseVerdict]]]:
-    """Hand A over to B."""
     return lock.hand_over(Order(R, B, TTL_MS, "h"), ends=A, ttl_ms_max=TTL_MS_MAX)
 
 
 def held_on(nodes: list[FakeNode]) -> list[int]:
-    """Return which nodes hold the resource."""
     looks = [node.state.apply(Inspect(R), LoopClock().now_ms()) for node in nodes]
     return [index for index, look in enumerate(looks) if isinstance(look, Held)]
 
 
 def sent(node: FakeNode, kind: type[Command]) -> list[Command]:
-    """Return the commands of one kind that a node was sent."""
     return [command for command in node.sent if isinstance(command, kind)]
 
 
@@ -102,7 +91,6 @@ def raise_counter(node: FakeNode, value: int) -> None:
 
 @on_virtual_time
 async def test_a_steady_grant_takes_one_round_trip() -> None:
-    """One mint per node and nothing else."""
     nodes = fake_nodes()
     assert await acquire(redlock(nodes)) == Grant(1, 0.0)
     await settle(nodes)
@@ -111,7 +99,7 @@ async def test_a_steady_grant_takes_one_round_trip() -> None:
 
 @on_virtual_time
 async def test_a_slow_node_delays_nobody_and_is_aligned_when_it_answers() -> None:
-    """The quorum decides; a late mint is raised to the grant by a commit, so that the next attempt needs none."""
+    """A commit raises the late mint to the grant, so the next attempt needs no commit."""
     nodes = fake_nodes()
     for node in nodes[:2]:
         raise_counter(node, 4)
@@ -124,7 +112,7 @@ async def test_a_slow_node_delays_nobody_and_is_aligned_when_it_answers() -> Non
 
 @on_virtual_time
 async def test_nodes_that_disagree_commit_the_greatest() -> None:
-    """The example on which the popular recipe fails: (2, 0, 0), and the nodes with 2 and 0 answer."""
+    """The usual recipe fails here: the counters are (2, 0, 0), and the first two nodes answer."""
     nodes = fake_nodes()
     raise_counter(nodes[0], 2)
     nodes[2].unreachable = True
@@ -135,7 +123,6 @@ async def test_nodes_that_disagree_commit_the_greatest() -> None:
 
 @on_virtual_time
 async def test_after_a_failure_every_node_that_may_hold_is_undone_and_no_other() -> None:
-    """Also the silent ones, which may apply the mint later; not those that answered that another lease holds."""
     nodes = fake_nodes(5)
     for node in nodes[:3]:
         node.state.apply(Mint(R, B, "theirs", "", TTL_MS), 0.0)
@@ -150,7 +137,7 @@ async def test_after_a_failure_every_node_that_may_hold_is_undone_and_no_other()
 
 @on_virtual_time
 async def test_no_undo_is_sent_where_the_mint_never_went() -> None:
-    """It would be kept for a node that is away, thousands of times, and push out what somebody waits for."""
+    """The server would keep such undos for an absent node, and drop more useful ones."""
     nodes = fake_nodes()
     nodes[0].unreachable = True
     for node in nodes[1:]:
@@ -162,7 +149,6 @@ async def test_no_undo_is_sent_where_the_mint_never_went() -> None:
 
 @on_virtual_time
 async def test_without_a_quorum_of_answers_what_was_minted_is_undone() -> None:
-    """A minority's hold would stand in the way of the next attempt for a whole ttl."""
     nodes = fake_nodes()
     nodes[0].unreachable = nodes[1].unreachable = True
     outcome = await acquire(redlock(nodes))
@@ -176,7 +162,6 @@ async def test_without_a_quorum_of_answers_what_was_minted_is_undone() -> None:
 @pytest.mark.parametrize("turns", range(8))
 @on_virtual_time
 async def test_a_cancelled_acquire_leaves_nothing_wherever_it_was(turns: int) -> None:
-    """Cancelled after any number of turns of the loop, with any part of the commands delivered."""
     for held_back in itertools.product((False, True), repeat=3):
         nodes = fake_nodes()
         raise_counter(nodes[0], 2)  # so that there is a commit to be cancelled in
@@ -194,7 +179,6 @@ async def test_a_cancelled_acquire_leaves_nothing_wherever_it_was(turns: int) ->
 
 @on_virtual_time
 async def test_a_grant_in_the_very_turn_of_a_cancellation_is_undone() -> None:
-    """Nobody will be told of it."""
     nodes = fake_nodes()
     for node in nodes:
         node.hold_replies = True
@@ -212,7 +196,6 @@ async def test_a_grant_in_the_very_turn_of_a_cancellation_is_undone() -> None:
 
 @on_virtual_time
 async def test_validity_counts_from_before_the_send_and_a_grant_too_late_is_undone() -> None:
-    """A quorum that takes as long as the ttl grants nothing that is worth having."""
     for late_ms, is_granted in ((980, True), (990, False), (5_000, False)):
         nodes = fake_nodes()
         for node in nodes:
@@ -235,7 +218,6 @@ async def test_validity_counts_from_before_the_send_and_a_grant_too_late_is_undo
 
 @on_virtual_time
 async def test_a_retry_of_a_granted_lease_at_another_server_gets_the_same_token() -> None:
-    """The first answer was lost; the retry finds the holds and shares them."""
     nodes = fake_nodes()
     first = await acquire(redlock(nodes))
     retried = await acquire(redlock(nodes, first_id=100))
@@ -247,7 +229,6 @@ async def test_a_retry_of_a_granted_lease_at_another_server_gets_the_same_token(
 
 @on_virtual_time
 async def test_a_retry_gets_the_same_token_also_where_a_node_was_ahead() -> None:
-    """Granted 1 by two nodes; the third minted 5 for it and answers the retry first."""
     nodes = fake_nodes()
     raise_counter(nodes[2], 4)
     nodes[2].hold_requests = True
@@ -264,7 +245,7 @@ async def test_a_retry_gets_the_same_token_also_where_a_node_was_ahead() -> None
 
 @on_virtual_time
 async def test_a_failed_retry_does_not_end_the_grant_that_it_repeats() -> None:
-    """Its undo goes by its own nonce."""
+    """The retry undoes its own nonce only."""
     nodes = fake_nodes()
     await acquire(redlock(nodes))
     nodes[0].unreachable = nodes[1].unreachable = True
@@ -277,7 +258,7 @@ async def test_a_failed_retry_does_not_end_the_grant_that_it_repeats() -> None:
 
 @on_virtual_time
 async def test_an_undo_of_the_first_try_does_not_end_the_grant_of_its_retry() -> None:
-    """The retry shared what the first try had made, just before the first try's undo came."""
+    """The retry shares the hold of the first try just before the undo arrives."""
     nodes = fake_nodes()
     for node in nodes:
         node.hold_replies = True
@@ -296,7 +277,6 @@ async def test_an_undo_of_the_first_try_does_not_end_the_grant_of_its_retry() ->
 
 @on_virtual_time
 async def test_two_rivals_never_both_have_it_and_the_later_token_is_greater() -> None:
-    """Over and over, with releases in between."""
     nodes = fake_nodes(5)
     mine, theirs = redlock(nodes), redlock(nodes, first_id=1_000)
     last = 0
@@ -319,7 +299,6 @@ async def test_two_rivals_never_both_have_it_and_the_later_token_is_greater() ->
 
 @on_virtual_time
 async def test_a_lease_is_renewed_and_released_by_any_server() -> None:
-    """It lives in the nodes."""
     nodes = fake_nodes()
     await acquire(redlock(nodes))
     other = redlock(nodes)
@@ -330,12 +309,12 @@ async def test_a_lease_is_renewed_and_released_by_any_server() -> None:
     assert all(isinstance(reply, Status | Held) for reply in await other.inspect(R))
 
 
-# --- nodes that have to be examined again -------------------------------------------------------------------------------
+# --- nodes that have to be examined again
 
 
 @on_virtual_time
 async def test_answers_from_before_and_after_an_examination_are_never_combined() -> None:
-    """A lease that was on node 0 before and is on node 1 after has no quorum: all nodes are asked again."""
+    """A lease that was on node 0 before and is on node 1 after has no quorum."""
     nodes = fake_nodes()
     for node in nodes[:2]:
         give(node, A)
@@ -353,7 +332,6 @@ async def test_answers_from_before_and_after_an_examination_are_never_combined()
 
 @on_virtual_time
 async def test_nodes_that_decide_alone_do_not_wait_for_one_that_has_to_be_examined() -> None:
-    """That one is left with the release, which it has missed."""
     nodes = fake_nodes()
     for node in nodes:
         give(node, A)
@@ -384,7 +362,6 @@ async def test_a_release_is_remembered_over_rounds_also_where_it_was_heard_late(
 
 @on_virtual_time
 async def test_a_poll_gives_up_on_nodes_that_stay_away() -> None:
-    """Within the time that an examination may take, and one more round."""
     nodes = fake_nodes()
     for node in nodes:
         node.state.admission = "another"
@@ -397,7 +374,6 @@ async def test_a_poll_gives_up_on_nodes_that_stay_away() -> None:
 
 @on_virtual_time
 async def test_a_release_whose_caller_goes_away_reaches_nodes_that_had_to_be_examined() -> None:
-    """Whenever the caller goes: before, between or after their answers."""
     for turns in range(6):
         nodes = fake_nodes()
         for node in nodes:
@@ -414,12 +390,11 @@ async def test_a_release_whose_caller_goes_away_reaches_nodes_that_had_to_be_exa
         assert held_on(nodes) == [], turns
 
 
-# --- hand-over ------------------------------------------------------------------------------------------------------
+# --- hand-over
 
 
 @on_virtual_time
 async def test_a_hand_over_releases_and_grants_in_one_round_trip() -> None:
-    """One command to each node, which tells of both."""
     nodes = fake_nodes()
     lock = redlock(nodes)
     await acquire(lock, A)
@@ -434,7 +409,6 @@ async def test_a_hand_over_releases_and_grants_in_one_round_trip() -> None:
 @pytest.mark.parametrize("caller", ["stays", "goes"])
 @on_virtual_time
 async def test_a_hand_over_is_a_release_also_on_a_node_that_cannot_mint_and_answers_last(caller: str) -> None:
-    """The others have decided by then, or the caller has gone; the ended lease would block this node until its ttl."""
     nodes = fake_nodes()
     lock = redlock(nodes)
     await acquire(lock, A)
@@ -451,7 +425,7 @@ async def test_a_hand_over_is_a_release_also_on_a_node_that_cannot_mint_and_answ
 
 
 def world_of(states: tuple[str, ...]) -> list[FakeNode]:
-    """Return nodes that do not agree; each held by A, by A and its retry (a), by B, by C, by nobody (-), or away (!)."""
+    """Return nodes in these states: held by A, by A and its retry (a), by B or C, free (-) or away (!)."""
     nodes = fake_nodes()
     for number, (node, state) in enumerate(zip(nodes, states, strict=True)):
         raise_counter(node, number)
@@ -465,7 +439,7 @@ def world_of(states: tuple[str, ...]) -> list[FakeNode]:
 
 @on_virtual_time
 async def test_a_hand_over_comes_to_what_a_release_and_then_an_attempt_come_to() -> None:
-    """Whoever holds on each node, and whichever is away: the same verdict, the same outcome, and the same holds are left."""
+    """Six states of each of three nodes: both ways give the same verdicts, outcomes and holds."""
     for states in itertools.product("AaBC-!", repeat=3):
         nodes, twins = world_of(states), world_of(states)
         attempt, released = hand_over(redlock(nodes))
@@ -497,7 +471,6 @@ def _hold(node: FakeNode) -> object:
 @pytest.mark.parametrize("turns", range(8))
 @on_virtual_time
 async def test_a_hand_over_that_is_given_up_is_a_release_and_leaves_nothing(turns: int) -> None:
-    """After any number of turns of the loop, with any part of the commands delivered: nobody has the lock."""
     for held_back in itertools.product((False, True), repeat=3):
         nodes = fake_nodes()
         raise_counter(nodes[0], 2)  # so that there is a commit
@@ -514,8 +487,7 @@ async def test_a_hand_over_that_is_given_up_is_a_release_and_leaves_nothing(turn
 
 
 @on_virtual_time
-async def test_who_releases_by_a_hand_over_may_go_away() -> None:
-    """Neither the release nor the attempt depends on it."""
+async def test_a_caller_that_releases_by_a_hand_over_may_go_away() -> None:
     nodes = fake_nodes()
     lock = redlock(nodes)
     await acquire(lock, A)
@@ -527,8 +499,7 @@ async def test_who_releases_by_a_hand_over_may_go_away() -> None:
 
 
 @on_virtual_time
-async def test_a_slow_node_delays_neither_part_of_a_hand_over_and_is_aligned_when_it_answers() -> None:
-    """The quorum decides both; the late node ends the old lease as well."""
+async def test_a_slow_node_delays_no_hand_over_and_is_aligned_when_it_answers() -> None:
     nodes = fake_nodes()
     for node in nodes[:2]:
         raise_counter(node, 4)
@@ -545,7 +516,6 @@ async def test_a_slow_node_delays_neither_part_of_a_hand_over_and_is_aligned_whe
 
 @on_virtual_time
 async def test_where_nothing_can_be_minted_a_hand_over_is_a_release_all_the_same() -> None:
-    """Out of memory or out of numbers: the lock is not left to a holder that has gone."""
     nodes = fake_nodes()
     lock = redlock(nodes)
     await acquire(lock, A)
@@ -560,8 +530,7 @@ async def test_where_nothing_can_be_minted_a_hand_over_is_a_release_all_the_same
 
 
 @on_virtual_time
-async def test_a_hand_over_without_answers_grants_nothing_cannot_tell_and_is_carried_out_late() -> None:
-    """The lease ends where it arrives, and the attempt's undo follows on the same way."""
+async def test_a_hand_over_without_answers_has_no_quorum_and_is_carried_out_late() -> None:
     nodes = fake_nodes()
     lock = redlock(nodes)
     await acquire(lock, A)
@@ -580,7 +549,6 @@ async def test_a_hand_over_without_answers_grants_nothing_cannot_tell_and_is_car
 
 @on_virtual_time
 async def test_a_hand_over_that_is_answered_too_late_is_a_release_and_undone() -> None:
-    """The ttl of the next lease counts from the sending; the old one has ended whatever comes of it."""
     nodes = fake_nodes()
     for node in nodes:
         give(node, A)
@@ -598,7 +566,6 @@ async def test_a_hand_over_that_is_answered_too_late_is_a_release_and_undone() -
 
 @on_virtual_time
 async def test_a_grant_tells_whether_another_server_waits_for_its_end() -> None:
-    """Passed on by hand-overs; this server's own waiters do not count."""
     nodes = fake_nodes()
     elsewhere = [
         FakeNode(node.index, now_ms=LoopClock().now_ms, state=node.state, channel="there") for node in nodes
@@ -616,7 +583,6 @@ async def test_a_grant_tells_whether_another_server_waits_for_its_end() -> None:
 
 @on_virtual_time
 async def test_an_order_tells_each_node_which_notices_it_asks_for() -> None:
-    """Each in its own command."""
     nodes = fake_nodes(1)
     lock = redlock(nodes)
     await lock.attempt(Order(R, A, TTL_MS, "h", notify=True))

@@ -38,7 +38,6 @@ AS_FORMED = Admitted(ME)
 
 
 def test_a_node_of_this_cluster_at_its_index_and_in_its_run_is_admitted() -> None:
-    """The first node may be of any cluster: it tells the server which cluster it serves."""
     assert judge(EXPECTED, FOUND) == AS_FORMED
     other = replace(ME, cluster_id="other")
     assert judge(replace(EXPECTED, cluster_id=None), replace(FOUND, identity=other)) == Admitted(other)
@@ -46,7 +45,6 @@ def test_a_node_of_this_cluster_at_its_index_and_in_its_run_is_admitted() -> Non
 
 @pytest.mark.parametrize("phase", Phase)
 def test_only_a_run_that_passed_the_fence_votes_and_only_proof_spares_the_wait(phase: Phase) -> None:
-    """Every phase, in the run that the identity names and in a new one, with every proof and without."""
     for same_run, durable, gap, word in product(
         (True, False), (True, False), ("", GAP, HIDDEN), (True, False)
     ):
@@ -87,7 +85,6 @@ OUT_OF_SERVICE = {
     ("gap", "told"), [(GAP, [GAP]), (HIDDEN, ["+config|get", "assume_durable"])], ids=["worse", "hidden"]
 )
 def test_a_durable_node_whose_settings_fail_is_told_what_to_mend(gap: str, told: list[str]) -> None:
-    """A server may start beside such a node; the operator mends it later."""
     judgement = judge(EXPECTED, replace(FOUND, durability_gap=gap, settings_hidden=gap is HIDDEN))
     assert isinstance(judgement, Rejected)
     assert not judgement.reason.misconfigured
@@ -116,7 +113,6 @@ def test_a_durable_node_whose_settings_fail_is_told_what_to_mend(gap: str, told:
 def test_what_only_an_operator_can_mend_keeps_a_node_out(
     *, change: dict[str, Any], reason: Reason, misconfigured: bool
 ) -> None:
-    """Also with the operator's word for its durability; a wrong configuration stops a server's start."""
     expected = replace(EXPECTED, floor=7, runs={"run-of-node-2": 2})
     found = replace(FOUND, identity=replace(ME, floor=7))
     for assume_durable in (False, True):
@@ -142,7 +138,6 @@ def test_what_only_an_operator_can_mend_keeps_a_node_out(
     ],
 )
 def test_a_node_that_shows_less_than_is_known_has_forgotten(change: dict[str, Any], told: str) -> None:
-    """Whatever its settings say, or hide, and whatever the operator said before: this is evidence."""
     me = replace(ME, floor=7, evicted=3)
     expected = replace(EXPECTED, floor=7, token=5, previously_admitted=True)
     assert judge(expected, replace(FOUND, identity=me, evicted=3)) == Admitted(me)
@@ -154,7 +149,6 @@ def test_a_node_that_shows_less_than_is_known_has_forgotten(change: dict[str, An
 
 
 def test_a_promoted_node_that_came_back_in_this_life_votes() -> None:
-    """It was readmitted under its present run and history."""
     me = replace(ME, run_id="run-1/history")
     judgement = judge(EXPECTED, replace(FOUND, identity=me, run_id="run-1/history", promoted=True))
     assert judgement == Admitted(me)
@@ -166,13 +160,11 @@ def test_a_promoted_node_that_came_back_in_this_life_votes() -> None:
 
 
 def test_a_token_that_was_seen_under_an_older_floor_is_not_asked_for() -> None:
-    """A process with a greater floor begins above it, whatever another process answered before."""
     me = replace(ME, floor=8)
     assert judge(replace(EXPECTED, floor=7, token=99), replace(FOUND, identity=me)) == Admitted(me)
 
 
 def test_a_promoted_replica_that_shows_another_place_is_told_from_a_wrong_list() -> None:
-    """To name the nodes in another order would not help."""
     found = replace(FOUND, identity=replace(ME, index=2))
     for promoted, told in ((False, "in another order"), (True, "a replica of that one")):
         judgement = judge(EXPECTED, replace(found, promoted=promoted))
@@ -182,7 +174,6 @@ def test_a_promoted_replica_that_shows_another_place_is_told_from_a_wrong_list()
 
 
 def test_an_empty_node_is_taken_in_only_where_it_is_known_to_have_been() -> None:
-    """Otherwise a wrong URL would take the place of a node that is well."""
     empty = replace(FOUND, identity=None, high=None)
     for previously_admitted in (False, True):
         for cluster_id in (None, "c"):
@@ -194,5 +185,4 @@ def test_an_empty_node_is_taken_in_only_where_it_is_known_to_have_been() -> None
 
 @pytest.mark.parametrize("version", ["6.2.0", "6.10", "7.0.15", "8.1.1", "10.0.0-rc1"])
 def test_versions_are_compared_as_numbers(version: str) -> None:
-    """6.10 is newer than 6.2, and 10 than 7."""
     assert judge(EXPECTED, replace(FOUND, version=version)) == AS_FORMED

@@ -9,18 +9,15 @@ from redfence_server.membership.examination import Identity, Phase
 
 
 def identity(index: int, **more: object) -> Identity:
-    """Return a node of three."""
     return Identity("c", index, 3, 9_000, "a" * 32, f"run-{index}", True, Phase.READY, **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def memory() -> ClusterMemory:
-    """What a server of three nodes knows at its start."""
     return ClusterMemory(3)
 
 
 def test_the_first_node_tells_which_cluster_it_is(memory: ClusterMemory) -> None:
-    """The others are held to it."""
     memory.admit(identity(1), "run-1")
     memory.learn(Identity("d", 0, 3, 8_000, "a" * 32, "run-0", True, Phase.READY))
     assert (memory.cluster_id, memory.ttl_ms_max) == ("c", 9_000)
@@ -29,7 +26,6 @@ def test_the_first_node_tells_which_cluster_it_is(memory: ClusterMemory) -> None
 def test_floors_and_tokens_only_rise_and_a_greater_floor_begins_without_a_token(
     memory: ClusterMemory,
 ) -> None:
-    """What nodes tell may be old. A process with a greater floor may have minted less than the one before."""
     told: list[tuple[int, int]] = []
     memory.on_floor = lambda index: told.append((index, memory.places[index].floor))
     memory.learn(identity(0, known_floors={1: 4, 2: 7, 5: 9}))
@@ -45,7 +41,6 @@ def test_floors_and_tokens_only_rise_and_a_greater_floor_begins_without_a_token(
 
 
 def test_what_a_node_says_of_its_own_index_counts_only_when_it_is_admitted(memory: ClusterMemory) -> None:
-    """Then its own floor counts, and not the floor that it once knew for another process there."""
     memory.learn(identity(0, floor=9, known_floors={0: 12}))
     assert memory.places[0].floor == 0
     memory.admit(identity(0, floor=9, known_floors={0: 12}), "run-0")
@@ -53,7 +48,6 @@ def test_what_a_node_says_of_its_own_index_counts_only_when_it_is_admitted(memor
 
 
 def test_runs_are_those_of_other_places_that_vote(memory: ClusterMemory) -> None:
-    """One that is gone is nobody's twin."""
     memory.admit(identity(0), "run-0")
     memory.admit(identity(2), "run-2")
     assert memory.runs_of_others(0) == {"run-2": 2}

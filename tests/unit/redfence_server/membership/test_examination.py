@@ -78,7 +78,6 @@ def _flat(fields: dict[str, str]) -> list[bytes]:
 
 
 def test_an_identity_is_read_back_as_it_was_written() -> None:
-    """No answer is no identity."""
     assert read_identity(_flat(FIELDS | MORE)) == ME
     as_formed = replace(ME, floor=0, reserved=0, evicted=0, known_floors={}, known_fences={})
     assert read_identity(_flat(FIELDS)) == as_formed
@@ -87,7 +86,6 @@ def test_an_identity_is_read_back_as_it_was_written() -> None:
 
 @pytest.mark.parametrize("missing", FIELDS)
 def test_an_identity_that_lacks_a_field_is_a_dial_error(missing: str) -> None:
-    """Half an identity admits nobody."""
     with pytest.raises(DialError):
         read_identity(_flat({name: text for name, text in FIELDS.items() if name != missing}))
 
@@ -105,7 +103,6 @@ def test_an_identity_that_lacks_a_field_is_a_dial_error(missing: str) -> None:
     ],
 )
 def test_an_identity_with_a_malformed_field_is_a_dial_error(name: str, text: str) -> None:
-    """Whoever wrote it, it was not form.lua."""
     with pytest.raises(DialError):
         read_identity(_flat({**FIELDS, name: text}))
 
@@ -126,11 +123,9 @@ class ScriptedNode:
         self._now_ms = 0.0
 
     def now_ms(self) -> float:
-        """Tell this machine's instant."""
         return self._now_ms
 
     async def commands(self, *batch: Sequence[str | bytes | int]) -> list[Any]:
-        """Answer as a node does."""
         self._now_ms += 10.0
         return [self._answer(tuple(parts)) for parts in batch]
 
@@ -156,7 +151,6 @@ async def _examine(node: ScriptedNode) -> Findings:
 
 @pytest.mark.parametrize("resp3", [False, True])
 async def test_everything_that_a_node_says_of_itself_is_gathered(*, resp3: bool) -> None:
-    """A new connection speaks RESP2, and a heartbeat RESP3, which answers CONFIG GET with a map."""
     assert await _examine(ScriptedNode(resp3=resp3)) == FOUND
     worse = await _examine(ScriptedNode({"appendfsync": "everysec"}, resp3=resp3))
     assert worse == replace(FOUND, durability_gap="appendfsync is everysec, not always")
@@ -172,13 +166,11 @@ async def test_everything_that_a_node_says_of_itself_is_gathered(*, resp3: bool)
     ],
 )
 async def test_every_setting_that_can_lose_a_write_is_a_gap(name: str, value: str) -> None:
-    """Each of them alone breaks the proof, and is named."""
     gap = (await _examine(ScriptedNode({name: value}))).durability_gap
     assert f"{name} is {value}" in gap
 
 
 async def test_settings_that_may_not_be_read_prove_nothing() -> None:
-    """An access list that hides them leaves only the operator's word."""
     node = ScriptedNode()
     node.may_read_settings = False
     found = await _examine(node)
@@ -187,7 +179,6 @@ async def test_settings_that_may_not_be_read_prove_nothing() -> None:
 
 
 async def test_a_node_shows_what_it_lacks() -> None:
-    """Its greatest token, or its run id; whatever else it still has."""
     node = ScriptedNode()
     node.high = []
     assert await _examine(node) == replace(FOUND, high=None)
@@ -199,7 +190,6 @@ async def test_a_node_shows_what_it_lacks() -> None:
 
 
 async def test_the_whole_of_info_is_kept_also_if_the_rest_is_refused() -> None:
-    """The doctor reads what servers do not need."""
     node = ScriptedNode()
     assert (await _examine(node)).info == INFO
     node.script = DialRefusedError("EVAL: NOPERM")
@@ -212,7 +202,6 @@ async def test_the_whole_of_info_is_kept_also_if_the_rest_is_refused() -> None:
 
 
 async def test_a_distrust_that_servers_noted_is_told_by_what_is_left_of_it() -> None:
-    """It ends by the node's own clock."""
     node = ScriptedNode()
     for until_ms, left_ms in ((NODE_MS + 900.75, 900.75), (NODE_MS - 0.25, 0.0)):
         node.more = {"distrusted_until": f"{until_ms:.0f}"}
@@ -220,7 +209,6 @@ async def test_a_distrust_that_servers_noted_is_told_by_what_is_left_of_it() -> 
 
 
 async def test_a_promoted_replica_shows_the_history_of_its_data() -> None:
-    """A process keeps its run_id when it changes sides, so that alone would not tell."""
     node = ScriptedNode()
     node.info.update(PROMOTED)
     assert replace(await _examine(node), clock=FOUND.clock) == replace(
@@ -235,7 +223,6 @@ async def test_a_promoted_replica_shows_the_history_of_its_data() -> None:
     [("noeviction", ""), ("volatile-ttl", "maxmemory 100, maxmemory-policy volatile-ttl")],
 )
 async def test_a_node_drops_keys_if_it_has_a_limit_and_a_policy(policy: str, eviction: str) -> None:
-    """One without the other drops nothing."""
     node = ScriptedNode()
     node.info.update(maxmemory="100", maxmemory_policy=policy)
     assert (await _examine(node)).eviction == eviction
@@ -260,7 +247,6 @@ async def test_a_node_drops_keys_if_it_has_a_limit_and_a_policy(policy: str, evi
     ],
 )
 async def test_an_answer_that_no_node_gives_is_told_as_one(part: str, answer: Any) -> None:
-    """A link tries again after it; any other error would end the link for good."""
     node = ScriptedNode()
     if part in node.info:
         node.info[part] = answer

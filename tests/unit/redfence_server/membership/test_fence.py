@@ -30,17 +30,13 @@ INDEX = 2
 
 
 class Ids:
-    """Ids in order."""
-
     def __init__(self) -> None:
         self._ids = count(1)
 
     def hex_id(self) -> str:
-        """Return the next id."""
         return f"{next(self._ids):032x}"
 
     def uniform(self, low: float, high: float) -> float:
-        """Not asked for."""
         raise NotImplementedError
 
 
@@ -62,12 +58,10 @@ class MemoryNode(AdminConnection):
         self.fails_before = self.fails_after = False
 
     async def look_again(self) -> None:
-        """See the node as it is now."""
         found = Findings(identity=self.now, run_id=self.now.run_id, version="7.2.4", high=self.high)
         self.look = replace(self.look, found=found)
 
     async def step(self, script: str, *arguments: str | int) -> str:
-        """Carry out a script."""
         await asyncio.sleep(0)
         if self.fails_before:
             raise NodeRejectedError("the connection broke")
@@ -99,8 +93,6 @@ class MemoryNode(AdminConnection):
 
 
 class Nodes:
-    """The nodes of a cluster: a process in quarantine, and its peers, of which some vote."""
-
     def __init__(self, node_count: int = 3, *, highs: Sequence[int] = (), high: int | None = 0) -> None:
         self.journal: list[str] = []
         self._count = node_count
@@ -114,7 +106,6 @@ class Nodes:
     def another(
         self, quarantine: str, *, phase: Phase = Phase.QUARANTINED, high: int | None = 0
     ) -> MemoryNode:
-        """Return a process at the index."""
         identity = replace(self._identity(INDEX, phase), admission=quarantine)
         return MemoryNode(INDEX, identity, high=high, journal=self.journal)
 
@@ -128,7 +119,6 @@ class Nodes:
         token_seen: int = 0,
         trusted: Sequence[MemoryNode] | None = None,
     ) -> int:
-        """Look at all of them, and raise the fence."""
         process = process or self.process
         trusted = self.peers if trusted is None else trusted
         for node in (process, *trusted):
@@ -142,7 +132,6 @@ class Nodes:
 
 @pytest.mark.parametrize("greatest", ["peer 0", "peer 1", "process", "floor", "seen"])
 async def test_the_floor_is_a_jump_above_everything_that_is_known(greatest: str) -> None:
-    """Tokens of peers and of the process, its floor, and what the caller saw at this index."""
     values = dict.fromkeys(("peer 0", "peer 1", "process", "floor", "seen"), 7) | {greatest: 1_000}
     nodes = Nodes(highs=(values["peer 0"], values["peer 1"]), high=values["process"])
     nodes.process.now = replace(nodes.process.now, floor=values["floor"])
@@ -150,10 +139,6 @@ async def test_the_floor_is_a_jump_above_everything_that_is_known(greatest: str)
 
 
 async def test_the_process_reserves_the_floor_before_any_peer_is_told() -> None:
-    """Otherwise peers could know a floor that the process there will never have.
-
-    Voting peers take new admission ids.
-    """
     nodes = Nodes()
     before = [peer.now.admission for peer in nodes.peers]
     floor = await nodes.fence()
@@ -165,12 +150,6 @@ async def test_the_process_reserves_the_floor_before_any_peer_is_told() -> None:
 
 @pytest.mark.parametrize("node_count", [3, 5, 7])
 async def test_f_plus_one_peers_are_needed_to_read_and_to_raise(node_count: int) -> None:
-    """With one less, nothing is changed.
-
-    Where too few take the floor, the next driver raises it on the others.
-
-    A peer that has minted past the floor meanwhile makes it a new and greater one.
-    """
     needed = node_count // 2 + 1
     assert fence_size(node_count) == needed
     nodes = Nodes(node_count)
@@ -200,7 +179,6 @@ async def test_f_plus_one_peers_are_needed_to_read_and_to_raise(node_count: int)
 
 
 async def test_a_complete_fence_is_found_and_not_raised_again() -> None:
-    """Also where the driver that raised it never learnt that. An incomplete fence is raised anew."""
     nodes = Nodes()
     nodes.peers[0].fails_after = True
     with pytest.raises(FenceError):
@@ -216,10 +194,6 @@ async def test_a_complete_fence_is_found_and_not_raised_again() -> None:
 
 
 async def test_drivers_at_once_overtake_each_other_and_one_fence_is_complete() -> None:
-    """Each has looked before the other acted.
-
-    The reservation that stays is the one that peers know, or one tries again.
-    """
     nodes = Nodes()
     with pytest.raises(FenceError, match="another server is giving it its vote"):
         await asyncio.gather(nodes.fence(), nodes.fence())
@@ -228,7 +202,6 @@ async def test_drivers_at_once_overtake_each_other_and_one_fence_is_complete() -
 
 
 async def test_a_process_that_was_superseded_raises_no_fence() -> None:
-    """A single peer that knows a greater floor for the index is enough."""
     for peer in range(2):
         nodes = Nodes()
         nodes.peers[peer].now = replace(nodes.peers[peer].now, known_floors={INDEX: 5})
@@ -238,7 +211,6 @@ async def test_a_process_that_was_superseded_raises_no_fence() -> None:
 
 
 async def test_a_process_that_left_its_quarantine_reserves_nothing() -> None:
-    """It was let in or taken out by another server since it was looked at."""
     for change in ({"phase": Phase.READY}, {"admission": "f" * 32}):
         nodes = Nodes()
         nodes.process.now = replace(nodes.process.now, **change)
@@ -248,7 +220,6 @@ async def test_a_process_that_left_its_quarantine_reserves_nothing() -> None:
 
 
 async def test_peers_without_a_vote_keep_their_ids() -> None:
-    """After a power loss, nodes with proof fence each other. No server is admitted to them yet."""
     nodes = Nodes()
     for peer in nodes.peers:
         peer.now = replace(peer.now, phase=Phase.RESTARTED)
@@ -258,7 +229,6 @@ async def test_peers_without_a_vote_keep_their_ids() -> None:
 
 
 async def test_a_fence_that_would_use_up_the_tokens_is_not_raised() -> None:
-    """The peers would take the floor as their greatest token, and none could be granted above."""
     nodes = Nodes(highs=(bounds.FENCING_TOKEN_MAX - TOKENS_JUMP, 0))
     with pytest.raises(FenceError, match="used up"):
         await nodes.fence()
@@ -266,7 +236,6 @@ async def test_a_fence_that_would_use_up_the_tokens_is_not_raised() -> None:
 
 
 async def test_a_single_node_comes_back_with_proof_alone() -> None:
-    """It has no peers that could remember what it forgot."""
     nodes = Nodes(1)
     with pytest.raises(TooFewPeersError):
         await nodes.fence(trusted=[])
@@ -284,22 +253,16 @@ class Far(MemoryNode):
         self._near = node
 
     async def look_again(self) -> None:
-        """See the node as it is now."""
         await self._near.look_again()
         self.look = self._near.look
 
     async def step(self, script: str, *arguments: str | int) -> str:
-        """Carry out a script, late."""
         for _ in range(5):
             await asyncio.sleep(0)
         return await self._near.step(script, *arguments)
 
 
 async def test_two_processes_at_one_index_never_both_have_a_complete_fence() -> None:
-    """Two drivers read the same peers at once, and each reaches another peer first.
-
-    So both floors may be equal.
-    """
     nodes = Nodes()
     one, two = nodes.peers
     rivals = [nodes.another("a" * 32), nodes.another("b" * 32)]

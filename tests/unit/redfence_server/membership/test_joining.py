@@ -51,7 +51,6 @@ class ScriptedNode(DialledNode):
         self.fails = False
 
     async def commands(self, *batch: Sequence[str | bytes | int]) -> list[Any]:
-        """Answer as a node does."""
         await asyncio.sleep(0.001)
         if len(batch) == 1:
             self.sent.append(tuple(batch[0]))
@@ -89,7 +88,6 @@ def joining(memory: ClusterMemory) -> NodeJoining:
 
 @on_virtual_time
 async def test_a_process_is_taken_out_with_the_floor_that_was_known_before_it_was_examined() -> None:
-    """With a floor that another process got meanwhile, this one would not be superseded."""
     memory = ClusterMemory(3)
     memory.learn(Identity("c", 0, 3, 9_000, "b" * 32, "run", True, Phase.READY, known_floors={INDEX: 5}))
     node = ScriptedNode(run_id="run-2", on_look=lambda: memory.raise_floor(INDEX, 9))
@@ -118,7 +116,6 @@ class Beating:
         self.bring_forward = self._beat.bring_forward
 
     async def start(self) -> asyncio.Task[NotAdmitted]:
-        """Begin as after an admission."""
         self._beat.begin(await examine(self.node, KEYS, LoopClock()))
         return asyncio.create_task(self._beat.run(self.node, self._note))
 
@@ -128,7 +125,6 @@ class Beating:
 
 @on_virtual_time
 async def test_a_node_that_is_late_twice_or_refuses_once_is_dropped() -> None:
-    """One time-out tells nothing of the node, but without an examination nothing shows that it may vote."""
     errors: list[DialError] = [DialError("INFO: timed out")]
 
     def fail() -> None:
@@ -154,7 +150,6 @@ async def test_a_node_that_is_late_twice_or_refuses_once_is_dropped() -> None:
 
 @on_virtual_time
 async def test_a_heartbeat_that_is_brought_forward_during_a_heartbeat_comes_right_after_it() -> None:
-    """The node answered before whatever made the other one ask."""
     node = ScriptedNode()
     beating = Beating(node, interval_ms=60_000)
     task = await beating.start()
@@ -167,7 +162,6 @@ async def test_a_heartbeat_that_is_brought_forward_during_a_heartbeat_comes_righ
 
 @on_virtual_time
 async def test_a_node_that_is_not_told_of_its_step_in_time_goes_on_to_be_examined() -> None:
-    """Only other servers lack the news; the node is not dropped for it."""
     node = ScriptedNode()
     node.fails = True
     beating = Beating(node)

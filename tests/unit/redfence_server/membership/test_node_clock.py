@@ -1,4 +1,4 @@
-"""When a node's clock steps, and when it does not: decided from samples of clocks whose every move is known."""
+"""Steps of a node's clock, judged from samples of clocks whose every move is known."""
 
 from __future__ import annotations
 
@@ -35,18 +35,15 @@ class World:
         self.theirs_ms = theirs_ms
 
     def run(self, ms: float, *, rate: float = 0.0, step_ms: float = 0.0) -> None:
-        """Let time pass. The node's clock gains `rate` of it, and then steps."""
         self.ours_ms += ms
         self.theirs_ms += ms * (1 + rate) + step_ms
 
     def sample(self, *, there_ms: float = 0.1, back_ms: float = 0.1, wobble_ms: float = 0.0) -> Sample:
-        """Return a sample that the node takes now, by a request that is so long on its way there and back."""
         node_ms = int((self.theirs_ms + wobble_ms) * 1000) / 1000
         return Sample(self.ours_ms - there_ms, self.ours_ms + back_ms, node_ms)
 
 
 def note(clock: NodeClock, sample: Sample) -> Step | None:
-    """Give a full sample."""
     return clock.note(sent_ms=sample.sent_ms, received_ms=sample.received_ms, node_ms=sample.node_ms)
 
 
@@ -64,7 +61,7 @@ def up_to(greatest_ms: float) -> st.SearchStrategy[float]:
     return whole.map(lambda us: us / 1000)
 
 
-# --- no false alarm ---------------------------------------------------------------------------------------------------
+# --- no false alarm
 
 
 @given(
@@ -89,7 +86,6 @@ def up_to(greatest_ms: float) -> st.SearchStrategy[float]:
 def test_a_clock_within_the_allowance_never_steps(
     moves: list[tuple[float, float, float, float, float, Judge]], ours_ms: float, theirs_ms: float
 ) -> None:
-    """Whatever its rate does, however long the round trips are, and however long nobody looked."""
     world, clock = World(ours_ms=ours_ms, theirs_ms=theirs_ms), NodeClock(distrust_ms=DISTRUST_MS)
     for gap_ms, rate, there_ms, back_ms, wobble_ms, judge in moves:
         world.run(gap_ms, rate=rate)
@@ -100,7 +96,6 @@ def test_a_clock_within_the_allowance_never_steps(
 
 
 def test_nothing_is_judged_before_the_first_full_sample() -> None:
-    """There is nothing to judge by."""
     world, clock = World(), NodeClock(distrust_ms=DISTRUST_MS)
     assert check(clock, world.sample()) is None
     world.run(1_000, step_ms=30_000)
@@ -109,7 +104,7 @@ def test_nothing_is_judged_before_the_first_full_sample() -> None:
     assert clock.trusted(world.ours_ms)
 
 
-# --- no step missed ---------------------------------------------------------------------------------------------------
+# --- no step missed
 
 TRIPS = st.tuples(up_to(5_000), up_to(5_000))
 
@@ -123,7 +118,6 @@ def test_a_step_forward_is_told_exactly_from_allowance_and_round_trip_on(
     trip_2: tuple[float, float],
     beyond_ms: float,
 ) -> None:
-    """One sample before and one after it: what goes beyond is told to the µs, and nothing below."""
     unsure_ms = trip_1[0] + trip_2[1]
     least_ms = unsure_ms + DRIFT_RATIO * (gap_ms + unsure_ms) + DRIFT_FIXED_MS
     for step_ms in (least_ms - TOLERANCE_MS, least_ms + TOLERANCE_MS + beyond_ms):
@@ -142,7 +136,6 @@ def test_a_step_forward_is_told_exactly_from_allowance_and_round_trip_on(
 def test_a_step_backward_is_told_exactly_from_allowance_and_round_trip_on(
     gap_ms: float, trip_1: tuple[float, float], trip_2: tuple[float, float], beyond_ms: float
 ) -> None:
-    """The mirror image. A command's reply alone cannot tell it: its request may have been sent just now."""
     unsure_ms = trip_1[1] + trip_2[0]
     least_ms = unsure_ms + DRIFT_RATIO * (gap_ms - unsure_ms) + DRIFT_FIXED_MS
     for step_ms in (least_ms - TOLERANCE_MS, least_ms + TOLERANCE_MS + beyond_ms):
@@ -173,7 +166,6 @@ def test_a_step_backward_is_told_exactly_from_allowance_and_round_trip_on(
     )
 )
 def test_whatever_two_samples_prove_is_told(moves: list[tuple[float, float, float, float, float]]) -> None:
-    """Two numbers remember as much as all the samples do: compared with every one since the last step that way."""
     world, clock = World(), NodeClock(distrust_ms=DISTRUST_MS)
     before_forward: list[Sample] = []
     before_backward: list[Sample] = []
@@ -215,7 +207,6 @@ def test_whatever_two_samples_prove_is_told(moves: list[tuple[float, float, floa
 def test_many_small_steps_that_add_up_to_more_than_drift_are_told(
     judge: Judge, step_count: int, excess: float, trip_ms: float
 ) -> None:
-    """Each of them is within what one interval allows; together they are more than a lease of 10 s allows for."""
     ttl_ms, world, clock = 10_000.0, World(), NodeClock(distrust_ms=DISTRUST_MS)
     note(clock, world.sample(there_ms=trip_ms, back_ms=trip_ms))
     total_ms = excess * (ttl_ms * DRIFT_RATIO) + DRIFT_FIXED_MS + 3 * trip_ms
@@ -233,7 +224,6 @@ def test_many_small_steps_that_add_up_to_more_than_drift_are_told(
 def test_never_more_is_told_than_there_was(
     moves: list[tuple[float, float, tuple[float, float], Judge]],
 ) -> None:
-    """A clock that is true but for its steps: what is told since is at most their sum."""
     world, clock = World(), NodeClock(distrust_ms=DISTRUST_MS)
     stepped_ms, told_ms = 0.0, 0.0
     for gap_ms, step_ms, (there_ms, back_ms), judge in moves:
@@ -246,7 +236,6 @@ def test_never_more_is_told_than_there_was(
 
 @pytest.mark.parametrize("step_ms", [100.0, -100.0])
 def test_a_slow_answer_neither_proves_a_step_nor_spoils_what_is_known(step_ms: float) -> None:
-    """The step that it hides is told by the next one."""
     world, clock = World(), NodeClock(distrust_ms=DISTRUST_MS)
     note(clock, world.sample())
     world.run(1_000)
@@ -260,12 +249,11 @@ def test_a_slow_answer_neither_proves_a_step_nor_spoils_what_is_known(step_ms: f
     assert (step.by_ms > 0) == (step_ms > 0)
 
 
-# --- distrust ---------------------------------------------------------------------------------------------------------
+# --- distrust
 
 
 @pytest.mark.parametrize("step_ms", [30_000.0, -30_000.0])
 def test_after_a_step_the_votes_do_not_count_until_every_lease_before_it_has_ended(step_ms: float) -> None:
-    """From the receipt on, for the greatest ttl and its drift, and then they do again. It is told once."""
     world, clock = World(), NodeClock(distrust_ms=DISTRUST_MS)
     note(clock, world.sample())
     world.run(1_000, step_ms=step_ms)
@@ -286,7 +274,6 @@ def test_after_a_step_the_votes_do_not_count_until_every_lease_before_it_has_end
 
 
 def test_a_further_step_extends_the_distrust() -> None:
-    """Leases that were renewed on the node between the two live on."""
     world, clock = World(), NodeClock(distrust_ms=DISTRUST_MS)
     note(clock, world.sample())
     for judge in (note, note, check):
@@ -298,7 +285,6 @@ def test_a_further_step_extends_the_distrust() -> None:
 
 
 def test_a_step_hidden_behind_another_is_distrusted_as_well() -> None:
-    """A reply proved the first and is no measure for the second: the next full sample is taken for one."""
     world, clock = World(), NodeClock(distrust_ms=DISTRUST_MS)
     note(clock, world.sample())
     world.run(500, step_ms=30_000)
@@ -319,7 +305,6 @@ def test_a_step_hidden_behind_another_is_distrusted_as_well() -> None:
 
 
 def test_distrust_that_is_told_from_elsewhere_is_never_brought_forward() -> None:
-    """Whoever knows of the later end is right."""
     clock = NodeClock(distrust_ms=DISTRUST_MS)
     clock.distrust_until(1_000)
     clock.distrust_until(400)
@@ -329,14 +314,13 @@ def test_distrust_that_is_told_from_elsewhere_is_never_brought_forward() -> None
     assert clock.steps == 0
 
 
-# --- offset -----------------------------------------------------------------------------------------------------------
+# --- offset
 
 
 @given(TRIPS, TRIPS, up_to(60_000))
 def test_the_offset_is_as_near_as_is_known(
     trip_1: tuple[float, float], trip_2: tuple[float, float], gap_ms: float
 ) -> None:
-    """Half of the round trip off at most; and after a quick answer, a slow one does not move it by its own delay."""
     world, clock = World(), NodeClock(distrust_ms=DISTRUST_MS)
     offset_ms = world.theirs_ms - world.ours_ms
     note(clock, world.sample(there_ms=trip_1[0], back_ms=trip_1[1]))
@@ -348,11 +332,11 @@ def test_the_offset_is_as_near_as_is_known(
     assert clock.offset_ms == pytest.approx(offset_ms, rel=0, abs=best_ms / 2 + TOLERANCE_MS)
 
 
-# --- witnesses: whose clock was it ------------------------------------------------------------------------------------
+# --- witnesses: whose clock was it
 
 
 class Cluster:
-    """One server that samples the clocks of several nodes, as heartbeats do; `told` has the nodes whose step is confirmed."""
+    """A server that samples the clocks of several nodes; `told` has the nodes with a confirmed step."""
 
     def __init__(self, node_count: int) -> None:
         self.worlds = [World(theirs_ms=1.79e12 + 1_000 * index) for index in range(node_count)]
@@ -364,7 +348,6 @@ class Cluster:
             self.run(100)
 
     def run(self, ms: float) -> None:
-        """Let time pass for all of them."""
         for world in self.worlds:
             world.run(ms)
 
@@ -374,7 +357,6 @@ class Cluster:
             world.run(0, step_ms=ms)
 
     def sample(self, index: int, *, there_ms: float = 0.1, back_ms: float = 0.1) -> None:
-        """Take a full sample of one node."""
         sample, clock = self.worlds[index].sample(there_ms=there_ms, back_ms=back_ms), self.clocks[index]
         step = note(clock, sample)
         self._note(index, step, sample)
@@ -382,7 +364,6 @@ class Cluster:
         self.told |= {each for each in range(len(self.worlds)) if self.witnesses.confirm(each)}
 
     def reply(self, index: int) -> None:
-        """Take a reply to a command, of which only the receipt is known."""
         sample = self.worlds[index].sample()
         self._note(index, check(self.clocks[index], sample), sample)
 
@@ -422,7 +403,6 @@ def test_a_server_clock_that_stands_still_or_jumps_confirms_no_step(
     stall_ms: float,
     after: list[tuple[int, str, float, tuple[float, float]]],
 ) -> None:
-    """All nodes seem to step, one after the other, in any order. No other server is told."""
     cluster = Cluster(node_count)
     look_on(cluster, before)
     cluster.stand_still(stall_ms)
@@ -433,7 +413,6 @@ def test_a_server_clock_that_stands_still_or_jumps_confirms_no_step(
 @pytest.mark.parametrize("step_ms", [30_000.0, 20.0, -30_000.0])
 @pytest.mark.parametrize("node_count", [3, 5, 7])
 def test_a_step_of_f_nodes_is_confirmed_by_the_others_and_told_once(node_count: int, step_ms: float) -> None:
-    """As many as may fail have to contradict it, also after a stall of the server's clock."""
     needed = (node_count - 1) // 2
     stepped = set(range(needed))
     for stalls in (False, True):
@@ -459,7 +438,6 @@ def test_a_step_of_f_nodes_is_confirmed_by_the_others_and_told_once(node_count: 
 
 @pytest.mark.parametrize("step_ms", [100.0, -100.0])
 def test_a_slow_sample_contradicts_no_step(step_ms: float) -> None:
-    """The other clock may have moved as far. Nor does a request that was sent before the step was seen."""
     cluster = Cluster(3)
     cluster.run(500)
     cluster.worlds[0].run(0, step_ms=step_ms)
@@ -474,7 +452,6 @@ def test_a_slow_sample_contradicts_no_step(step_ms: float) -> None:
 
 @pytest.mark.parametrize("rate", [0.013, 0.05, 0.5, -0.013, -0.05, -0.5])
 def test_a_server_clock_that_runs_wrong_confirms_no_step(rate: float) -> None:
-    """Every node seems to run too fast, or too slow, and steps again and again."""
     cluster = Cluster(3)
     for number in range(300):
         for world in cluster.worlds:
@@ -485,7 +462,6 @@ def test_a_server_clock_that_runs_wrong_confirms_no_step(rate: float) -> None:
 
 
 def test_a_node_that_was_away_while_the_servers_clock_stood_still_is_not_told_of() -> None:
-    """The others showed the stall long before that node does."""
     cluster = Cluster(3)
     cluster.stand_still(500)
     for _ in range(60):
@@ -500,7 +476,6 @@ def test_a_node_that_was_away_while_the_servers_clock_stood_still_is_not_told_of
 
 
 def test_a_single_node_has_no_witness() -> None:
-    """Its server cannot tell whose clock it was, so it tells no other server."""
     cluster = Cluster(1)
     for _ in range(3):
         cluster.run(500)

@@ -19,8 +19,6 @@ TIMEOUT_MS = 100
 
 
 class Wire(asyncio.Transport):
-    """The near end of a socket: keeps what was written."""
-
     def __init__(self) -> None:
         super().__init__()
         self.writes: list[bytes] = []
@@ -28,11 +26,9 @@ class Wire(asyncio.Transport):
         self.connection: NodeConnection | None = None
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        """Keep a write."""
         self.writes.append(bytes(data))
 
     def abort(self) -> None:
-        """End, as a real transport does: the protocol is told in a later turn."""
         if not self.aborted:
             self.aborted = True
             assert self.connection is not None
@@ -40,7 +36,7 @@ class Wire(asyncio.Transport):
 
 
 class Bench:
-    """A connection, its wire, and what was told to whom, when; `heard` has everything in order, notices as well."""
+    """A connection, its wire and the replies; `heard` has replies and notices in order."""
 
     def __init__(self) -> None:
         self.lost: list[str] = []
@@ -55,8 +51,6 @@ class Bench:
         self.connection.connection_made(self.wire)
 
     def call(self, name: object) -> bool:
-        """Send a command that is its own name."""
-
         def note(raw: Any) -> None:
             self.heard.append(raw)
             self.told.setdefault(name, []).append(raw)
@@ -65,7 +59,7 @@ class Bench:
         return self.connection.call(f"<{name}>".encode(), note)
 
     def subscribe(self) -> list[str]:
-        """Subscribe to a channel; return the list in which the node's answer will be told: a refusal, or nothing."""
+        """Subscribe to a channel; return the list that will get the node's answer."""
         told: list[str] = []
         self.connection.subscribe("ours", told.append)
         return told
@@ -75,13 +69,11 @@ class Bench:
         self.arrive(b"".join(f"+{text}\r\n".encode() for text in texts))
 
     def arrive(self, data: bytes) -> None:
-        """Let bytes arrive."""
         deliver(self.connection, data)
 
 
 @on_virtual_time
 async def test_commands_of_one_turn_of_the_loop_leave_in_one_write() -> None:
-    """So the node answers them with one fsync."""
     bench = Bench()
     for name in range(50):
         bench.call(name)
@@ -95,7 +87,6 @@ async def test_commands_of_one_turn_of_the_loop_leave_in_one_write() -> None:
 
 @on_virtual_time
 async def test_replies_are_matched_in_order_whatever_pieces_they_come_in() -> None:
-    """Each caller is told its own, once."""
     bench = Bench()
     for name in range(3):
         bench.call(name)
@@ -108,7 +99,6 @@ async def test_replies_are_matched_in_order_whatever_pieces_they_come_in() -> No
 
 @on_virtual_time
 async def test_a_reply_longer_than_what_is_read_at_once_is_put_together() -> None:
-    """And the one behind it is not lost."""
     bench = Bench()
     bench.call("long")
     bench.call("short")
@@ -119,7 +109,6 @@ async def test_a_reply_longer_than_what_is_read_at_once_is_put_together() -> Non
 
 @on_virtual_time
 async def test_commands_time_out_in_order_each_at_its_own_time() -> None:
-    """One timer serves them all and delays none."""
     bench = Bench()
     for name in range(5):
         bench.call(name)
@@ -131,7 +120,6 @@ async def test_commands_time_out_in_order_each_at_its_own_time() -> None:
 
 @on_virtual_time
 async def test_a_late_reply_is_dropped_and_the_next_caller_gets_its_own() -> None:
-    """A reply that comes after its time-out must not be taken for the answer to a later command."""
     bench = Bench()
     bench.call("slow")
     await asyncio.sleep(0.15)
@@ -145,7 +133,6 @@ async def test_a_late_reply_is_dropped_and_the_next_caller_gets_its_own() -> Non
 @pytest.mark.parametrize("at_ms", [100, 150, 250, 290])
 @on_virtual_time
 async def test_a_command_after_an_overdue_one_is_told_within_the_node_timeout(at_ms: int) -> None:
-    """The timer that watches for a stall must not hide the next command's own."""
     bench = Bench()
     bench.call("overdue")
     await asyncio.sleep(at_ms / 1000)
@@ -156,7 +143,6 @@ async def test_a_command_after_an_overdue_one_is_told_within_the_node_timeout(at
 
 @on_virtual_time
 async def test_a_caller_that_answers_a_time_out_with_a_command_starts_no_second_timer() -> None:
-    """An undo is sent from within a time-out; timers that multiply would eat the loop."""
     bench = Bench()
     loop = asyncio.get_running_loop()
 
@@ -173,7 +159,6 @@ async def test_a_caller_that_answers_a_time_out_with_a_command_starts_no_second_
 
 @on_virtual_time
 async def test_a_node_that_owes_answers_for_four_timeouts_is_given_up() -> None:
-    """Whoever still waits is told that the connection broke, and then its owner is."""
     bench = Bench()
     bench.call("first")
     await asyncio.sleep(0.35)
@@ -188,7 +173,6 @@ async def test_a_node_that_owes_answers_for_four_timeouts_is_given_up() -> None:
 
 @on_virtual_time
 async def test_a_node_that_is_slow_but_answers_is_kept() -> None:
-    """Overdue is not dead."""
     bench = Bench()
     for name in range(20):
         bench.call(name)
@@ -209,7 +193,6 @@ def push(payload: str) -> bytes:
 
 @on_virtual_time
 async def test_a_subscription_goes_out_ahead_of_every_command() -> None:
-    """Its answer is told by its place."""
     bench = Bench()
     told = bench.subscribe()
     bench.call("first")
@@ -225,7 +208,6 @@ async def test_a_subscription_goes_out_ahead_of_every_command() -> None:
 )
 @on_virtual_time
 async def test_the_answer_to_the_subscription_is_nobody_elses(answer: bytes, refusal: str) -> None:
-    """Granted it is a push, refused a plain error; either way the commands sent meanwhile get their own replies."""
     bench = Bench()
     told = bench.subscribe()
     bench.call("first")
@@ -240,7 +222,6 @@ async def test_the_answer_to_the_subscription_is_nobody_elses(answer: bytes, ref
 
 @on_virtual_time
 async def test_a_notice_among_the_replies_shifts_none_and_is_told_in_its_place() -> None:
-    """Before, between and after them, and in the middle of those that are overdue."""
     bench = Bench()
     bench.subscribe()
     bench.call("overdue")
@@ -257,7 +238,6 @@ async def test_a_notice_among_the_replies_shifts_none_and_is_told_in_its_place()
 
 @on_virtual_time
 async def test_a_push_that_is_no_message_is_passed_over() -> None:
-    """As the answer to a subscription that ended."""
     bench = Bench()
     bench.subscribe()
     bench.arrive(SUBSCRIBED + SUBSCRIBED.replace(b"$9\r\n", b"$11\r\nun"))
@@ -270,7 +250,6 @@ async def test_a_push_that_is_no_message_is_passed_over() -> None:
 @pytest.mark.parametrize("noise", [b"+nobody asked\r\n", b"HTTP/1.1 400\r\n"])
 @on_virtual_time
 async def test_a_peer_that_talks_out_of_turn_or_no_redis_is_left(noise: bytes) -> None:
-    """From then on no reply could be trusted to be anybody's."""
     bench = Bench()
     bench.arrive(noise)
     await asyncio.sleep(0)
@@ -280,7 +259,6 @@ async def test_a_peer_that_talks_out_of_turn_or_no_redis_is_left(noise: bytes) -
 
 @on_virtual_time
 async def test_unanswered_commands_are_bounded_overdue_ones_included(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the bound the node is as good as unreachable, and nothing is told."""
     monkeypatch.setattr(node_connection, "_UNANSWERED_MAX", 3)
     bench = Bench()
     assert [bench.call(name) for name in range(4)] == [True, True, True, False]
@@ -292,7 +270,6 @@ async def test_unanswered_commands_are_bounded_overdue_ones_included(monkeypatch
 
 @on_virtual_time
 async def test_a_batch_of_raw_commands_is_answered_in_order_among_the_others() -> None:
-    """In one write, as RESP; an error stands in its place and the rest counts."""
     bench = Bench()
     bench.call("first")
     batch = asyncio.ensure_future(bench.connection.commands(("INFO", "server"), ("GET", b"k"), ("PING",)))
@@ -313,7 +290,6 @@ async def test_a_batch_of_raw_commands_is_answered_in_order_among_the_others() -
 @pytest.mark.parametrize("end", ["late", "lost", "full", "closed"])
 @on_virtual_time
 async def test_a_batch_without_all_its_answers_is_an_error(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends within the node timeout, and the connection goes on where it can."""
     bench = Bench()
     if end == "full":
         monkeypatch.setattr(node_connection, "_UNANSWERED_MAX", 1)
@@ -341,7 +317,6 @@ async def test_a_batch_without_all_its_answers_is_an_error(end: str, monkeypatch
 
 @on_virtual_time
 async def test_a_batch_whose_caller_goes_away_takes_no_other_commands_answers() -> None:
-    """Its answers are dropped in their places."""
     bench = Bench()
     batch = asyncio.ensure_future(bench.connection.commands(("ONE",), ("TWO",)))
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What is kept for a node that is away: what ends a hold, the newest of it, and only as long as there may be something to end."""
+"""The replay queue keeps the newest releases and undos for an absent node, as long as they may matter."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from redfence_server.nodes.replay_queue import ReplayQueue
 
 
 def undo(number: int, *, expires_at_ms: float = 100.0) -> Undo:
-    """Return one of several undos."""
     return Undo("r", f"nonce-{number}", expires_at_ms)
 
 
 def test_only_what_ends_a_hold_is_kept_also_that_of_a_hand_over() -> None:
-    """The rest means nothing later."""
     kept = ReplayQueue()
     release = Release("r", "a", 100.0)
     for command in (
@@ -31,7 +29,6 @@ def test_only_what_ends_a_hold_is_kept_also_that_of_a_hand_over() -> None:
 
 
 def test_a_command_is_kept_once_at_its_first_place_as_it_was_kept_last() -> None:
-    """A release that every heartbeat fails to deliver stays one. Another resource or another lease is another command."""
     kept = ReplayQueue()
     kept.keep(Release("r", "a", 100.0))
     kept.keep(undo(1))
@@ -43,7 +40,6 @@ def test_a_command_is_kept_once_at_its_first_place_as_it_was_kept_last() -> None
 
 
 def test_what_is_worthless_by_now_is_not_taken() -> None:
-    """The hold has expired."""
     kept = ReplayQueue()
     for number, until_ms in enumerate((10.0, 30.0, 20.0)):
         kept.keep(undo(number, expires_at_ms=until_ms))
@@ -51,7 +47,6 @@ def test_what_is_worthless_by_now_is_not_taken() -> None:
 
 
 def test_a_few_are_taken_at_a_time_the_oldest_first() -> None:
-    """And the others stay."""
     kept = ReplayQueue()
     for number in range(5):
         kept.keep(undo(number, expires_at_ms=0.0 if number == 1 else 100.0))
@@ -61,7 +56,6 @@ def test_a_few_are_taken_at_a_time_the_oldest_first() -> None:
 
 
 def test_the_oldest_are_dropped_beyond_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that stays away costs no more memory than that."""
     monkeypatch.setattr(replay_queue, "_KEPT_MAX", 3)
     kept = ReplayQueue()
     for number in range(5):

@@ -18,25 +18,21 @@ UNFORMED = {Phase.FORMING, Phase.ASSEMBLED}
 
 
 def identity(index: int, *, phase: Phase = Phase.READY) -> Identity:
-    """Return the identity of one of three nodes."""
     return Identity("c", index, 3, TTL_MS, "a" * 32, f"run-{index}", durable=True, phase=phase)
 
 
 def look(index: int, who: Identity | None = None, **found: Any) -> NodeSnapshot:
-    """Return what is seen of a node that has this identity or none."""
     defaults: dict[str, Any] = {"identity": who, "run_id": f"run-{index}", "version": "7.2.4"}
     seen = Findings(**(defaults | found))
     return NodeSnapshot(index, f"n{index}:6379", seen)
 
 
 def decide(*who: Identity | None, ttl_ms_max: int = TTL_MS, leaves_wiped: bool = False) -> Plan:
-    """Plan for nodes with these identities."""
     looks = [look(index, each) for index, each in enumerate(who)]
     return plan(looks, new_cluster_id="new", ttl_ms_max=ttl_ms_max, leaves_wiped=leaves_wiped)
 
 
 def test_empty_nodes_become_a_new_cluster() -> None:
-    """The only time that an identity is made up."""
     assert decide(None, None, None) == Plan("new", TTL_MS, (0, 1, 2))
 
 
@@ -44,14 +40,13 @@ def test_empty_nodes_become_a_new_cluster() -> None:
 def test_forming_writes_to_nodes_that_were_never_formed_and_to_no_other(
     phases: tuple[Phase | None, ...],
 ) -> None:
-    """A formed cluster is left alone, whoever is out of it now, and a forming that broke off is finished under the id it began with."""
     who = [None if phase is None else identity(index, phase=phase) for index, phase in enumerate(phases)]
     begun = {phase for phase in phases if phase is not None} <= {Phase.FORMING}
     if None in phases and not begun:
         # It has lost its memory; a fresh identity would let it vote as if it had not.
         with pytest.raises(NodeRejectedError, match=rf"node {phases.index(None)} .*wiped or replaced"):
             decide(*who)
-        # Who runs the nodes and the servers knows that it was wiped: it gets no identity here, but a quarantine there.
+        # The operator says that the node was wiped: a server quarantines it; forming skips it.
         unformed = tuple(index for index, phase in enumerate(phases) if phase in UNFORMED)
         assert decide(*who, leaves_wiped=True) == Plan("c", TTL_MS, unformed)
         return
@@ -62,7 +57,6 @@ def test_forming_writes_to_nodes_that_were_never_formed_and_to_no_other(
 
 
 def test_nodes_of_another_cluster_or_order_or_size_are_refused() -> None:
-    """Whoever runs this has the wrong nodes before him."""
     with pytest.raises(NodeRejectedError, match=r"node 2 \(n2:6379\): it belongs to cluster other"):
         decide(identity(0), identity(1), replace(identity(2), cluster_id="other"))
     with pytest.raises(NodeRejectedError, match=r"node 1 .*: it was formed as node 2"):
@@ -83,7 +77,6 @@ def test_nodes_of_another_cluster_or_order_or_size_are_refused() -> None:
     ],
 )
 def test_what_is_not_fit_to_be_a_node_is_refused(found: dict[str, Any], told: str, *, formed: bool) -> None:
-    """By name, before anything is written; also when the cluster is formed already."""
     looks = [look(index, identity(index) if formed else None) for index in range(2)]
     looks.append(look(2, identity(2) if formed else None, **found))
     with pytest.raises(NodeRejectedError, match=rf"^node 2 \(n2:6379\): .*{told}"):
@@ -91,7 +84,6 @@ def test_what_is_not_fit_to_be_a_node_is_refused(found: dict[str, Any], told: st
 
 
 def test_a_node_that_holds_keys_or_cannot_be_looked_at_is_refused() -> None:
-    """The keys may be anybody's, and without a look nobody knows."""
     holding = [look(0), look(1, key_count=3), look(2)]
     with pytest.raises(NodeRejectedError, match=r"^node 1 \(n1:6379\): it holds 3 keys"):
         plan(holding, new_cluster_id="new", ttl_ms_max=TTL_MS)
@@ -101,7 +93,6 @@ def test_a_node_that_holds_keys_or_cannot_be_looked_at_is_refused() -> None:
 
 
 def test_the_greatest_ttl_of_a_cluster_is_not_changed_by_forming_it_again() -> None:
-    """Quarantine of a node would be too short for leases that were granted before."""
     with pytest.raises(ConfigError, match="max_ttl"):
         decide(identity(0), identity(1), identity(2), ttl_ms_max=2 * TTL_MS)
     with pytest.raises(NodeRejectedError, match=r"node 1 .*: it allows a ttl of 5 ms"):

@@ -36,7 +36,6 @@ class TakenOut(AdminConnection):
         self.restored = False
 
     async def step(self, script: str, *arguments: str | int) -> str:
-        """Restore the vote, as restore_vote.lua does."""
         self.restored = (script, *arguments[:1], arguments[2]) == (
             *("restore_vote", self.identity.admission),
             self.identity.reserved,
@@ -45,7 +44,6 @@ class TakenOut(AdminConnection):
 
 
 def recovery() -> ClusterRecovery:
-    """Return a recovery whose nodes are out, with the floor reserved."""
     begun = ClusterRecovery(
         [NodeUrl(f"redis://n{index}:6379") for index in range(3)],
         visiting=VISITING,
@@ -60,7 +58,6 @@ def recovery() -> ClusterRecovery:
 
 
 async def test_a_node_that_was_away_when_the_floor_was_reserved_is_left_out() -> None:
-    """It came back in the wait, still taken out. The others are a quorum."""
     nodes = [TakenOut(0), TakenOut(1), TakenOut(2, reserved=0, floor=0)]
     begun = recovery()
     await begun._give_back(nodes, IDS)
@@ -78,7 +75,6 @@ async def test_a_node_that_was_away_when_the_floor_was_reserved_is_left_out() ->
     ],
 )
 async def test_no_node_votes_again_if_fewer_than_a_quorum_are_left(change: dict[str, Any], told: str) -> None:
-    """Two of three are not as this recovery left them."""
     nodes = [TakenOut(0), TakenOut(1, **change), TakenOut(2, **change)]
     with pytest.raises(NodeRejectedError, match=f"fewer than a quorum .*{told}"):
         await recovery()._give_back(nodes, IDS)

@@ -1,4 +1,4 @@
-"""What a recovery takes, decided from what the nodes say of themselves: every combination of states that matters."""
+"""The plan of a recovery for every combination of node states that matters."""
 
 from __future__ import annotations
 
@@ -29,13 +29,11 @@ JUMP = 2**20
 
 
 def identity(place: int, **fields: Any) -> Identity:
-    """Return the identity of one of three nodes."""
     usual = Identity("c", place, 3, TTL_MS, "a" * 32, f"run-{place}", durable=True, phase=Phase.READY)
     return replace(usual, **fields)
 
 
 def look(index: int, who: Identity | None, **found: Any) -> NodeSnapshot:
-    """Return what is seen of a node with this identity, or of an empty one."""
     defaults: dict[str, Any] = {
         "identity": who,
         "run_id": f"run-{index}",
@@ -48,30 +46,26 @@ def look(index: int, who: Identity | None, **found: Any) -> NodeSnapshot:
 
 
 def away(index: int) -> NodeSnapshot:
-    """Return what is seen of a node that cannot be reached."""
     return NodeSnapshot(index, f"n{index}:6379", None, "connection refused")
 
 
 def decide(looks: Sequence[NodeSnapshot], request: Request = AUTO, *, wall_us: int = NOW_US) -> Recovery:
-    """Plan under a new id that can be told from the old one."""
     return plan(looks, request, wall_us=wall_us, new_cluster_id="new")
 
 
 def recovery(looks: Sequence[NodeSnapshot], request: Request = AUTO, *, wall_us: int = NOW_US) -> Recovery:
-    """Plan what must be a recovery."""
     planned = decide(looks, request, wall_us=wall_us)
     assert isinstance(planned, Recovery)
     return planned
 
 
-# --- who takes part ---------------------------------------------------------------------------------------------------
+# --- who takes part
 
 VOTES, QUARANTINED, EMPTY, RESTARTED, OLDER, UNREACHABLE = range(6)
 STATES = (VOTES, QUARANTINED, EMPTY, RESTARTED, OLDER, UNREACHABLE)
 
 
 def in_state(index: int, state: int) -> NodeSnapshot:
-    """Return what is seen of a node in a state."""
     return (
         look(index, identity(index)),
         look(index, identity(index, phase=Phase.QUARANTINED), high=None),
@@ -86,7 +80,6 @@ def in_state(index: int, state: int) -> NodeSnapshot:
 def test_a_recovery_takes_all_that_can_be_reached_and_only_where_no_quorum_votes(
     states: tuple[int, ...],
 ) -> None:
-    """Three nodes, each in one of six states."""
     looks = [in_state(index, state) for index, state in enumerate(states)]
     reached = tuple(index for index, state in enumerate(states) if state != UNREACHABLE)
     gone = tuple(index for index, state in enumerate(states) if state == UNREACHABLE)
@@ -113,7 +106,6 @@ def test_a_recovery_takes_all_that_can_be_reached_and_only_where_no_quorum_votes
 
 
 def test_a_node_that_restarted_votes_where_the_operator_gives_his_word() -> None:
-    """As the servers are told, so it is counted here."""
     looks = [in_state(index, RESTARTED) for index in range(3)]
     assert recovery(looks).nodes == (0, 1, 2)
     with pytest.raises(NodeRejectedError, match="nothing to recover"):
@@ -138,7 +130,6 @@ def test_a_node_that_restarted_votes_where_the_operator_gives_his_word() -> None
 def test_a_node_that_an_operator_has_to_mend_first_is_named(
     who: dict[str, Any] | None, found: dict[str, Any], told: str
 ) -> None:
-    """A recovery would carry the mistake along, or destroy what is somebody else's."""
     broken = look(2, None if who is None else identity(2, **who), **found)
     looks = [in_state(0, QUARANTINED), in_state(1, QUARANTINED), broken]
     with pytest.raises(NodeRejectedError, match=rf"^node 2 \(n2:6379\): .*{told}"):
@@ -146,10 +137,6 @@ def test_a_node_that_an_operator_has_to_mend_first_is_named(
 
 
 def test_a_cluster_that_was_never_formed_to_the_end_is_to_be_formed() -> None:
-    """Nothing was granted yet; but one that has voted since is recovered, also if a node of it never got so far.
-
-    Once all were there, one that is empty may have voted before it was wiped.
-    """
     empty = look(2, None)
     for phase in UNFORMED:
         begun = [look(index, identity(index, phase=phase)) for index in range(2)]
@@ -163,37 +150,33 @@ def test_a_cluster_that_was_never_formed_to_the_end_is_to_be_formed() -> None:
 
 
 def test_which_cluster_it_is_most_of_the_nodes_tell() -> None:
-    """Whichever comes first."""
     other = identity(0, cluster_id="other", phase=Phase.QUARANTINED)
     with pytest.raises(NodeRejectedError, match=r"^node 0 .* cluster other, not to c"):
         decide([look(0, other), in_state(1, QUARANTINED), in_state(2, QUARANTINED)])
 
 
-# --- the greatest ttl -------------------------------------------------------------------------------------------------
+# --- the greatest ttl
 
 LOST = [in_state(0, VOTES), in_state(1, EMPTY), in_state(2, QUARANTINED)]
 
 
 def test_the_greatest_ttl_comes_from_whoever_remembers_it() -> None:
-    """It may be said, but not changed: leases of the old length may be under way."""
     assert recovery(LOST, replace(AUTO, ttl_ms_max=TTL_MS)).ttl_ms_max == TTL_MS
     with pytest.raises(ConfigError, match="max_ttl: the cluster was formed with 300000 ms and not with 5 ms"):
         decide(LOST, replace(AUTO, ttl_ms_max=5))
 
 
 def test_of_two_greatest_ttls_the_greater_one_is_waited_for() -> None:
-    """Somebody has changed one by hand, and leases may have either."""
     longer = look(2, identity(2, phase=Phase.QUARANTINED, max_ttl_ms=2 * TTL_MS))
     assert recovery([*LOST[:2], longer]).ttl_ms_max == 2 * TTL_MS
 
 
 def test_a_greatest_ttl_that_nobody_remembers_must_be_told() -> None:
-    """Nobody else knows how long to wait."""
     with pytest.raises(ConfigError, match="max_ttl: no node remembers"):
         decide([in_state(index, EMPTY) for index in range(3)])
 
 
-# --- the floor --------------------------------------------------------------------------------------------------------
+# --- the floor
 
 
 def knowing(place: str, number: int) -> list[NodeSnapshot]:
@@ -215,7 +198,6 @@ PLACES = ["high of one that votes", "high of one that does not", "floor", "known
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_floor_is_above_every_number_that_can_be_read(place: str) -> None:
-    """The least that will do is told."""
     looks = knowing(place, 1_000)
     assert greatest_number(looks) == 1_000
     for floor in (0, 999, 1_000):
@@ -226,13 +208,11 @@ def test_a_floor_is_above_every_number_that_can_be_read(place: str) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_auto_is_a_jump_above_the_clock_and_above_every_number_that_can_be_read(place: str) -> None:
-    """Whichever is greater."""
     assert recovery(knowing(place, 1_000)).floor == NOW_US + JUMP
     assert recovery(knowing(place, NOW_US + 7)).floor == NOW_US + 7 + JUMP
 
 
-def test_auto_is_above_what_was_minted_since_the_last_recovery_though_every_node_has_forgotten_it() -> None:
-    """Less than one number in a microsecond."""
+def test_auto_is_above_every_token_since_the_last_recovery() -> None:
     first = recovery(LOST).floor
     for passed_us in (1, 10**6, 10**12):
         emptied = [in_state(index, EMPTY) for index in range(3)]
@@ -241,7 +221,6 @@ def test_auto_is_above_what_was_minted_since_the_last_recovery_though_every_node
 
 
 def test_a_clock_that_was_never_set_is_no_measure() -> None:
-    """It starts at 1970 or at the day of its firmware; a number by hand needs no clock."""
     for wall_us in (0, 1_700_000_000_000_000):
         with pytest.raises(ConfigError, match="floor: this machine's clock was never set"):
             decide(LOST, wall_us=wall_us)
@@ -249,7 +228,6 @@ def test_a_clock_that_was_never_set_is_no_measure() -> None:
 
 
 def test_a_floor_leaves_room_for_tokens() -> None:
-    """Numbers end at 2^53; whoever uses them up by a slip of the hand could never grant again."""
     assert recovery(LOST, replace(AUTO, floor=FLOOR_MAX)).floor == FLOOR_MAX
     assert FLOOR_MAX + JUMP < 2**53
     for request, wall_us in ((replace(AUTO, floor=FLOOR_MAX + 1), NOW_US), (AUTO, FLOOR_MAX)):

@@ -1,4 +1,4 @@
-"""What it takes to replace a node, decided from what the nodes say of themselves: every combination of states that matters."""
+"""The plan of a replacement for every combination of node states that matters."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from redfence_server.operations.replacement import Newcomer, Plan, plan
 TTL_MS = 300_000
 PLACE = 2
 FLOOR = 7_000
-"""Of place 2, as the others know it: it has been replaced or lost before."""
+"""The fence of index 2 that the peers know: the node there was replaced or lost before."""
 
 
 def identity(place: int, **fields: Any) -> Identity:
-    """Return the identity of one of three nodes that vote."""
     usual = Identity("c", place, 3, TTL_MS, "a" * 32, f"run-{place}", durable=True, phase=Phase.READY)
     knows = {"floor": FLOOR} if place == PLACE else {"known_floors": {PLACE: FLOOR}}
     return replace(usual, **(knows | fields))
 
 
 def look(place: int, who: Identity | None, *, address: str = "", **found: Any) -> NodeSnapshot:
-    """Return what is seen of a node with this identity, or of an empty one."""
     usual: dict[str, Any] = {
         "identity": who,
         "run_id": f"run-{place}",
@@ -41,12 +39,10 @@ def look(place: int, who: Identity | None, *, address: str = "", **found: Any) -
 
 
 def away(place: int, address: str = "") -> NodeSnapshot:
-    """Return what is seen of a node that cannot be reached."""
     return NodeSnapshot(place, address or f"n{place}:6379", None, "connection refused")
 
 
 def new(who: Identity | None = None, **found: Any) -> NodeSnapshot:
-    """Return what is seen of the new node."""
     return look(PLACE, who, address="new:6379", **({"run_id": "run-new"} | found))
 
 
@@ -55,11 +51,10 @@ DEAD = away(PLACE)
 
 
 def decide(newcomer: NodeSnapshot, old: NodeSnapshot = DEAD, others: Sequence[NodeSnapshot] = OTHERS) -> Plan:
-    """Plan to replace node 2."""
     return plan([*others, old], newcomer, assume_durable=False)
 
 
-# --- the new node against the old one -----------------------------------------------------------------------------------
+# --- the new node against the old one
 
 NEWCOMERS = {
     "empty": (new(), Newcomer.TO_PREPARE),
@@ -72,7 +67,7 @@ NEWCOMERS = {
     ),
     "superseded there": (new(identity(PLACE, floor=FLOOR - 1)), Newcomer.TO_PREPARE),
     "forming there": (new(identity(PLACE, phase=Phase.FORMING)), Newcomer.TO_PREPARE),
-    # Nobody has let it in since it was started: it may be a copy of the old one's disk.
+    # No server has admitted it since its start: it may be a copy of the old node's disk.
     "restarted there": (new(identity(PLACE, run_id="before")), Newcomer.TO_PREPARE),
     "forgot there": (new(identity(PLACE, run_id="run-new"), high=None), Newcomer.TO_PREPARE),
     "votes there": (new(identity(PLACE, run_id="run-new")), Newcomer.VOTES),
@@ -93,7 +88,6 @@ OLD = {
 
 @pytest.mark.parametrize(("newcomer", "old"), list(product(NEWCOMERS, OLD)))
 def test_the_new_node_is_prepared_whatever_the_old_one_is(newcomer: str, old: str) -> None:
-    """Whatever the new one is, and whatever answers at the old URL."""
     coming, becomes = NEWCOMERS[newcomer]
     going, votes = OLD[old]
     if newcomer == "votes there" and votes:
@@ -105,7 +99,6 @@ def test_the_new_node_is_prepared_whatever_the_old_one_is(newcomer: str, old: st
 
 @pytest.mark.parametrize("newcomer", NEWCOMERS)
 def test_a_node_that_takes_its_own_place_again_ends_no_vote(newcomer: str) -> None:
-    """It was wiped, or lost its disk; under its old URL or under another name."""
     coming, becomes = NEWCOMERS[newcomer]
     for there in (coming, replace(coming, address="by-another-name:6379")):
         planned = decide(coming, there)
@@ -129,7 +122,6 @@ def test_a_node_that_takes_its_own_place_again_ends_no_vote(newcomer: str) -> No
 def test_a_new_node_that_cannot_take_the_place_is_refused(
     who: dict[str, Any] | None, found: dict[str, Any], told: str
 ) -> None:
-    """By name, before anything is written."""
     coming = new(None if who is None else identity(PLACE, **who), **found)
     with pytest.raises(NodeRejectedError, match=rf"node 2 \(new:6379\): .*{told}"):
         decide(coming)
@@ -137,7 +129,7 @@ def test_a_new_node_that_cannot_take_the_place_is_refused(
         decide(away(PLACE, "new:6379"))
 
 
-# --- the others ---------------------------------------------------------------------------------------------------------
+# --- the others
 
 DISABLED: dict[str, Callable[[int], NodeSnapshot]] = {
     "away": away,
@@ -161,7 +153,6 @@ WHY = {
 @pytest.mark.parametrize("why", DISABLED)
 @pytest.mark.parametrize("out", [each for count in range(5) for each in combinations((0, 1, 3, 4), count)])
 def test_a_quorum_of_other_nodes_must_vote(out: tuple[int, ...], why: str) -> None:
-    """Four others of five nodes: three of them bring it in, and of four one may be lost. Who does not vote is named."""
     nodes = [look(place, identity(place, node_count=5)) for place in range(5)]
     for place in out:
         nodes[place] = DISABLED[why](place)
@@ -180,7 +171,6 @@ def test_a_quorum_of_other_nodes_must_vote(out: tuple[int, ...], why: str) -> No
 
 
 def test_a_single_node_has_no_others() -> None:
-    """Nobody can say what it forgot but the operator."""
     alone = look(0, identity(0, node_count=1))
     coming = NodeSnapshot(0, "new:6379", Findings(None, "run-new", "7.2.4"))
     with pytest.raises(NodeRejectedError, match=r"there are no others.*`redfence cluster recover`"):
@@ -199,7 +189,6 @@ def test_a_single_node_has_no_others() -> None:
 def test_a_list_of_nodes_that_is_not_the_clusters_is_refused(
     place: int, found: dict[str, Any] | None, told: str
 ) -> None:
-    """The place may be another one there; though there be a quorum without the wrong one."""
     nodes = [look(each, identity(each, node_count=5)) for each in range(5)]
     wrong = identity(place, **({"node_count": 5} | (found or {})))
     nodes[1] = look(1, wrong, **({"run_id": "run-0"} if found is None else {}))
@@ -208,6 +197,5 @@ def test_a_list_of_nodes_that_is_not_the_clusters_is_refused(
 
 
 def test_what_the_old_node_says_of_the_cluster_does_not_count() -> None:
-    """It may be any that was ever there: it neither tells which cluster it is, nor voids others."""
     lies = look(PLACE, identity(PLACE, known_floors={0: 10**6, 1: 10**6}, max_ttl_ms=10**9))
     assert decide(new(), lies).seat == NodeAssignment("c", PLACE, 3, TTL_MS)

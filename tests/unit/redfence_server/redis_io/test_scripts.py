@@ -48,7 +48,6 @@ def _unpack(packed: bytes) -> list[str]:
 
 
 def test_a_mint_names_its_keys_and_arguments_in_the_order_of_its_script() -> None:
-    """As mint.lua's head says."""
     packed = scripts.Packer(KEYS, channel="test").pack(COMMANDS[0], ONE)
     keys = ["p:node", "p:high", "p:lock:r", "p:counter:r"]
     given = ["digest", "nonce", "żółć", "900", "5000"]
@@ -59,7 +58,6 @@ def test_a_mint_names_its_keys_and_arguments_in_the_order_of_its_script() -> Non
 
 
 def test_a_notice_tells_the_resource_and_the_token() -> None:
-    """A resource may have spaces; whatever else is published there is an error."""
     assert scripts.read_notice(b"7 p:lock:a b", keys=KEYS, node=2) == Notice(2, "a b", 7)
     for payload in (b"", b"7", b"x p:lock:a", b"7 q:lock:a", b"7 p:lock:\xff", b"ended 7 p:lock:a"):
         with pytest.raises(ValueError):
@@ -68,7 +66,6 @@ def test_a_notice_tells_the_resource_and_the_token() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
 def test_a_command_is_packed_for_each_node_with_its_own_admission_id(command: Command) -> None:
-    """What is packed once for all nodes differs only there, and one command never gets another's bytes."""
     packer = scripts.Packer(KEYS, channel="test")
     for other in COMMANDS:
         packer.pack(other, TWO)
@@ -97,12 +94,10 @@ def test_a_command_is_packed_for_each_node_with_its_own_admission_id(command: Co
     ],
 )
 def test_every_answer_of_a_script_is_a_reply(raw: list[Any], reply: Reply) -> None:
-    """As the heads of the scripts list them."""
     assert scripts.read_reply(raw) == reply
 
 
 def test_answers_that_count_for_nothing_are_errors() -> None:
-    """Each of its own kind."""
     with pytest.raises(scripts.NotAdmittedError):
         scripts.read_reply([b"not_admitted"])
     with pytest.raises(scripts.NumbersExhaustedError):
@@ -123,6 +118,6 @@ def test_answers_that_count_for_nothing_are_errors() -> None:
     ],
 )
 def test_an_answer_that_no_script_gives_is_an_error(raw: Any) -> None:
-    """Lua ends a list at its first nil, so a key that was tampered with gives a short one."""
+    """Lua ends a list at its first nil, so a damaged key gives a short list."""
     with pytest.raises(ValueError, match="no script answers"):
         scripts.read_reply(raw)

@@ -20,7 +20,6 @@ def hold(token: int = 5, remaining_ms: int = 900, *, digest: str = A) -> Held:
 
 
 def refused(*held: tuple[int, Held], silent: tuple[int, ...] = ()) -> Refusal:
-    """Return what comes of an attempt when these nodes hold the lock and those are silent; the others are unknown."""
     return Refusal(Failure.HELD, held, tuple((node, NoReply.TIMED_OUT) for node in silent))
 
 
@@ -32,7 +31,6 @@ def watch_after(refusal: Refusal, *, nodes: int = 3, now_ms: float = 100.0) -> H
 
 
 def test_in_the_beginning_a_try_is_worth_its_while() -> None:
-    """Nothing is known of a hold."""
     watch = HoldWatch(3)
     assert watch.may_be_free
     assert watch.current(0) is None
@@ -40,7 +38,7 @@ def test_in_the_beginning_a_try_is_worth_its_while() -> None:
 
 @pytest.mark.parametrize("nodes", [1, 3, 5, 7])
 def test_after_a_refusal_by_all_a_quorum_has_to_tell_of_the_end(nodes: int) -> None:
-    """In whatever order the notices come: one less is not enough."""
+    """The notices come in any order."""
     quorum = majority(nodes)
     for order in itertools.islice(itertools.permutations(range(nodes)), 200):
         watch = watch_after(refused(*((node, hold(5)) for node in range(nodes))), nodes=nodes)
@@ -51,7 +49,6 @@ def test_after_a_refusal_by_all_a_quorum_has_to_tell_of_the_end(nodes: int) -> N
 
 
 def test_a_node_that_has_not_answered_may_be_free_and_a_silent_one_is_not() -> None:
-    """A quorum of three: one told of the end; the third decides."""
     for silent, expected in (((), True), ((2,), False)):
         watch = watch_after(refused((0, hold()), (1, hold()), silent=silent))
         assert not watch.may_be_free
@@ -60,7 +57,6 @@ def test_a_node_that_has_not_answered_may_be_free_and_a_silent_one_is_not() -> N
 
 
 def test_a_notice_of_an_older_hold_is_not_of_this_one() -> None:
-    """It was on its way while the lock changed hands; numbers on a node only grow."""
     watch = watch_after(refused((0, hold(5)), (1, hold(5)), (2, hold(5))))
     for node in range(3):
         watch.ended(Notice(node, "r", 4))
@@ -68,7 +64,7 @@ def test_a_notice_of_an_older_hold_is_not_of_this_one() -> None:
 
 
 def test_a_notice_that_came_before_the_refusal_was_told_counts() -> None:
-    """The hold ended between the node's answer and the end of the attempt: a wake-up would be lost."""
+    """The hold ended between the node's answer and the end of the attempt."""
     watch = HoldWatch(3)
     for node in (0, 1):
         watch.ended(Notice(node, "r", 5))
@@ -77,7 +73,6 @@ def test_a_notice_that_came_before_the_refusal_was_told_counts() -> None:
 
 
 def test_a_try_is_worth_its_while_when_the_time_of_enough_holds_is_up() -> None:
-    """Of three, two have to go; if one is unknown, one. One that goes much later is not waited for."""
     three = refused((0, hold(remaining_ms=300)), (1, hold(remaining_ms=100)), (2, hold(remaining_ms=200)))
     assert watch_after(three, now_ms=1_000).try_at_ms == 1_000 + 200 + 2
     two = refused((0, hold(remaining_ms=300)), (2, hold(remaining_ms=200)))
@@ -87,20 +82,18 @@ def test_a_try_is_worth_its_while_when_the_time_of_enough_holds_is_up() -> None:
 
 
 def test_nodes_that_end_a_hold_some_milliseconds_apart_are_waited_for_together() -> None:
-    """A try in between would be refused by the last of them, and might wait for one that is silent by then."""
+    """The last node would refuse a try in between."""
     together = refused((0, hold(remaining_ms=230)), (1, hold(remaining_ms=180)), (2, hold(remaining_ms=200)))
     assert watch_after(together, now_ms=1_000).try_at_ms == 1_000 + 230 + 2
 
 
 def test_a_refusal_without_a_hold_in_the_way_can_be_tried_again_at_once() -> None:
-    """They ended meanwhile."""
     watch = watch_after(Refusal(Failure.EXPIRED, (), ()), now_ms=1_000)
     assert watch.try_at_ms == 1_002
     assert watch.digest == ""
 
 
 def test_the_holder_is_told_as_last_seen() -> None:
-    """Of a refusal the lease on most nodes; of a grant the lease itself; the remaining time goes down."""
     watch = watch_after(refused((0, hold(5)), (1, hold(5)), (2, hold(6, digest=B))), now_ms=100)
     assert watch.digest == A
     assert watch.current(400) == Held(A, 5, "holder a", 600)
@@ -111,7 +104,6 @@ def test_the_holder_is_told_as_last_seen() -> None:
 
 
 def test_the_end_of_a_granted_lease_is_told_by_a_quorum() -> None:
-    """One node may have been lost with the grant, and its notice with it."""
     watch = HoldWatch(3)
     watch.granted(digest=B, holder="me", token=7, ends_at_ms=2_000)
     for node, free in ((0, False), (2, True)):

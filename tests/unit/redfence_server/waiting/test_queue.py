@@ -29,7 +29,6 @@ HOLDER = LeaseId("f" * 32)
 
 
 def lease_id(number: int) -> LeaseId:
-    """Return one of many lease ids."""
     return LeaseId(f"{number:032x}")
 
 
@@ -50,7 +49,6 @@ class Server:
         resource: str = R,
         answer_within_ms: float | None = None,
     ) -> asyncio.Task[Lease | NotGranted]:
-        """Send an Acquire that arrives now."""
         call = AcquireCall(
             *(resource, lease, ttl_ms, f"holder {lease.secret[-2:]}", wait_ms, LoopClock().now_ms()),
             answer_within_ms=answer_within_ms,
@@ -59,30 +57,24 @@ class Server:
         return asyncio.ensure_future(self.service.acquire(call))
 
     async def acquire(self, lease: LeaseId, *, ttl_ms: int = TTL_MS) -> Lease:
-        """Take the lock, which is free."""
         granted = await self.wait(lease, wait_ms=0, ttl_ms=ttl_ms)
         assert isinstance(granted, Lease)
         return granted
 
     async def release(self, lease: LeaseId) -> bool:
-        """End a lease."""
         return await self.service.release(R, lease)
 
     @property
     def sent(self) -> Sequence[Command]:
-        """What went to the first node."""
         return self.links[0].sent
 
     def mints(self) -> int:
-        """How often it has tried."""
         return sum(isinstance(each, Mint) for each in self.sent)
 
     async def waiters(self) -> int:
-        """How many wait."""
         return (await self.service.look(R)).queue.count
 
     def at_rest(self) -> bool:
-        """Tell whether nothing is kept of anybody who waited."""
         return keeps_no_waiter(self.service._queues)
 
 
@@ -93,7 +85,6 @@ def servers(
     clock: LoopClock = LoopClock(),  # noqa: B008  (it has no state)
     limits: WaiterLimits = WaiterLimits(server=2_000, resource=1_500, connection=1_800),  # noqa: B008  (frozen)
 ) -> list[Server]:
-    """Return servers over the same nodes."""
     first = [FakeNode(index, now_ms=clock.now_ms, channel="server 0") for index in range(nodes)]
     wired = [first] + [
         [
@@ -124,7 +115,6 @@ async def settle() -> None:
 
 
 async def call_off(*tasks: asyncio.Task[Lease | NotGranted]) -> None:
-    """Cancel calls and wait for their end."""
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -132,18 +122,16 @@ async def call_off(*tasks: asyncio.Task[Lease | NotGranted]) -> None:
 
 
 def token_of(task: asyncio.Task[Lease | NotGranted]) -> int:
-    """Return what a call was granted."""
     granted = task.result()
     assert isinstance(granted, Lease)
     return granted.token
 
 
-# --- order ------------------------------------------------------------------------------------------------------------
+# --- order
 
 
 @on_virtual_time
 async def test_waiters_are_granted_in_the_order_of_their_arrival() -> None:
-    """Each by one mint, which is the release of the one before; no time passes but the holders' own."""
     (server,) = servers()
     await server.acquire(HOLDER)
     waiting = [server.wait(lease_id(number)) for number in range(300)]
@@ -164,8 +152,7 @@ async def test_waiters_are_granted_in_the_order_of_their_arrival() -> None:
 
 
 @on_virtual_time
-async def test_who_does_not_wait_is_tried_once_past_the_queue() -> None:
-    """It neither takes a place nor needs one."""
+async def test_an_acquire_that_does_not_wait_is_tried_once_past_the_queue() -> None:
     (server,) = servers()
     await server.acquire(HOLDER)
     waiting = server.wait(lease_id(1))
@@ -178,7 +165,6 @@ async def test_who_does_not_wait_is_tried_once_past_the_queue() -> None:
 
 @on_virtual_time
 async def test_a_wait_that_is_over_tells_its_place_and_the_holder() -> None:
-    """Those ahead that left do not count."""
     (server,) = servers()
     await server.acquire(HOLDER)
     waiting = [server.wait(lease_id(number)) for number in range(3)]
@@ -197,12 +183,11 @@ async def test_a_wait_that_is_over_tells_its_place_and_the_holder() -> None:
     await call_off(waiting[0], waiting[2])
 
 
-# --- waking up --------------------------------------------------------------------------------------------------------
+# --- waking up
 
 
 @on_virtual_time
 async def test_a_release_through_another_server_wakes_the_first_waiter_and_nobody_else() -> None:
-    """By a notice: no time passes; the one who is woken mints once."""
     here, there = servers(2)
     await there.acquire(HOLDER)
     waiting = [here.wait(lease_id(number)) for number in range(50)]
@@ -220,7 +205,6 @@ async def test_a_release_through_another_server_wakes_the_first_waiter_and_nobod
 
 @on_virtual_time
 async def test_a_server_that_does_not_wait_hears_nothing() -> None:
-    """And one that does hears of its resource alone, once per node and hold."""
     here, there, elsewhere = servers(3)
     heard: dict[str, int] = {}
     for server, name in ((here, "here"), (there, "there"), (elsewhere, "elsewhere")):
@@ -238,7 +222,7 @@ async def test_a_server_that_does_not_wait_hears_nothing() -> None:
 
 @on_virtual_time
 async def test_without_notices_a_waiter_has_the_lock_when_the_time_of_the_hold_is_up() -> None:
-    """A lost notice costs at most that."""
+    """A lost notice delays the waiter until the hold expires, and no longer."""
     here, there = servers(2)
     for link in here.links:
         link.lose_notices = True
@@ -251,8 +235,7 @@ async def test_without_notices_a_waiter_has_the_lock_when_the_time_of_the_hold_i
 
 
 @on_virtual_time
-async def test_a_holder_that_keeps_its_lease_alive_costs_one_try_in_each_of_its_ttls_at_most() -> None:
-    """The time is up, the try is refused, and the new time is known."""
+async def test_a_renewed_lease_costs_a_waiter_at_most_one_try_in_each_ttl() -> None:
     here, there = servers(2)
     await there.acquire(HOLDER)
     waiting = here.wait(lease_id(1))
@@ -264,8 +247,7 @@ async def test_a_holder_that_keeps_its_lease_alive_costs_one_try_in_each_of_its_
 
 
 @on_virtual_time
-async def test_a_holder_that_keeps_its_lease_alive_through_the_same_server_costs_no_try_at_all() -> None:
-    """The server knows when the lease ends; and once the holder is gone, it ends then."""
+async def test_a_lease_that_is_renewed_through_the_same_server_costs_no_try() -> None:
     (server,) = servers()
     await server.acquire(HOLDER)
     waiting = server.wait(lease_id(1))
@@ -283,7 +265,6 @@ async def test_a_holder_that_keeps_its_lease_alive_through_the_same_server_costs
 
 @on_virtual_time
 async def test_a_lock_that_is_released_while_its_waiter_tries_is_not_missed() -> None:
-    """Each node's notice comes right behind its refusal, before the attempt is decided: the next try begins at once."""
     here, there = servers(2)
     await there.acquire(HOLDER)
     for link in here.links:
@@ -302,7 +283,7 @@ async def test_a_lock_that_is_released_while_its_waiter_tries_is_not_missed() ->
 
 @on_virtual_time
 async def test_a_lease_that_ends_while_its_own_grant_is_being_read_is_not_missed() -> None:
-    """The caller repeated its Acquire at another server and released there; grant and notices arrive together."""
+    """The caller repeats its Acquire at another server and releases there."""
     here, there = servers(2)
     await there.acquire(HOLDER)
     first, second = here.wait(lease_id(1)), here.wait(lease_id(2))
@@ -340,7 +321,7 @@ async def test_a_waiter_that_was_told_a_long_time_is_served_when_a_shorter_one_i
 
 @on_virtual_time
 async def test_that_the_time_is_shorter_is_not_forgotten_in_the_middle_of_a_try() -> None:
-    """The refusals tell the longer one, and are read together with the notice behind them."""
+    """The server reads the refusals together with the notice behind them."""
     here, there = servers(2)
     await there.acquire(HOLDER, ttl_ms=300_000)
     successor = there.wait(lease_id(1), ttl_ms=1_000)
@@ -360,7 +341,7 @@ async def test_that_the_time_is_shorter_is_not_forgotten_in_the_middle_of_a_try(
 
 @on_virtual_time
 async def test_one_notice_of_several_has_the_holder_looked_at_soon() -> None:
-    """The others were lost, or those nodes had no order to tell this server."""
+    """The other notices were lost."""
     here, there = servers(2)
     await there.acquire(HOLDER)
     first, waiting = here.wait(lease_id(1)), here.wait(lease_id(2))
@@ -377,8 +358,8 @@ async def test_one_notice_of_several_has_the_holder_looked_at_soon() -> None:
 
 
 @on_virtual_time
-async def test_who_waits_behind_a_lease_that_was_granted_elsewhere_hears_of_its_end() -> None:
-    """The head's mint found a hold that another server had made for the same Acquire."""
+async def test_a_waiter_behind_a_lease_granted_elsewhere_hears_of_its_end() -> None:
+    """The first waiter's mint finds a hold that another server made for the same Acquire."""
     here, there = servers(2)
     await there.acquire(HOLDER)
     first = here.wait(lease_id(1))
@@ -401,7 +382,6 @@ async def test_who_waits_behind_a_lease_that_was_granted_elsewhere_hears_of_its_
 
 @on_virtual_time
 async def test_an_idle_waiter_sends_nothing_to_any_node() -> None:
-    """It costs memory alone."""
     (server,) = servers()
     await server.acquire(HOLDER, ttl_ms=300_000)
     waiting = [server.wait(lease_id(number)) for number in range(20)]
@@ -412,17 +392,16 @@ async def test_an_idle_waiter_sends_nothing_to_any_node() -> None:
     await call_off(*waiting)
 
 
-# --- leaving ----------------------------------------------------------------------------------------------------------
+# --- leaving
 
 
 @pytest.mark.parametrize(
     "gone_after", ["the release was read", "it was told", "a node answered", "all nodes answered"]
 )
 @on_virtual_time
-async def test_a_hand_over_to_a_waiter_that_goes_away_is_undone_and_the_next_one_has_the_lock(
+async def test_a_hand_over_to_a_waiter_that_goes_away_goes_to_the_next_one(
     gone_after: str,
 ) -> None:
-    """Whenever it goes; and the release is answered all the same."""
     (server,) = servers()
     await server.acquire(HOLDER)
     first, second = server.wait(lease_id(1)), server.wait(lease_id(2))
@@ -451,7 +430,6 @@ async def test_a_hand_over_to_a_waiter_that_goes_away_is_undone_and_the_next_one
 
 @on_virtual_time
 async def test_a_head_that_goes_away_while_it_tries_leaves_the_try_to_the_next_one() -> None:
-    """What it minted is undone first."""
     here, there = servers(2)
     await there.acquire(HOLDER)
     first, second = here.wait(lease_id(1)), here.wait(lease_id(2))
@@ -475,7 +453,6 @@ async def test_a_head_that_goes_away_while_it_tries_leaves_the_try_to_the_next_o
 
 @on_virtual_time
 async def test_a_thousand_waiters_called_off_at_random_leave_nothing_behind() -> None:
-    """While locks are released, expire and are handed over; no token twice, and rising in the order of the grants."""
     chance = random.Random(20_261_121)
     here, there = servers(2)
     tokens: list[int] = []
@@ -507,7 +484,7 @@ async def test_a_thousand_waiters_called_off_at_random_leave_nothing_behind() ->
     assert len(asyncio.all_tasks()) == 1
 
 
-# --- taking turns -----------------------------------------------------------------------------------------------------
+# --- taking turns
 
 
 async def contend(here: Server, there: Server, *, grants: int, callers_each: int) -> list[str]:
@@ -537,23 +514,21 @@ async def contend(here: Server, there: Server, *, grants: int, callers_each: int
 @pytest.mark.parametrize("callers_each", [2, 3])
 @on_virtual_time
 async def test_two_servers_take_turns_and_neither_is_starved(callers_each: int) -> None:
-    """A turn is as long as the bound and the time for which the other one holds back. Two callers empty the queue now and then."""
     here, there = servers(2)
     granted = await contend(here, there, grants=2_000, callers_each=callers_each)
     assert min(granted.count("here"), granted.count("there")) >= 0.4 * len(granted)
     turns = (
         "".join("h" if name == "here" else "t" for name in granted).replace("ht", "h t").replace("th", "t h")
     )
-    # The first grant of a turn is no hand-over. Each hold takes 0.5 ms, and a server holds back for 12 ms at most.
+    # The first grant of a turn is no hand-over. A hold takes 0.5 ms; a server yields for at most 12 ms.
     assert max(len(turn) for turn in turns.split()) <= 1 + HAND_OVERS_MAX + 12 / 0.5
 
 
 @pytest.mark.parametrize("repeats", [False, True])
 @on_virtual_time
-async def test_a_resource_is_handed_over_a_bounded_number_of_times_while_another_server_waits(
+async def test_hand_overs_are_bounded_while_another_server_waits(
     repeats: bool,  # noqa: FBT001  (a parameter of the test)
 ) -> None:
-    """Then it is released openly, and the other server has it; also if a holder repeats its Acquire, which is no grant."""
     here, there = servers(2)
     await here.acquire(HOLDER)
     mine = [here.wait(lease_id(number)) for number in range(40)]
@@ -579,7 +554,6 @@ async def test_a_resource_is_handed_over_a_bounded_number_of_times_while_another
 
 @on_virtual_time
 async def test_a_queue_that_is_kept_for_its_turn_knows_nothing_of_who_comes_later() -> None:
-    """The first to come again asks to be told of the end of the hold, which may be released through any server."""
     here, there = servers(2)
     await here.acquire(HOLDER)
     first, other = here.wait(lease_id(1)), there.wait(lease_id(99))
@@ -600,7 +574,7 @@ async def test_a_queue_that_is_kept_for_its_turn_knows_nothing_of_who_comes_late
 
 @on_virtual_time
 async def test_rivals_that_split_the_nodes_part_without_any_notice() -> None:
-    """Each of three servers has one node: all undo, and one comes through soon."""
+    """Each of three servers holds one node: all undo, and one succeeds soon."""
     rivals = servers(3)
     for server in rivals:
         for link in server.links:
@@ -620,7 +594,6 @@ async def test_rivals_that_split_the_nodes_part_without_any_notice() -> None:
 
 @on_virtual_time
 async def test_a_server_that_yields_to_nobody_takes_the_lock_again_soon() -> None:
-    """The other's waiter has gone meanwhile, and nobody told."""
     here, there = servers(2)
     await here.acquire(HOLDER)
     mine = [here.wait(lease_id(number)) for number in range(40)]
@@ -636,12 +609,11 @@ async def test_a_server_that_yields_to_nobody_takes_the_lock_again_soon() -> Non
     await here.release(holder)
 
 
-# --- circumstances ----------------------------------------------------------------------------------------------------
+# --- circumstances
 
 
 @on_virtual_time
 async def test_a_grant_that_came_too_late_is_tried_again() -> None:
-    """It was undone; the caller is told of the one that is worth something."""
     (server,) = servers()
     for link in server.links:
         link.hold_replies = True
@@ -656,9 +628,7 @@ async def test_a_grant_that_came_too_late_is_tried_again() -> None:
 
 
 @on_virtual_time
-async def test_a_grant_that_is_worth_nothing_by_the_time_its_waiter_hears_of_it_is_taken_back() -> None:
-    """The process was stopped between the nodes' answers and the waiter's turn of the event loop."""
-
+async def test_a_grant_that_has_ended_before_its_waiter_hears_of_it_is_undone() -> None:
     class JumpingClock(LoopClock):
         jumped_ms = 0.0
 
@@ -685,7 +655,6 @@ async def test_a_grant_that_is_worth_nothing_by_the_time_its_waiter_hears_of_it_
 
 @on_virtual_time
 async def test_a_wait_that_ends_with_a_grant_that_came_too_late_says_so() -> None:
-    """More than that the time was up: the ttl is too short for these nodes."""
     (server,) = servers()
     for link in server.links:
         link.hold_replies = True
@@ -699,7 +668,6 @@ async def test_a_wait_that_ends_with_a_grant_that_came_too_late_says_so() -> Non
 
 @on_virtual_time
 async def test_without_a_quorum_everybody_who_waits_is_told_at_once() -> None:
-    """Not one after the other, each after a node timeout."""
     (server,) = servers()
     await server.acquire(HOLDER)
     waiting = [server.wait(lease_id(number)) for number in range(100)]
@@ -717,7 +685,6 @@ async def test_without_a_quorum_everybody_who_waits_is_told_at_once() -> None:
 
 @on_virtual_time
 async def test_a_drain_sends_everybody_away_and_undoes_what_is_under_way_for_nobody() -> None:
-    """Who is being granted just then is granted."""
     (server,) = servers()
     await server.acquire(HOLDER)
     waiting = [server.wait(lease_id(number)) for number in range(3)]
@@ -738,8 +705,7 @@ async def test_a_drain_sends_everybody_away_and_undoes_what_is_under_way_for_nob
 
 
 @on_virtual_time
-async def test_who_is_refused_while_the_server_begins_to_drain_is_sent_away() -> None:
-    """It is not among those who wait when they are told."""
+async def test_a_waiter_that_is_refused_while_the_server_drains_is_sent_away() -> None:
     here, there = servers(2)
     await there.acquire(HOLDER)
     for link in here.links:
@@ -756,7 +722,6 @@ async def test_who_is_refused_while_the_server_begins_to_drain_is_sent_away() ->
 
 @on_virtual_time
 async def test_each_limit_is_told_by_its_name_and_leaving_makes_room() -> None:
-    """Nobody is counted who does not wait."""
     (server,) = servers(limits=WaiterLimits(server=4, resource=3, connection=2))
     await server.acquire(HOLDER)
     waiting = [server.wait(lease_id(1), connection="x"), server.wait(lease_id(2), connection="x")]
@@ -792,8 +757,7 @@ async def test_each_limit_is_told_by_its_name_and_leaving_makes_room() -> None:
 
 
 @on_virtual_time
-async def test_who_came_first_keeps_its_place_when_too_many_come_at_once() -> None:
-    """It has it while it is tried, although it may not need it."""
+async def test_the_first_callers_keep_their_places_when_too_many_come_at_once() -> None:
     (server,) = servers(limits=WaiterLimits(server=9, resource=3, connection=9))
     await server.acquire(HOLDER)
     crowd = [server.wait(lease_id(number)) for number in range(6)]
@@ -804,8 +768,7 @@ async def test_who_came_first_keeps_its_place_when_too_many_come_at_once() -> No
 
 
 @on_virtual_time
-async def test_a_repeated_acquire_of_the_lease_that_holds_the_lock_does_not_queue_for_itself() -> None:
-    """Its first answer was lost, here or at another server; the same grant is told again, past those who wait."""
+async def test_a_repeated_acquire_of_the_holder_does_not_queue_for_itself() -> None:
     here, there = servers(2)
     await there.acquire(HOLDER)
     waiting = here.wait(lease_id(1))
@@ -830,10 +793,9 @@ async def test_a_repeated_acquire_of_the_lease_that_holds_the_lock_does_not_queu
 
 @pytest.mark.parametrize("leaves", [0, 1, 2])
 @on_virtual_time
-async def test_an_acquire_that_is_repeated_while_it_waits_has_the_place_of_the_first_that_is_left(
+async def test_a_repeated_waiting_acquire_has_the_place_of_the_first_that_is_left(
     leaves: int,
 ) -> None:
-    """Whichever of them leaves; and those that are left are answered with one grant."""
     (server,) = servers()
     await server.acquire(HOLDER)
     waiting = []
@@ -863,7 +825,6 @@ async def test_an_acquire_that_is_repeated_while_it_waits_has_the_place_of_the_f
 
 @on_virtual_time
 async def test_a_release_by_a_lease_that_does_not_hold_the_lock_disturbs_nobody() -> None:
-    """It is no reason to try."""
     (server,) = servers()
     await server.acquire(HOLDER)
     waiting = server.wait(lease_id(1))
@@ -878,10 +839,7 @@ async def test_a_release_by_a_lease_that_does_not_hold_the_lock_disturbs_nobody(
 
 
 @on_virtual_time
-async def test_a_caller_that_came_while_the_lock_was_granted_hears_of_its_release_through_another_server() -> (
-    None
-):
-    """The grant was made when nobody else waited, so nothing was to be told of its end."""
+async def test_a_caller_that_came_during_a_grant_hears_of_its_release_elsewhere() -> None:
     here, there = servers(2)
     for link in here.links:
         link.hold_replies = True

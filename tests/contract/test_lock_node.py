@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from harness.doubles.fake_node import FakeNode, FakeNodeState
 from harness.processes.fixture_types import FlushedNodes
@@ -317,35 +315,6 @@ async def test_a_retried_mint_answers_the_stored_nonce_and_token_and_marks_the_h
     assert TTL_MS < await site.ttl_left_ms(R) <= 2 * TTL_MS
 
 
-async def test_numbers_grow_across_leases_and_ends(site: Site) -> None:
-    assert await ask(site, mint(A, "n1")) == Granted("n1", 1)
-    assert await ask(site, Undo(R, "n1", 0)) is Status.UNDONE
-    assert await ask(site, mint(B, "n2")) == Granted("n2", 2)
-    assert await ask(site, Release(R, B, 0)) is Status.RELEASED
-    assert await ask(site, mint(A, "n3")) == Granted("n3", 3)
-    await site.expire(R)
-    assert await ask(site, mint(B, "n4")) == Granted("n4", 4)
-
-
-async def test_a_counter_that_was_dropped_starts_again_at_high(site: Site) -> None:
-    await ask(site, mint(resource="other"))
-    await ask(site, Commit("other", A, "n1", 70))
-    assert await ask(site, mint()) == Granted("n1", 71)
-    await ask(site, Release(R, A, 0))
-    await site.drop_counter(R)
-    await ask(site, Commit("other", A, "n1", 90))
-    assert await ask(site, mint(B, "n2")) == Granted("n2", 91)
-
-
-async def test_a_counter_that_is_kept_goes_on_beside_a_greater_high(site: Site) -> None:
-    assert await ask(site, mint()) == Granted("n1", 1)
-    await ask(site, mint(resource="other"))
-    await ask(site, Commit("other", A, "n1", 500))
-    await ask(site, Release(R, A, 0))
-    assert await ask(site, mint(B, "n2")) == Granted("n2", 2)
-    assert (await site.dump())[KEYS.high] == {"": "500"}
-
-
 @pytest.mark.parametrize("last", [2**53 - 3, 2**53 - 2])
 async def test_tokens_are_exact_up_to_the_last_one_below_2_to_the_53(site: Site, last: int) -> None:
     await site.set_high(last)
@@ -357,13 +326,6 @@ async def test_tokens_are_exact_up_to_the_last_one_below_2_to_the_53(site: Site,
     assert (await site.dump())[KEYS.counter(R)] == {"": str(last + 1)}
 
 
-async def test_when_the_numbers_are_used_up_a_mint_is_refused_and_changes_nothing(site: Site) -> None:
-    await site.set_high(2**53 - 1)
-    before = await site.dump()
-    assert await ask(site, mint()) is NoReply.REFUSED
-    assert await site.dump() == before
-
-
 @pytest.mark.parametrize("text", ["żółć/锁/🔒", "it's \"quoted\" \\ %s ' ;", "0", " ", "-1e309", "a:b*[c]?"])
 async def test_names_and_labels_are_any_text(site: Site, text: str) -> None:
     assert await ask(site, mint(resource=text, holder=text)) == Granted("n1", 1)
@@ -373,82 +335,168 @@ async def test_names_and_labels_are_any_text(site: Site, text: str) -> None:
     assert KEYS.lock(text) in await site.dump()
 
 
-# --- commit
+# --- sequences of commands
+
+Check = Callable[[Site], Awaitable[None]]
 
 
-async def test_a_commit_raises_the_hold_the_counter_and_high(site: Site) -> None:
-    await ask(site, mint())
-    assert await ask(site, Commit(R, A, "n1", 9)) is Status.COMMITTED
-    kept = await site.dump()
-    assert kept[KEYS.lock(R)]["token"] == "9"
-    assert (kept[KEYS.counter(R)], kept[KEYS.high]) == ({"": "9"}, {"": "9"})
+async def expire(site: Site) -> None:
+    await site.expire(R)
 
 
-async def test_a_commit_never_lowers(site: Site) -> None:
-    await ask(site, mint())
-    await ask(site, Commit(R, A, "n1", 9))
-    before = await site.dump()
-    assert await ask(site, Commit(R, A, "n1", 5)) is Status.COMMITTED
-    assert await site.dump() == before
-
-
-async def test_a_commit_after_the_counter_was_dropped_leaves_no_way_to_a_smaller_number(site: Site) -> None:
-    """`high` is above the token, so a fresh counter starts above it."""
-    await ask(site, mint(resource="other"))
-    await ask(site, Commit("other", A, "n1", 50))
-    await ask(site, mint())
+async def drop_counter(site: Site) -> None:
     await site.drop_counter(R)
-    assert await ask(site, Commit(R, A, "n1", 51)) is Status.COMMITTED
-    await ask(site, Release(R, A, 0))
-    assert await ask(site, mint(B, "n2")) == Granted("n2", 52)
 
 
-@pytest.mark.parametrize(
-    "commit",
-    [Commit(R, A, "n2", 9), Commit(R, B, "n1", 9), Commit("free", A, "n1", 9)],
-    ids=["another nonce", "another lease", "no hold"],
-)
-async def test_a_commit_of_anything_but_the_very_hold_is_refused_and_changes_nothing(
-    site: Site, commit: Commit
-) -> None:
-    """A late commit of a first attempt must not reach a second hold, even of the same lease."""
-    await ask(site, mint())
-    before = await site.dump()
-    assert await ask(site, commit) is Status.LOST
-    assert await site.dump() == before
+async def use_up_numbers(site: Site) -> None:
+    await site.set_high(2**53 - 1)
 
 
-# --- undo, release, renew, inspect
+def keeps(counter: int, high: int, **hold: str) -> Check:
+    """Check the counter, the greatest number and some fields of the hold."""
+
+    async def check(site: Site) -> None:
+        kept = await site.dump()
+        assert (kept[KEYS.counter(R)], kept[KEYS.high]) == ({"": str(counter)}, {"": str(high)})
+        assert hold.items() <= kept.get(KEYS.lock(R), {}).items()
+
+    return check
 
 
-async def test_an_undo_goes_by_the_nonce_alone(site: Site) -> None:
-    await ask(site, mint())
-    assert await ask(site, Undo(R, "n2", 0)) is Status.KEPT
-    assert KEYS.lock(R) in await site.dump()
-    assert await ask(site, Undo(R, "n1", 0)) is Status.UNDONE
+async def keeps_numbers_alone(site: Site) -> None:
     assert await site.dump() == {KEYS.counter(R): {"": "1"}, KEYS.high: {"": "1"}}
-    assert await ask(site, Undo(R, "n1", 0)) is Status.KEPT
 
 
-@pytest.mark.parametrize("nonce", ["n1", "n2"])
-async def test_an_undo_keeps_a_hold_that_a_retry_shares(site: Site, nonce: str) -> None:
-    """Another server may be granting it just now."""
-    await ask(site, mint(A, "n1"))
-    await ask(site, mint(A, "n2"))
-    before = await site.dump()
-    assert await ask(site, Undo(R, nonce, 0)) is Status.KEPT
-    assert await site.dump() == before
+FIRST = (mint(), Granted("n1", 1))
+RETRY = (mint(A, "n2"), Granted("n1", 1))
+OTHER = (mint(resource="other"), Granted("n1", 1))
+HELD = (A, 1, "h")
+SEQUENCES: dict[str, Sequence[tuple[Command, object] | Check]] = {
+    "an undo, a release and an expiry give no number back": [
+        FIRST,
+        (Undo(R, "n1", 0), Status.UNDONE),
+        (mint(B, "n2"), Granted("n2", 2)),
+        (Release(R, B, 0), Status.RELEASED),
+        (mint(A, "n3"), Granted("n3", 3)),
+        expire,
+        (mint(B, "n4"), Granted("n4", 4)),
+    ],
+    "a dropped counter starts again at high": [
+        OTHER,
+        (Commit("other", A, "n1", 70), Status.COMMITTED),
+        (mint(), Granted("n1", 71)),
+        (Release(R, A, 0), Status.RELEASED),
+        drop_counter,
+        (Commit("other", A, "n1", 90), Status.COMMITTED),
+        (mint(B, "n2"), Granted("n2", 91)),
+    ],
+    "a kept counter goes on beside a greater high": [
+        FIRST,
+        (mint(resource="other"), Granted("n1", 2)),
+        (Commit("other", A, "n1", 500), Status.COMMITTED),
+        (Release(R, A, 0), Status.RELEASED),
+        (mint(B, "n2"), Granted("n2", 2)),
+        keeps(2, 500),
+    ],
+    "without numbers nothing is minted": [use_up_numbers, (mint(), NoReply.REFUSED)],
+    "a commit raises the hold, the counter and high, and never lowers them": [
+        FIRST,
+        (Commit(R, A, "n1", 9), Status.COMMITTED),
+        keeps(9, 9, token="9"),
+        (Commit(R, A, "n1", 5), Status.COMMITTED),
+        keeps(9, 9, token="9"),
+    ],
+    "a commit without a counter leaves no way to a smaller number": [
+        OTHER,
+        (Commit("other", A, "n1", 50), Status.COMMITTED),
+        (mint(), Granted("n1", 51)),
+        drop_counter,
+        (Commit(R, A, "n1", 51), Status.COMMITTED),
+        (Release(R, A, 0), Status.RELEASED),
+        (mint(B, "n2"), Granted("n2", 52)),
+    ],
+    # A late commit of a first attempt must not reach a second hold, even of the same lease.
+    "a commit reaches only the hold of its lease and nonce": [
+        FIRST,
+        (Commit(R, A, "n2", 9), Status.LOST),
+        (Commit(R, B, "n1", 9), Status.LOST),
+        (Commit("free", A, "n1", 9), Status.LOST),
+    ],
+    "an undo goes by the nonce alone": [
+        FIRST,
+        (Undo(R, "n2", 0), Status.KEPT),
+        (Undo(R, "n1", 0), Status.UNDONE),
+        keeps_numbers_alone,
+        (Undo(R, "n1", 0), Status.KEPT),
+    ],
+    # Another server may be granting it just now.
+    "an undo keeps a shared hold": [
+        FIRST,
+        RETRY,
+        (Undo(R, "n1", 0), Status.KEPT),
+        (Undo(R, "n2", 0), Status.KEPT),
+    ],
+    "a release ends its own lease, also a shared one": [
+        FIRST,
+        RETRY,
+        (Release(R, B, 0), Status.NOT_HELD),
+        (Release(R, A, 0), Status.RELEASED),
+        keeps_numbers_alone,
+        (Release(R, A, 0), Status.NOT_HELD),
+    ],
+    "a renewal neither creates a hold nor reaches another lease": [
+        FIRST,
+        (Renew(R, B), Status.NOT_HELD),
+        expire,
+        (Renew(R, A), Status.NOT_HELD),
+    ],
+    "an inspection changes nothing": [(Inspect(R), Status.FREE), FIRST, (Inspect(R), HELD)],
+    "a hand-over of a lease that does not hold is a plain mint": [(mint(ends=B), Granted("n1", 1))],
+    "a hand-over never ends the hold of a third lease": [FIRST, (mint(B, "n2", ends=C), HELD)],
+    # Two servers may hand over the same lease to two tries of one Acquire.
+    "a hand-over to a lease that holds already is its retry": [
+        FIRST,
+        (mint(B, "n2", ends=A), Granted("n2", 2, released=True)),
+        (mint(B, "n3", ends=A), Granted("n2", 2, released=False)),
+        keeps(2, 2, shared="1"),
+    ],
+    "a hand-over without a counter counts on from high": [
+        FIRST,
+        (mint(resource="other"), Granted("n1", 2)),
+        (Commit("other", A, "n1", 70), Status.COMMITTED),
+        drop_counter,
+        (mint(B, "n2", ends=A), Granted("n2", 71, released=True)),
+    ],
+    "without numbers a hand-over ends nothing": [
+        FIRST,
+        drop_counter,
+        use_up_numbers,
+        (mint(B, "n2", ends=A), NoReply.REFUSED),
+        (Release(R, A, 0), Status.RELEASED),
+    ],
+    "an undo of a hand-over frees the lock, also a shared one": [
+        FIRST,
+        RETRY,
+        (mint(B, "n3", ends=A), Granted("n3", 2, released=True)),
+        (Undo(R, "n3", 0), Status.UNDONE),
+        (Inspect(R), Status.FREE),
+    ],
+}
+REFUSALS = {Status.FREE, Status.KEPT, Status.LOST, Status.NOT_HELD, NoReply.REFUSED, HELD}
 
 
-async def test_a_release_ends_its_own_lease_also_a_shared_one_and_no_other(site: Site) -> None:
-    await ask(site, mint(A, "n1"))
-    await ask(site, mint(A, "n2"))
-    before = await site.dump()
-    assert await ask(site, Release(R, B, 0)) is Status.NOT_HELD
-    assert await site.dump() == before
-    assert await ask(site, Release(R, A, 0)) is Status.RELEASED
-    assert KEYS.lock(R) not in await site.dump()
-    assert await ask(site, Release(R, A, 0)) is Status.NOT_HELD
+@pytest.mark.parametrize("name", SEQUENCES)
+async def test_a_sequence_of_commands_is_answered_and_a_refusal_changes_nothing(
+    site: Site, name: str
+) -> None:
+    for step in SEQUENCES[name]:
+        if callable(step):
+            await step(site)
+            continue
+        command, expected = step
+        before = await site.dump()
+        assert _timeless(await ask(site, command)) == expected, command
+        assert expected not in REFUSALS or await site.dump() == before, command
 
 
 async def test_a_renewal_starts_the_stored_ttl_anew(site: Site) -> None:
@@ -456,27 +504,6 @@ async def test_a_renewal_starts_the_stored_ttl_anew(site: Site) -> None:
     await ask(site, Commit(R, A, "n1", 9))
     assert await ask(site, Renew(R, A)) == Renewed(9, TTL_MS)
     assert TTL_MS - 5_000 < await site.ttl_left_ms(R) <= TTL_MS
-
-
-async def test_a_renewal_never_creates_a_hold_again_and_never_touches_another_lease(site: Site) -> None:
-    await ask(site, mint())
-    before = await site.dump()
-    assert await ask(site, Renew(R, B)) is Status.NOT_HELD
-    assert await site.dump() == before
-    await site.expire(R)
-    before = await site.dump()
-    assert await ask(site, Renew(R, A)) is Status.NOT_HELD
-    assert await site.dump() == before
-
-
-async def test_looking_changes_nothing(site: Site) -> None:
-    assert await ask(site, Inspect(R)) is Status.FREE
-    await ask(site, mint())
-    before = await site.dump()
-    reply = await ask(site, Inspect(R))
-    assert isinstance(reply, Held)
-    assert (reply.digest, reply.token, reply.holder) == (A, 1, "h")
-    assert await site.dump() == before
 
 
 # --- hand-over
@@ -511,53 +538,6 @@ async def test_a_hand_over_can_shorten_what_is_left_of_the_time(site: Site) -> N
     await ask(site, mint(A, "n1", ttl_ms=TTL_MS))
     await ask(site, mint(B, "n2", ttl_ms=1_000, ends=A))
     assert await site.ttl_left_ms(R) <= 1_000
-
-
-async def test_a_hand_over_of_a_lease_that_does_not_hold_is_a_plain_mint(site: Site) -> None:
-    assert await ask(site, mint(B, "n1", ends=A)) == Granted("n1", 1, released=False)
-
-
-async def test_a_hand_over_never_ends_the_hold_of_a_third_lease(site: Site) -> None:
-    await ask(site, mint(C, "n1"))
-    before = await site.dump()
-    reply = await ask(site, mint(B, "n2", ends=A))
-    assert isinstance(reply, Held)
-    assert (reply.digest, reply.token) == (C, 1)
-    assert await site.dump() == before
-
-
-async def test_a_hand_over_to_a_lease_that_holds_already_is_its_retry(site: Site) -> None:
-    """Two servers may hand over the same lease to two tries of one Acquire."""
-    await ask(site, mint(A, "n1"))
-    assert await ask(site, mint(B, "n2", ends=A)) == Granted("n2", 2, released=True)
-    assert await ask(site, mint(B, "n3", ends=A)) == Granted("n2", 2, released=False)
-    assert (await site.dump())[KEYS.lock(R)]["shared"] == "1"
-
-
-async def test_a_hand_over_counts_on_from_high_where_the_counter_is_gone(site: Site) -> None:
-    await ask(site, mint(A, "n1"))
-    await ask(site, mint(resource="other"))
-    await ask(site, Commit("other", A, "n1", 70))
-    await site.drop_counter(R)
-    assert await ask(site, mint(B, "n2", ends=A)) == Granted("n2", 71, released=True)
-
-
-async def test_when_the_numbers_are_used_up_a_hand_over_ends_nothing(site: Site) -> None:
-    await ask(site, mint(A, "n1"))
-    await site.drop_counter(R)
-    await site.set_high(2**53 - 1)
-    before = await site.dump()
-    assert await ask(site, mint(B, "n2", ends=A)) is NoReply.REFUSED
-    assert await site.dump() == before
-    assert await ask(site, Release(R, A, 0)) is Status.RELEASED
-
-
-async def test_an_undo_of_a_hand_over_frees_the_lock(site: Site) -> None:
-    await ask(site, mint(A, "n1"))
-    await ask(site, mint(A, "n2"))
-    await ask(site, mint(B, "n3", ends=A))
-    assert await ask(site, Undo(R, "n3", 0)) is Status.UNDONE
-    assert await ask(site, Inspect(R)) is Status.FREE
 
 
 # --- notices
@@ -734,103 +714,6 @@ async def test_a_node_that_was_admitted_under_another_id_refuses_and_changes_not
     # Or what came of the look that follows, for what would have been sent again after it.
     assert await ask(site, command) in {NoReply.NOT_ADMITTED, NoReply.UNREACHABLE}
     assert await site.dump() == before
-
-
-# --- the twin is honest
-
-_resources = st.sampled_from("xxxy")
-_leases = st.sampled_from([A, B, C])
-_nonces = st.sampled_from(["n1", "n2", "n3"])
-_yes_or_no = st.booleans()
-# Far enough apart for the time that a real node takes.
-_ttls_ms = st.sampled_from([TTL_MS, TTL_MS, TTL_MS - 10_000])
-
-
-@st.composite
-def _mints(draw: st.DrawFn) -> Mint:
-    resource, lease = draw(_resources), draw(_leases)
-    ended = draw(st.none() | _leases.filter(lambda each: each != lease))
-    ends = None if ended is None else Release(resource, ended, 0.0)
-    holder = draw(st.text(max_size=3))
-    return Mint(
-        resource,
-        lease,
-        draw(_nonces),
-        holder,
-        draw(_ttls_ms),
-        ends,
-        notify=draw(_yes_or_no),
-        behind=draw(_yes_or_no),
-    )
-
-
-_commands: st.SearchStrategy[Command] = st.one_of(
-    _mints(),
-    _mints(),
-    st.builds(Commit, _resources, _leases, _nonces, st.integers(1, 12)),
-    st.builds(Undo, _resources, _nonces, st.just(0.0)),
-    st.builds(Renew, _resources, _leases),
-    st.builds(Release, _resources, _leases, st.just(0.0)),
-    st.builds(Inspect, _resources),
-)
-Touch = Callable[[Site], Awaitable[None]]
-Step = Touch | tuple[int, Command]
-"""Something done to the node behind everybody's back, or a command of the first or the second server."""
-
-
-@st.composite
-def _steps(draw: st.DrawFn) -> Step:
-    match draw(st.integers(0, 14)):
-        case 0:
-            resource = draw(_resources)
-            return lambda site: site.expire(resource)
-        case 1:
-            resource = draw(_resources)
-            return lambda site: site.drop_counter(resource)
-    return draw(st.integers(0, 1)), draw(_commands)
-
-
-@pytest.mark.slow
-async def test_a_fake_and_a_real_node_cannot_be_told_apart(flushed_nodes: FlushedNodes) -> None:
-    """Random commands, expiries and dropped counters give both the same replies, notices and keys."""
-    (redis,) = await flushed_nodes(1)
-    real = await real_site(redis)
-    real_servers: tuple[Server, Server] = (real, await real.beside(THERE))
-    loop = asyncio.get_running_loop()
-
-    async def play(steps: list[Step]) -> None:
-        for resource in "xy":
-            await real.redis.call("DEL", KEYS.lock(resource), KEYS.counter(resource))
-        await real.set_high(0)
-        for server in real_servers:
-            await notices(server)
-            server.told.clear()
-        fake = fake_site()
-        fake_servers = (fake, await fake.beside(THERE))
-        for step in steps:
-            if callable(step):
-                await step(fake)
-                await step(real)
-            else:
-                who, command = step
-                answers = [_timeless(await ask(each[who], command)) for each in (fake_servers, real_servers)]
-                assert answers[0] == answers[1], step
-        assert await fake.dump() == await real.dump()
-        for twins in zip(fake_servers, real_servers, strict=True):
-            heard = [await notices(server) for server in twins]
-            assert heard[0] == heard[1]
-            seen.update(heard[0])
-
-    seen: set[Notice] = set()
-
-    @settings(max_examples=250, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(steps=st.lists(_steps(), min_size=50, max_size=60))
-    def check(steps: list[Step]) -> None:
-        asyncio.run_coroutine_threadsafe(play(steps), loop).result()
-
-    await asyncio.to_thread(check)
-    assert seen, "nobody heard anything"
-    await real.close()
 
 
 def _timeless(reply: Reply | Notice) -> object:

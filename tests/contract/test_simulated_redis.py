@@ -87,14 +87,17 @@ _lease = st.sampled_from(["a" * 64, "b" * 64])
 _nonce = st.sampled_from(["n1", "n2"])
 _name = st.sampled_from("xxxy")
 _flag = st.booleans()
+# Each of two servers writes its channel as the holder.
+_channels = st.sampled_from(["here", "there"])
+_ttls_ms = st.sampled_from([TTL_MS, 2 * TTL_MS])
 _phases = st.sampled_from([Phase.QUARANTINED, Phase.RESTARTED])
 _ends = st.none() | st.builds(Release, st.just("x"), _lease, st.just(0.0))
 _commands: st.SearchStrategy[Command] = st.one_of(
-    st.builds(Mint, _name, _lease, _nonce, st.just("h"), st.just(TTL_MS), st.none(), _flag, _flag),
-    st.builds(Mint, st.just("x"), _lease, _nonce, st.just("h"), st.just(TTL_MS), _ends, _flag, _flag),
+    st.builds(Mint, _name, _lease, _nonce, _channels, _ttls_ms, st.none(), _flag, _flag),
+    *[st.builds(Mint, st.just("x"), _lease, _nonce, _channels, _ttls_ms, _ends, _flag, _flag)] * 3,
     st.builds(Commit, _name, _lease, _nonce, _numbers),
     st.builds(Undo, _name, _nonce, st.just(0.0)),
-    st.builds(Renew, _name, _lease),
+    st.builds(Renew, st.just("x"), _lease),
     st.builds(Release, _name, _lease, st.just(0.0)),
     st.builds(Inspect, _name),
 )
@@ -137,7 +140,8 @@ class Played:
             case (under, command):
                 if isinstance(command, JoiningCommand):
                     return self.node.join(command)
-                self.node.apply(command, 0.0, admission=under)
+                channel = command.holder if isinstance(command, Mint) else "here"
+                self.node.apply(command, 0.0, admission=under, channel=channel)
                 return _timeless(self.node.raw)
             case "save":
                 self._saved = self._memory.save()
@@ -184,7 +188,7 @@ async def test_every_script_is_answered_alike(fresh_nodes: FreshNodes) -> None:
     real = LuaNode(database).load()
     words: set[object] = set()
 
-    @settings(max_examples=100, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=150, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(events=st.lists(_events, min_size=30, max_size=50))
     def check(events: list[Event]) -> None:
         simulated = simulated_redis()
@@ -197,6 +201,8 @@ async def test_every_script_is_answered_alike(fresh_nodes: FreshNodes) -> None:
             match event, answers[0]:
                 case (_, command), Step() as step:
                     words.add((type(command), step))
+                case _, [b"granted", _, _, contended, released]:
+                    words.update({b"granted", (contended, released)})
                 case _, [word, *_]:
                     words.add(word)
         assert twins[0].node.join(ReadIdentity()) == twins[1].node.join(ReadIdentity())
@@ -208,6 +214,7 @@ async def test_every_script_is_answered_alike(fresh_nodes: FreshNodes) -> None:
     assert words >= {
         *(b"granted", b"held", b"committed", b"lost", b"undone", b"kept", b"renewed", b"released"),
         *(b"not_held", b"free", b"not_admitted"),
+        *((contended, released) for contended in (0, 1) for released in (0, 1)),
         *((kind, Step.DONE) for kind in (Quarantine, ReserveFloor, RaiseFloor, RestoreVote)),
         *((kind, Step.CHANGED) for kind in (Quarantine, ReserveFloor, RestoreVote)),
         *((RaiseFloor, step) for step in (Step.GREATER, Step.NOT_ADMITTED)),

@@ -69,6 +69,10 @@ class World:
     def broken(self, error: RedfenceError | None = None) -> None:
         self.core.link_down(error or UnavailableError("gone"), now_ms=self.now_ms)
 
+    def reconnect(self) -> World:
+        self.broken()
+        return self.connected()
+
     def later(self, milliseconds: float) -> World:
         """Let time pass, with every alarm rung when it is due."""
         end_ms = self.now_ms + milliseconds
@@ -93,6 +97,11 @@ class World:
         slot = Slot()
         order = acquire_order(resource, ttl=ttl, wait=wait, holder="", max_hold=more.get("max_hold"))
         return self.core.acquire(order, slot, now_ms=self.now_ms), slot
+
+    def ask(self, *args: Any, **more: Any) -> tuple[Slot, lock_pb2.SessionCommand]:
+        """Begin an acquire and take its command, which is the only one to be written."""
+        _, slot = self.acquire(*args, **more)
+        return slot, self.one("acquire")
 
     def sent(self) -> list[lock_pb2.SessionCommand]:
         """Take everything that is to be written now."""

@@ -88,6 +88,10 @@ async def meanwhile(node: Node) -> None:
 async def test_bytes_pass_both_ways_and_an_orderly_end_passes_too(
     node: Node, proxy: TcpProxy, connect: Connect
 ) -> None:
+    assert (
+        proxy.url(f"redis://:{node.port}@{HOST}:{node.port}/0")
+        == f"redis://:{node.port}@{HOST}:{proxy.port}/0"
+    )
     peer = await connect()
     assert await peer.exchange(b"x" * 200_000) == b"x" * 200_000
     assert proxy.requests.passed_bytes == proxy.replies.passed_bytes == 200_000
@@ -106,55 +110,29 @@ async def test_the_nodes_end_of_the_connection_reaches_the_peer() -> None:
     closing.close()
 
 
-async def test_a_held_request_arrives_when_the_network_heals(
-    node: Node, proxy: TcpProxy, connect: Connect
+@pytest.mark.parametrize("direction", ["requests", "replies"])
+@pytest.mark.parametrize("is_lost", [False, True], ids=["held", "dropped"])
+async def test_what_is_held_or_dropped_in_one_direction_passes_in_the_other(
+    node: Node, proxy: TcpProxy, connect: Connect, *, direction: str, is_lost: bool
 ) -> None:
     peer = await connect()
-    proxy.hold(replies=False)
+    fault = proxy.drop if is_lost else proxy.hold
+    fault(requests=direction == "requests", replies=direction == "replies")
+    way = proxy.requests if direction == "requests" else proxy.replies
     peer.writer.write(b"late")
-    await eventually(lambda: proxy.requests.kept_bytes == 4)
+    await eventually(lambda: way.kept_bytes == 4)
     await meanwhile(node)
-    assert node.received == b"!"
-    await proxy.heal()
-    async with asyncio.timeout(_DEADLINE_S):
-        assert await peer.reader.readexactly(4) == b"late"
-
-
-async def test_a_held_reply_leaves_the_request_applied(node: Node, proxy: TcpProxy, connect: Connect) -> None:
-    peer = await connect()
-    proxy.hold(requests=False)
-    peer.writer.write(b"applied")
-    await eventually(lambda: node.received == b"applied" and proxy.replies.kept_bytes == 7)
-    await meanwhile(node)
+    assert node.received == (b"!" if direction == "requests" else b"late!")
     assert proxy.replies.passed_bytes == 0
     await proxy.heal()
-    async with asyncio.timeout(_DEADLINE_S):
-        assert await peer.reader.readexactly(7) == b"applied"
-
-
-async def test_a_dropped_request_never_arrives_and_healing_breaks_the_connection(
-    node: Node, proxy: TcpProxy, connect: Connect
-) -> None:
-    peer = await connect()
-    proxy.drop(replies=False)
-    peer.writer.write(b"lost")
-    await eventually(lambda: proxy.requests.kept_bytes == 4)
-    await proxy.heal()
-    with pytest.raises(ConnectionResetError):
-        await peer.exchange(b"more")
-    assert node.received == b""
-    assert await (await connect()).exchange(b"again") == b"again"
-
-
-async def test_a_dropped_reply_leaves_the_request_applied(
-    node: Node, proxy: TcpProxy, connect: Connect
-) -> None:
-    peer = await connect()
-    proxy.drop(requests=False)
-    peer.writer.write(b"applied")
-    await eventually(lambda: proxy.replies.kept_bytes == 7)
-    await meanwhile(node)
-    assert (node.received, proxy.replies.passed_bytes) == (b"applied!", 0)
+    if is_lost:
+        with pytest.raises(ConnectionResetError):
+            await peer.exchange(b"more")
+        assert b"more" not in node.received
+        assert await (await connect()).exchange(b"again") == b"again"
+    else:
+        async with asyncio.timeout(_DEADLINE_S):
+            assert await peer.reader.readexactly(4) == b"late"
 
 
 async def test_a_connection_made_during_a_partition_is_taken_and_never_answered(
@@ -208,38 +186,23 @@ async def test_a_lost_reply_breaks_its_connection_after_the_request_was_applied(
     assert await (await connect()).exchange(b"told") == b"told"
 
 
-async def test_a_reset_breaks_open_connections_with_an_rst_and_takes_new_ones(
-    node: Node, proxy: TcpProxy, connect: Connect
+@pytest.mark.parametrize("refuses", [False, True], ids=["reset", "refuse"])
+async def test_a_reset_or_refusing_proxy_breaks_connections_with_an_rst(
+    node: Node, proxy: TcpProxy, connect: Connect, *, refuses: bool
 ) -> None:
     peer = await connect()
     await peer.exchange(b"x")
-    proxy.reset()
+    (proxy.refuse if refuses else proxy.reset)()
     with pytest.raises(ConnectionResetError):
         await peer.reader.read()
+    if refuses:
+        with pytest.raises(ConnectionRefusedError):
+            await connect()
+        await proxy.heal()
     assert await (await connect()).exchange(b"y") == b"y"
-
-
-async def test_a_refusing_proxy_refuses_until_healed_and_then_has_the_same_port(
-    node: Node, proxy: TcpProxy, connect: Connect
-) -> None:
-    peer = await connect()
-    await peer.exchange(b"x")
-    proxy.refuse()
-    with pytest.raises(ConnectionResetError):
-        await peer.reader.read()
-    with pytest.raises(ConnectionRefusedError):
-        await connect()
-    await proxy.heal()
-    assert await (await connect()).exchange(b"y") == b"y"
-
-
-async def test_a_connection_to_a_node_that_is_down_is_reset(
-    node: Node, proxy: TcpProxy, connect: Connect
-) -> None:
     node.server.close()
-    peer = await connect()
     with pytest.raises(ConnectionResetError):
-        await peer.reader.read()
+        await (await connect()).reader.read()
 
 
 async def test_a_stopped_proxy_leaves_no_task_and_no_connection(
@@ -258,13 +221,6 @@ async def test_a_stopped_proxy_leaves_no_task_and_no_connection(
         with pytest.raises(ConnectionResetError):
             await peer.reader.read()
     await eventually(lambda: not (asyncio.all_tasks() - before))
-
-
-def test_the_url_through_the_proxy_differs_in_the_port_alone() -> None:
-    proxy = TcpProxy(7000)
-    assert (
-        proxy.url("redis://:7000secret@127.0.0.1:7000/0") == f"redis://:7000secret@127.0.0.1:{proxy.port}/0"
-    )
 
 
 @pytest.mark.parametrize("pieces", [1, 3])

@@ -68,6 +68,17 @@ class Server:
     def sent(self) -> Sequence[Command]:
         return self.links[0].sent
 
+    def every(self, **settings: bool) -> None:
+        """Set these attributes of every link."""
+        for link in self.links:
+            for name, value in settings.items():
+                setattr(link, name, value)
+
+    def deliver(self) -> None:
+        """Let everything arrive that is under way."""
+        for link in self.links:
+            link.settle()
+
     def mints(self) -> int:
         return sum(isinstance(each, Mint) for each in self.sent)
 
@@ -109,6 +120,13 @@ def servers(
     ]
 
 
+async def held(count: int = 1) -> list[Server]:
+    """Return servers of which the last has granted the lock to HOLDER."""
+    group = servers(count)
+    await group[-1].acquire(HOLDER)
+    return group
+
+
 async def settle() -> None:
     """Let everything happen that needs no time."""
     await asyncio.sleep(0.001)
@@ -132,8 +150,7 @@ def token_of(task: asyncio.Task[Lease | NotGranted]) -> int:
 
 @on_virtual_time
 async def test_waiters_are_granted_in_the_order_of_their_arrival() -> None:
-    (server,) = servers()
-    await server.acquire(HOLDER)
+    (server,) = await held()
     waiting = [server.wait(lease_id(number)) for number in range(300)]
     await settle()
     began_ms, mints = LoopClock().now_ms(), server.mints()
@@ -153,8 +170,7 @@ async def test_waiters_are_granted_in_the_order_of_their_arrival() -> None:
 
 @on_virtual_time
 async def test_an_acquire_that_does_not_wait_is_tried_once_past_the_queue() -> None:
-    (server,) = servers()
-    await server.acquire(HOLDER)
+    (server,) = await held()
     waiting = server.wait(lease_id(1))
     await settle()
     assert isinstance(await server.wait(lease_id(2), wait_ms=0), NotGranted)
@@ -165,8 +181,7 @@ async def test_an_acquire_that_does_not_wait_is_tried_once_past_the_queue() -> N
 
 @on_virtual_time
 async def test_a_wait_that_is_over_tells_its_place_and_the_holder() -> None:
-    (server,) = servers()
-    await server.acquire(HOLDER)
+    (server,) = await held()
     waiting = [server.wait(lease_id(number)) for number in range(3)]
     last = server.wait(lease_id(9), wait_ms=2_000)
     await call_off(waiting[1])
@@ -188,8 +203,7 @@ async def test_a_wait_that_is_over_tells_its_place_and_the_holder() -> None:
 
 @on_virtual_time
 async def test_a_release_through_another_server_wakes_the_first_waiter_and_nobody_else() -> None:
-    here, there = servers(2)
-    await there.acquire(HOLDER)
+    here, there = await held(2)
     waiting = [here.wait(lease_id(number)) for number in range(50)]
     await asyncio.sleep(1)
     mints, released_ms = here.mints(), LoopClock().now_ms()
@@ -224,8 +238,7 @@ async def test_a_server_that_does_not_wait_hears_nothing() -> None:
 async def test_without_notices_a_waiter_has_the_lock_when_the_time_of_the_hold_is_up() -> None:
     """A lost notice delays the waiter until the hold expires, and no longer."""
     here, there = servers(2)
-    for link in here.links:
-        link.lose_notices = True
+    here.every(lose_notices=True)
     await there.acquire(HOLDER)
     waiting = here.wait(lease_id(1))
     await asyncio.sleep(1)
@@ -236,8 +249,7 @@ async def test_without_notices_a_waiter_has_the_lock_when_the_time_of_the_hold_i
 
 @on_virtual_time
 async def test_a_renewed_lease_costs_a_waiter_at_most_one_try_in_each_ttl() -> None:
-    here, there = servers(2)
-    await there.acquire(HOLDER)
+    here, there = await held(2)
     waiting = here.wait(lease_id(1))
     for _ in range(30):
         await asyncio.sleep(TTL_MS / 3 / 1000)
@@ -248,8 +260,7 @@ async def test_a_renewed_lease_costs_a_waiter_at_most_one_try_in_each_ttl() -> N
 
 @on_virtual_time
 async def test_a_lease_that_is_renewed_through_the_same_server_costs_no_try() -> None:
-    (server,) = servers()
-    await server.acquire(HOLDER)
+    (server,) = await held()
     waiting = server.wait(lease_id(1))
     await asyncio.sleep(0.2)
     mints = server.mints()
@@ -265,18 +276,15 @@ async def test_a_lease_that_is_renewed_through_the_same_server_costs_no_try() ->
 
 @on_virtual_time
 async def test_a_lock_that_is_released_while_its_waiter_tries_is_not_missed() -> None:
-    here, there = servers(2)
-    await there.acquire(HOLDER)
-    for link in here.links:
-        link.hold_replies = True
+    here, there = await held(2)
+    here.every(hold_replies=True)
     waiting = here.wait(lease_id(1))
     await settle()
     await there.release(HOLDER)
     await settle()
     released_ms = LoopClock().now_ms()
     # Each refusal and the notice behind it, node by node: the decision falls with the second refusal.
-    for link in here.links:
-        link.settle()
+    here.deliver()
     await waiting
     assert LoopClock().now_ms() == released_ms
 
@@ -284,12 +292,10 @@ async def test_a_lock_that_is_released_while_its_waiter_tries_is_not_missed() ->
 @on_virtual_time
 async def test_a_lease_that_ends_while_its_own_grant_is_being_read_is_not_missed() -> None:
     """The caller repeats its Acquire at another server and releases there."""
-    here, there = servers(2)
-    await there.acquire(HOLDER)
+    here, there = await held(2)
     first, second = here.wait(lease_id(1)), here.wait(lease_id(2))
     await settle()
-    for link in here.links:
-        link.hold_replies = True
+    here.every(hold_replies=True)
     await there.release(HOLDER)
     for link in here.links:
         link.answer(3)  # the notices; the head's mints are applied and not answered yet
@@ -297,44 +303,30 @@ async def test_a_lease_that_ends_while_its_own_grant_is_being_read_is_not_missed
     await there.acquire(lease_id(1))
     await there.release(lease_id(1))
     released_ms = LoopClock().now_ms()
-    for link in here.links:
-        link.settle()
+    here.deliver()
     await asyncio.wait([first, second])
     assert token_of(second) == 3
     assert LoopClock().now_ms() - released_ms < 10
 
 
+@pytest.mark.parametrize("in_the_middle_of_a_try", [False, True])
 @on_virtual_time
-async def test_a_waiter_that_was_told_a_long_time_is_served_when_a_shorter_one_is_up() -> None:
+async def test_a_waiter_that_was_told_a_long_time_is_served_when_a_shorter_one_is_up(
+    *, in_the_middle_of_a_try: bool
+) -> None:
     """The lock was handed over to a lease with a shorter ttl, and its holder died."""
-    here, there = servers(2)
-    await there.acquire(HOLDER, ttl_ms=60_000)
-    waiting = here.wait(lease_id(1))
-    successor = there.wait(lease_id(2), ttl_ms=1_000)
-    await asyncio.sleep(0.2)
-    await there.release(HOLDER)
-    await successor
-    shorter_ms = LoopClock().now_ms()
-    await waiting
-    assert LoopClock().now_ms() - shorter_ms < 1_000 + 50
-
-
-@on_virtual_time
-async def test_that_the_time_is_shorter_is_not_forgotten_in_the_middle_of_a_try() -> None:
-    """The server reads the refusals together with the notice behind them."""
     here, there = servers(2)
     await there.acquire(HOLDER, ttl_ms=300_000)
     successor = there.wait(lease_id(1), ttl_ms=1_000)
     await settle()
-    for link in here.links:
-        link.hold_replies = True
+    here.every(hold_replies=in_the_middle_of_a_try)
     waiting = here.wait(lease_id(2))
     await settle()
     await there.release(HOLDER)
     await successor
     shorter_ms = LoopClock().now_ms()
-    for link in here.links:
-        link.settle()
+    # The server reads the refusals together with the notice behind them.
+    here.deliver()
     await waiting
     assert LoopClock().now_ms() - shorter_ms < 1_000 + 50
 
@@ -342,8 +334,7 @@ async def test_that_the_time_is_shorter_is_not_forgotten_in_the_middle_of_a_try(
 @on_virtual_time
 async def test_one_notice_of_several_has_the_holder_looked_at_soon() -> None:
     """The other notices were lost."""
-    here, there = servers(2)
-    await there.acquire(HOLDER)
+    here, there = await held(2)
     first, waiting = here.wait(lease_id(1)), here.wait(lease_id(2))
     await settle()
     await there.release(HOLDER)
@@ -360,18 +351,15 @@ async def test_one_notice_of_several_has_the_holder_looked_at_soon() -> None:
 @on_virtual_time
 async def test_a_waiter_behind_a_lease_granted_elsewhere_hears_of_its_end() -> None:
     """The first waiter's mint finds a hold that another server made for the same Acquire."""
-    here, there = servers(2)
-    await there.acquire(HOLDER)
+    here, there = await held(2)
     first = here.wait(lease_id(1))
     await settle()
     behind = here.wait(lease_id(2))
     await settle()
-    for link in here.links:
-        link.hold_replies = True
+    here.every(hold_replies=True)
     await there.release(HOLDER)
     await there.acquire(lease_id(1))
-    for link in here.links:
-        link.settle()
+    here.deliver()
     await first
     await asyncio.sleep(0.05)
     await there.release(lease_id(1))
@@ -402,12 +390,10 @@ async def test_an_idle_waiter_sends_nothing_to_any_node() -> None:
 async def test_a_hand_over_to_a_waiter_that_goes_away_goes_to_the_next_one(
     gone_after: str,
 ) -> None:
-    (server,) = servers()
-    await server.acquire(HOLDER)
+    (server,) = await held()
     first, second = server.wait(lease_id(1)), server.wait(lease_id(2))
     await settle()
-    for link in server.links:
-        link.hold_requests = True
+    server.every(hold_requests=True)
     released = server.service.begin_release(R, HOLDER)
     if gone_after != "the release was read":
         await settle()
@@ -416,8 +402,7 @@ async def test_a_hand_over_to_a_waiter_that_goes_away_goes_to_the_next_one(
         link.answer()
     first.cancel()
     await asyncio.sleep(0)
-    for link in server.links:
-        link.settle()
+    server.deliver()
     assert server.service.was_held(await released)
     granted = await second
     assert isinstance(granted, Lease)
@@ -430,21 +415,17 @@ async def test_a_hand_over_to_a_waiter_that_goes_away_goes_to_the_next_one(
 
 @on_virtual_time
 async def test_a_head_that_goes_away_while_it_tries_leaves_the_try_to_the_next_one() -> None:
-    here, there = servers(2)
-    await there.acquire(HOLDER)
+    here, there = await held(2)
     first, second = here.wait(lease_id(1)), here.wait(lease_id(2))
     await asyncio.sleep(1)
-    for link in here.links:
-        link.hold_replies = True
+    here.every(hold_replies=True)
     await there.release(HOLDER)
     for link in here.links:
         link.answer(3)  # the notices; the mints that they caused are applied, and not answered
     await settle()
-    for link in here.links:
-        link.lose_notices = True
+    here.every(lose_notices=True)
     await call_off(first)
-    for link in here.links:
-        link.settle()
+    here.deliver()
     await second
     assert token_of(second) == 3
     assert LoopClock().now_ms() < 1_100
@@ -584,8 +565,7 @@ async def test_rivals_that_split_the_nodes_part_without_any_notice() -> None:
     for number, server in enumerate(rivals):
         server.links[number].deliver()
     for server in rivals:
-        for link in server.links:
-            link.settle()
+        server.deliver()
     done, rest = await asyncio.wait(waiting, return_when="FIRST_COMPLETED")
     assert len(done) == 1
     assert LoopClock().now_ms() < 200
@@ -612,15 +592,18 @@ async def test_a_server_that_yields_to_nobody_takes_the_lock_again_soon() -> Non
 # --- circumstances
 
 
+@pytest.mark.parametrize("wait_ms", [150, FOREVER_MS])
 @on_virtual_time
-async def test_a_grant_that_came_too_late_is_tried_again() -> None:
+async def test_a_grant_that_came_too_late_is_tried_again_while_the_wait_lasts(wait_ms: int) -> None:
     (server,) = servers()
-    for link in server.links:
-        link.hold_replies = True
-    waiting = server.wait(lease_id(1), ttl_ms=100)
+    server.every(hold_replies=True)
+    waiting = server.wait(lease_id(1), ttl_ms=100, wait_ms=wait_ms)
     await asyncio.sleep(0.2)
-    for link in server.links:
-        link.settle()
+    server.deliver()
+    if wait_ms < FOREVER_MS:
+        with pytest.raises(ValidityExhaustedError):
+            await waiting
+        return
     granted = await waiting
     assert isinstance(granted, Lease)
     assert granted.token == 2
@@ -640,12 +623,10 @@ async def test_a_grant_that_has_ended_before_its_waiter_hears_of_it_is_undone() 
     await server.acquire(HOLDER)
     waiting = server.wait(lease_id(1), ttl_ms=200)
     await settle()
-    for link in server.links:
-        link.hold_replies = True
+    server.every(hold_replies=True)
     server.service.begin_release(R, HOLDER)
     await settle()
-    for link in server.links:
-        link.settle()
+    server.deliver()
     clock.jumped_ms = 250
     granted = await waiting
     assert isinstance(granted, Lease)
@@ -654,22 +635,8 @@ async def test_a_grant_that_has_ended_before_its_waiter_hears_of_it_is_undone() 
 
 
 @on_virtual_time
-async def test_a_wait_that_ends_with_a_grant_that_came_too_late_says_so() -> None:
-    (server,) = servers()
-    for link in server.links:
-        link.hold_replies = True
-    waiting = server.wait(lease_id(1), ttl_ms=100, wait_ms=150)
-    await asyncio.sleep(0.2)
-    for link in server.links:
-        link.settle()
-    with pytest.raises(ValidityExhaustedError):
-        await waiting
-
-
-@on_virtual_time
 async def test_without_a_quorum_everybody_who_waits_is_told_at_once() -> None:
-    (server,) = servers()
-    await server.acquire(HOLDER)
+    (server,) = await held()
     waiting = [server.wait(lease_id(number)) for number in range(100)]
     await asyncio.sleep(1)
     for link in server.links[:2]:
@@ -685,17 +652,14 @@ async def test_without_a_quorum_everybody_who_waits_is_told_at_once() -> None:
 
 @on_virtual_time
 async def test_a_drain_sends_everybody_away_and_undoes_what_is_under_way_for_nobody() -> None:
-    (server,) = servers()
-    await server.acquire(HOLDER)
+    (server,) = await held()
     waiting = [server.wait(lease_id(number)) for number in range(3)]
     await settle()
-    for link in server.links:
-        link.hold_requests = True
+    server.every(hold_requests=True)
     releasing = asyncio.ensure_future(server.release(HOLDER))
     await settle()
     server.service.drain()
-    for link in server.links:
-        link.settle()
+    server.deliver()
     await asyncio.wait(waiting)
     assert await releasing
     assert token_of(waiting[0]) == 2
@@ -706,15 +670,12 @@ async def test_a_drain_sends_everybody_away_and_undoes_what_is_under_way_for_nob
 
 @on_virtual_time
 async def test_a_waiter_that_is_refused_while_the_server_drains_is_sent_away() -> None:
-    here, there = servers(2)
-    await there.acquire(HOLDER)
-    for link in here.links:
-        link.hold_replies = True
+    here, _there = await held(2)
+    here.every(hold_replies=True)
     waiting = here.wait(lease_id(1))
     await settle()
     here.service.drain()
-    for link in here.links:
-        link.settle()
+    here.deliver()
     with pytest.raises(DrainingError):
         await waiting
     assert LoopClock().now_ms() < 10
@@ -769,8 +730,7 @@ async def test_the_first_callers_keep_their_places_when_too_many_come_at_once() 
 
 @on_virtual_time
 async def test_a_repeated_acquire_of_the_holder_does_not_queue_for_itself() -> None:
-    here, there = servers(2)
-    await there.acquire(HOLDER)
+    here, there = await held(2)
     waiting = here.wait(lease_id(1))
     await asyncio.sleep(1)
     again = await here.wait(HOLDER)
@@ -796,8 +756,7 @@ async def test_a_repeated_acquire_of_the_holder_does_not_queue_for_itself() -> N
 async def test_a_repeated_waiting_acquire_has_the_place_of_the_first_that_is_left(
     leaves: int,
 ) -> None:
-    (server,) = servers()
-    await server.acquire(HOLDER)
+    (server,) = await held()
     waiting = []
     for number in range(3):
         waiting.append(server.wait(lease_id(1)))
@@ -825,8 +784,7 @@ async def test_a_repeated_waiting_acquire_has_the_place_of_the_first_that_is_lef
 
 @on_virtual_time
 async def test_a_release_by_a_lease_that_does_not_hold_the_lock_disturbs_nobody() -> None:
-    (server,) = servers()
-    await server.acquire(HOLDER)
+    (server,) = await held()
     waiting = server.wait(lease_id(1))
     await settle()
     mints = server.mints()
@@ -841,14 +799,12 @@ async def test_a_release_by_a_lease_that_does_not_hold_the_lock_disturbs_nobody(
 @on_virtual_time
 async def test_a_caller_that_came_during_a_grant_hears_of_its_release_elsewhere() -> None:
     here, there = servers(2)
-    for link in here.links:
-        link.hold_replies = True
+    here.every(hold_replies=True)
     first = here.wait(lease_id(1))
     await settle()
     second = here.wait(lease_id(2))
     await settle()
-    for link in here.links:
-        link.settle()
+    here.deliver()
     await first
     await settle()
     released_ms = LoopClock().now_ms()

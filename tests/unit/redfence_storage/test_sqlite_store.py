@@ -12,7 +12,7 @@ import pytest
 
 from harness.doubles.storage_model import StorageModel, comparable
 from harness.processes.storage_server import full_disk
-from redfence_storage.errors import StaleToken, StorageFailed
+from redfence_storage.errors import StorageFailed
 from redfence_storage.sqlite_store import SqliteStore
 from redfence_storage.store import (
     Accepted,
@@ -24,7 +24,6 @@ from redfence_storage.store import (
     ListKeys,
     Put,
     Reading,
-    Removal,
     StoredValue,
 )
 
@@ -89,33 +88,6 @@ def test_long_random_walks_in_batches_with_reopenings_do_what_the_model_does(pat
             outcomes = [comparable(outcome) for outcome in store.transact(batch)]
             assert outcomes == [model.carry_out(command) for command in batch]
         store.close()
-
-
-def test_a_stale_write_in_a_batch_refuses_only_itself(store: SqliteStore) -> None:
-    before, stale, after = store.transact(
-        [
-            Put(resource=NAME, token=5, key="a", value=b"5"),
-            Put(resource=NAME, token=4, key="b", value=b"4"),
-            Put(resource=NAME, token=6, key="c", value=b"6"),
-        ]
-    )
-    assert (before, after) == (Accepted(5), Accepted(6))
-    assert isinstance(stale, StaleToken)
-    assert store.transact([Get(resource=NAME, token=None, key="b")]) == [Reading(None, 6)]
-
-
-def test_a_fenced_read_shuts_out_the_earlier_holder_even_when_it_finds_nothing(store: SqliteStore) -> None:
-    """A stale write cannot land between a new holder's read and its first write."""
-    assert store.transact([Get(resource=NAME, token=8, key="k")]) == [Reading(None, 8)]
-    (late,) = store.transact([Put(resource=NAME, token=7, key="k", value=b"late")])
-    assert isinstance(late, StaleToken)
-
-
-def test_deleting_the_last_key_does_not_lower_the_highest_token(store: SqliteStore) -> None:
-    store.transact([Put(resource=NAME, token=9, key="k", value=b"")])
-    assert store.transact([Delete(resource=NAME, token=9, key="k")]) == [Removal(True, 9)]
-    (late,) = store.transact([Put(resource=NAME, token=8, key="k", value=b"late")])
-    assert isinstance(late, StaleToken)
 
 
 def test_a_reopened_file_has_every_value_and_every_fence(path: Path) -> None:

@@ -225,17 +225,6 @@ async def test_validity_counts_from_before_the_send_and_a_grant_too_late_is_undo
 
 
 @on_virtual_time
-async def test_a_retry_of_a_granted_lease_at_another_server_gets_the_same_token() -> None:
-    nodes = fake_nodes()
-    first = await acquire(redlock(nodes))
-    retried = await acquire(redlock(nodes, first_id=100))
-    assert isinstance(first, Grant)
-    assert isinstance(retried, Grant)
-    assert retried.token == first.token
-    assert all(node.state.holds[R].shared for node in nodes)
-
-
-@on_virtual_time
 async def test_a_retry_gets_the_same_token_also_where_a_node_was_ahead() -> None:
     nodes = fake_nodes()
     raise_counter(nodes[2], 4)
@@ -249,6 +238,7 @@ async def test_a_retry_gets_the_same_token_also_where_a_node_was_ahead() -> None
     retried = await retry
     assert isinstance(retried, Grant)
     assert retried.token == 1
+    assert all(node.state.holds[R].shared for node in nodes)
 
 
 @on_virtual_time
@@ -280,28 +270,6 @@ async def test_an_undo_of_the_first_try_does_not_end_the_grant_of_its_retry() ->
     assert [node.state.apply(retry, 0.0) for node in nodes] == [Granted("nonce-0", 1)] * 3
     await settle(nodes)
     assert held_on(nodes) == [0, 1, 2]
-
-
-@on_virtual_time
-async def test_two_rivals_never_both_have_it_and_the_later_token_is_greater() -> None:
-    nodes = fake_nodes(5)
-    mine, theirs = redlock(nodes), redlock(nodes, first_id=1_000)
-    last = 0
-    for _ in range(20):
-        outcomes = await asyncio.gather(acquire(mine, A), acquire(theirs, B))
-        await settle(nodes)
-        granted = [
-            (lease, each) for lease, each in zip((A, B), outcomes, strict=True) if isinstance(each, Grant)
-        ]
-        assert len(granted) == 1
-        ((lease, grant),) = granted
-        assert grant.token > last
-        last = grant.token
-        assert (
-            await mine.release(resource=R, digest=lease, ttl_ms_max=300_000)
-        ).verdict is ReleaseVerdict.RELEASED
-        await settle(nodes)
-        assert held_on(nodes) == []
 
 
 @on_virtual_time
@@ -397,12 +365,16 @@ async def test_a_release_whose_caller_goes_away_reaches_nodes_that_had_to_be_exa
 # --- hand-over
 
 
+@pytest.mark.parametrize("caller", ["stays", "goes"])
 @on_virtual_time
-async def test_a_hand_over_releases_and_grants_in_one_round_trip() -> None:
+async def test_a_hand_over_releases_and_grants_in_one_round_trip(caller: str) -> None:
     nodes, lock = await held_by_a()
     attempt, released = hand_over(lock)
+    if caller == "goes":
+        asyncio.ensure_future(released).cancel()
     assert await lock.finish(attempt) == Grant(2, 0.0)
-    assert (await released).verdict is ReleaseVerdict.RELEASED
+    if caller == "stays":
+        assert (await released).verdict is ReleaseVerdict.RELEASED
     await settle(nodes)
     assert [len(node.sent) for node in nodes] == [2, 2, 2]
     assert {node.state.holds[R].digest for node in nodes} == {B}
@@ -484,16 +456,6 @@ async def test_a_hand_over_that_is_given_up_is_a_release_and_leaves_nothing(turn
         await settle(nodes)
         assert (await released).verdict is ReleaseVerdict.RELEASED
         assert held_on(nodes) == []
-
-
-@on_virtual_time
-async def test_a_caller_that_releases_by_a_hand_over_may_go_away() -> None:
-    nodes, lock = await held_by_a()
-    attempt, released = hand_over(lock)
-    asyncio.ensure_future(released).cancel()
-    assert await lock.finish(attempt) == Grant(2, 0.0)
-    await settle(nodes)
-    assert {node.state.holds[R].digest for node in nodes} == {B}
 
 
 @on_virtual_time

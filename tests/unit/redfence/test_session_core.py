@@ -829,8 +829,17 @@ def test_a_silent_server_is_left_for_another_one_in_time_to_save_the_lease() -> 
     world.core.tick(4500.0)
     assert in_state(lease, LeaseState.AT_RISK)
     assert world.core.should_leave(4500.0)
-    world.core.tick(4500.0)
-    assert world.core.next_alarm_ms() > 4500.0, "a departure rings once"
+
+
+def test_the_instant_to_leave_rings_once() -> None:
+    world = World(address_count=2).connected()
+    world.held(ttl=9)
+    world.later(3000)
+    world.sent()
+    world.later(1500)
+    assert world.core.should_leave(world.now_ms)
+    world.core.tick(world.now_ms)
+    assert world.core.next_alarm_ms() > world.now_ms
 
 
 def test_a_server_that_says_anything_at_all_is_not_taken_for_frozen() -> None:

@@ -56,13 +56,13 @@ async def serve() -> AsyncIterator[Serve]:
         yield start
 
 
-@pytest.fixture(params=[3, 5], ids=["n3", "n5"])
-async def server(request: pytest.FixtureRequest, formed_nodes: FormedNodes, serve: Serve) -> LockServer:
-    """A lock server over three nodes, and once more over five.
+@pytest.fixture
+async def server(formed_nodes: FormedNodes, serve: Serve) -> LockServer:
+    """A lock server over three nodes.
 
-    No heartbeat comes between, for tests count what nodes are asked.
+    No heartbeat comes between, because tests count what nodes are asked.
     """
-    return await serve(await formed_nodes(request.param), heartbeat_interval_ms=60_000)
+    return await serve(await formed_nodes(3), heartbeat_interval_ms=60_000)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""KeepAlive over real nodes and real gRPC: what becomes of leases whose holders renew them."""
+"""KeepAlive over real nodes and real gRPC."""
 
 from __future__ import annotations
 
@@ -77,16 +77,15 @@ async def keep_alive(server: LockServer) -> AsyncIterator[KeepAliveCaller]:
 async def test_renewals_keep_a_lease_beyond_its_ttl_with_the_same_token(
     server: LockServer, keep_alive: KeepAliveCaller
 ) -> None:
-    """For twice its ttl the lease stays ACTIVE, and nobody else is granted."""
     acquired_at_ms = now_ms()
-    # Long enough for a machine that stands still for a second.
+    # Long enough for a machine that stalls for a second.
     lease = (await server.acquire(NAME, ttl_ms=1_500)).lease
     while now_ms() - acquired_at_ms < 3_000:
         sent_at_ms = now_ms()
         response = await keep_alive.renew(NAME, lease.lease_id)
         assert (response.state, response.reason) == (LEASE_STATE_ACTIVE, LEASE_STATE_REASON_UNSPECIFIED)
         assert response.fencing_token == lease.fencing_token
-        # Counted from the sending of this very renewal: a ttl less drift, whatever was left before.
+        # The ttl less drift, counted from the sending of this renewal.
         assert response.validity.ToMilliseconds() == 1_500 - 17
         assert now_ms() < sent_at_ms + response.validity.ToMilliseconds()
         assert (await server.acquire(NAME)).outcome == ACQUIRE_OUTCOME_HELD
@@ -94,19 +93,19 @@ async def test_renewals_keep_a_lease_beyond_its_ttl_with_the_same_token(
     assert (await server.check(NAME, lease.fencing_token)).state == TOKEN_STATE_LIVE
 
 
-async def test_a_released_an_expired_and_an_unknown_lease_are_lost_and_stay_lost(
+async def test_a_lease_that_has_ended_is_lost_and_its_renewal_changes_nothing(
     server: LockServer, keep_alive: KeepAliveCaller
 ) -> None:
-    """A renewal never makes a hold: what is over is LOST, and every node is as before."""
+    """A waiter gets the expired lock, and not within the validity of the lease before."""
     released = (await server.acquire("released")).lease
+    assert (await keep_alive.renew("released", released.lease_id)).state == LEASE_STATE_ACTIVE
     await server.release("released", released.lease_id)
-    # Shorter, and a machine that stands still for a moment would be granted nothing.
+    sent_at_ms = now_ms()
+    # A machine that stalls would get no grant with a shorter ttl.
     expired = (await server.acquire("expired", ttl_ms=700)).lease
-
-    async def gone() -> bool:
-        return not any(node.HasField("hold") for node in (await server.look("expired")).nodes)
-
-    await until(gone)
+    following = (await server.acquire("expired", wait_ms=5_000)).lease
+    assert now_ms() >= sent_at_ms + expired.validity.ToMilliseconds()
+    assert following.fencing_token > expired.fencing_token
     before = await memories(server.nodes)
     for name, lease_id in (
         ("released", released.lease_id),
@@ -119,30 +118,18 @@ async def test_a_released_an_expired_and_an_unknown_lease_are_lost_and_stay_lost
             assert not response.fencing_token
             assert not response.HasField("validity")
     assert await memories(server.nodes) == before
-
-
-async def test_a_lease_that_another_one_follows_is_lost_and_does_not_disturb_it(
-    server: LockServer, keep_alive: KeepAliveCaller
-) -> None:
-    """Whoever renews too late learns it, and the new holder's time is not touched."""
-    first = (await server.acquire(NAME, ttl_ms=700)).lease
-    second = await server.acquire(NAME, wait_ms=5_000)
-    before = await memories(server.nodes)
-    assert (await keep_alive.renew(NAME, first.lease_id)).state == LEASE_STATE_LOST
-    assert await memories(server.nodes) == before
-    assert (await keep_alive.renew(NAME, second.lease.lease_id)).state == LEASE_STATE_ACTIVE
+    assert (await keep_alive.renew("expired", following.lease_id)).state == LEASE_STATE_ACTIVE
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [3, 5])
-async def test_without_a_quorum_a_lease_is_at_risk_and_active_again_once_the_network_heals_in_time(
-    count: int, formed_nodes: FormedNodes, serve: Serve
+async def test_without_a_quorum_a_lease_is_at_risk_until_the_network_heals(
+    formed_nodes: FormedNodes, serve: Serve
 ) -> None:
-    """One failed renewal loses nothing: the lease keeps its token when a quorum is back before its ttl ends."""
-    server = await serve(await formed_nodes(count), proxied=True, node_timeout_ms=1_000)
-    await server.until_states(*[NODE_STATE_READY] * count)
+    """The lease keeps its token."""
+    server = await serve(await formed_nodes(3), proxied=True, node_timeout_ms=1_000)
+    await server.until_states(*[NODE_STATE_READY] * 3)
     lease = (await server.acquire(NAME, ttl_ms=30_000)).lease
-    cut = server.proxies[: count // 2 + 1]
+    cut = server.proxies[:2]
     async with KeepAliveCaller(server) as keep_alive:
         for proxy in cut:
             proxy.hold()
@@ -160,10 +147,10 @@ async def test_without_a_quorum_a_lease_is_at_risk_and_active_again_once_the_net
         assert (await keep_alive.renew(NAME, lease.lease_id)).fencing_token == lease.fencing_token
 
 
-async def test_one_stream_carries_many_leases_and_answers_those_of_one_lease_in_order(
+async def test_one_stream_renews_many_leases_and_keeps_the_order_of_each(
     server: LockServer, keep_alive: KeepAliveCaller
 ) -> None:
-    """Twenty leases renewed ten times each without waiting: every request is answered, each lease's in sequence."""
+    """After a half-close the server answers everything and ends the stream with OK. No lease ends."""
     leases = {
         response.lease.resource: response.lease.lease_id
         for response in await asyncio.gather(*(server.acquire(f"orders/{number}") for number in range(20)))
@@ -171,61 +158,32 @@ async def test_one_stream_carries_many_leases_and_answers_those_of_one_lease_in_
     sent = [
         (name, await keep_alive.send(name, lease_id)) for _ in range(10) for name, lease_id in leases.items()
     ]
+    await keep_alive.call.done_writing()
     received = [await keep_alive.receive() for _ in sent]
     assert {response.state for response in received} == {LEASE_STATE_ACTIVE}
     assert sorted((response.resource, response.sequence) for response in received) == sorted(sent)
     for name in leases:
         sequences = [response.sequence for response in received if response.resource == name]
         assert sequences == sorted(sequences)
+    assert await keep_alive.call.read() is grpc.aio.EOF
+    assert await keep_alive.call.code() is grpc.StatusCode.OK
+    assert (await server.check("orders/0", 1)).state == TOKEN_STATE_LIVE
 
 
-async def test_a_release_between_two_renewals_of_a_lease_is_seen_by_the_second(
-    server: LockServer, keep_alive: KeepAliveCaller
-) -> None:
-    """Renewing never outruns a release that was answered."""
-    lease = (await server.acquire(NAME)).lease
-    assert (await keep_alive.renew(NAME, lease.lease_id)).state == LEASE_STATE_ACTIVE
-    await server.release(NAME, lease.lease_id)
-    assert (await keep_alive.renew(NAME, lease.lease_id)).state == LEASE_STATE_LOST
-
-
-@pytest.mark.parametrize("how", ["half-close", "cancel"])
-async def test_closing_the_stream_releases_nothing(
-    how: str, server: LockServer, keep_alive: KeepAliveCaller
-) -> None:
-    """The lease lives on until its ttl ends, for whoever has its id."""
+async def test_a_cancelled_stream_releases_nothing(server: LockServer, keep_alive: KeepAliveCaller) -> None:
     lease = (await server.acquire(NAME)).lease
     await keep_alive.renew(NAME, lease.lease_id)
     before = await memories(server.nodes)
-    if how == "cancel":
-        keep_alive.call.cancel()
-    else:
-        await keep_alive.call.done_writing()
-        assert await keep_alive.call.read() is grpc.aio.EOF
-        assert await keep_alive.call.code() is grpc.StatusCode.OK
+    keep_alive.call.cancel()
     assert await memories(server.nodes) == before
     async with KeepAliveCaller(server) as another:
         assert (await another.renew(NAME, lease.lease_id)).state == LEASE_STATE_ACTIVE
 
 
-async def test_a_half_closed_stream_answers_what_was_sent_before_and_ends_with_ok(
-    server: LockServer, keep_alive: KeepAliveCaller
-) -> None:
-    """No renewal is lost by hanging up politely."""
-    lease = (await server.acquire(NAME)).lease
-    for _ in range(10):
-        await keep_alive.send(NAME, lease.lease_id)
-    await keep_alive.call.done_writing()
-    received = [await keep_alive.receive() for _ in range(10)]
-    assert [response.sequence for response in received] == list(range(1, 11))
-    assert await keep_alive.call.read() is grpc.aio.EOF
-    assert await keep_alive.call.code() is grpc.StatusCode.OK
-
-
-async def test_a_draining_server_tells_every_stream_and_ends_it_with_ok_and_no_lease_is_affected(
+async def test_a_drain_tells_every_stream_ends_it_with_ok_and_ends_no_lease(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:
-    """The notice comes once, without a resource; the holder goes on at another server."""
+    """The holder goes on at another server."""
     nodes = await formed_nodes(3)
     server, another = await serve(nodes), await serve(nodes)
     lease = (await server.acquire(NAME)).lease
@@ -244,12 +202,12 @@ async def test_a_draining_server_tells_every_stream_and_ends_it_with_ok_and_no_l
         assert (await stream.renew(NAME, lease.lease_id)).fencing_token == lease.fencing_token
 
 
-async def test_a_renewal_that_waits_for_a_slow_node_is_answered_before_a_later_one_of_its_lease(
+async def test_a_renewal_that_waits_for_a_slow_node_is_answered_before_a_later_one(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:
-    """The later one could be decided at once; told first, the earlier would seem to bring the lease back."""
+    """The server could decide the later one at once. Out of order, LOST would come before ACTIVE."""
     nodes = await formed_nodes(3)
-    # What is seen on the wire is the doing of this test alone.
+    # No heartbeat may pass between the server and the nodes.
     server = await serve(nodes, proxied=True, node_timeout_ms=10_000, heartbeat_interval_ms=60_000)
     await server.until_states(*[NODE_STATE_READY] * 3)
     lease = (await server.acquire(NAME, ttl_ms=60_000)).lease
@@ -281,7 +239,7 @@ async def test_a_renewal_that_waits_for_a_slow_node_is_answered_before_a_later_o
 async def test_a_stream_opened_while_the_server_begins_to_drain_is_told_and_ended_as_well(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:
-    """A call that was on its way when the signal came does not hold up the end for the whole grace."""
+    """A call that arrives late does not delay the end of the server for the whole grace."""
     server = await serve(await formed_nodes(3))
     await server.begin_drain()
     async with KeepAliveCaller(server) as keep_alive, SessionCaller(server) as session:

@@ -1,4 +1,4 @@
-"""The lock server under load: nothing is lost, refused or left behind."""
+"""The lock server under load."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ pytestmark = pytest.mark.slow
 async def test_a_burst_of_3000_concurrent_calls_on_one_channel_is_answered_to_the_last(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:
-    """None is CANCELLED by the transport: each of a thousand resources is granted once and told held twice."""
-    # Long, for a busy machine is no reason to miss a node.
+    """The transport cancels none. Each of a thousand resources is granted once and reported HELD twice."""
+    # On a busy machine no node may time out.
     server = await serve(await formed_nodes(3), node_timeout_ms=10_000)
     responses = await asyncio.gather(
         *(server.acquire(f"orders/{number % 1_000}", ttl_ms=60_000) for number in range(3_000))
@@ -52,7 +52,7 @@ async def test_a_burst_of_3000_concurrent_calls_on_one_channel_is_answered_to_th
 async def acquire_and_release(
     session: SessionCaller, *, names: list[str], pair_count: int, history: TokenHistory
 ) -> None:
-    """Take and give back one resource after another, each of which others want as well."""
+    """Acquire and release resources that others want as well."""
     for turn in range(pair_count):
         began_at_ms = now_ms()
         result = await session.acquire(names[turn % len(names)], ttl_ms=30_000, wait_ms=60_000)
@@ -62,14 +62,14 @@ async def acquire_and_release(
         assert result.release.outcome == RELEASE_OUTCOME_RELEASED, result
 
 
-async def test_10000_pairs_by_64_callers_over_5_nodes_have_no_error_rising_tokens_and_leave_no_lock(
+async def test_10000_pairs_by_64_callers_have_no_error_rising_tokens_and_leave_no_lock(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:
-    """The acceptance run: over one session; at the end each node keeps its identity, its high and its counters, and no more."""
+    """At the end each of five nodes keeps its identity, its greatest token and its counters, and no more."""
     nodes = await formed_nodes(5)
     server = await serve(nodes, node_timeout_ms=10_000)
     history = TokenHistory()
-    # Two callers to a resource: contention is part of it, but not the whole.
+    # Two callers want each resource.
     async with SessionCaller(server) as session:
         await asyncio.gather(
             *(
@@ -104,7 +104,7 @@ async def test_10000_pairs_by_64_callers_over_5_nodes_have_no_error_rising_token
 
 
 async def use(server: LockServer, name: str) -> None:
-    """Do something of everything, and leave in the middle of it."""
+    """Make calls of every kind, and leave while some are under way."""
     async with SessionCaller(server) as session:
         lease = (await session.acquire(name)).acquire.lease
         for _ in range(5):
@@ -117,7 +117,7 @@ async def use(server: LockServer, name: str) -> None:
 
 
 async def sockets_at_rest() -> int:
-    """Return how many are open once that number stays as it is."""
+    """Return the number of open sockets, once it stays the same for 200 ms."""
     seen, now = -1, open_files()["socket"]
     while seen != now:
         await asyncio.sleep(0.2)
@@ -128,13 +128,12 @@ async def sockets_at_rest() -> int:
 async def test_a_server_that_has_ended_leaves_no_task_no_connection_and_no_file(
     formed_nodes: FormedNodes,
 ) -> None:
-    """Started, used and ended again and again, a server takes nothing more of the process."""
     nodes = await formed_nodes(3)
     kept = 0
     for turn in range(4):
         async with serving(nodes) as server:
             await use(server, f"orders/{turn}")
-        # The threads of gRPC close what is theirs a moment later.
+        # The threads of gRPC close their sockets a moment later.
         await eventually(lambda: not running_tasks(), interval_s=0.01)
         gc.collect()
         if turn < 2:
@@ -146,7 +145,6 @@ async def test_a_server_that_has_ended_leaves_no_task_no_connection_and_no_file(
 async def test_a_load_over_nodes_of_each_engine_has_no_failure_and_leaves_no_lock(
     engine: RedisBinary, flushed_nodes: FlushedNodes, serve: Serve
 ) -> None:
-    """Valkey and Redis are the same to the server."""
     nodes = await flushed_nodes(3, binary=engine)
     await form(nodes)
     server = await serve(nodes)

@@ -235,7 +235,7 @@ async def test_an_acquire_repeated_while_it_waits_is_granted_once_and_both_are_t
 
 
 @pytest.mark.slow
-async def test_the_ttl_of_a_lease_that_was_waited_for_longer_than_that_starts_at_its_grant(
+async def test_the_ttl_of_a_lease_that_a_waiter_gets_starts_at_the_grant(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:
     """The nodes keep it for the whole ttl from then on, and its validity, counted from the send, is the wait and that ttl less drift."""

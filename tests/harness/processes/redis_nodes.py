@@ -247,3 +247,10 @@ class NodeSet:
         """Kill every node; harmless to repeat."""
         for node in self._nodes:
             node.kill()
+
+
+async def run_id(node: RedisNode) -> str:
+    """Return the id that the node gives its present run."""
+    info = await node.call("INFO", "server")
+    assert isinstance(info, bytes)
+    return info.partition(b"run_id:")[2].split()[0].decode()

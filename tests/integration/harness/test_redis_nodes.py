@@ -9,17 +9,10 @@ import hiredis
 import pytest
 
 from harness.processes.fixture_types import FlushedNodes, FreshNodes, StartProxy
-from harness.processes.redis_nodes import NodeSet, RedisNode
+from harness.processes.redis_nodes import NodeSet, run_id
 from harness.time.eventually import eventually
 from redfence_server.embedded.binary import RedisBinary
 from redfence_server.embedded.process import AppendFsync, NodeStartError
-
-
-async def run_id(node: RedisNode) -> bytes:
-    """Which run of the node this is."""
-    info = await node.call("INFO", "server")
-    assert isinstance(info, bytes)
-    return info.partition(b"run_id:")[2].split()[0]
 
 
 async def test_a_restart_keeps_the_port_and_the_data_and_changes_the_run_id(

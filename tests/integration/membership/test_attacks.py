@@ -1,29 +1,31 @@
-"""Two processes at one place, and nodes that hide or change what they are: callers must not notice.
+"""Two processes at one node index, and nodes that hide or change what they are.
 
-Each test plays what operators and networks do, on real nodes behind proxies. It judges what callers were told, by their own clocks.
+Each test does what operators and networks do, and judges what callers heard, by their own clocks.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import grpc
 import pytest
 
 from harness.history.token_history import Grant, TokenHistory
+from harness.load import tries
 from harness.load.session_caller import SessionCaller
+from harness.load.tries import NAME
 from harness.processes.fixture_types import FlushedNodes, FreshNodes
 from harness.processes.node_data import copy_data, put_back
 from harness.processes.ports import HOST
-from harness.processes.redis_nodes import RedisNode
+from harness.processes.redis_nodes import RedisNode, run_id
 from harness.processes.servers import LockServer, Serve, form, now_ms, until, until_all_ready
+from harness.processes.stand_ins import follow, lead_to
 from harness.processes.tcp_proxy import TcpProxy
 from redfence_proto.v1.lock_pb2 import (
-    ACQUIRE_OUTCOME_GRANTED,
     LEASE_STATE_ACTIVE,
     NODE_ANSWER_ANSWERED,
     NODE_STATE_QUARANTINED,
@@ -33,7 +35,6 @@ from redfence_proto.v1.lock_pb2 import (
 )
 from redfence_server import composition, config
 
-NAME = "orders/42"
 TTL_MS = 1_500  # the greatest that the cluster allows
 # A return takes the greatest ttl once or twice, and a machine that others use takes its time.
 RETURN_TIMEOUT_S = 20.0
@@ -43,36 +44,21 @@ ROUNDS = 20
 
 pytestmark = pytest.mark.slow
 
-
-async def try_acquire(server: LockServer, history: TokenHistory, name: str = NAME) -> Grant | None:
-    """Acquire without waiting; note a grant, and return None for any other answer."""
-    began_at_ms = now_ms()
-    try:
-        answer = await server.acquire(name, ttl_ms=TTL_MS)
-    except grpc.aio.AioRpcError:
-        return None  # no quorum
-    if answer.outcome != ACQUIRE_OUTCOME_GRANTED:
-        return None
-    return history.note(answer.lease, began_at_ms=began_at_ms)
+try_acquire = partial(tries.try_acquire, ttl_ms=TTL_MS)
+granted = partial(tries.granted, ttl_ms=TTL_MS)
 
 
-async def granted(server: LockServer, history: TokenHistory, name: str = NAME) -> Grant:
-    """Acquire again and again until the lock is granted."""
-    grant: Grant | None = None
-
-    async def is_granted() -> bool:
-        nonlocal grant
-        grant = await try_acquire(server, history, name)
-        return grant is not None
-
-    await until(is_granted, timeout_s=RETURN_TIMEOUT_S)
-    assert grant is not None
-    return grant
+@pytest.fixture
+async def nodes(fresh_nodes: FreshNodes) -> list[RedisNode]:
+    """Three nodes that fsync every write, formed with short quarantines."""
+    nodes = await fresh_nodes(3)
+    await form(nodes, ttl_ms_max=TTL_MS)
+    return nodes
 
 
 @asynccontextmanager
 async def renewing(grant: Grant, history: TokenHistory, *servers: LockServer) -> AsyncIterator[None]:
-    """Renew a lease through each server, many times in its ttl, for as long as the block runs."""
+    """Renew a lease through each server, many times in its ttl, while the block runs."""
 
     async def renew_for_ever(session: SessionCaller) -> None:
         while True:
@@ -94,13 +80,6 @@ async def renewing(grant: Grant, history: TokenHistory, *servers: LockServer) ->
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def lead_to(node: RedisNode, proxies: Sequence[TcpProxy], *, instead_of: RedisNode) -> None:
-    """Let one node answer at another one's address and take its password; the other one lives on."""
-    await node.call("ACL", "SETUSER", "default", f">{urlsplit(instead_of.url).password}")
-    for proxy in proxies:
-        proxy.forward_to(node.port)
-
-
 async def see_only(server: LockServer, count: int) -> None:
     """Cut a server off from all nodes but the first few."""
     for proxy in server.proxies[count:]:
@@ -109,21 +88,14 @@ async def see_only(server: LockServer, count: int) -> None:
     await server.until_states(*[NODE_STATE_READY] * count, *[NODE_STATE_UNREACHABLE] * cut_off)
 
 
-async def run_id(node: RedisNode) -> str:
-    """Return the id that the node gives its present run."""
-    info = await node.call("INFO", "server")
-    assert isinstance(info, bytes)
-    return next(line[7:] for line in info.decode().splitlines() if line.startswith("run_id:"))
-
-
-# --- two processes at one place -----------------------------------------------------------------------------------------
+# --- two processes at one node index ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [3, 5])
 async def test_an_empty_newcomer_never_votes_beside_a_lease_of_its_predecessor(
     count: int, fresh_nodes: FreshNodes, serve: Serve
 ) -> None:
-    """One server sees a newcomer behind the address, another one the node that lives on; its caller renews all the while."""
+    """One server reaches the newcomer, another the node that lives on. Its caller renews all the while."""
     *nodes, newcomer = await fresh_nodes(count + 1)
     await form(nodes, ttl_ms_max=TTL_MS)
     with_old, with_new = await serve(nodes, proxied=True), await serve(nodes, proxied=True)
@@ -141,14 +113,14 @@ async def test_an_empty_newcomer_never_votes_beside_a_lease_of_its_predecessor(
 
 @pytest.mark.parametrize("call", ["CheckToken", "renewal"])
 async def test_no_answer_counts_a_node_that_was_replaced_in_the_meantime(
-    call: str, fresh_nodes: FreshNodes, serve: Serve
+    call: str, nodes: list[RedisNode], fresh_nodes: FreshNodes, serve: Serve
 ) -> None:
-    """The replaced node answers at once; the next one answers after it was looked at anew, and that look tells of the newcomer.
+    """The answer of the replaced node must not count beside an answer after an examination.
 
-    The first answer is from a node that votes no more. It must not count beside the second.
+    The replaced node answers at once. The server examines the next node again, hears of the newcomer there,
+    and only then gets that node's answer.
     """
-    *nodes, newcomer = await fresh_nodes(4)
-    await form(nodes, ttl_ms_max=TTL_MS)
+    [newcomer] = await fresh_nodes(1)
     with_old, with_new, only_old = [await serve(nodes, proxied=True) for _ in range(3)]
     await until_all_ready(with_old, with_new, only_old)
     await see_only(with_old, 2)
@@ -179,7 +151,7 @@ async def test_no_answer_counts_a_node_that_was_replaced_in_the_meantime(
 
 
 async def until_replied(proxy: TcpProxy) -> None:
-    """Return once the node behind the proxy has answered something more."""
+    """Return once the node behind the proxy has answered again."""
     before = proxy.replies.passed_bytes
 
     async def replied() -> bool:
@@ -191,11 +163,10 @@ async def until_replied(proxy: TcpProxy) -> None:
 @pytest.mark.parametrize("seen", ["all", "copy and last node"])
 @pytest.mark.parametrize("origin", ["copied", "promoted"])
 async def test_tokens_stay_unique_while_a_node_and_its_copy_both_run(
-    origin: str, seen: str, fresh_nodes: FreshNodes, serve: Serve, tmp_path: Path
+    *, origin: str, seen: str, nodes: list[RedisNode], fresh_nodes: FreshNodes, serve: Serve, tmp_path: Path
 ) -> None:
-    """The copy looks like a durable node after a restart, and lacks nothing when it starts. Each of two servers sees one of them."""
-    *nodes, twin = await fresh_nodes(4)
-    await form(nodes, ttl_ms_max=TTL_MS)
+    """The copy starts complete and looks like a restarted durable node. Each of two servers reaches one."""
+    [twin] = await fresh_nodes(1)
     with_node, with_twin = await serve(nodes, proxied=True), await serve(nodes, proxied=True)
     await until_all_ready(with_node, with_twin)
     history = TokenHistory()
@@ -227,30 +198,7 @@ async def test_tokens_stay_unique_while_a_node_and_its_copy_both_run(
     history.check()
 
 
-async def follow(replica: RedisNode, primary: RedisNode) -> None:
-    """Make one node a replica of another; return when it has all of the other's data, also on its disk."""
-    password = urlsplit(primary.url).password
-    assert password is not None
-    await replica.call("CONFIG", "SET", "masterauth", password)
-    # The primary would wait for further replicas.
-    await primary.call("CONFIG", "SET", "repl-diskless-sync-delay", "0")
-    await replica.call("REPLICAOF", HOST, primary.port)
-
-    async def in_step() -> bool:
-        info = await replica.call("INFO")
-        assert isinstance(info, bytes)
-        wanted = (
-            "master_link_status:up",
-            "aof_rewrite_in_progress:0",
-            "aof_rewrite_scheduled:0",
-            "aof_last_bgrewrite_status:ok",
-        )
-        return all(f"\r\n{each}\r\n".encode() in info for each in wanted)
-
-    await until(in_step, timeout_s=15)
-
-
-# --- nodes that hide or change what they are ----------------------------------------------------------------------------
+# --- nodes that hide or change what they are ----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -262,11 +210,9 @@ async def follow(replica: RedisNode, primary: RedisNode) -> None:
     ],
 )
 async def test_a_node_whose_settings_get_worse_while_it_runs_stops_voting(
-    setting: str, worse: str, mended: str, fresh_nodes: FreshNodes, serve: Serve
+    setting: str, worse: str, mended: str, nodes: list[RedisNode], serve: Serve
 ) -> None:
-    """The next heartbeats find out, on a connection that lasts; the node votes again once the setting is mended."""
-    nodes = await fresh_nodes(3)
-    await form(nodes, ttl_ms_max=TTL_MS)
+    """A heartbeat notices. The node votes again once the setting is mended."""
     # Harmless under noeviction.
     await nodes[0].call("CONFIG", "SET", "maxmemory", "100mb")
     server, history = await serve(nodes), TokenHistory()
@@ -289,14 +235,12 @@ async def test_a_node_whose_settings_get_worse_while_it_runs_stops_voting(
 
 
 async def test_a_node_votes_only_after_its_log_is_complete_again(
-    fresh_nodes: FreshNodes, serve: Serve
+    nodes: list[RedisNode], serve: Serve
 ) -> None:
-    """Its append-only file was off. Until the new file is complete, a crash loses what the node answers."""
-    nodes = await fresh_nodes(3)
-    await form(nodes, ttl_ms_max=TTL_MS)
+    """Its append-only file was off. Until the new file is complete, a crash loses acknowledged writes."""
     server = await serve(nodes)
     await until_all_ready(server)
-    # So writing the new file takes seconds: one key, and redfence's own.
+    # Each key delays the new file by a second.
     await nodes[0].call("SET", "redfence:counter:slow", "1")
     await nodes[0].call("CONFIG", "SET", "rdb-key-save-delay", "1000000")
     await nodes[0].call("CONFIG", "SET", "appendonly", "no")
@@ -312,10 +256,8 @@ async def test_a_node_votes_only_after_its_log_is_complete_again(
     assert b"aof_rewrite_in_progress:0" in await nodes[0].call("INFO", "persistence")  # type: ignore[operator]
 
 
-async def test_a_node_that_does_not_tell_its_run_id_is_refused(fresh_nodes: FreshNodes, serve: Serve) -> None:
-    """A filter on the way leaves the run id out of INFO. Without it no restart can be noticed."""
-    nodes = await fresh_nodes(3)
-    await form(nodes, ttl_ms_max=TTL_MS)
+async def test_a_node_that_does_not_tell_its_run_id_is_refused(nodes: list[RedisNode], serve: Serve) -> None:
+    """A filter takes the run id out of INFO, so a server could not notice a restart."""
     server = await serve(nodes, proxied=True)
     await until_all_ready(server)
     server.proxies[0].hide_in_replies(b"run_id:")
@@ -332,7 +274,7 @@ async def test_a_node_that_does_not_tell_its_run_id_is_refused(fresh_nodes: Fres
 
 
 async def test_a_user_without_the_right_to_client_commands_is_served(flushed_nodes: FlushedNodes) -> None:
-    """The name of a connection is for people who read CLIENT LIST; nothing depends on it."""
+    """The server only names its connections by such commands."""
     nodes = await flushed_nodes(3)
     await form(nodes, ttl_ms_max=TTL_MS)
     for node in nodes:

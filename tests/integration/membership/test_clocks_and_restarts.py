@@ -1,7 +1,4 @@
-"""Clocks of servers and of nodes, and restarts of durable nodes: what other servers and their callers notice.
-
-The opposite, a node whose clock really steps, is in test_clock_watch.py.
-"""
+"""Wrong clocks of servers, clocks that a server does not know yet, and restarts of durable nodes."""
 
 from __future__ import annotations
 
@@ -9,23 +6,23 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
-import grpc
 import pytest
 
 from harness.history.token_history import TokenHistory
+from harness.load import tries
 from harness.load.lock_load import LockLoad
+from harness.load.tries import NAME
 from harness.processes.fixture_types import FreshNodes, StartProxy
 from harness.processes.servers import LockServer, Serve, form, now_ms, serving, until, until_all_ready
+from harness.time.wrong_clock import WrongClock
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,
     NODE_STATE_READY,
     NODE_STATE_UNREACHABLE,
 )
 from redfence_server import composition
-from redfence_server.clock import SystemClock
 from redfence_server.locking.quorum import DRIFT_FIXED_MS, DRIFT_RATIO
 
-NAME = "orders/42"
 TTL_MS = 3_000  # the greatest that the cluster allows
 DISTRUST_MS = TTL_MS * (1 + DRIFT_RATIO) + DRIFT_FIXED_MS
 STEP_MS = 30_000
@@ -34,32 +31,7 @@ BACK_TIMEOUT_S = 10.0
 
 pytestmark = pytest.mark.slow
 
-
-# --- a server whose own clock is wrong ----------------------------------------------------------------------------------
-
-
-class WrongClock(SystemClock):
-    """Stands for the clock of one server; it is right until it is told otherwise."""
-
-    def __init__(self) -> None:
-        self._rate = 1.0
-        self._changed_at_ms = self._offset_ms = 0.0
-        self._last_ms = 0.0
-
-    def now_ms(self) -> float:
-        """Return the instant that this clock shows; it never goes back."""
-        true_ms = super().now_ms()
-        shown_ms = true_ms + self._offset_ms + (self._rate - 1) * (true_ms - self._changed_at_ms)
-        self._last_ms = max(self._last_ms, shown_ms)
-        return self._last_ms
-
-    def stand_still(self, *, for_ms: float) -> None:
-        """Show one instant for so long from now on, and go on from there."""
-        self._offset_ms -= for_ms
-
-    def run_at(self, rate: float) -> None:
-        """Go faster or slower from now on."""
-        self._changed_at_ms, self._rate = super().now_ms(), rate
+try_acquire = partial(tries.try_acquire, ttl_ms=TTL_MS)
 
 
 async def hold_once(server: LockServer, history: TokenHistory) -> None:
@@ -75,7 +47,7 @@ async def hold_once(server: LockServer, history: TokenHistory) -> None:
 async def test_the_wrong_clock_of_one_server_stops_no_other_server(
     wrong: str, fresh_nodes: FreshNodes, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To that server all nodes seem to step. Servers that run and servers that start go on granting throughout."""
+    """To that server all nodes seem to step. Running servers and a new one go on granting."""
     nodes = await fresh_nodes(3)
     await form(nodes, ttl_ms_max=TTL_MS)
     clock = WrongClock()
@@ -90,7 +62,7 @@ async def test_the_wrong_clock_of_one_server_stops_no_other_server(
     else:
         clock.run_at(0.985 if wrong.endswith("slow") else 1.015)
     wrong_since_ms = now_ms()
-    # Time enough to notice in several heartbeats, to write down what was noticed, and to read that.
+    # The wrong server has time to notice and to note a step, and the right one to read the note.
     while now_ms() < wrong_since_ms + TTL_MS:
         await hold_once(right, history)
     fresh = await serve(nodes)
@@ -100,13 +72,10 @@ async def test_the_wrong_clock_of_one_server_stops_no_other_server(
     history.check_exclusion()
 
 
-# --- a node whose clock is not known yet ----------------------------------------------------------------------------------
-
-
 async def test_no_vote_counts_before_the_clock_of_the_node_is_known(
     nodes_with_clocks: FreshNodes, serve: Serve, start_proxy: StartProxy
 ) -> None:
-    """The first answer about the clock is late, the votes behind it are not. The clock stepped, and that ended a hold early."""
+    """The first answer about the clock is late. The clock has stepped, which ended a hold early."""
     nodes = await nodes_with_clocks(3)
     await form(nodes, ttl_ms_max=TTL_MS)
     holders = await serve(nodes, proxied=True)
@@ -126,7 +95,7 @@ async def test_no_vote_counts_before_the_clock_of_the_node_is_known(
         proxies[2].refuse()
         await rivals.until_states(NODE_STATE_UNREACHABLE, NODE_STATE_READY, NODE_STATE_UNREACHABLE)
         await proxies[0].heal()
-        # A server asks for notices when it has admitted a node, and first asks for the clock right after that.
+        # A server subscribes once it has admitted a node, and asks for the clock right after that.
         admitted = proxies[0].hold_after(b"SUBSCRIBE")
         await admitted.wait()
         admitted_ms = now_ms()
@@ -142,20 +111,8 @@ async def test_no_vote_counts_before_the_clock_of_the_node_is_known(
         history.check()
 
 
-async def try_acquire(server: LockServer, history: TokenHistory, *, name: str = NAME) -> bool:
-    """Acquire without waiting, and tell whether the lock was granted."""
-    began_at_ms = now_ms()
-    try:
-        answer = await server.acquire(name, ttl_ms=TTL_MS)
-    except grpc.aio.AioRpcError:
-        return False  # no quorum
-    if answer.outcome == ACQUIRE_OUTCOME_GRANTED:
-        history.note(answer.lease, began_at_ms=began_at_ms)
-    return answer.outcome == ACQUIRE_OUTCOME_GRANTED
-
-
 async def until_instant(instant_ms: float) -> None:
-    """Return at that instant, which is about what is on its way and not about what is to come true."""
+    """Return at that instant. Replies are under way meanwhile, and no condition shows that."""
 
     async def reached() -> bool:
         return now_ms() >= instant_ms
@@ -164,7 +121,7 @@ async def until_instant(instant_ms: float) -> None:
 
 
 async def until_distrusted(server: LockServer, index: int) -> None:
-    """Return once the server tells that the node's votes do not count because of its clock."""
+    """Return once the server reports that it distrusts the node's clock."""
 
     async def distrusted() -> bool:
         return (await server.status()).nodes[index].clock_distrusted_for.ToMilliseconds() > 0
@@ -176,7 +133,7 @@ async def until_distrusted(server: LockServer, index: int) -> None:
 async def test_a_server_that_starts_after_nodes_have_stepped_does_not_count_them(
     stepped: Sequence[int], nodes_with_clocks: FreshNodes, serve: Serve
 ) -> None:
-    """The server that saw the steps has ended. The nodes are a minority, so it was their clocks and not the server's."""
+    """The server that saw the steps has ended. A minority stepped, so the server's own clock was right."""
     nodes = await nodes_with_clocks(5)
     await form(nodes, ttl_ms_max=TTL_MS)
     seer = await serve(nodes)
@@ -189,20 +146,17 @@ async def test_a_server_that_starts_after_nodes_have_stepped_does_not_count_them
     late, history = await serve(nodes), TokenHistory()
     for index in stepped:
         await until_distrusted(late, index)
-    # Those that are left are a quorum only together with the nodes that stepped.
+    # The nodes that are left make a quorum only with the nodes that stepped.
     for node in nodes[len(stepped) + 2 :]:
         node.kill()
     await until(partial(try_acquire, late, history), timeout_s=BACK_TIMEOUT_S)
     assert history.grants[0].answered_at_ms >= stepped_at_ms + DISTRUST_MS
 
 
-# --- restarts of durable nodes --------------------------------------------------------------------------------------------
-
-
 async def test_callers_notice_nothing_of_a_rolling_restart_of_durable_nodes(
     fresh_nodes: FreshNodes, serve: Serve
 ) -> None:
-    """Each node votes again at once: the greatest ttl of this cluster is five minutes."""
+    """Each node votes again at once. The greatest ttl of this cluster is five minutes."""
     nodes = await fresh_nodes(3)
     await form(nodes)
     servers = [await serve(nodes), await serve(nodes)]
@@ -222,7 +176,7 @@ async def test_callers_notice_nothing_of_a_rolling_restart_of_durable_nodes(
 async def test_durable_nodes_grant_soon_after_a_power_loss_of_all_of_them(
     fresh_nodes: FreshNodes, serve: Serve
 ) -> None:
-    """No operator is needed, neither for a server that ran all the while nor for one that starts afterwards."""
+    """Neither a server that ran all the while nor a new one needs an operator."""
     nodes = await fresh_nodes(3)
     await form(nodes)
     server, history = await serve(nodes), TokenHistory()
@@ -235,7 +189,7 @@ async def test_durable_nodes_grant_soon_after_a_power_loss_of_all_of_them(
     await asyncio.gather(*(node.start() for node in nodes))
     started_at_ms = now_ms()
     for each in (server, await serve(nodes)):
-        await until(partial(try_acquire, each, history, name=f"{NAME}/{each.port}"), timeout_s=BACK_TIMEOUT_S)
+        await until(partial(try_acquire, each, history, f"{NAME}/{each.port}"), timeout_s=BACK_TIMEOUT_S)
     await until(partial(try_acquire, server, history), timeout_s=BACK_TIMEOUT_S)
     assert now_ms() <= started_at_ms + BACK_TIMEOUT_S * 1000
     history.check()

@@ -1,4 +1,4 @@
-"""A node comes back while servers look on, and servers die between the steps of the fence."""
+"""A node comes back under load, and servers die between the steps of the fence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from redfence_proto.v1.lock_pb2 import NODE_STATE_QUARANTINED, NODE_STATE_READY
 from redfence_server.membership import fence
 
 NAME = "orders/42"
-# How the scripts begin.
+# The first bytes of the scripts.
 QUARANTINE: Final = b"-- quarantine: "
 RESERVE: Final = b"-- reserve_floor: "
 RAISE: Final = b"-- raise_floor: "
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 
 async def all_set(*events: asyncio.Event) -> None:
-    """Everything that was waited for has happened."""
+    """Return once all events are set."""
     async with asyncio.timeout(10):
         for event in events:
             await event.wait()
@@ -43,7 +43,7 @@ async def all_set(*events: asyncio.Event) -> None:
 async def test_a_release_that_meets_nodes_as_they_are_fenced_reaches_them(
     fresh_nodes: FreshNodes, serve: Serve
 ) -> None:
-    """Both peers have new admission ids, and the replies that say so are late."""
+    """Both peers have new admission ids. The replies that say so are late."""
     nodes = await fresh_nodes(3)
     await form(nodes, ttl_ms_max=TTL_MS)
     server = await serve(nodes, proxied=True, node_timeout_ms=5_000, heartbeat_interval_ms=60_000)
@@ -51,7 +51,7 @@ async def test_a_release_that_meets_nodes_as_they_are_fenced_reaches_them(
     await until_all_ready(server)
     lease = (await server.acquire(NAME, ttl_ms=TTL_MS)).lease
     for node in nodes[1:]:
-        # It will not end by itself.
+        # Without that the hold would end by itself.
         assert await node.call("PERSIST", f"redfence:lock:{NAME}") == 1
     raised = [proxy.hold_after(RAISE) for proxy in peers]
     await nodes[0].call("FLUSHALL")
@@ -64,7 +64,7 @@ async def test_a_release_that_meets_nodes_as_they_are_fenced_reaches_them(
     )
     for proxy in peers:
         await proxy.heal()
-    # Either call may have been told that no quorum answered, if the replies were too late.
+    # Either call may fail for want of a quorum, if the replies were too late.
     await asyncio.gather(noticing, releasing, return_exceptions=True)
     await until_no_locks(nodes)
     await until_all_ready(server)
@@ -90,9 +90,6 @@ async def test_a_node_that_is_lost_again_just_before_its_return_does_not_get_its
     assert (await server.acquire(NAME, ttl_ms=TTL_MS)).lease.fencing_token > first.fencing_token
 
 
-# --- a server dies at it --------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Death:
     """Where the first server stops, and is killed.
@@ -100,7 +97,8 @@ class Death:
     Attributes:
         name: of the test.
         stop: stops the first server's traffic with the node and its peers, in this order.
-        is_alone: the second server does not reach the node before that; otherwise it has seen the quarantine as well.
+        is_alone: whether the second server reaches the node only after that. Otherwise it has seen the
+            quarantine as well.
         counts: sizes of the clusters.
     """
 
@@ -141,7 +139,7 @@ DEATHS = (
         if n in death.counts
     ],
 )
-async def test_whenever_a_server_dies_that_brings_a_node_recovered_another_one_goes_on(
+async def test_when_a_server_dies_while_it_brings_a_node_back_another_one_goes_on(
     *,
     count: int,
     death: Death,
@@ -150,9 +148,9 @@ async def test_whenever_a_server_dies_that_brings_a_node_recovered_another_one_g
     commands: CommandProcesses,
     start_proxy: StartProxy,
 ) -> None:
-    """Until then the node does not vote under load, and it needs no second quarantine.
+    """The node does not vote before, and needs no second quarantine.
 
-    Of five nodes the first server reaches four, so it needs every peer that is stopped.
+    The first server reaches four of five nodes, so it needs every peer that is stopped.
     """
     nodes = await fresh_nodes(count)
     await form(nodes, ttl_ms_max=TTL_MS)

@@ -1,4 +1,4 @@
-"""More nodes have forgotten than can be spared, so nothing is granted before a recovery."""
+"""A majority of nodes has forgotten, so no server grants anything before a recovery."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from redfence_proto.v1.lock_pb2 import (
 )
 
 NAME = "orders/42"
-# One second is promised; the recorded times show it, for a busy machine must not fail the test.
+# The promise is one second. The report has the times, because a busy machine must not fail the test.
 DEADLINE_S = 10.0
 pytestmark = pytest.mark.slow
 
 
 class Clocked:
-    """Calls that must be refused for want of a quorum, and the longest time of each kind, in ms."""
+    """Calls that must fail for want of a quorum, and the longest time of each kind, in ms."""
 
     def __init__(self) -> None:
         self.slowest_ms: dict[str, float] = {}
 
     async def refused(self, kind: str, call: Awaitable[Any]) -> None:
-        """Make a call; it says that there is no quorum, and that trying again may help."""
+        """Make a call; fail unless it reports that there is no quorum now."""
         sent_at_ms = now_ms()
         async with asyncio.timeout(DEADLINE_S):
             if kind == "session acquire":
@@ -73,7 +73,7 @@ async def every_call(server: LockServer, held: lock_pb2.Lease, clocked: Clocked)
 
 
 async def until_stuck(server: LockServer, places: Sequence[int]) -> None:
-    """The server has tried in vain to bring these nodes back: their quarantine is long over."""
+    """Return once the server has tried in vain to bring these nodes back."""
 
     async def told() -> bool:
         nodes = (await server.status()).nodes
@@ -90,7 +90,7 @@ async def test_every_call_is_refused_at_once_until_an_operator_recovers_the_clus
     commands: CommandProcesses,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """Also when every quarantine is long over. After the recovery tokens go on above all before."""
+    """The end of the quarantines changes nothing. After the recovery tokens are above all before."""
     nodes = await fresh_nodes(count)
     await form(nodes, ttl_ms_max=TTL_MS)
     servers = [await serve(nodes), await serve(nodes)]

@@ -1,6 +1,6 @@
-"""Nodes crash, forget and come back under load: tokens stay ordered, and each holder is alone.
+"""Nodes crash, forget and come back under the load of sixteen callers over two servers.
 
-Every load is of sixteen callers over two servers. A history judges what callers were told; a watch judges the nodes.
+A history judges what callers heard, and a watch judges the nodes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from redfence_server.embedded.binary import RedisBinary
 
 pytestmark = pytest.mark.slow
 
-# More tokens than callers have under way when a node is killed: no server has seen those.
+# Callers have fewer acquires under way. No server has seen those tokens.
 _LOST = 20
 
 StartNode = Callable[[str], Awaitable[RedisNode]]
@@ -58,14 +58,14 @@ def start_node(fresh_nodes: FreshNodes, redis_binary: RedisBinary, tmp_path: Pat
 async def test_each_node_in_turn_is_killed_and_comes_back_by_itself(
     logs: list[str], start_node: StartNode, serve: Serve
 ) -> None:
-    """With an fsync for every write it does not wait after the fence; otherwise it does."""
+    """Only nodes without an fsync for every write go into quarantine."""
     nodes = [await start_node(log) for log in logs]
-    spared = (len(nodes) - 1) // 2 - 1  # so many may be in quarantine when the next one dies
+    spared = (len(nodes) - 1) // 2 - 1  # as many may be in quarantine when the next node dies
     async with loaded_cluster(nodes, serve) as cluster:
         for place, (node, log) in enumerate(zip(nodes, logs, strict=True)):
             await cluster.until_ready(len(nodes) - spared)
             if log == "no log" and place % 2:
-                # The others have nothing left.
+                # Without a snapshot the node comes back empty.
                 await node.call("SAVE")
             await cluster.until_served()
             node.kill()
@@ -77,27 +77,12 @@ async def test_each_node_in_turn_is_killed_and_comes_back_by_itself(
     assert seen == [int(log != "always") for log in logs]
 
 
-async def test_all_nodes_lose_power_and_those_with_proof_fence_each_other(
+async def test_a_minority_of_nodes_is_wiped_and_comes_back_by_itself(
     fresh_nodes: FreshNodes, serve: Serve
 ) -> None:
-    """No node votes after the restart, and none forgot anything: none waits."""
+    """They restart on an empty disk, and later forget by FLUSHALL."""
+    lost = (0, 1)
     async with loaded_cluster(await fresh_nodes(5), serve) as cluster:
-        for _ in range(2):
-            for node in cluster.nodes:
-                node.kill()
-            await asyncio.gather(*(node.start() for node in cluster.nodes))
-            await until_all_ready(*cluster.servers)
-            await cluster.until_served()
-    assert cluster.watch.quarantines == [set()] * 5
-
-
-@pytest.mark.parametrize("count", [3, 5])
-async def test_as_many_nodes_as_can_be_spared_are_wiped_and_come_back_by_themselves(
-    count: int, fresh_nodes: FreshNodes, serve: Serve
-) -> None:
-    """By a restart on an empty disk, and by FLUSHALL."""
-    lost = range((count - 1) // 2)
-    async with loaded_cluster(await fresh_nodes(count), serve) as cluster:
         for place in lost:
             cluster.nodes[place].kill()
         await cluster.until_served()
@@ -108,30 +93,26 @@ async def test_as_many_nodes_as_can_be_spared_are_wiped_and_come_back_by_themsel
         await cluster.until_served()
         await asyncio.gather(*(cluster.nodes[place].call("FLUSHALL") for place in lost))
         await cluster.until_quarantined(*lost, times=2)
-    assert [len(quarantines) for quarantines in cluster.watch.quarantines] == [
-        2 * (p in lost) for p in range(count)
-    ]
+    assert [len(quarantines) for quarantines in cluster.watch.quarantines] == [2, 2, 0, 0, 0]
 
 
-@pytest.mark.parametrize(("count", "lost"), [(3, 1), (5, 2)], ids=["n3", "n5"])
 async def test_nodes_whose_logs_have_lost_their_end_are_quarantined(
-    count: int, lost: int, fresh_nodes: FreshNodes, serve: Serve
+    fresh_nodes: FreshNodes, serve: Serve
 ) -> None:
-    """The cut is clean, so the node finds nothing wrong; servers have seen a greater token."""
-    async with loaded_cluster(await fresh_nodes(count), serve) as cluster:
-        for node in cluster.nodes[:lost]:
+    """The node notices nothing, because the cut is clean. Servers have seen a greater token."""
+    async with loaded_cluster(await fresh_nodes(5), serve) as cluster:
+        for node in cluster.nodes[:2]:
             await until_greatest_token(node, _LOST)
-        for node in cluster.nodes[:lost]:
+        for node in cluster.nodes[:2]:
             node.kill()
             assert len(lose_last(node, _LOST, raises_greatest_token)) >= _LOST
             await node.start()
-        await cluster.until_quarantined(*range(lost))
-    seen = [len(quarantines) for quarantines in cluster.watch.quarantines]
-    assert seen == [1] * lost + [0] * (count - lost)
+        await cluster.until_quarantined(0, 1)
+    assert [len(quarantines) for quarantines in cluster.watch.quarantines] == [1, 1, 0, 0, 0]
 
 
 async def until_greatest_token(node: RedisNode, least: int) -> None:
-    """Return once the greatest token on the node is no less than that."""
+    """Return once the greatest token on the node is at least `least`."""
 
     async def reached() -> bool:
         high = await node.call("GET", "redfence:high")

@@ -1,35 +1,34 @@
-"""Nodes come back with older data: an old copy of their disk, or another machine's memory."""
+"""Nodes come back with older data, or another node answers at their address."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import grpc
 import pytest
 
 from harness.history.token_history import TokenHistory
 from harness.history.vote_watch import VoteWatch
+from harness.load import tries
 from harness.load.lock_load import LockLoad
+from harness.load.tries import NAME
 from harness.processes.fixture_types import FreshNodes, StartProxy
 from harness.processes.loaded_cluster import TTL_MS, loaded_cluster
 from harness.processes.node_data import copy_data, lose_last, put_back, raises_greatest_token
 from harness.processes.ports import HOST
 from harness.processes.redis_nodes import RedisNode
-from harness.processes.servers import LockServer, Serve, form, now_ms, serving, until, until_all_ready
-from harness.processes.tcp_proxy import TcpProxy
+from harness.processes.servers import Serve, form, serving, until, until_all_ready
+from harness.processes.stand_ins import follow, lead_to
 from redfence_proto.v1.lock_pb2 import (
-    ACQUIRE_OUTCOME_GRANTED,
     NODE_STATE_QUARANTINED,
     NODE_STATE_READY,
 )
 from redfence_server import composition, config
 from redfence_server.errors import NodeRejectedError
 
-NAME = "orders/42"
-
 pytestmark = pytest.mark.slow
+
+granted = partial(tries.granted, ttl_ms=TTL_MS)
 
 
 @pytest.fixture
@@ -40,26 +39,10 @@ async def nodes(fresh_nodes: FreshNodes) -> list[RedisNode]:
     return nodes
 
 
-async def until_granted(server: LockServer, history: TokenHistory) -> None:
-    """Try, and not wait, until the lock is granted; write the grant down."""
-
-    async def granted() -> bool:
-        began_at_ms = now_ms()
-        try:
-            answer = await server.acquire(NAME, ttl_ms=TTL_MS)
-        except grpc.aio.AioRpcError:
-            return False  # no quorum yet
-        if answer.outcome == ACQUIRE_OUTCOME_GRANTED:
-            history.note(answer.lease, began_at_ms=began_at_ms)
-        return answer.outcome == ACQUIRE_OUTCOME_GRANTED
-
-    await until(granted)
-
-
 async def test_a_node_put_back_into_an_earlier_quarantine_sits_it_out_anew(
     nodes: list[RedisNode], serve: Serve, tmp_path: Path
 ) -> None:
-    """The second server has waited long enough for the first quarantine, and not for this one."""
+    """The other server has waited for the first quarantine, and not for this one."""
     driver, other = await serve(nodes), await serve(nodes, proxied=True)
     await until_all_ready(driver, other)
     await nodes[0].call("FLUSHALL")
@@ -69,14 +52,14 @@ async def test_a_node_put_back_into_an_earlier_quarantine_sits_it_out_anew(
     other.proxies[0].refuse()
     await until_all_ready(driver)
     history = TokenHistory()
-    await until_granted(driver, history)
+    await granted(driver, history)
     # As if the mint had never reached it: the lease stands on the first two nodes alone.
     await nodes[2].call("DEL", f"redfence:lock:{NAME}")
     nodes[0].kill()
     put_back(nodes[0], old)
     await nodes[0].start()
     await other.proxies[0].heal()
-    await until_granted(other, history)
+    await granted(other, history)
     history.check()
     history.check_exclusion()
     await until_all_ready(driver, other)
@@ -85,12 +68,12 @@ async def test_a_node_put_back_into_an_earlier_quarantine_sits_it_out_anew(
 async def test_an_old_snapshot_is_noticed_by_its_tokens_and_by_its_floor(
     fresh_nodes: FreshNodes, serve: Serve, tmp_path: Path
 ) -> None:
-    """It is put back twice under load. The second time it is older than the node's last return."""
+    """The second time it is older than the node's last return."""
     async with loaded_cluster(await fresh_nodes(3), serve) as cluster:
         node = cluster.nodes[0]
         old = copy_data(node, tmp_path / "old")
         for times in (1, 2):
-            # More than callers have under way when the node is killed: no server has seen those.
+            # Callers have fewer acquires under way. No server has seen those tokens.
             await cluster.load.until_granted(100)
             node.kill()
             put_back(node, old)
@@ -103,14 +86,14 @@ async def test_an_old_snapshot_is_noticed_by_its_tokens_and_by_its_floor(
 async def test_older_data_that_no_server_recognises_repeats_no_token(
     how: str, nodes: list[RedisNode], start_proxy: StartProxy, tmp_path: Path
 ) -> None:
-    """The one node that remembers dies after the fence has read it; the third never knew."""
+    """The only node that remembers dies after the fence has read it."""
     history = TokenHistory()
     proxies = [await start_proxy(node) for node in nodes]
     async with serving(nodes, proxies=proxies) as server:
         await until_all_ready(server)
         old = copy_data(nodes[0], tmp_path / "old")
         proxies[2].drop()
-        await until_granted(server, history)
+        await granted(server, history)
         await server.release(NAME, history.grants[-1].lease_id)
     nodes[0].kill()
     if how == "snapshot":
@@ -121,7 +104,7 @@ async def test_older_data_that_no_server_recognises_repeats_no_token(
     async with VoteWatch(nodes) as watch, serving(nodes) as server:
         await until_all_ready(server)
         nodes[1].kill()
-        await until_granted(server, history)
+        await granted(server, history)
     assert watch.quarantines == [set(), set(), set()]
     history.check()
 
@@ -152,11 +135,8 @@ async def test_a_copy_of_a_nodes_data_puts_the_original_out(
     load.history.check()
 
 
-# --- other machines under a node's address --------------------------------------------------------
-
-
 async def test_a_failover_to_a_replica_and_back_is_noticed(fresh_nodes: FreshNodes, serve: Serve) -> None:
-    """The replica may lack the primary's last answers, and the primary the replica's."""
+    """Either may lack the last writes of the other."""
     *nodes, replica = await fresh_nodes(4)
     async with loaded_cluster(nodes, serve, proxied=True) as cluster:
         await follow(replica, nodes[0])
@@ -178,10 +158,10 @@ async def test_a_failover_to_a_replica_and_back_is_noticed(fresh_nodes: FreshNod
         await cluster.until_quarantined(0)
 
 
-async def test_a_node_of_another_place_under_a_nodes_address_gets_no_second_vote(
+async def test_a_node_at_the_address_of_another_node_gets_no_second_vote(
     fresh_nodes: FreshNodes, serve: Serve
 ) -> None:
-    """The address of one node leads to another; once it is right again the node votes at once."""
+    """Once the address is right again, the node votes at once."""
     async with loaded_cluster(await fresh_nodes(3), serve, proxied=True) as cluster:
         await lead_to(cluster.nodes[1], cluster.proxies(0), instead_of=cluster.nodes[0])
         for server in cluster.servers:
@@ -193,33 +173,9 @@ async def test_a_node_of_another_place_under_a_nodes_address_gets_no_second_vote
     assert cluster.watch.quarantines == [set(), set(), set()]
 
 
-async def lead_to(node: RedisNode, proxies: Sequence[TcpProxy], *, instead_of: RedisNode) -> None:
-    """Let the address of one node be another's, which takes the same password."""
-    await node.call("ACL", "SETUSER", "default", f">{urlsplit(instead_of.url).password}")
-    for proxy in proxies:
-        proxy.forward_to(node.port)
-
-
-async def follow(replica: RedisNode, primary: RedisNode) -> None:
-    """Make one node a replica of another, and wait until it has all that the other has."""
-    password = urlsplit(primary.url).password
-    assert password is not None
-    await replica.call("CONFIG", "SET", "masterauth", password)
-    # It would wait for further replicas.
-    await primary.call("CONFIG", "SET", "repl-diskless-sync-delay", "0")
-    await replica.call("REPLICAOF", HOST, primary.port)
-
-    async def in_step() -> bool:
-        info = await replica.call("INFO", "replication")
-        return isinstance(info, bytes) and b"master_link_status:up" in info
-
-    await until(in_step, timeout_s=15)
-
-
-async def test_that_nodes_have_become_replicas_is_seen_while_nobody_asks_for_anything(
+async def test_a_heartbeat_notices_that_a_node_has_become_a_replica(
     nodes: list[RedisNode], serve: Serve
 ) -> None:
-    """A heartbeat finds it before the next acquire does."""
     server = await serve(nodes)
     await until_all_ready(server)
     # There is no such primary, so it keeps its data.
@@ -231,10 +187,9 @@ async def test_that_nodes_have_become_replicas_is_seen_while_nobody_asks_for_any
 
 
 @pytest.mark.parametrize("what", ["swapped", "named twice", "another database of one server", "evicts"])
-async def test_a_server_does_not_start_with_a_node_that_is_not_what_it_is_taken_for(
+async def test_a_server_does_not_start_with_a_node_in_the_wrong_place_or_one_that_evicts(
     what: str, nodes: list[RedisNode], start_proxy: StartProxy
 ) -> None:
-    """The message names the node and tells what it is."""
     proxies = [await start_proxy(node) for node in nodes]
     match what:
         case "swapped":
@@ -243,7 +198,7 @@ async def test_a_server_does_not_start_with_a_node_that_is_not_what_it_is_taken_
             told = "was formed as node 2, but is configured as node 1"
         case "named twice":
             await lead_to(nodes[0], proxies[1:2], instead_of=nodes[1])
-            # Whichever is found out first.
+            # Either may come first.
             told = "(was formed as node 0, .* is named twice|the same process as node 0)"
         case "another database of one server":
             await move_to_database(nodes[1], nodes[0], 1)
@@ -262,7 +217,7 @@ async def test_a_server_does_not_start_with_a_node_that_is_not_what_it_is_taken_
 
 
 async def move_to_database(node: RedisNode, other: RedisNode, database: int) -> None:
-    """Put what one node remembers into another database of another one."""
+    """Copy the identity and the greatest token of a node into another database of another node."""
     for key in (b"redfence:node", b"redfence:high"):
         script = "redis.call('SELECT', ARGV[1]); return redis.call('RESTORE', KEYS[1], 0, ARGV[2])"
         dump = await node.call("DUMP", key)
@@ -273,7 +228,7 @@ async def move_to_database(node: RedisNode, other: RedisNode, database: int) -> 
 async def test_a_node_that_dropped_keys_is_quarantined_and_one_that_may_drop_is_refused(
     fresh_nodes: FreshNodes, serve: Serve
 ) -> None:
-    """A heartbeat finds either, while connections go on."""
+    """A heartbeat notices both."""
 
     async def set_memory(policy: str, limit: str) -> None:
         await cluster.nodes[0].call("CONFIG", "SET", "maxmemory-policy", policy, "maxmemory", limit)

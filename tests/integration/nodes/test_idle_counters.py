@@ -1,4 +1,4 @@
-"""What resources leave on the nodes that were locked once: nothing, after a while. `make bench ARGS=idle_counters` does it with a million."""
+"""Nodes drop the counters of idle resources. `make bench ARGS=idle_counters` does it with a million."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from redfence_proto.v1.lock_pb2 import RELEASE_OUTCOME_RELEASED
 RESOURCES = 5_000
 # Commands under way at once.
 BATCH = 500
-# At the most, of what it was before.
+# Of the memory before.
 GROWTH_MAX = 1.2
-# Longer than a machine stands still between the last release and the look at its counter.
+# Longer than a machine stalls between the last release and the test's look at its counter.
 IDLE_MS = 2_500
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ async def hold_each_once(server: LockServer, numbers: Sequence[int]) -> list[int
     async with SessionCaller(server) as session:
         for first in range(0, len(numbers), BATCH):
             leases = {f"once/{number}": new_lease_id() for number in numbers[first : first + BATCH]}
-            # Long leases: a machine that stands still for some seconds, or whose clock is set, ends no hold.
+            # No stall of the machine may end a hold.
             acquired = [
                 session.acquire(name, lease_id=lease_id, ttl_ms=60_000) for name, lease_id in leases.items()
             ]
@@ -53,7 +53,7 @@ async def counters(nodes: Sequence[RedisNode]) -> list[int]:
 
 
 async def until_dropped(nodes: Sequence[RedisNode]) -> None:
-    """No counter is left."""
+    """Return once no counter is left."""
 
     async def gone() -> bool:
         return await counters(nodes) == [0] * len(nodes)
@@ -61,15 +61,15 @@ async def until_dropped(nodes: Sequence[RedisNode]) -> None:
     await until(gone, timeout_s=20)
 
 
-async def test_nodes_are_as_small_as_before_once_counters_are_idle_and_tokens_rise_all_the_same(
+async def test_nodes_drop_idle_counters_and_tokens_go_on_rising(
     fresh_nodes: FreshNodes, serve: Serve
 ) -> None:
-    """Memory is bounded by what is in use, not by every name that ever was."""
+    """Only resources in use take memory."""
     nodes = await fresh_nodes(3)
     await form(nodes)
     server = await serve(nodes, counter_idle_ms=IDLE_MS)
     await until_all_ready(server)
-    # What the first commands make, and is not a matter of resources: scripts and buffers.
+    # The first commands also make scripts and buffers.
     first = await hold_each_once(server, range(BATCH))
     await until_dropped(nodes)
     before = await used_bytes(nodes)

@@ -1,4 +1,4 @@
-"""The link to a real node through a network that breaks, and a node that forgets."""
+"""The link to a real node: broken networks, missed commands, notices and admission."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from harness.processes.fixture_types import FlushedNodes, FreshNodes, StartProxy
 from harness.processes.redis_nodes import RedisNode
+from harness.processes.tcp_proxy import TcpProxy
 from harness.time import timeouts
 from harness.time.eventually import eventually
 from redfence_server.clock import SystemClock
@@ -32,8 +33,8 @@ from redfence_server.locking.node import (
     Undo,
 )
 from redfence_server.membership import fence
-from redfence_server.membership.admission import Reason
 from redfence_server.membership.cluster_memory import ClusterMemory
+from redfence_server.membership.examination import examine
 from redfence_server.membership.heartbeat import HeartbeatSettings
 from redfence_server.membership.joining import JoiningSettings
 from redfence_server.membership.node_clock import ClockWitnesses
@@ -42,14 +43,14 @@ from redfence_server.nodes.link import LinkSettings, NodeLink
 from redfence_server.operations import forming
 from redfence_server.randomness import SystemRandomness
 from redfence_server.redis_io import scripts
-from redfence_server.redis_io.dial import NodeUrl
+from redfence_server.redis_io.dial import NodeUrl, dial
 from redfence_server.redis_io.scripts import Keyspace, Packer
 
 KEYS = Keyspace()
 R, A, B = "orders/42", "a" * 64, "b" * 64
 CHANNEL = "ours"
 TTL_MS = 60_000
-# For tests in which a node does not answer; the others are patient.
+# For tests in which a node does not answer.
 NODE_TIMEOUT_MS = 500
 
 
@@ -87,7 +88,7 @@ def new_link(
 
 @asynccontextmanager
 async def linked(link: NodeLink) -> AsyncIterator[NodeLink]:
-    """Start a link, wait until it has looked at its node, and end it."""
+    """Start a link, yield it once it has examined its node, and close it."""
     link.start()
     try:
         await asyncio.wait_for(link.examined.wait(), 10)
@@ -97,10 +98,17 @@ async def linked(link: NodeLink) -> AsyncIterator[NodeLink]:
 
 
 async def form(*nodes: RedisNode) -> None:
-    """Form these nodes into a cluster."""
     await forming.form(
         [NodeUrl(node.url) for node in nodes], keys=KEYS, ttl_ms_max=300_000, randomness=SystemRandomness()
     )
+
+
+@pytest.fixture
+async def node(flushed_nodes: FlushedNodes) -> RedisNode:
+    """A formed node, the only one of its cluster."""
+    (node,) = await flushed_nodes(1)
+    await form(node)
+    return node
 
 
 async def ask(link: NodeLink, command: Command) -> Reply:
@@ -130,9 +138,11 @@ def is_ready(link: NodeLink) -> bool:
     return link.report().state is NodeState.READY
 
 
-async def ready_again(link: NodeLink) -> None:
+async def ready_again(link: NodeLink, *, heal: TcpProxy | None = None) -> None:
     """Return once the link has noticed that its connection is gone, and has made another one."""
     await eventually(lambda: not is_ready(link))
+    if heal:
+        await heal.heal()
     await eventually(lambda: is_ready(link))
 
 
@@ -143,11 +153,9 @@ def is_quarantined(link: NodeLink) -> bool:
 
 @pytest.mark.slow
 async def test_thousands_of_replies_in_pieces_and_behind_time_outs_reach_their_callers(
-    flushed_nodes: FlushedNodes, start_proxy: StartProxy
+    node: RedisNode, start_proxy: StartProxy
 ) -> None:
-    """Replies come in slices, and a pause outlasts the timeout; each caller reads its own."""
-    (node,) = await flushed_nodes(1)
-    await form(node)
+    """Replies come in slices, and a pause outlasts the timeout."""
     proxy = await start_proxy(node)
     async with linked(new_link(proxy.url(node.url), node_timeout_ms=NODE_TIMEOUT_MS)) as link:
         wrong: list[object] = []
@@ -181,128 +189,46 @@ async def test_thousands_of_replies_in_pieces_and_behind_time_outs_reach_their_c
 
 
 @pytest.mark.slow
-async def test_a_stalled_connection_is_made_anew_and_an_undo_that_timed_out_is_repeated(
-    flushed_nodes: FlushedNodes, start_proxy: StartProxy
+@pytest.mark.parametrize("missed", ["undo", "hand-over"])
+@pytest.mark.parametrize("way", ["refused", "swallowed", "applied, and its reply lost", "scripts forgotten"])
+async def test_a_missed_undo_or_release_is_sent_first_when_the_node_is_back(
+    node: RedisNode, start_proxy: StartProxy, way: str, missed: str
 ) -> None:
-    """The node gets the swallowed undo when it is back, so that no hold is left for a whole ttl."""
-    (node,) = await flushed_nodes(1)
-    await form(node)
-    proxy = await start_proxy(node)
-    async with linked(new_link(proxy.url(node.url), node_timeout_ms=NODE_TIMEOUT_MS)) as link:
-        assert await ask(link, mint()) == Granted("n1", 1)
-        proxy.drop()
-        assert await ask(link, undo()) is NoReply.TIMED_OUT
-        await eventually(lambda: not is_ready(link))
-        assert await ask(link, Inspect(R)) is NoReply.UNREACHABLE
-        await proxy.heal()
-        await eventually(lambda: is_ready(link))
-        assert await ask(link, Inspect(R)) is Status.FREE
-
-
-async def test_undos_for_a_node_that_is_away_are_sent_before_anything_else_when_it_is_back(
-    flushed_nodes: FlushedNodes, start_proxy: StartProxy
-) -> None:
-    """Also one whose connection broke before the answer; nothing but undos is kept."""
-    (node,) = await flushed_nodes(1)
-    await form(node)
-    proxy = await start_proxy(node)
-    async with linked(new_link(proxy.url(node.url))) as link:
-        assert await ask(link, mint()) == Granted("n1", 1)
-        proxy.refuse()
-        await eventually(lambda: not is_ready(link))
-        link.send(undo())
-        assert await ask(link, mint(B, "n2", "other")) is NoReply.UNREACHABLE
-        await proxy.heal()
-        await eventually(lambda: is_ready(link))
-        assert await ask(link, Inspect(R)) is Status.FREE
-        assert await ask(link, Inspect("other")) is Status.FREE
-
-
-async def test_an_answer_that_is_lost_leaves_the_hold_to_be_undone(
-    flushed_nodes: FlushedNodes, start_proxy: StartProxy
-) -> None:
-    """The mint was applied and the connection broke before its reply."""
-    (node,) = await flushed_nodes(1)
-    await form(node)
-    proxy = await start_proxy(node)
-    async with linked(new_link(proxy.url(node.url))) as link:
-        # The answer to the subscription comes before this one, and is not the one that is lost.
-        assert await ask(link, Inspect(R)) is Status.FREE
-        proxy.lose_replies(1)
-        assert await ask(link, mint()) is NoReply.DISCONNECTED
-        await ready_again(link)
-        assert isinstance(await ask(link, Inspect(R)), Held)
-        assert await ask(link, undo()) is Status.UNDONE
-
-
-async def test_forgotten_scripts_are_loaded_again_and_the_refused_undo_is_repeated(
-    flushed_nodes: FlushedNodes,
-) -> None:
-    """SCRIPT FLUSH costs one refused command, not the node, and no hold."""
-    (node,) = await flushed_nodes(1)
-    await form(node)
-    async with linked(new_link(node.url)) as link:
-        await ask(link, mint())
-        await node.call("SCRIPT", "FLUSH")
-        assert await ask(link, undo()) is NoReply.REFUSED
-        await ready_again(link)
-        assert await ask(link, Inspect(R)) is Status.FREE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["refused", "swallowed", "applied, and its reply lost"])
-async def test_the_release_of_a_missed_hand_over_is_sent_when_the_node_is_back(
-    flushed_nodes: FlushedNodes, start_proxy: StartProxy, way: str
-) -> None:
-    """The holder has released the lock, so the node must not hold it."""
-    (node,) = await flushed_nodes(1)
-    await form(node)
+    """Nothing else is sent again. Of a hand-over the link keeps only the release."""
     proxy = await start_proxy(node)
     timeout_ms = NODE_TIMEOUT_MS if way == "swallowed" else timeouts.NODE_TIMEOUT_MS
+    command = undo() if missed == "undo" else hand_over()
     async with linked(new_link(proxy.url(node.url), node_timeout_ms=timeout_ms)) as link:
         assert await ask(link, mint()) == Granted("n1", 1)
+        match way:
+            case "refused":
+                proxy.refuse()
+                await eventually(lambda: not is_ready(link))
+                reply = NoReply.UNREACHABLE
+            case "swallowed":
+                proxy.drop()
+                reply = NoReply.TIMED_OUT
+            case "applied, and its reply lost":
+                proxy.lose_replies(1)
+                reply = NoReply.DISCONNECTED
+            case _:
+                await node.call("SCRIPT", "FLUSH")
+                reply = NoReply.REFUSED
+        assert await ask(link, command) is reply
         if way == "refused":
-            proxy.refuse()
-            await eventually(lambda: not is_ready(link))
-            assert await ask(link, hand_over()) is NoReply.UNREACHABLE
-        elif way == "swallowed":
-            proxy.drop()
-            assert await ask(link, hand_over()) is NoReply.TIMED_OUT
-            await eventually(lambda: not is_ready(link))
-        else:
-            proxy.lose_replies(1)
-            assert await ask(link, hand_over()) is NoReply.DISCONNECTED
-            await eventually(lambda: not is_ready(link))
-        await proxy.heal()
-        await eventually(lambda: is_ready(link))
-        if way == "applied, and its reply lost":
+            assert await ask(link, mint(B, "n3", "other")) is NoReply.UNREACHABLE
+        await ready_again(link, heal=proxy)
+        if way.startswith("applied") and missed == "hand-over":
             held = await ask(link, Inspect(R))
             assert isinstance(held, Held)
             assert held.digest == B, "the release that is sent again ends no other lease"
             assert await ask(link, undo("n2")) is Status.UNDONE
         assert await ask(link, Inspect(R)) is Status.FREE
+        assert await ask(link, Inspect("other")) is Status.FREE
 
 
-async def test_a_hand_over_that_met_forgotten_scripts_is_sent_again_as_its_release(
-    flushed_nodes: FlushedNodes,
-) -> None:
-    """The attempt was told that it was refused and went on without this node."""
-    (node,) = await flushed_nodes(1)
-    await form(node)
-    async with linked(new_link(node.url)) as link:
-        await ask(link, mint())
-        await node.call("SCRIPT", "FLUSH")
-        assert await ask(link, hand_over()) is NoReply.REFUSED
-        await ready_again(link)
-        assert await ask(link, Inspect(R)) is Status.FREE
-
-
-async def test_notices_come_again_after_a_reconnect(
-    flushed_nodes: FlushedNodes, start_proxy: StartProxy
-) -> None:
-    """Every connection subscribes anew; a server that asked before the break is told after it."""
-    (node,) = await flushed_nodes(1)
-    await form(node)
+async def test_notices_come_again_after_a_reconnect(node: RedisNode, start_proxy: StartProxy) -> None:
+    """A server that asked before the break is told after it."""
     proxy = await start_proxy(node)
     heard: list[Notice] = []
     waiting = new_link(proxy.url(node.url))
@@ -313,9 +239,8 @@ async def test_notices_come_again_after_a_reconnect(
             asks = Mint(R, B, "theirs", "", TTL_MS, notify=True)
             assert isinstance(await ask(waiting, asks), Held)
             proxy.reset()
-            await eventually(lambda: not is_ready(waiting))
-            await eventually(lambda: is_ready(waiting))
-            # Its subscription went out first, so it stands when this is answered.
+            await ready_again(waiting)
+            # The subscription went out before this command.
             assert isinstance(await ask(waiting, Inspect(R)), Held)
             assert await ask(holding, Release(R, A, 0)) is Status.RELEASED
             await eventually(lambda number=number: len(heard) == number)  # type: ignore[misc]
@@ -343,10 +268,8 @@ async def votes_without_notices(url: str, *, refused: str) -> None:
     assert heard == []
 
 
-async def test_a_node_that_refuses_the_subscription_votes_all_the_same(flushed_nodes: FlushedNodes) -> None:
-    """Its waiters are woken by the expiry alone; replies reach their own callers."""
-    (node,) = await flushed_nodes(1)
-    await form(node)
+async def test_a_node_that_refuses_the_subscription_votes_all_the_same(node: RedisNode) -> None:
+    """Only the expiry wakes its waiters. Replies reach their own callers."""
     rights = ("~*", "&*", "+@all", "-subscribe")
     await node.call("ACL", "SETUSER", "deaf", "reset", "on", ">secret", *rights)
     try:
@@ -355,11 +278,8 @@ async def test_a_node_that_refuses_the_subscription_votes_all_the_same(flushed_n
         await node.call("ACL", "DELUSER", "deaf")
 
 
-async def test_a_node_that_does_not_know_resp3_votes_all_the_same(flushed_nodes: FlushedNodes) -> None:
+async def test_a_node_that_does_not_know_resp3_votes_all_the_same(node: RedisNode) -> None:
     """An old proxy may not know it. A subscription would then shift every reply."""
-    (node,) = await flushed_nodes(1)
-    await form(node)
-
     carriers: list[asyncio.Task[None]] = []
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -382,12 +302,10 @@ async def test_a_node_that_does_not_know_resp3_votes_all_the_same(flushed_nodes:
     await asyncio.gather(*carriers)
 
 
-async def test_whatever_else_is_published_on_the_channel_is_logged_and_passed_over(
-    flushed_nodes: FlushedNodes,
+async def test_other_messages_on_the_channel_are_logged_and_ignored(
+    node: RedisNode,
 ) -> None:
-    """Any user with the right to publish may write there; later notices do not suffer."""
-    (node,) = await flushed_nodes(1)
-    await form(node)
+    """Later notices arrive."""
     with capture_logs() as logs:
         link = new_link(node.url)
         heard: list[Notice] = []
@@ -404,22 +322,22 @@ async def test_whatever_else_is_published_on_the_channel_is_logged_and_passed_ov
     assert heard == [Notice(0, R, 1)]
 
 
-async def test_a_node_that_was_flushed_is_quarantined_by_the_first_command_that_meets_it(
-    flushed_nodes: FlushedNodes,
+@pytest.mark.parametrize("loss", ["FLUSHALL", "DEL"])
+async def test_a_node_that_lost_its_tokens_is_quarantined_by_the_first_command(
+    node: RedisNode, loss: str
 ) -> None:
-    """It forgot its tokens without a restart, so it must not vote."""
-    (node,) = await flushed_nodes(1)
-    await form(node)
+    """FLUSHALL forgets everything. DEL forgets the greatest token, as an eviction may."""
     async with linked(new_link(node.url)) as link:
         await ask(link, mint())
-        await node.call("FLUSHALL")
-        assert await ask(link, mint(B, "n2")) is NoReply.NOT_ADMITTED
+        await node.call(*((loss, KEYS.high) if loss == "DEL" else (loss,)))
+        assert await ask(link, mint(B, "n2", "other")) is NoReply.NOT_ADMITTED
         await eventually(lambda: is_quarantined(link))
-        assert "it was wiped" in link.report().detail
-        assert "redfence cluster recover" in link.report().detail
         assert await ask(link, mint(B, "n3")) is NoReply.QUARANTINED
         assert await node.call("HGET", KEYS.node, "state") == b"quarantined"
-        assert await node.call("DBSIZE") == 1
+        if loss == "FLUSHALL":
+            assert "it was wiped" in link.report().detail
+            assert "redfence cluster recover" in link.report().detail
+            assert await node.call("DBSIZE") == 1
 
 
 async def raise_floor(node: RedisNode, floor: int) -> None:
@@ -433,7 +351,7 @@ async def raise_floor(node: RedisNode, floor: int) -> None:
 async def test_an_attempt_that_began_before_a_fence_is_not_committed_after_it(
     flushed_nodes: FlushedNodes,
 ) -> None:
-    """Its other votes may be from a process that the fence has put out."""
+    """Its other votes may come from a process that the fence has put out."""
     nodes = await flushed_nodes(3)
     await form(*nodes)
     async with linked(new_link(nodes[0].url, node_count=3)) as link:
@@ -471,21 +389,8 @@ async def test_commands_behind_a_refused_command_are_refused_as_well(
         assert await ask(link, Renew(R, A)) == Renewed(1, TTL_MS)
 
 
-async def test_a_node_that_lost_its_greatest_number_does_not_vote(flushed_nodes: FlushedNodes) -> None:
-    """Evicted or deleted, it would mint numbers again that it minted before."""
-    (node,) = await flushed_nodes(1)
-    await form(node)
-    async with linked(new_link(node.url)) as link:
-        await ask(link, mint())
-        await node.call("DEL", KEYS.high)
-        assert await ask(link, mint(B, "n2", "other")) is NoReply.NOT_ADMITTED
-        await eventually(lambda: is_quarantined(link))
-
-
-async def test_an_answer_that_no_script_gives_is_told_as_a_refusal(flushed_nodes: FlushedNodes) -> None:
-    """Another program has changed the keys. Each caller is told all the same."""
-    (node,) = await flushed_nodes(1)
-    await form(node)
+async def test_an_answer_that_no_script_gives_is_told_as_a_refusal(node: RedisNode) -> None:
+    """Another program has changed the keys. Each caller gets an answer."""
     async with linked(new_link(node.url)) as link:
         await ask(link, mint())
         await node.call("HDEL", KEYS.lock(R), "token")
@@ -517,40 +422,14 @@ async def test_a_durable_node_that_was_killed_votes_again_and_remembers(fresh_no
 async def test_a_node_that_may_have_lost_its_last_second_is_quarantined_after_a_restart(
     fresh_nodes: FreshNodes,
 ) -> None:
-    """Appendfsync everysec proves nothing; the operator's word does."""
+    """Only the settings of the run that ended count, or the word of the operator."""
     (node,) = await fresh_nodes(1, appendfsync="everysec")
     await form(node)
-    await asyncio.sleep(1.1)  # the identity has to be on disk
+    await asyncio.sleep(1.1)  # until the identity is on disk
     await node.restart()
     async with linked(new_link(node.url, assume_durable=True)) as link:
         assert is_ready(link)
     await asyncio.sleep(1.1)
-    await node.restart()
-    async with linked(new_link(node.url)) as link:
-        assert is_quarantined(link)
-        assert "appendfsync is everysec" in link.report().detail
-
-
-@pytest.mark.slow
-async def test_a_node_that_stops_being_durable_is_out_at_the_next_heartbeat(fresh_nodes: FreshNodes) -> None:
-    """A note on the node would be forgotten with its tokens, and it would seem durable again."""
-    (node,) = await fresh_nodes(1)
-    await form(node)
-    async with linked(new_link(node.url, heartbeat_interval_ms=100)) as link:
-        assert is_ready(link)
-        await node.call("CONFIG", "SET", "appendonly", "no")
-        await eventually(lambda: is_quarantined(link), timeout_s=10)
-        assert "appendonly is no" in link.report().detail
-        await node.call("CONFIG", "SET", "appendonly", "yes")
-        await eventually(lambda: is_ready(link), timeout_s=10)
-
-
-@pytest.mark.slow
-async def test_a_node_is_not_durable_after_the_fact(fresh_nodes: FreshNodes) -> None:
-    """What counts is how the run wrote that ended, not how the next one will."""
-    (node,) = await fresh_nodes(1, appendfsync="everysec")
-    await form(node)
-    await asyncio.sleep(1.1)  # the identity has to be on disk
     node.appendfsync = "always"
     await node.restart()
     async with linked(new_link(node.url)) as link:
@@ -560,7 +439,6 @@ async def test_a_node_is_not_durable_after_the_fact(fresh_nodes: FreshNodes) -> 
 async def test_what_is_wrong_with_a_node_is_told_in_words(
     flushed_nodes: FlushedNodes, fresh_nodes: FreshNodes
 ) -> None:
-    """Each mistake of a configuration has a message of its own."""
     first, second, lone = await flushed_nodes(3)
     await form(lone)
     await forming.form(
@@ -588,22 +466,7 @@ async def test_what_is_wrong_with_a_node_is_told_in_words(
     assert "invalid" in (await told(wrong_password, index=0, node_count=3)).lower()
 
 
-async def test_a_replica_does_not_vote(fresh_nodes: FreshNodes) -> None:
-    """It does not decide what it stores."""
-    primary, replica = await fresh_nodes(2)
-    await form(primary)
-    await form(replica)
-    await replica.call("REPLICAOF", "127.0.0.1", primary.port)
-    async with linked(new_link(replica.url)) as link:
-        assert is_quarantined(link)
-        assert link.admission_refused is not None
-        assert link.admission_refused.reason is Reason.REPLICA
-        assert link.admission_refused.reason.misconfigured
-
-
 async def test_a_peer_that_is_no_redis_is_a_dial_error_and_tried_again() -> None:
-    """Something else answers on the port."""
-
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
@@ -615,3 +478,23 @@ async def test_a_peer_that_is_no_redis_is_a_dial_error_and_tried_again() -> None
         assert link.report().detail
     server.close()
     await server.wait_closed()
+
+
+async def test_a_server_can_be_stopped_at_every_step_of_connecting(node: RedisNode) -> None:
+    async def connect() -> None:
+        dialled = await dial(NodeUrl(node.url), timeout_ms=5_000)
+        try:
+            await examine(dialled, KEYS, SystemClock())
+        finally:
+            await dialled.close()
+
+    for step_count in range(1_000):
+        connecting = asyncio.create_task(connect())
+        for _ in range(step_count):
+            await asyncio.sleep(0)
+        if connecting.done():
+            break
+        connecting.cancel()
+        await asyncio.wait([connecting])
+        assert connecting.cancelled(), f"lost at step {step_count}"
+    assert step_count > 10, "there was nothing to cancel"

@@ -1,4 +1,4 @@
-"""A waiter lives exactly as long as its call, its command or its stream, and what was minted for it goes with it."""
+"""A waiter is in the queue exactly as long as its call, and the server undoes a mint for it."""
 
 from __future__ import annotations
 
@@ -19,27 +19,26 @@ from harness.processes.servers import (
     Serve,
     locks_left,
     until,
+    until_all_ready,
     until_idle,
     until_no_locks,
 )
 from harness.processes.tcp_proxy import TcpProxy
 from harness.time.eventually import eventually
 from redfence_proto.v1 import lock_pb2
-from redfence_proto.v1.lock_pb2 import NODE_STATE_READY, RELEASE_OUTCOME_RELEASED
+from redfence_proto.v1.lock_pb2 import RELEASE_OUTCOME_RELEASED
 
 NAME = "orders/42"
-# What is seen on the wire is the doing of the test's own calls alone.
+# Only calls of the test may pass between the server and the nodes.
 NO_HEARTBEAT_MS = 60_000
-# Before that comes, everything else of a test has to have happened.
+# Everything else of a test happens before.
 DEADLINE_S = 3.0
-# Waits for the lock for ever.
 _CLIENT = """
 import sys, redfence
 with redfence.Client(sys.argv[1]) as client, client.lock(sys.argv[2], ttl=60):
     print("granted", flush=True)
     sys.stdin.read()
 """
-# How a caller gives up; each opens what it needs and yields how to go.
 Leave = Callable[[], None]
 WAYS = [
     "call cancelled",
@@ -54,7 +53,7 @@ WAYS = [
 
 @asynccontextmanager
 async def first_in_line(server: LockServer, way: str, commands: CommandProcesses) -> AsyncIterator[Leave]:
-    """Have somebody wait, alone so far, who will go in this way when told; who has a deadline goes by itself."""
+    """Let a first waiter come, and yield what makes it go in this way. A deadline comes by itself."""
     async with AsyncExitStack() as stack:
         if way == "process killed":
             process: CommandProcess = commands.start(sys.executable, "-c", _CLIENT, server.target, NAME)
@@ -91,25 +90,13 @@ async def first_in_line(server: LockServer, way: str, commands: CommandProcesses
         )
 
 
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> str:
-    """Each way of giving up in turn."""
-    assert isinstance(request.param, str)
-    return request.param
-
-
-async def all_ready(server: LockServer) -> None:
-    """Every node votes."""
-    await server.until_states(*[NODE_STATE_READY] * len(server.nodes))
-
-
 async def holders_on(server: LockServer) -> list[object]:
-    """Return the label of the hold on each node, as the node itself says."""
+    """Return the label of the hold on each node."""
     return [await node.call("HGET", f"redfence:lock:{NAME}", "holder") for node in server.nodes]
 
 
 async def until_held_by(server: LockServer, holder: bytes) -> None:
-    """Every node holds the lock for this one."""
+    """Return once every node holds the lock with this label."""
 
     async def held() -> bool:
         return await holders_on(server) == [holder] * len(server.nodes)
@@ -118,10 +105,11 @@ async def until_held_by(server: LockServer, holder: bytes) -> None:
 
 
 @pytest.mark.slow
-async def test_a_waiter_that_is_gone_is_gone_from_the_queue_and_the_next_in_line_is_served(
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_waiter_that_is_gone_leaves_the_queue_and_the_next_one_is_served(
     way: str, commands: CommandProcesses, formed_nodes: FormedNodes, serve: Serve
 ) -> None:
-    """However it goes, nothing is minted for it: the next in line is granted the next token."""
+    """The nodes mint nothing for it: the next waiter gets the next token."""
     server = await serve(await formed_nodes(3))
     held = (await server.acquire(NAME, ttl_ms=TTL_MS)).lease
     async with first_in_line(server, way, commands) as leave:
@@ -135,18 +123,19 @@ async def test_a_waiter_that_is_gone_is_gone_from_the_queue_and_the_next_in_line
 
 
 @pytest.mark.slow
-async def test_a_hand_over_to_a_waiter_that_is_gone_before_it_is_known_is_undone_and_the_next_in_line_is_served(
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_hand_over_to_a_waiter_that_is_gone_is_undone_and_the_next_one_is_served(
     way: str, commands: CommandProcesses, formed_nodes: FormedNodes, serve: Serve
 ) -> None:
-    """The nodes have minted for it, their answers are late; the undo and the next mint need no answer to be sent."""
+    """The nodes have minted and their answers are late. The undo and the next mint do not wait for these."""
     server = await serve(
         await formed_nodes(3), proxied=True, node_timeout_ms=10_000, heartbeat_interval_ms=NO_HEARTBEAT_MS
     )
-    await all_ready(server)
+    await until_all_ready(server)
     held = (await server.acquire(NAME, ttl_ms=TTL_MS)).lease
     async with first_in_line(server, way, commands) as leave:
         [following] = await line_up(server, NAME, 1, holder="next")
-        # The look that follows an arrival would be held back as well, and taken for what is waited for below.
+        # The server asks the nodes once after an arrival. The test must not count that.
         await until_idle(server.nodes)
         for proxy in server.proxies:
             proxy.hold(requests=False)
@@ -162,25 +151,26 @@ async def test_a_hand_over_to_a_waiter_that_is_gone_before_it_is_known_is_undone
             await proxy.heal()
         assert await releasing == RELEASE_OUTCOME_RELEASED
         lease = await following.lease()
-        # What was minted for the one that is gone stays used.
+        # The undone mint has used up a token.
         assert lease.fencing_token == held.fencing_token + 2
     await following.release()
     await until_no_locks(server.nodes)
 
 
 @pytest.mark.slow
-async def test_a_mint_for_a_waiter_that_is_gone_before_it_arrives_is_undone_when_it_does(
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_mint_that_arrives_after_its_waiter_is_gone_is_undone(
     way: str, commands: CommandProcesses, formed_nodes: FormedNodes, serve: Serve
 ) -> None:
-    """Woken by a notice it tried, the network holds the mint back; the undo arrives right behind it, and the next mint behind that."""
+    """The network holds the mint back. The undo and the next mint arrive right behind it."""
     nodes = await formed_nodes(3)
     server = await serve(nodes, proxied=True, node_timeout_ms=10_000, heartbeat_interval_ms=NO_HEARTBEAT_MS)
     elsewhere = await serve(nodes, heartbeat_interval_ms=NO_HEARTBEAT_MS)
-    await all_ready(server)
+    await until_all_ready(server)
     held = (await elsewhere.acquire(NAME, ttl_ms=TTL_MS)).lease
     async with first_in_line(server, way, commands) as leave:
         [following] = await line_up(server, NAME, 1, holder="next")
-        # The look that follows an arrival would be held back as well, and taken for what is waited for below.
+        # The server asks the nodes once after an arrival. The test must not count that.
         await until_idle(server.nodes)
         for proxy in server.proxies:
             proxy.hold(replies=False)
@@ -203,27 +193,11 @@ async def test_a_mint_for_a_waiter_that_is_gone_before_it_arrives_is_undone_when
     await until_no_locks(nodes)
 
 
-async def test_a_waiter_at_another_server_is_woken_when_what_was_minted_for_one_that_is_gone_is_undone(
-    formed_nodes: FormedNodes, serve: Serve
-) -> None:
-    """The undo of a hold tells those that were refused by it, as a release does."""
-    nodes = await formed_nodes(3)
-    server, elsewhere = await serve(nodes, proxied=True, node_timeout_ms=10_000), await serve(nodes)
-    await all_ready(server)
-    for proxy in server.proxies:
-        proxy.hold(requests=False)
-    gone = Waiter(server, NAME, holder="gone")
-    await until_held_by(server, b"gone")
-    [waiter] = await line_up(elsewhere, NAME, 1)
-    gone.give_up()
-    assert (await waiter.lease()).fencing_token == 2
-
-
 @pytest.mark.slow
-async def test_a_client_that_is_stopped_keeps_its_place_and_is_served_when_its_turn_comes(
+async def test_a_stopped_client_keeps_its_place_and_is_served_in_its_turn(
     commands: CommandProcesses, formed_nodes: FormedNodes, serve: Serve
 ) -> None:
-    """Its call lives, so it waits; whether it comes to act in time is the fencing token's affair."""
+    """Its call lives, so it waits. Only the fencing token protects storage if it acts too late."""
     server = await serve(await formed_nodes(3))
     held = (await server.acquire(NAME, ttl_ms=TTL_MS)).lease
     process = commands.start(sys.executable, "-c", _CLIENT, server.target, NAME)

@@ -1,4 +1,4 @@
-"""How many may wait: each limit by itself, what it leaves alone, and where it is set."""
+"""Limits on waiters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCOPES = {
 
 
 def is_refusal(failure: Failure, *, scope: str, limit: int) -> None:
-    """Fail unless this is how one too many is refused."""
+    """Fail unless the failure tells this limit."""
     assert failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert failure.reason == lock_pb2.ERROR_REASON_TOO_MANY_WAITERS
     assert failure.metadata == {"limit": str(limit), "scope": scope}
@@ -34,22 +34,15 @@ def is_refusal(failure: Failure, *, scope: str, limit: int) -> None:
     assert str(limit) in failure.message
 
 
-@pytest.fixture(params=SCOPES)
-def setting(request: pytest.FixtureRequest) -> str:
-    """Each limit in turn."""
-    assert isinstance(request.param, str)
-    return request.param
-
-
 async def hold(server: LockServer, *names: str) -> list[lock_pb2.Lease]:
-    """Hold these locks."""
     return [(await server.acquire(name, ttl_ms=TTL_MS)).lease for name in names]
 
 
-async def test_one_waiter_too_many_is_refused_and_whoever_leaves_makes_room(
+@pytest.mark.parametrize("setting", SCOPES)
+async def test_one_waiter_too_many_is_refused_until_another_one_leaves(
     setting: str, formed_nodes: FormedNodes, serve: Serve
 ) -> None:
-    """Whether one gives up, is granted, or loses its stream; the refused one takes no place, and a free lock needs none."""
+    """A waiter leaves when it is granted, gives up or loses its stream."""
     settings: dict[str, Any] = {setting: 3}
     server = await serve(await formed_nodes(3), **settings)
     scope = SCOPES[setting]
@@ -61,7 +54,7 @@ async def test_one_waiter_too_many_is_refused_and_whoever_leaves_makes_room(
     is_refusal(await Waiter(server, NAME).failure(), scope=scope, limit=3)
     is_refusal(await Waiter(server, NAME, session=session).failure(), scope=scope, limit=3)
     assert (await server.look(NAME)).waiters == 3
-    # To try once is no waiting, and neither is to take what is free.
+    # Neither a single try nor a free lock needs a place.
     assert (await server.acquire(NAME)).outcome == ACQUIRE_OUTCOME_HELD
     assert (await Waiter(server, "free").lease()).fencing_token > 0
     # One is granted.
@@ -88,21 +81,9 @@ async def test_one_waiter_too_many_is_refused_and_whoever_leaves_makes_room(
         await after.lease()
 
 
-async def test_a_limit_for_one_resource_leaves_the_others_alone(
+async def test_calls_and_streams_of_one_connection_count_together_and_others_do_not(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:
-    """Each resource has its own places."""
-    server = await serve(await formed_nodes(3), waiters_per_resource_max=2)
-    await hold(server, "a", "b")
-    for name in ("a", "b"):
-        await line_up(server, name, 2)
-        is_refusal(await Waiter(server, name).failure(), scope="resource", limit=2)
-
-
-async def test_a_limit_for_one_connection_leaves_the_others_alone(
-    formed_nodes: FormedNodes, serve: Serve
-) -> None:
-    """Calls and streams of one connection count together, for whatever resource; other connections have their own places."""
     server = await serve(await formed_nodes(3), waiters_per_connection_max=2)
     await hold(server, "a", "b")
     async with server.on_own_connection() as one, server.on_own_connection() as another:
@@ -118,57 +99,29 @@ async def test_a_limit_for_one_connection_leaves_the_others_alone(
                 await server.until_waiting("b", count=0)
 
 
-async def test_a_limit_of_the_server_counts_over_every_resource_and_connection(
+async def test_when_a_thousand_come_at_once_exactly_the_limit_stays(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:
-    """Whoever comes after that is sent away, wherever from and whatever for."""
-    server = await serve(await formed_nodes(3), waiters_max=2)
-    await hold(server, "a", "b", "c")
-    async with server.on_own_connection() as one, server.on_own_connection() as another:
-        await line_up(one, "a", 1)
-        [waiter] = await line_up(another, "b", 1)
-        for there, name in ((one, "c"), (another, "a"), (server, "b")):
-            is_refusal(await Waiter(there, name).failure(), scope="server", limit=2)
-        waiter.give_up()
-        await server.until_waiting("b", count=0)
-        await line_up(one, "c", 1)
-
-
-async def test_who_came_first_is_not_the_one_who_is_sent_away_when_too_many_come_at_once(
-    formed_nodes: FormedNodes, serve: Serve
-) -> None:
-    """It has its place while it is tried for the first time."""
-    server = await serve(await formed_nodes(3), waiters_per_resource_max=10)
-    held = (await server.acquire(NAME, ttl_ms=TTL_MS)).lease
-    async with SessionCaller(server) as session:
-        crowd = [Waiter(server, NAME, session=session) for _ in range(50)]
-        for waiter in crowd[10:]:
-            await waiter.failure()
-        await server.release(NAME, held.lease_id)
-        await crowd[0].lease()
-
-
-async def test_a_thousand_who_come_at_once_are_as_many_as_the_limit_says_and_the_others_are_refused(
-    formed_nodes: FormedNodes, serve: Serve
-) -> None:
-    """Nobody slips through while the first of them is being tried."""
+    """The first one has its place while the server tries for it."""
     server = await serve(await formed_nodes(3), waiters_per_resource_max=100)
-    await hold(server, NAME)
+    [held] = await hold(server, NAME)
     async with SessionCaller(server) as session:
-        crowd = [Waiter(server, NAME, session=session) for _ in range(1_000)]
-        await eventually(lambda: sum(each.done for each in crowd) == 900, interval_s=0.005)
-        for waiter in crowd:
+        waiters = [Waiter(server, NAME, session=session) for _ in range(1_000)]
+        await eventually(lambda: sum(each.done for each in waiters) == 900, interval_s=0.005)
+        for waiter in waiters:
             if waiter.done:
                 is_refusal(await waiter.failure(), scope="resource", limit=100)
         assert (await server.look(NAME)).waiters == 100
+        await server.release(NAME, held.lease_id)
+        await waiters[0].lease()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["flag", "environment"])
+@pytest.mark.parametrize("setting", SCOPES)
 async def test_the_limits_are_settings_of_the_command(
     setting: str, how: str, commands: CommandProcesses, formed_nodes: FormedNodes
 ) -> None:
-    """By flag and by environment, each under its name."""
     flags = [flag for node in await formed_nodes(3) for flag in ("--node", node.url)]
     environment = {}
     if how == "flag":

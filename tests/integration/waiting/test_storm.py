@@ -1,4 +1,4 @@
-"""A thousand waiters that give up at random instants, under load: nothing is left of them, and no promise is broken."""
+"""A thousand waiters give up at random instants under load, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ pytestmark = pytest.mark.slow
 
 SEED_VARIABLE = "REDFENCE_STORM_SEED"
 NAMES = [f"storm/{number}" for number in range(5)]
-# Who holds these may die with the lock. What is left behind on the others stays.
+# Holders of these may die with the lock. A hold that is left on another name stays.
 MORTAL_NAMES, MORTAL_TTL_MS = NAMES[:2], 1_000
 STORM_S = 2.0
-# A lock is held for so long at most: long enough that most of those who give up have not been served, on any machine.
+# Long enough that most waiters give up before they are served, on any machine.
 HOLD_S_MAX = 0.08
 COMMANDS, CALLS, STREAMS, WAITERS_OF_A_STREAM = 400, 400, 20, 10
 STAYING, MORTAL = 150, 6
 
 
 class Storm:
-    """Everybody who takes part, on two servers.
+    """Waiters and holders on two servers.
 
     Attributes:
         history: every grant that was answered.
@@ -48,7 +48,7 @@ class Storm:
         self.ends: Counter[str] = Counter()
 
     async def rage(self, *, scale: float = 1.0) -> None:
-        """Return when everybody has left."""
+        """Return when all have left."""
         async with AsyncExitStack() as stack:
             connections = [
                 await stack.enter_async_context(server.on_own_connection())
@@ -112,19 +112,19 @@ class Storm:
         return Waiter(there, self._random.choice(NAMES), session=session, ttl_ms=ttl_ms)
 
     async def _serve(self, there: LockServer, waiter: Waiter, how: str) -> None:
-        """Have a grant and give it back, or be gone."""
+        """Release the grant, or check that the server cancelled the wait."""
         answer = await waiter.answer()
         if isinstance(answer, lock_pb2.AcquireResponse):
             grant = self.history.note(await waiter.lease(), began_at_ms=waiter.began_at_ms)
             await asyncio.sleep(self._random.uniform(0, HOLD_S_MAX))
             released = await there.release(waiter.resource, waiter.lease_id)
-            # A machine that stands still for a second ends the shorter leases.
+            # A machine that stalls for a second ends the shorter leases.
             in_time = now_ms() < self.history.end_ms(grant)
             assert released == lock_pb2.RELEASE_OUTCOME_RELEASED or not in_time
             self.ends[f"{how} granted"] += 1
             return
         if isinstance(answer, Failure):
-            # Nothing was granted and nothing has to be released: whatever is left behind is the server's fault.
+            # The waiter has nothing to release, so the server must leave nothing.
             assert answer.reason == ERROR_REASON_CANCELLED, answer
         else:
             await waiter.settle()
@@ -134,15 +134,15 @@ class Storm:
         return self._random.uniform(0, STORM_S / 2)
 
 
-async def test_after_a_storm_of_cancellations_no_key_task_file_or_waiter_is_left_and_every_token_was_granted_once(
+async def test_after_a_storm_of_cancellations_nothing_is_left_and_tokens_are_unique(
     formed_nodes: FormedNodes, serve: Serve
 ) -> None:
-    """By cancel commands, cancelled calls and cancelled streams, while others are served or die; a seed makes it again."""
+    """Commands, calls and streams are cancelled while others are served or die. A seed repeats the run."""
     seed = int(os.environ.get(SEED_VARIABLE, "0")) or random.SystemRandom().randrange(1, 2**32)
     print(f"\n{SEED_VARIABLE}={seed}")
     nodes = await formed_nodes(3)
     servers = [await serve(nodes, node_timeout_ms=10_000) for _ in range(2)]
-    # What gRPC opens once for the life of the process and of the servers is open from now on.
+    # From now on gRPC keeps its sockets open for the life of the process and the servers.
     await Storm(servers, seed=seed).rage(scale=0.05)
     tasks, files = running_tasks(), open_files()
     storm = Storm(servers, seed=seed)

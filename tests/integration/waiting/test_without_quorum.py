@@ -1,4 +1,4 @@
-"""Waiters are told that too few nodes are left, but not if these are back in a moment."""
+"""The server tells waiters when too few nodes are left, but not if these are back at once."""
 
 from __future__ import annotations
 
@@ -24,17 +24,14 @@ RETURN_TTL_MS = 2_000  # so long a node that forgot stays out
 
 
 async def wiped(node: RedisNode) -> None:
-    """It answers, and has forgotten."""
     await node.call("FLUSHALL")
 
 
 async def killed(node: RedisNode) -> None:
-    """It is gone."""
     node.kill()
 
 
 async def frozen(node: RedisNode) -> None:
-    """It takes everything and answers nothing."""
     node.pause()
 
 
@@ -46,7 +43,7 @@ async def test_every_waiter_is_told_when_no_quorum_is_left(
     serve: Serve,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """The server finds out by itself, long before the hold ends."""
+    """The server notices long before the hold ends."""
     nodes = await fresh_formed_nodes(3)
     server = await serve(nodes, node_timeout_ms=NODE_TIMEOUT_MS)
     await until_all_ready(server)
@@ -75,7 +72,7 @@ async def test_every_waiter_is_told_when_no_quorum_is_left(
 async def test_no_waiter_is_told_when_every_connection_breaks_and_is_made_again(
     fresh_formed_nodes: FormedNodes, serve: Serve
 ) -> None:
-    """Each keeps its place, and the next one is granted when the holder releases."""
+    """Each waiter keeps its place."""
     nodes = await fresh_formed_nodes(3)
     server = await serve(nodes)
     await until_all_ready(server)

@@ -1,4 +1,4 @@
-"""A failure as a caller sees it, in one form for the calls, the commands of a session and the renewals of a keepalive."""
+"""A failure as a caller sees it, in one form for calls, session commands and renewals."""
 
 from __future__ import annotations
 

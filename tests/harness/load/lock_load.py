@@ -19,7 +19,7 @@ from harness.time.eventually import eventually
 from redfence_proto.rich_error import from_trailing_metadata
 from redfence_proto.v1 import lock_pb2
 
-# Long beside a hold, which takes a few ms; short beside a test, for what a broken connection orphans lasts as long.
+# Long beside a hold of a few ms. A broken connection leaves a lock for so long, so it is short beside a test.
 TTL_MS = 2_000
 WAIT_MS = 3_000
 _RELEASE_TRIES_MAX = 200
@@ -28,7 +28,7 @@ _KINDS = ("acquire", "renew", "release")
 
 @dataclass(slots=True)
 class _Caller:
-    """One of the load's callers, and how it calls: by commands of a session, or without one by calls."""
+    """One caller, which sends commands of a session if it has one, and makes unary calls otherwise."""
 
     number: int
     server: LockServer
@@ -37,7 +37,7 @@ class _Caller:
 
 
 class LockLoad:
-    """A load within `async with`: half of the callers call, the other half share one session with each server.
+    """A load within `async with`: half of the callers make calls, the others share a session per server.
 
     Attributes:
         history: every grant that was answered.

@@ -15,9 +15,9 @@ from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import ACQUIRE_OUTCOME_GRANTED, RELEASE_OUTCOME_RELEASED
 
 TTL_MS = 60_000
-"""So long that no lease of a test ends by itself: who is granted a held lock was woken."""
+"""So long that no lease of a test ends by itself. Only a wake-up explains the grant of a held lock."""
 WAIT_MS = 15_000
-"""Long for a loaded machine, and far shorter than that: who is not woken is told WAIT_TIMEOUT, which fails the test."""
+"""Long for a busy machine, and far shorter than a lease. A waiter without a wake-up gets WAIT_TIMEOUT."""
 
 
 Answer = lock_pb2.AcquireResponse | Failure | None
@@ -106,7 +106,7 @@ class Waiter:
         await self.settle()
 
     async def settle(self) -> None:
-        """Do as the contract tells whoever was not answered: release what may have been granted, once the server has let it go."""
+        """Release a possible grant once the server has forgotten the waiter, as the contract asks."""
 
         async def gone() -> bool:
             return await self.position() == 0
@@ -141,7 +141,7 @@ class Waiter:
 async def line_up(
     server: LockServer, resource: str, count: int, *, session: SessionCaller | None = None, **fields: Any
 ) -> list[Waiter]:
-    """Return so many acquires, which wait at the server in this order; nobody else may come or go meanwhile."""
+    """Return so many acquires that wait in this order. No other waiter may come or go meanwhile."""
     before = (await server.look(resource)).waiters
     waiters: list[Waiter] = []
     for number in range(count):

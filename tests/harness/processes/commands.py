@@ -28,11 +28,11 @@ class CommandProcess:
         self._command = command
         self._stdout_path, self._stderr_path = folder / "stdout", folder / "stderr"
         with self._stdout_path.open("wb") as stdout, self._stderr_path.open("wb") as stderr:
-            # Files, not pipes: nobody has to read for the command to go on.
+            # A full pipe would stop the command. A file does not.
             self._popen = subprocess.Popen(
                 die_with_parent(list(command)),
                 cwd=folder,
-                # What is killed leaves its temporary files behind.
+                # A killed command leaves its temporary files behind.
                 env={**os.environ, "TMPDIR": str(folder), **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
@@ -52,20 +52,20 @@ class CommandProcess:
 
     @property
     def stdout(self) -> str:
-        """What it has written so far."""
+        """What the command has written so far."""
         return self._stdout_path.read_text(errors="replace")
 
     @property
     def stderr(self) -> str:
-        """What it has written so far."""
+        """What the command has written so far."""
         return self._stderr_path.read_text(errors="replace")
 
     async def wait_for_line(self, pattern: str, *, timeout_s: float = 10.0) -> re.Match[str]:
-        """Return the first whole line of standard output in which `pattern` is found; fail if the command ends without it."""
+        """Return the first whole line of output that has `pattern`; fail if the command ends before."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    # Asked before the output is read: what it wrote last counts.
+                    # Asked first, so that the last line counts.
                     ended = self.exit_status is not None
                     for line in self.stdout.splitlines(keepends=True):
                         if line.endswith("\n") and (found := re.search(pattern, line)):

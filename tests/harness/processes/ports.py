@@ -18,10 +18,10 @@ _random = random.SystemRandom()
 
 
 def free_port() -> int:
-    """Return a port that nobody has and that this process was not given before.
+    """Return a free port that this process was not given before.
 
-    It lies below the ports that the kernel gives to outgoing connections. From among those, a port of a stopped node could go to anybody's
-    connection, even to one that tries to reach this very node: such a connection meets itself, succeeds, and keeps the node from returning.
+    It lies below the ports that the kernel gives to outgoing connections. Otherwise a connection could get
+    the port of a stopped node. A connection to that node would then reach itself, and keep the node down.
     """
     end = _first_ephemeral_port()
     for _ in range(_TRIES_MAX):

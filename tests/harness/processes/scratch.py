@@ -1,7 +1,7 @@
 """Where tests keep their files: in memory where there is room.
 
-A node that writes its log stands still with the disk, and a disk that is shared stands still for seconds. A kill -9 loses nothing
-that was written, wherever that is.
+A node that writes its log stalls with the disk, and a shared disk can stall for seconds. A kill -9 loses
+nothing that was written, also in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ROOM_BYTES_MIN: Final = 2 * 1024**3
 
 
 def memory_folder() -> Path | None:
-    """Return a folder in memory, or None where there is none, or little room, or no right to run programs in it."""
+    """Return a folder in memory; None without such a folder, room, or the right to run programs in it."""
     if not os.access(_MEMORY, os.W_OK | os.X_OK):
         return None
     found = os.statvfs(_MEMORY)

@@ -1,4 +1,4 @@
-"""Lock servers inside the test's process, over real nodes and real gRPC, and a look at the nodes behind their back."""
+"""Lock servers inside the test's process, over real nodes and real gRPC, and the memory of these nodes."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class LockServer:
         await until(reached)
 
     async def until_detail(self, index: int, text: str) -> None:
-        """Return once ClusterStatus shows this text in the detail of a node, which may come after its state."""
+        """Return once the detail of a node shows this text. It may come after the state."""
 
         async def shown() -> bool:
             return text in (await self.status()).nodes[index].detail
@@ -123,7 +123,7 @@ class LockServer:
 
     @asynccontextmanager
     async def on_own_connection(self, *, port: int | None = None) -> AsyncIterator[LockServer]:
-        """Yield this server as seen over another connection, which nobody shares; to another port if one is given."""
+        """Yield this server over a connection of its own, to another port if one is given."""
         target = self.target if port is None else f"{HOST}:{port}"
         # Channels of one process to one target would otherwise share their connection.
         options = [("grpc.use_local_subchannel_pool", 1)]
@@ -131,7 +131,7 @@ class LockServer:
             yield LockServer(channel, nodes=self.nodes, proxies=self.proxies, running=self._running)
 
     async def begin_drain(self) -> None:
-        """Tell everybody, as at SIGTERM, but go on taking calls: those that were on their way when the signal came."""
+        """Tell all callers, as at SIGTERM, but go on taking calls that were on their way by then."""
         assert self._running is not None, "it runs elsewhere"
         await self._running.drain()
 
@@ -225,7 +225,7 @@ async def locks_left(nodes: Sequence[RedisNode]) -> list[bytes]:
 
 
 async def call_counts(nodes: Sequence[RedisNode], command: str) -> list[int]:
-    """Return how often each node has carried out a command, inside scripts as well. An operation of the algorithm is one `evalsha`."""
+    """Return how often each node has run a command, also inside scripts. An operation is one `evalsha`."""
     counts = []
     for node in nodes:
         stats = await node.call("INFO", "commandstats")
@@ -236,7 +236,7 @@ async def call_counts(nodes: Sequence[RedisNode], command: str) -> list[int]:
 
 
 async def until_idle(nodes: Sequence[RedisNode], *, quiet_s: float = 0.25) -> None:
-    """Return once the nodes have carried out no script for so long, which is longer than a server looks after an arrival."""
+    """Return once the nodes have run no script for so long. A server asks them sooner after an arrival."""
     before: list[int] = []
 
     async def unchanged() -> bool:

@@ -1,4 +1,4 @@
-"""A storage server inside the test's process, the two clients behind one face, and a store that can be held."""
+"""A storage server inside the test's process, both clients as one type, and a store that can be held."""
 
 from __future__ import annotations
 

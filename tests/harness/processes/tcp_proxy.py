@@ -1,7 +1,8 @@
 """A TCP proxy for one pair of server and node, whose network can be broken and healed while it runs.
 
-TCP delivers bytes in order or breaks the connection; it never leaves a hole. So does the proxy: a connection that has lost a byte carries
-nothing more in that direction, and is reset when the network heals. What a partition merely holds back arrives late, as TCP would send it again.
+TCP delivers bytes in order or breaks the connection. So does the proxy: a connection that has lost a byte
+carries nothing more in that direction, and is reset when the network heals. Bytes that a partition only holds
+back arrive late, as TCP would send them again.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ class TcpProxy:
         await asyncio.gather(*carriers, return_exceptions=True)
 
     def hold(self, *, requests: bool = True, replies: bool = True) -> None:
-        """Partition the pair: connections stay, also new ones are taken, and nothing arrives before `heal`."""
+        """Partition the pair: it takes connections, but nothing arrives before `heal`."""
         self._set_flow(Flow.HOLD, requests=requests, replies=replies)
 
     def drop(self, *, requests: bool = True, replies: bool = True) -> None:
@@ -156,15 +157,15 @@ class TcpProxy:
         self.requests.slice_bytes = self.replies.slice_bytes = slice_bytes
 
     def hold_before(self, text: bytes) -> asyncio.Event:
-        """Hold requests back from the one on that has `text` in it; the event is set when it has been sent."""
+        """Hold requests back from the one with `text` on; the event is set when it was sent."""
         return self._begin_at(text, lambda: self.hold(replies=False))
 
     def hold_after(self, text: bytes) -> asyncio.Event:
-        """Let the request arrive that has `text` in it, but no reply from then on; the event is set when it has been sent."""
+        """Let the request with `text` arrive, but no reply after it; the event is set when it was sent."""
         return self._begin_at(text, lambda: self.hold(requests=False))
 
     def delay_from(self, text: bytes, *, replies_ms: float) -> asyncio.Event:
-        """Delay replies from that to the request on that has `text` in it; the event is set when it has been sent."""
+        """Delay replies from the request with `text` on; the event is set when it was sent."""
         return self._begin_at(text, lambda: self.delay(replies_ms=replies_ms))
 
     def _begin_at(self, text: bytes, begin: Callable[[], None]) -> asyncio.Event:
@@ -173,16 +174,16 @@ class TcpProxy:
         return mark.came
 
     def forward_to(self, target_port: int) -> None:
-        """Break every open connection; new ones are to another node from now on, as after a failover."""
+        """Break every open connection and lead new ones to another node, as after a failover."""
         self._target_port = target_port
         self.reset()
 
     def hide_in_replies(self, text: bytes) -> None:
-        """Put other bytes, as many, in the place of `text` wherever a chunk of replies has it, as a filter on the way may."""
+        """Replace `text` in replies by as many other bytes, as a filter may."""
         self._hidden = text
 
     def lose_replies(self, count: int) -> None:
-        """Swallow the next `count` chunks of replies and reset the connection of each: applied, but never told."""
+        """Swallow the next `count` chunks of replies and reset their connections. Requests arrive."""
         self._replies_to_lose = count
 
     def reset(self) -> None:
@@ -225,7 +226,7 @@ class TcpProxy:
         self._wake()
 
     def _wake(self) -> None:
-        # Whoever waits has this event in hand; who comes later waits for the next change.
+        # A task that waits holds this event. A later one waits for the next change.
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""TLS in front of a node, as a proxy of the operator's would be: real TLS, with a certificate made for the test."""
+"""Real TLS in front of a node, as an operator's proxy, with a certificate made for the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How late this event loop was: what a test with a bound on time must not blame the product for."""
+"""The lag of this event loop, which a test with a bound on time must not blame on the product."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from harness.processes.servers import now_ms
 _BEAT_MS: Final = 10.0
 # A beat this late was held up by more than the work of others in the loop.
 _LATE_MS: Final = 50.0
-# Where a server in this loop notices a standstill: it then does nothing for those who wait for this long, and looks at what they wait for.
+# A server in this loop notices such a stall. It then does nothing for its waiters for the time below.
 _NOTICED_MS: Final = 200.0
 _QUIET_MS: Final = 250.0
 
 
 class LateLoop:
-    """Beats within `async with`, and notes how late the beats came."""
+    """Measures within `async with` how late the loop runs its timers."""
 
     def __init__(self) -> None:
         self._noted: list[tuple[float, float]] = []  # when it ended, and how late it was
         self._beaten_at_ms = now_ms()
         self._task: asyncio.Task[None] | None = None
-        self._lock = threading.Lock()  # whoever asks may be in another thread
+        self._lock = threading.Lock()  # the question may come from another thread
 
     async def __aenter__(self) -> Self:
         self._beaten_at_ms = now_ms()
@@ -43,12 +43,12 @@ class LateLoop:
         return sum(self._since(since_ms))
 
     def cost_ms(self, *, since_ms: float) -> float:
-        """Return how much later a waiter may have been served for it: a server that stood still is quiet for a while."""
+        """Return how much later a waiter may have been served: a stalled server is quiet for a while."""
         return sum(ms + (_QUIET_MS if ms > _NOTICED_MS else 0) for ms in self._since(since_ms))
 
     def _since(self, since_ms: float) -> list[float]:
         self._note()
-        # Of a standstill that had begun before, only what came after counts.
+        # Only the part of a stall after that instant counts.
         return [min(ms, ended_at_ms - since_ms) for ended_at_ms, ms in self._noted if ended_at_ms > since_ms]
 
     def _note(self) -> None:

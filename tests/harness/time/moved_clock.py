@@ -1,4 +1,7 @@
-"""The clocks of a real process, moved while it runs: the wall clock as if an operator had set it, and the steady ones as if they stood still or ran slow."""
+"""The clocks of a real process, moved while it runs.
+
+An operator may set the wall clock. The steady clocks may stand still or run slow.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from pathlib import Path
 
 _SOURCE = Path(__file__).with_name("clock_shim.c")
 _COMPILE_TIMEOUT_S = 60.0
-# A lag begins so much after it was set. Before that the old one and the new one tell the same, so no reader sees a clock go back.
+# A lag begins so long after it was set. The old and the new one agree before, so no clock goes back.
 _LAG_BEGINS_NS = 1_000_000
 
 
@@ -88,7 +91,7 @@ class MovedClock:
         self._moves.offset_ns += round(ms * 1e6)
 
     def lag(self, loss_ms: float, *, over_ms: float) -> None:
-        """Let the steady clocks lose so much, evenly, from this instant on; all of `over_ms` if they stand still.
+        """Let the steady clocks lose so much, evenly, from now on; all of `over_ms` if they stand still.
 
         A lag before it ends. What they have lost they never get back.
         """

@@ -1,4 +1,4 @@
-"""When this machine stood still: told beside a failure, so that nobody has to guess whether it was the product or the machine."""
+"""Stalls of this machine, reported beside a failure: was it the product or the machine?"""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Standstill:
     Attributes:
         at_s: its end, on the monotonic clock.
         late_ms: how late the beat came.
-        stepped_ms: by how much more the wall clock went than the monotonic one. Redis ends holds by the wall clock.
+        stepped_ms: by how much more the wall clock went than the monotonic one. Redis uses the wall clock.
     """
 
     at_s: float
@@ -65,7 +65,7 @@ class StandstillWatch:
 
     @staticmethod
     def waited_s(mark: MachineMark) -> float:
-        """Return for how long tasks of this machine have waited since then; infinity where Linux does not tell."""
+        """Return how long tasks of this machine have waited since then; infinity if Linux does not tell."""
         waited_ms = _waited_ms()
         if not waited_ms:
             return math.inf
@@ -97,7 +97,7 @@ class StandstillWatch:
 
 
 def _waited_ms() -> dict[str, float]:
-    """Return for how long at least one task waited for each resource since the machine's start; {} where Linux does not tell."""
+    """Return how long tasks waited for each resource since the machine's start; {} if Linux does not tell."""
     waited = {}
     for what in ("cpu", "io", "memory"):
         try:

@@ -1,8 +1,8 @@
-"""How long nodes are waited for by tests that are not about waiting for nodes."""
+"""The node timeout of tests that are not about silent nodes."""
 
 from __future__ import annotations
 
 from typing import Final
 
-# The default would be 500 ms. A disk or a machine that stands still for longer fails calls, as it should, and tests of other things.
+# With the default of 500 ms a stall of the disk or the machine would fail tests of other things.
 NODE_TIMEOUT_MS: Final = 5_000

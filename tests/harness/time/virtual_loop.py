@@ -1,7 +1,7 @@
 """An event loop that never sleeps: where another one would wait for a timer, its time jumps there.
 
-Only for code below sockets: while real I/O is in flight, time would race ahead of it. A test runs on it by the decorator
-`on_virtual_time`.
+Only for code below sockets: while real I/O is in flight, time would race ahead of it. The decorator
+`on_virtual_time` runs a test on it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A node whose clock is moved lives by the moved clock."""
+"""A node lives by its moved clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEP_MS = 30_000
 async def test_the_clock_of_a_node_moves_while_it_runs(
     nodes_with_clocks: FreshNodes, engine: RedisBinary
 ) -> None:
-    """Both ways, for every process of the node; that of its neighbour does not."""
+    """The clock of its neighbour does not. The offset outlives the process."""
     moved, other = await nodes_with_clocks(2, binary=engine)
     assert await moved.has_clock_offset(0)
     offset_ms = 0
@@ -34,28 +34,21 @@ async def test_the_clock_of_a_node_moves_while_it_runs(
     assert await moved.has_clock_offset(offset_ms)
 
 
-async def test_a_step_forward_ends_keys_early(nodes_with_clocks: FreshNodes, engine: RedisBinary) -> None:
-    """Those that have less time left than the step is long, at once; that is what breaks a lock."""
+async def test_a_step_forward_ends_keys_early_and_a_step_backward_late(
+    nodes_with_clocks: FreshNodes, engine: RedisBinary
+) -> None:
     [node] = await nodes_with_clocks(1, binary=engine)
     await node.call("SET", "short", "", "PX", STEP_MS - 1)
     await node.call("SET", "long", "", "PX", 10 * STEP_MS)
-    assert await node.call("EXISTS", "short", "long") == 2
     await node.step_clock(STEP_MS)
     assert await node.call("EXISTS", "short") == 0
-    assert await node.call("EXISTS", "long") == 1
     left_ms = await node.call("PTTL", "long")
     assert isinstance(left_ms, int)
-    assert left_ms <= 9 * STEP_MS
-
-
-async def test_a_step_backward_keeps_keys_longer(nodes_with_clocks: FreshNodes, engine: RedisBinary) -> None:
-    """They end when the clock is there again."""
-    [node] = await nodes_with_clocks(1, binary=engine)
-    await node.call("SET", "key", "", "PX", STEP_MS)
-    await node.step_clock(-STEP_MS)
-    left_ms = await node.call("PTTL", "key")
+    assert 0 < left_ms <= 9 * STEP_MS
+    await node.step_clock(-2 * STEP_MS)
+    left_ms = await node.call("PTTL", "long")
     assert isinstance(left_ms, int)
-    assert left_ms > STEP_MS
+    assert left_ms > 10 * STEP_MS
 
 
 _ALL_CLOCKS = """
@@ -77,7 +70,7 @@ print(time.time_ns(), pair.seconds * 10**9 + pair.us * 1000, libc.time(None) * 1
 def test_every_wall_clock_of_a_process_moves_and_no_other(
     clock_shim: Path, tmp_path: Path, offset_ms: float
 ) -> None:
-    """What a server measures time by stays true, however it asks."""
+    """The clocks by which a server measures time stay true."""
     clock = MovedClock(clock_shim, program=Path(sys.executable), path=tmp_path / "it's python")
     clock.step(offset_ms)
     true = (time.CLOCK_MONOTONIC, time.CLOCK_BOOTTIME)
@@ -99,15 +92,16 @@ def test_every_wall_clock_of_a_process_moves_and_no_other(
 
 _TELL = """
 import sys, time
+kinds = (time.CLOCK_BOOTTIME, time.CLOCK_MONOTONIC, time.CLOCK_REALTIME)
 for _ in sys.stdin:
-    print(*map(time.clock_gettime_ns, (time.CLOCK_BOOTTIME, time.CLOCK_MONOTONIC, time.CLOCK_REALTIME)), flush=True)
+    print(*map(time.clock_gettime_ns, kinds), flush=True)
 """
 
 
-def test_the_steady_clocks_of_a_process_stand_still_or_run_slow_and_its_wall_clock_goes_on(
+def test_the_steady_clocks_of_a_process_lag_and_its_wall_clock_goes_on(
     clock_shim: Path, tmp_path: Path
 ) -> None:
-    """They go on from where they stood, and never go back."""
+    """They never go back."""
     clock = MovedClock(clock_shim, program=Path(sys.executable), path=tmp_path / "python")
     kinds = (time.CLOCK_BOOTTIME, time.CLOCK_MONOTONIC, time.CLOCK_REALTIME)
     with subprocess.Popen(
@@ -150,7 +144,7 @@ def test_the_steady_clocks_of_a_process_stand_still_or_run_slow_and_its_wall_clo
 
 
 def test_a_program_does_not_start_without_its_clock(clock_shim: Path, tmp_path: Path) -> None:
-    """A test that takes an unmoved clock for a moved one proves nothing."""
+    """A test with an unmoved clock would prove nothing."""
     clock = MovedClock(clock_shim, program=Path("/bin/true"), path=tmp_path / "true")
     subprocess.run([clock.wrapper], check=True)
     for damage in ("", None):

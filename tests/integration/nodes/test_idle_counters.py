@@ -16,7 +16,7 @@ from redfence_proto.v1.lock_pb2 import RELEASE_OUTCOME_RELEASED
 RESOURCES = 5_000
 # Commands under way at once.
 BATCH = 500
-# Of the memory before.
+# The most memory afterwards, beside that before.
 GROWTH_MAX = 1.2
 # Longer than a machine stalls between the last release and the test's look at its counter.
 IDLE_MS = 2_500

@@ -194,7 +194,7 @@ async def test_thousands_of_replies_in_pieces_and_behind_time_outs_reach_their_c
 async def test_a_missed_undo_or_release_is_sent_first_when_the_node_is_back(
     node: RedisNode, start_proxy: StartProxy, way: str, missed: str
 ) -> None:
-    """Nothing else is sent again. Of a hand-over the link keeps only the release."""
+    """The link sends nothing else again, so a missed hand-over becomes a release."""
     proxy = await start_proxy(node)
     timeout_ms = NODE_TIMEOUT_MS if way == "swallowed" else timeouts.NODE_TIMEOUT_MS
     command = undo() if missed == "undo" else hand_over()

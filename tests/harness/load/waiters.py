@@ -99,12 +99,6 @@ class Waiter:
         else:
             self._session.cancel_command(self._command_id)
 
-    async def withdraw(self) -> None:
-        """Give up for good; see `settle`."""
-        self.give_up()
-        await self.answer()
-        await self.settle()
-
     async def settle(self) -> None:
         """Release a possible grant once the server has forgotten the waiter, as the contract asks."""
 

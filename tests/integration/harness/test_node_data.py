@@ -1,4 +1,4 @@
-"""What tests do to a node's disk is what they mean to do."""
+"""The tools of the harness change a node's disk as they say."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sets(each: Transaction) -> bool:
 async def test_a_log_is_cut_before_whole_scripts_and_the_node_starts_without_them(
     fresh_nodes: FreshNodes, engine: RedisBinary
 ) -> None:
-    """Also under `aof-load-truncated no`, for no command is cut in two."""
+    """The cut leaves every command whole, so `aof-load-truncated no` does not matter."""
     [node] = await fresh_nodes(1, binary=engine)
     for number in range(5):
         await node.call("EVAL", _SCRIPT, 1, "key", number)
@@ -46,7 +46,7 @@ async def test_a_log_is_cut_before_whole_scripts_and_the_node_starts_without_the
 
 
 def test_a_transaction_without_its_end_is_not_complete() -> None:
-    """Neither is a command that is cut off, wherever it is."""
+    """The same holds for a command that is cut off at any byte."""
     whole = b"*1\r\n$5\r\nMULTI\r\n*2\r\n$4\r\nINCR\r\n$1\r\nx\r\n*1\r\n$4\r\nEXEC\r\n"
     single = b"*2\r\n$4\r\nINCR\r\n$1\r\ny\r\n"
     assert [each.commands[0] for each in transactions(single + whole)] == [(b"INCR", b"y"), (b"MULTI",)]
@@ -57,7 +57,7 @@ def test_a_transaction_without_its_end_is_not_complete() -> None:
 async def test_a_repaired_log_loses_the_transaction_that_was_cut(
     fresh_nodes: FreshNodes, engine: RedisBinary
 ) -> None:
-    """Before that the node does not start."""
+    """The node does not start before the repair."""
     [node] = await fresh_nodes(1, binary=engine)
     for number in range(3):
         await node.call("EVAL", _SCRIPT, 1, "key", number)
@@ -73,7 +73,6 @@ async def test_a_repaired_log_loses_the_transaction_that_was_cut(
 async def test_a_copy_that_is_put_back_is_what_the_node_knew_then(
     fresh_nodes: FreshNodes, engine: RedisBinary, tmp_path: Path
 ) -> None:
-    """It may be put back again and again."""
     [node] = await fresh_nodes(1, binary=engine)
     await node.call("SET", "key", "old")
     copy = copy_data(node, tmp_path / "copy")
@@ -88,7 +87,7 @@ async def test_a_copy_that_is_put_back_is_what_the_node_knew_then(
 async def test_settings_win_over_those_of_the_nodes_file(
     fresh_nodes: FreshNodes, engine: RedisBinary, tmp_path: Path
 ) -> None:
-    """A node without a log forgets all that it has not saved."""
+    """A node without a log keeps only its snapshot."""
     binary = with_settings(engine, "--appendonly", "no", wrapper=tmp_path / "without-log")
     [node] = await fresh_nodes(1, binary=binary)
     await node.call("SET", "key", "saved")

@@ -1,4 +1,4 @@
-"""The harness's commands do what its tests rely on."""
+"""Commands of the harness start, speak and end as tests need."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ while True:
 
 
 async def test_a_line_is_waited_for_and_a_command_is_stopped(commands: CommandProcesses) -> None:
-    """Its output is at hand, and its exit status."""
     process = commands.start(sys.executable, "-c", _SERVER)
     assert (await process.wait_for_line(r"ready on (\d+)"))[1] == "4711"
     assert process.stdout.startswith("nothing yet\n")
@@ -34,7 +33,6 @@ async def test_a_line_is_waited_for_and_a_command_is_stopped(commands: CommandPr
 async def test_a_command_that_ends_or_stays_silent_is_a_failure_with_its_output(
     commands: CommandProcesses,
 ) -> None:
-    """The failed test shows what the command said."""
     process = commands.start(sys.executable, "-c", "import sys; print('reddy'); sys.exit('broken')")
     with pytest.raises(AssertionError, match=r"(?s)ended with status 1 without .*reddy.*broken"):
         await process.wait_for_line("ready")
@@ -46,7 +44,6 @@ async def test_a_command_that_ends_or_stays_silent_is_a_failure_with_its_output(
 
 
 async def test_a_frozen_command_is_killed_all_the_same(tmp_path: Path) -> None:
-    """No command outlives its test."""
     commands = CommandProcesses(tmp_path)
     process = commands.start(sys.executable, "-c", _SERVER)
     await process.wait_for_line("ready")
@@ -57,7 +54,6 @@ async def test_a_frozen_command_is_killed_all_the_same(tmp_path: Path) -> None:
 
 
 async def test_a_commands_environment_is_this_ones_and_more(commands: CommandProcesses) -> None:
-    """Settings for a command under test are passed to it alone."""
     process = commands.start(
         sys.executable,
         "-c",

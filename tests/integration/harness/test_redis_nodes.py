@@ -1,4 +1,4 @@
-"""The harness's nodes do what its tests rely on."""
+"""Nodes of the harness start, break and come back as tests need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from redfence_server.embedded.process import AppendFsync, NodeStartError
 async def test_a_restart_keeps_the_port_and_the_data_and_changes_the_run_id(
     fresh_nodes: FreshNodes, engine: RedisBinary
 ) -> None:
-    """Kill -9 with fsync on every write loses nothing that was acknowledged."""
+    """With an fsync for every write, kill -9 loses no acknowledged write."""
     [node] = await fresh_nodes(1, binary=engine)
     await node.call("SET", "key", "value")
     before = (node.url, await run_id(node))
@@ -29,7 +29,6 @@ async def test_a_restart_keeps_the_port_and_the_data_and_changes_the_run_id(
 
 
 async def test_a_restart_without_data_is_empty(fresh_nodes: FreshNodes, engine: RedisBinary) -> None:
-    """As a node with a new disk."""
     [node] = await fresh_nodes(1, binary=engine)
     await node.call("SET", "key", "value")
     await node.restart(with_data=False)
@@ -37,7 +36,6 @@ async def test_a_restart_without_data_is_empty(fresh_nodes: FreshNodes, engine: 
 
 
 async def test_a_node_with_a_cut_log_refuses_to_start(fresh_nodes: FreshNodes, engine: RedisBinary) -> None:
-    """It must not vote as if it remembered everything."""
     [node] = await fresh_nodes(1, binary=engine)
     await node.call("SET", "key", "value")
     node.kill()
@@ -48,7 +46,6 @@ async def test_a_node_with_a_cut_log_refuses_to_start(fresh_nodes: FreshNodes, e
 
 
 async def test_a_paused_node_answers_after_the_pause_and_not_before(fresh_nodes: FreshNodes) -> None:
-    """The kernel takes the connection; the node is silent."""
     [node] = await fresh_nodes(1)
     node.pause()
     asked = asyncio.create_task(node.call("PING"))
@@ -60,13 +57,11 @@ async def test_a_paused_node_answers_after_the_pause_and_not_before(fresh_nodes:
 
 @pytest.mark.parametrize("appendfsync", ["always", "everysec", "no"])
 async def test_the_durability_is_as_chosen(fresh_nodes: FreshNodes, appendfsync: AppendFsync) -> None:
-    """Tests can have a node that forgets."""
     [node] = await fresh_nodes(1, appendfsync=appendfsync)
     assert await node.call("CONFIG", "GET", "appendfsync") == [b"appendfsync", appendfsync.encode()]
 
 
 async def test_an_error_reply_is_raised(fresh_nodes: FreshNodes) -> None:
-    """A test that calls wrongly hears of it."""
     [node] = await fresh_nodes(1)
     with pytest.raises(hiredis.ReplyError, match="unknown command"):
         await node.call("NO-SUCH-COMMAND")
@@ -75,7 +70,6 @@ async def test_an_error_reply_is_raised(fresh_nodes: FreshNodes) -> None:
 async def test_lent_nodes_are_the_same_processes_but_empty_and_without_old_connections(
     tmp_path: Path, redis_binary: RedisBinary
 ) -> None:
-    """One test's leavings are not the next one's start."""
     pool = NodeSet(tmp_path)
     try:
         first = await pool.borrow(2, binary=redis_binary)
@@ -95,7 +89,6 @@ async def test_lent_nodes_are_the_same_processes_but_empty_and_without_old_conne
 
 
 async def test_a_mistreated_node_is_not_lent_again(tmp_path: Path, redis_binary: RedisBinary) -> None:
-    """Frozen, killed or restarted: the next test gets another."""
     pool = NodeSet(tmp_path)
     try:
         [frozen] = await pool.borrow(1, binary=redis_binary)
@@ -109,14 +102,12 @@ async def test_a_mistreated_node_is_not_lent_again(tmp_path: Path, redis_binary:
 
 
 async def test_two_loans_in_one_test_are_different_nodes(flushed_nodes: FlushedNodes) -> None:
-    """Two clusters side by side share nothing."""
     assert not set(await flushed_nodes(1)) & set(await flushed_nodes(1))
 
 
 async def test_a_node_behind_a_proxy_is_lost_and_comes_back(
     fresh_nodes: FreshNodes, start_proxy: StartProxy
 ) -> None:
-    """The reply is lost, and the write was made."""
     [node] = await fresh_nodes(1)
     proxy = await start_proxy(node)
     reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)

@@ -1,4 +1,4 @@
-"""The watch finds what it is there to find, and nothing else."""
+"""The watch finds each change of a node without a vote, and no other change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def node(flushed_nodes: FlushedNodes) -> RedisNode:
 
 
 async def looked(watch: VoteWatch, *, times: int = 2) -> None:
-    """The watch has looked again, from the beginning."""
+    """Return once the watch has looked at the nodes again."""
     goal = watch.looks + times
 
     async def reached() -> bool:
@@ -32,7 +32,6 @@ async def looked(watch: VoteWatch, *, times: int = 2) -> None:
 
 
 async def test_a_node_that_votes_may_change_as_it_likes(node: RedisNode) -> None:
-    """It is what votes are for."""
     async with VoteWatch([node]) as watch:
         await looked(watch)
         await node.call("SET", "redfence:counter:r", 1)
@@ -56,7 +55,6 @@ async def test_a_node_that_votes_may_change_as_it_likes(node: RedisNode) -> None
 async def test_a_node_without_a_vote_must_not_change(
     why: str, change: tuple[str | int, ...], node: RedisNode
 ) -> None:
-    """A change is found in each of the states in which a node has no vote."""
     await node.call("SET", "redfence:counter:there", 1)
     await node.call("HSET", "redfence:lock:there", "nonce", "n", "token", 1)
     taken = ("run_id", "another") if why == "not admitted in this run" else ("state", why)
@@ -70,7 +68,7 @@ async def test_a_node_without_a_vote_must_not_change(
 
 
 async def test_locks_may_expire_and_a_fence_or_a_restored_vote_may_raise_tokens(node: RedisNode) -> None:
-    """None of these is the work of a vote. A restart with proof is no quarantine."""
+    """A restart with proof is no quarantine."""
     await node.call("HSET", "redfence:lock:there", "nonce", "n", "token", 1)
     await node.call("HSET", NODE, "state", "quarantined", "admission", "q")
     async with VoteWatch([node]) as watch:
@@ -89,7 +87,6 @@ async def test_locks_may_expire_and_a_fence_or_a_restored_vote_may_raise_tokens(
 
 
 async def test_a_node_that_is_down_is_not_looked_at(node: RedisNode) -> None:
-    """And looked at again when it is back."""
     async with VoteWatch([node]) as watch:
         await looked(watch)
         node.kill()

@@ -91,6 +91,7 @@ def assemble(
             resource=config.waiters_per_resource_max,
             connection=config.waiters_per_connection_max,
         ),
+        quorum_may_return=cluster.quorum_may_return,
     )
     cluster.on_quorum_lost = service.quorum_lost
     return cluster, service

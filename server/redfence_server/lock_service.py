@@ -83,11 +83,13 @@ class LockService:
         randomness: Randomness,
         ttl_ms_max: Callable[[], int],
         limits: WaiterLimits,
+        quorum_may_return: Callable[[], bool] = lambda: False,
     ) -> None:
         self._redlock = redlock
         self._clock = clock
         self._randomness = randomness
         self._ttl_ms_max = ttl_ms_max
+        self._quorum_may_return = quorum_may_return
         self._queues = WaitQueues(
             node_count=len(redlock.nodes), clock=clock, randomness=randomness, limits=limits
         )
@@ -165,6 +167,9 @@ class LockService:
                 case TooLate() | Refusal(Failure.EXPIRED):
                     # It was undone; the next try may be faster, and there is time for it.
                     too_late = self._too_late(call, outcome)
+                    queue.failed(waiter)
+                case Refusal(Failure.NO_QUORUM) if _broke(outcome) or self._quorum_may_return():
+                    # Connections are being made again. If too few are, `quorum_lost` ends this wait.
                     queue.failed(waiter)
                 case Refusal(Failure.NO_QUORUM):
                     # For the other waiters as well: no lease can be granted, and each would find that out in its turn.
@@ -329,6 +334,11 @@ def _needs_revalidation(outcome: AttemptOutcome) -> bool:
         case Refusal(Failure.NO_QUORUM, silent=silent):
             return any(reply is NoReply.NOT_ADMITTED for _, reply in silent)
     return False
+
+
+def _broke(refusal: Refusal) -> bool:
+    """Tell whether connections broke during an attempt. The states of the nodes show it an instant later."""
+    return any(reply is NoReply.DISCONNECTED for _, reply in refusal.silent)
 
 
 def _answer_margin_ms(answer_within_ms: float) -> float:

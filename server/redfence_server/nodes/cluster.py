@@ -93,6 +93,10 @@ class NodeCluster:
         assert self._memory.ttl_ms_max is not None, "asked before a node was admitted"
         return self._memory.ttl_ms_max
 
+    def quorum_may_return(self) -> bool:
+        """Tell whether no quorum votes, but was lost so lately that it may vote again in a moment."""
+        return self._blink is not None
+
     def view(self) -> ClusterView:
         """Tell what is known, without asking a node."""
         return ClusterView(

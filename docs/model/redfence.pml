@@ -614,7 +614,7 @@ inline restart(p)
 #else
 #define may_restart_unproven(p) may_forget(p)
 #endif
-/* Nobody knows that it kept everything. */
+/* No server knows that it kept everything. */
 inline restart_unproven(p)
 {
   d_step {

@@ -18,10 +18,10 @@ from redfence_server.config import ServeConfig
 from redfence_server.errors import ConfigError
 from redfence_server.lock_service import LockService
 from redfence_server.locking.redlock import Redlock
+from redfence_server.membership.admin import AdminSettings
 from redfence_server.membership.heartbeat import HeartbeatSettings
 from redfence_server.membership.joining import JoiningSettings
 from redfence_server.membership.node_clock import ClockWitnesses
-from redfence_server.membership.visit import AdminSettings
 from redfence_server.nodes.cluster import NodeCluster, check_urls
 from redfence_server.nodes.link import LinkSettings
 from redfence_server.randomness import Randomness, SystemRandomness
@@ -71,7 +71,7 @@ def assemble(
             node_timeout_ms=config.node_timeout_ms,
             joining=JoiningSettings(
                 urls=urls,
-                visiting=AdminSettings(keys, config.dial_timeout_ms, clock, dial),
+                admin=AdminSettings(keys, config.dial_timeout_ms, clock, dial),
                 assume_durable=config.assume_durable,
                 accept_empty_nodes=adopts_empty_nodes,
                 fencing=asyncio.Lock(),

@@ -34,11 +34,11 @@ from redfence_server.locking.node import (
     Status,
     Undo,
 )
+from redfence_server.membership.admin import AdminSettings
 from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.heartbeat import HeartbeatSettings
 from redfence_server.membership.joining import JoiningSettings
 from redfence_server.membership.node_clock import ClockWitnesses
-from redfence_server.membership.visit import AdminSettings
 from redfence_server.nodes.link import LinkSettings, NodeLink
 from redfence_server.operations import forming
 from redfence_server.randomness import SystemRandomness
@@ -202,7 +202,7 @@ async def linked_site(redis: RedisNode, *, channel: str = HERE, url: str = "") -
             node_timeout_ms=2_000,
             joining=JoiningSettings(
                 urls=[NodeUrl(url or redis.url)],
-                visiting=AdminSettings(KEYS, dial_timeout_ms=2_000),
+                admin=AdminSettings(KEYS, dial_timeout_ms=2_000),
                 assume_durable=False,
                 accept_empty_nodes=False,
                 fencing=asyncio.Lock(),

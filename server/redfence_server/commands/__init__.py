@@ -1,1 +1,1 @@
-"""The console script's server commands, one module each: HELP, configure(parser), run(arguments) -> exit status."""
+"""The server commands, one module each: HELP, configure(parser), run(arguments) -> exit status."""

@@ -1,4 +1,4 @@
-"""What the commands that work on the nodes themselves have in common on the command line."""
+"""The flags that all commands on the nodes share."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from redfence_server import config
 from redfence_server.errors import ConfigError
 
 EPILOG = (
-    "The nodes may also be given by $REDFENCE_NODES or the file, which keeps passwords out of the process list. Their order "
-    "is their index in the cluster."
+    "$REDFENCE_NODES or the file may also name the nodes, which keeps passwords out of the process list. "
+    "Their order sets their indices in the cluster."
 )
 
 
 def add_node_flags(parser: argparse.ArgumentParser, *, also: Collection[str] = ()) -> None:
-    """Add what names the nodes and how to reach them, and the settings named `also`."""
+    """Add the flags that name the nodes and how to reach them, and the settings named `also`."""
     parser.epilog = EPILOG
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="a TOML file with settings, as of `serve`"
+        "--config", type=Path, metavar="FILE", help="a TOML file with the settings of `serve`"
     )
     config.add_arguments(parser, names={"nodes", "key_prefix", "dial_timeout_ms", *also})
 
 
 def settings_of(arguments: argparse.Namespace) -> config.ServeConfig:
-    """Return the settings, and let the log go by them.
+    """Return the settings, and configure the log by them.
 
     Raises:
         ConfigError: a value is wrong or a setting unknown.
@@ -46,7 +46,7 @@ def add_max_ttl_flag(parser: argparse.ArgumentParser, *, default_ms: int | None,
 
 
 def ttl_ms_max_of(arguments: argparse.Namespace) -> int | None:
-    """Return the greatest ttl that was asked for, if any was.
+    """Return the value of `--max-ttl`, or None.
 
     Raises:
         ConfigError: it is out of bounds.

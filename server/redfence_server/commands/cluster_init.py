@@ -20,12 +20,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     cluster_flags.add_max_ttl_flag(
         parser,
         default_ms=bounds.TTL_MS_MAX_DEFAULT,
-        purpose="the greatest ttl a lease may have, e.g. 5m or 1500ms; a node that forgot stays out for longer than this (default: 5m)",
+        purpose="the greatest ttl of a lease, e.g. 5m or 1500ms; a node that forgot stays out for longer "
+        "(default: 5m)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Form the cluster; 0 if it is formed, 2 if it cannot be."""
+    """Form the cluster; return 0 if it is formed, 2 if it cannot be."""
     from redfence_server import composition
     from redfence_server.nodes.cluster import check_urls
     from redfence_server.operations.forming import form

@@ -1,4 +1,4 @@
-"""`redfence cluster recover`: start a cluster again of whose nodes more than a minority have forgotten."""
+"""`redfence cluster recover`: start a cluster again after more than a minority of its nodes forgot."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from redfence_server.commands import cluster_flags
 from redfence_server.errors import StartupError
 
 if TYPE_CHECKING:
+    from redfence_server.membership.admin import NodeSnapshot
     from redfence_server.membership.admission import Judgement
-    from redfence_server.membership.visit import NodeSnapshot
     from redfence_server.operations.recovery_plan import Recovery
 
 HELP = "start a cluster again when more than a minority of its nodes have forgotten"
@@ -22,8 +22,8 @@ EXIT_NOT_DONE = 2
 
 _AUTO = "auto"
 _BREAK = (
-    "redfence cluster recover: broken off: nodes that it has taken out stay out until it is carried out to the end; "
-    "repeat it\n"
+    "redfence cluster recover: broken off: nodes that it has taken out stay out until it is carried out to "
+    "the end; repeat it\n"
 )
 
 
@@ -31,22 +31,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     cluster_flags.add_node_flags(parser, also={"assume_durable"})
     parser.epilog = (
-        f"{cluster_flags.EPILOG} Every node that can be reached is taken out, and after the greatest ttl, when all leases have ended, "
-        "they begin anew with tokens above the floor. Repeat it if it was broken off. "
-        "exit status: 0 done, 1 done but for a node that is named, 2 not done: refused, broken off, or --yes is missing; 130 broken off by Ctrl-C"
+        f"{cluster_flags.EPILOG} It takes out every node that it can reach. After the greatest ttl all "
+        "leases have ended, and the nodes begin anew with tokens above the floor. Repeat it if broken off. "
+        "exit status: 0 done, 1 done except for the named nodes, 2 not done: refused, broken off, or --yes "
+        "is missing; 130 broken off by Ctrl-C"
     )
     parser.add_argument(
         "--floor",
         type=_floor,
         required=True,
         metavar="N|auto",
-        help="tokens go on above it: no less than the highest token that any storage has seen; or auto: above the microseconds since 1970, "
-        "which tokens do not reach. Set this machine's clock first",
+        help="tokens go on above it: no less than the highest token that any storage has seen; or auto: "
+        "above the microseconds since 1970, which tokens do not reach. Set this machine's clock first",
     )
     cluster_flags.add_max_ttl_flag(
         parser,
         default_ms=None,
-        purpose="the greatest ttl of the cluster, when no node remembers it; no less than it was",
+        purpose="the greatest ttl of the cluster, if no node remembers it; no less than it was",
     )
     parser.add_argument(
         "--yes", action="store_true", help="carry out the recovery; without this flag, only print the plan"
@@ -62,10 +63,10 @@ def _floor(text: str) -> int | None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look, tell, and with --yes recover; see the epilog for the exit status."""
+    """Print the plan, and with --yes recover; see the epilog for the exit status."""
     from redfence_server import composition
     from redfence_server.clock import SystemClock
-    from redfence_server.membership.visit import AdminSettings
+    from redfence_server.membership.admin import AdminSettings
     from redfence_server.nodes.cluster import check_urls
     from redfence_server.operations.recovery import ClusterRecovery
     from redfence_server.operations.recovery_plan import Request
@@ -81,11 +82,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
         recovery = ClusterRecovery(
             check_urls(settings.nodes),
-            visiting=AdminSettings(composition.keyspace(settings), settings.dial_timeout_ms),
+            admin=AdminSettings(composition.keyspace(settings), settings.dial_timeout_ms),
             clock=SystemClock(),
             randomness=SystemRandomness(),
-            on_look=lambda looks: _say(as_table(looks, assume_durable=settings.assume_durable)),
-            on_plan=lambda looks, planned: _say(as_steps(looks, planned)),
+            on_examined=lambda snapshots: _say(as_table(snapshots, assume_durable=settings.assume_durable)),
+            on_plan=lambda snapshots, planned: _say(as_steps(snapshots, planned)),
             on_wait=lambda wait_ms: _say(f"taken out; waiting {wait_ms / 1000:.1f} s ..."),
         )
         asyncio.run(recovery.run(request, confirmed=arguments.yes))
@@ -109,51 +110,51 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def as_table(looks: Sequence[NodeSnapshot], *, assume_durable: bool) -> str:
-    """Return what was found: a line for each node, and below it what is the matter."""
+def as_table(snapshots: Sequence[NodeSnapshot], *, assume_durable: bool) -> str:
+    """Return a line for each node, with its problem below it."""
     from redfence_server.membership.cluster_judgement import ClusterJudgement
 
-    shown = [look.found for look in looks]
+    shown = [snapshot.found for snapshot in snapshots]
     judged = ClusterJudgement(shown, assume_durable=assume_durable, previously_admitted=True)
-    judgements = [judged.judge(look.index, look.found) for look in looks]
-    rows = [_COLUMNS, *map(_row, looks, judgements)]
+    judgements = [judged.judge(snapshot.index, snapshot.found) for snapshot in snapshots]
+    rows = [_COLUMNS, *map(_row, snapshots, judgements)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     heading, *lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     table = [heading]
-    for look, judgement, line in zip(looks, judgements, lines, strict=True):
+    for snapshot, judgement, line in zip(snapshots, judgements, lines, strict=True):
         table.append(line)
-        if detail := look.problem or getattr(judgement, "detail", ""):
+        if detail := snapshot.problem or getattr(judgement, "detail", ""):
             table.append(f"{'':{widths[0]}}  {detail}")
-    votes = f"{len(judged.voting())} of {len(looks)} nodes can vote (quorum {judged.quorum})"
+    votes = f"{len(judged.voting())} of {len(snapshots)} nodes can vote (quorum {judged.quorum})"
     return "\n".join([*table, f"cluster {judged.cluster_id or '(unknown)'}: {votes}"])
 
 
 _COLUMNS = ("NODE", "STATE", "HIGH", "FLOOR", "ADDRESS")
 
 
-def _row(look: NodeSnapshot, judgement: Judgement | None) -> tuple[str, ...]:
+def _row(snapshot: NodeSnapshot, judgement: Judgement | None) -> tuple[str, ...]:
     from redfence_server.operations.recovery_plan import state_of
 
-    found = look.found
+    found = snapshot.found
     high = "-" if found is None or found.high is None else str(found.high)
     floor = "-" if found is None or found.identity is None else str(found.identity.floor)
-    return (str(look.index), state_of(judgement), high, floor, look.address)
+    return (str(snapshot.index), state_of(judgement), high, floor, snapshot.address)
 
 
-def as_steps(looks: Sequence[NodeSnapshot], planned: Recovery) -> str:
-    """Return what is to be done, step by step."""
+def as_steps(snapshots: Sequence[NodeSnapshot], planned: Recovery) -> str:
+    """Return the plan, step by step."""
     from redfence_server.membership.fence import wait_ms
 
-    names = ", ".join(looks[index].name for index in planned.nodes)
+    names = ", ".join(snapshots[index].name for index in planned.nodes)
     wait = f"{wait_ms(planned.ttl_ms_max) / 1000:.1f} s"
     steps = [
         f"take out {names}: from then on nothing is granted or renewed anywhere",
-        f"wait {wait}, the greatest ttl and a little more: leases granted before may be counted on until then",
+        f"wait {wait}, the greatest ttl and a little more: holders may count on earlier leases until then",
         f"give them their votes back; tokens go on above {planned.floor}",
     ]
     lines = ["to be done:", *(f"  {number}. {step}" for number, step in enumerate(steps, 1))]
     lines += [
-        f"{looks[index].name} cannot be reached: it will not vote when it is back, until it was prepared by "
+        f"{snapshots[index].name} cannot be reached: it will not vote when it is back, until you run "
         f"`redfence cluster replace {index} URL`, with its own URL or that of a new node"
         for index in planned.away
     ]
@@ -161,13 +162,14 @@ def as_steps(looks: Sequence[NodeSnapshot], planned: Recovery) -> str:
         lines.append("if what cannot be reached comes back and has forgotten nothing, none of this is needed")
     if planned.is_new:
         lines.append(
-            f"no node remembers the cluster: it becomes {planned.cluster_id}, and every lock server must be restarted"
+            f"no node remembers the cluster: it becomes {planned.cluster_id}, "
+            "and every lock server must be restarted"
         )
     return "\n".join(lines)
 
 
 def as_result(left_out: Mapping[str, str], floor: int) -> str:
-    """Return what came of it."""
+    """Return the report of a recovery."""
     lines = [
         f"{name} is still out: {reason}; `redfence cluster status` says what brings it back"
         for name, reason in left_out.items()

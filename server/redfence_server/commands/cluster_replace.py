@@ -1,4 +1,4 @@
-"""`redfence cluster replace`: prepare a node to take a place in the cluster."""
+"""`redfence cluster replace`: prepare a node to take an index in the cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from redfence_server.operations.replacement import Plan
     from redfence_server.redis_io.dial import NodeUrl
 
-HELP = "prepare a node to take the place of another, or its own place after it was wiped"
+HELP = "prepare a node to replace another, or to vote again after it was wiped"
 EXIT_NOT_DONE = 2
 
 
@@ -22,26 +22,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     cluster_flags.add_node_flags(parser, also={"assume_durable"})
     parser.epilog = (
-        f"{cluster_flags.EPILOG} Give them as the lock servers have them. It may be repeated. "
+        f"{cluster_flags.EPILOG} Give them as the lock servers have them. Repeating the command is harmless. "
         "exit status: 0 done, 2 not done: refused, or --yes is missing"
     )
-    parser.add_argument("place", metavar="NODE", type=int, help="the index of the place, from 0")
+    parser.add_argument("node_index", metavar="NODE", type=int, help="the index of the node, from 0")
     parser.add_argument(
         "url",
         metavar="URL",
         nargs="?",
-        help="the node that takes it: an empty one, or one that was there before (default: the one that the list has at that place, after "
-        "it was wiped, or when the list has the new one already; so no password need stand here)",
+        help="the new node: an empty one, or one that was there before (default: the one at that index in "
+        "the list, if it was wiped, or if the list names the new node already; no password is needed here)",
     )
     parser.add_argument(
-        "--yes", action="store_true", help="do it also if the old node votes, and so loses its vote at once"
+        "--yes", action="store_true", help="replace a node that votes now, which loses its vote at once"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prepare the node and tell what is left to do; 0 if it is done, 2 if not."""
+    """Prepare the node and print the remaining steps; return 0 if it is done, 2 if not."""
     from redfence_server import composition
-    from redfence_server.membership.visit import AdminSettings
+    from redfence_server.membership.admin import AdminSettings
     from redfence_server.nodes.cluster import check_urls
     from redfence_server.operations.replacement import replace_node
     from redfence_server.randomness import SystemRandomness
@@ -50,7 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     def confirm(planned: Plan) -> bool:
         if planned.ends_vote and not arguments.yes:
             sys.stderr.write(
-                f"redfence cluster replace: {as_price(planned, old)}; nothing was changed; add --yes to do it\n"
+                f"redfence cluster replace: {as_cost(planned, old)}; "
+                "nothing was changed; add --yes to do it\n"
             )
             return False
         return True
@@ -58,19 +59,21 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         settings = cluster_flags.settings_of(arguments)
         nodes = check_urls(settings.nodes)
-        if not 0 <= arguments.place < len(nodes):
-            raise ConfigError(f"node: there is no node {arguments.place}; they are 0 to {len(nodes) - 1}")
-        old = nodes[arguments.place]
+        if not 0 <= arguments.node_index < len(nodes):
+            raise ConfigError(
+                f"node: there is no node {arguments.node_index}; they are 0 to {len(nodes) - 1}"
+            )
+        old = nodes[arguments.node_index]
         try:
             new = old if arguments.url is None else NodeUrl(arguments.url)
         except ValueError as error:
             raise ConfigError(f"URL: {error}") from None
         carried_out = asyncio.run(
             replace_node(
-                arguments.place,
+                arguments.node_index,
                 new,
                 nodes,
-                visiting=AdminSettings(composition.keyspace(settings), settings.dial_timeout_ms),
+                admin=AdminSettings(composition.keyspace(settings), settings.dial_timeout_ms),
                 assume_durable=settings.assume_durable,
                 randomness=SystemRandomness(),
                 confirm=confirm,
@@ -85,29 +88,30 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def as_price(planned: Plan, old: NodeUrl) -> str:
-    """Return what it costs to end the vote of the old node."""
+def as_cost(planned: Plan, old: NodeUrl) -> str:
+    """Return the cost of ending the old node's vote."""
     spare = "no other node" if planned.spare == 0 else f"at most {planned.spare} of the other nodes"
     return (
-        f"node {planned.seat.index} ({old.address}) votes now and would lose its vote at once; until the new node votes, {spare} "
-        "may be lost"
+        f"node {planned.assignment.index} ({old.address}) votes now and would lose its vote at once; "
+        f"until the new node votes, {spare} may be lost"
     )
 
 
 def as_text(planned: Plan, old: NodeUrl, new: NodeUrl) -> str:
-    """Return what was done and what is left to do."""
+    """Return the report of a replacement, with the remaining steps."""
     from redfence_server.membership.fence import wait_ms
     from redfence_server.operations.replacement import Newcomer
 
-    name = f"node {planned.seat.index} ({new.address})"
+    name = f"node {planned.assignment.index} ({new.address})"
     lines = []
     if new.address != old.address:
         lines.append(
-            f"node {planned.seat.index} ({old.address}) votes no more, whether it could be reached or not; switch it off, or wipe it"
+            f"node {planned.assignment.index} ({old.address}) votes no more, whether it could be reached "
+            "or not; switch it off, or wipe it"
         )
     if planned.newcomer is Newcomer.VOTES:
         return "\n".join([*lines, f"{name} has its place already"])
-    wait = f"{wait_ms(planned.seat.ttl_ms_max) / 1000:.1f} s"
+    wait = f"{wait_ms(planned.assignment.ttl_ms_max) / 1000:.1f} s"
     lines.append(
         f"{name} is prepared: it is in quarantine, and votes about {wait} after a lock server has seen it"
     )

@@ -1,4 +1,4 @@
-"""`redfence dev`: everything on this machine by one command: nodes, lock server, storage demo."""
+"""`redfence dev`: run nodes, lock server and storage demo on this machine by one command."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ HELP = "run an embedded quorum, a lock server on it, and the storage demo"
 EXIT_CANNOT_START = 2
 _STORAGE_START_TIMEOUT_S = 20.0
 _STORAGE_STOP_TIMEOUT_S = 10.0
-# Set by the embedded quorum itself.
+# The embedded quorum sets these itself.
 _FIXED = frozenset({"nodes", "assume_durable"})
-# A terminal wants one line and what is wrong, not every step.
+# A terminal shows one line and the problems, not every step.
 _DEFAULTS = {"log_level": log_setup.LogLevel.WARNING}
 
 
@@ -39,19 +39,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--data-dir",
         type=Path,
         metavar="DIR",
-        help="keep everything here for the next start (default: a temporary one)",
+        help="keep all data here for the next start (default: a temporary directory)",
     )
     parser.add_argument(
         "--storage-listen",
         default="127.0.0.1:50052",
         metavar="HOST:PORT",
-        help="where the storage demo serves (default: %(default)s)",
+        help="the address of the storage demo (default: %(default)s)",
     )
     config.add_arguments(parser, names=config.ServeConfig.model_fields.keys() - _FIXED)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until Ctrl-C or SIGTERM; 0 after an orderly end, 2 if it could not start, 1 if the storage ended by itself."""
+    """Serve until Ctrl-C or SIGTERM; return 0 then, 1 if the storage ended by itself, 2 if a start failed."""
     try:
         return asyncio.run(_run(arguments))
     except StartupError as error:
@@ -119,7 +119,7 @@ async def _quorum(arguments: argparse.Namespace, data_dir: Path) -> AsyncIterato
     from redfence_server.randomness import SystemRandomness
 
     flags = config.given_flags(arguments)
-    # Wrong settings are told before anything is started.
+    # Report wrong settings before any process starts.
     checked = config.load({**flags, "nodes": ()}, command_defaults=_DEFAULTS)
     log_setup.configure(log_format=checked.log_format, level=checked.log_level)
     async with EmbeddedNodes(count=arguments.node_count, data_dir=data_dir) as nodes:
@@ -139,13 +139,13 @@ async def _quorum(arguments: argparse.Namespace, data_dir: Path) -> AsyncIterato
 async def _storage(
     arguments: argparse.Namespace, settings: config.ServeConfig, data_dir: Path
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """Run the storage demo as a process of its own, and yield it with its address once it is ready."""
+    """Run the storage demo as a process, and yield it with its address once it is ready."""
     from redfence_server.embedded.parent_death import die_with_parent
 
     command = [sys.executable, "-m", "redfence", "storage", "--listen", arguments.storage_listen]
     command += ["--db", str(data_dir / "storage.db")]
     command += ["--log-format", settings.log_format, "--log-level", settings.log_level]
-    # In a session of its own: a terminal's Ctrl-C is for us, and we end it when its callers have gone.
+    # In a session of its own, without the terminal's Ctrl-C: this process ends it after its callers.
     process = await asyncio.create_subprocess_exec(
         *die_with_parent(command),
         stdin=asyncio.subprocess.DEVNULL,

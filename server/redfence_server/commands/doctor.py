@@ -1,4 +1,4 @@
-"""`redfence doctor`: look at every node from here, and say what is wrong and what to do about it."""
+"""`redfence doctor`: examine every node from this machine, and print its problems with advice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from redfence_server.errors import StartupError
 if TYPE_CHECKING:
     from redfence_server.diagnosis.checkup import Checkup
 
-HELP = "look at every node: is it fit to vote, and what to do if not"
+HELP = "examine every node: can it vote, and what to do if not"
 EXIT_WELL = 0
 EXIT_SERIOUS = 1
 EXIT_CANNOT_RUN = 2
@@ -34,9 +34,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     cluster_flags.add_node_flags(parser)
     parser.epilog = (
-        "It needs no lock server, changes nothing, and takes about a second. Run it where the lock servers run, for it is their way to the "
-        f"nodes that counts. {cluster_flags.EPILOG} "
-        "exit status: 0 nothing serious was found, 1 something serious was, 2 it could not run (wrong usage or setting)"
+        "It needs no lock server, changes nothing, and takes about a second. Run it where the lock servers "
+        f"run, to test their network path to the nodes. {cluster_flags.EPILOG} "
+        "exit status: 0 no serious finding, 1 a serious finding, 2 it could not run (wrong usage or setting)"
     )
     parser.add_argument(
         "-o", "--output", choices=("table", "json"), default="table", help="(default: %(default)s)"
@@ -70,15 +70,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def as_json(nodes: Sequence[Checkup], diagnosis: Diagnosis) -> str:
-    """Return the diagnosis for programs; a value that is not known is null."""
-    told = {
+    """Return the diagnosis for programs; an unknown value is null."""
+    document = {
         "serious": diagnosis.serious,
         "cluster_id": diagnosis.cluster_id or None,
         "quorum": diagnosis.quorum,
         "nodes": [_node_as_json(node, diagnosis) for node in nodes],
         "findings": [asdict(finding) for finding in diagnosis.findings],
     }
-    return json.dumps(told, indent=2, default=lambda severity_or_kind: severity_or_kind.value)
+    return json.dumps(document, indent=2, default=lambda severity_or_kind: severity_or_kind.value)
 
 
 def _node_as_json(node: Checkup, diagnosis: Diagnosis) -> dict[str, object]:
@@ -140,7 +140,7 @@ def _row(node: Checkup, diagnosis: Diagnosis) -> tuple[str, ...]:
 def _grouped(findings: Sequence[Finding]) -> dict[tuple[int, ...], list[Finding]]:
     """Return the findings by the nodes that they concern, none for the cluster; the worst first.
 
-    A finding that is the same on several nodes is there once.
+    A finding that is the same on several nodes appears once.
     """
     alike: dict[tuple[object, ...], list[Finding]] = {}
     for each in findings:
@@ -161,4 +161,5 @@ def _summary(nodes: Sequence[Checkup], diagnosis: Diagnosis) -> str:
     )
     well = not numbers[Severity.SERIOUS] and not numbers[Severity.WARNING]
     voting = f"{len(diagnosis.voters)} of {len(nodes)} nodes can vote (quorum {diagnosis.quorum})"
-    return f"cluster {diagnosis.cluster_id or '(not formed)'}: {voting}; {'all is well' if well else f'found: {found}'}"
+    result = "all is well" if well else f"found: {found}"
+    return f"cluster {diagnosis.cluster_id or '(not formed)'}: {voting}; {result}"

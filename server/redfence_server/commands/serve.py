@@ -1,4 +1,4 @@
-"""`redfence serve`: a lock server over nodes that exist."""
+"""`redfence serve`: run a lock server over existing nodes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ EXIT_CANNOT_START = 2
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     parser.epilog = (
-        "Every flag is also an environment variable (--node-timeout-ms is REDFENCE_NODE_TIMEOUT_MS, --node is REDFENCE_NODES) "
-        "and a key of the TOML file. A flag wins over the environment, and that over the file."
+        "Every flag is also an environment variable (--node-timeout-ms is REDFENCE_NODE_TIMEOUT_MS, "
+        "--node is REDFENCE_NODES) and a key of the TOML file. A flag wins over the environment, and the "
+        "environment over the file."
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with settings")
     config.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT; 0 after a drain, 2 if the server could not start."""
+    """Serve until SIGTERM or SIGINT; return 0 after a drain, 2 if the server could not start."""
     from redfence_server.composition import RunningServer, serve_until_signal
 
     def announce(running: RunningServer) -> None:

@@ -1,1 +1,1 @@
-"""`redfence doctor`: examine the nodes, and say what is wrong with them."""
+"""`redfence doctor`: examine the nodes, and report their problems."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from redfence_server.clock import WallClock
+from redfence_server.membership.admin import AdminSettings, connect
 from redfence_server.membership.examination import ClockReading, ExaminationRefusedError, Findings
-from redfence_server.membership.visit import AdminSettings, visit
 from redfence_server.redis_io import scripts
 from redfence_server.redis_io.dial import (
     Dial,
@@ -26,12 +26,12 @@ WATCH_MS: Final = 1_000
 """A clock that runs wrong by a few % shows within a second."""
 _PAUSE_MS: Final = 50
 _STEPS_MAX: Final = 5
-"""How many times the time-out of one step a node may take for all steps together."""
+"""All steps of a node together may take this many times the time-out of one step."""
 
 
 @dataclass(slots=True)
 class Checkup:
-    """The facts that one node has shown, until the checkup ended or broke off.
+    """The facts that one node showed until its checkup ended or broke off.
 
     Attributes:
         address: never with a password.
@@ -39,7 +39,7 @@ class Checkup:
         error: why the examination or the watch failed; None if both completed.
         refuses_writes: the node refuses writes because of its disk.
         readings: of the node's clock. The first came with the examination.
-        wall_ms: how far this machine's wall clock is ahead of its steady clock.
+        wall_ms: the wall clock of this machine minus its steady clock.
     """
 
     index: int
@@ -58,29 +58,29 @@ class Checkup:
         return self.error.info if isinstance(self.error, ExaminationRefusedError) else {}
 
     def number(self, name: str) -> int:
-        """Return a field of INFO; 0 if the node did not tell it."""
+        """Return a field of INFO; 0 if the node did not show it."""
         text = self.info.get(name, "")
         return int(text) if text.isdecimal() else 0
 
     @property
     def software(self) -> tuple[str, str]:
-        """The engine and its version. Valkey also tells which Redis it is like."""
+        """The engine and its version. Valkey also shows a Redis version."""
         valkey = self.info.get("valkey_version")
         return ("valkey", valkey) if valkey else ("redis", self.info.get("redis_version", "0"))
 
     @property
     def memory_bytes(self) -> tuple[int, int]:
-        """How much memory counts against the limit, and the limit; 0 for none."""
+        """The memory that counts against the limit, and the limit; 0 for none."""
         return self.number("used_memory") - self.number("mem_not_counted_for_evict"), self.number("maxmemory")
 
     @property
     def trips_ms(self) -> list[float]:
-        """How long the round trips of the watch took."""
+        """The lengths of the watch's round trips."""
         return [reading.trip_ms for reading in self.readings[1:]]
 
     @property
     def clock_offset_ms(self) -> tuple[float, float] | None:
-        """How far the node's clock is ahead of this machine's, and how far off that may be."""
+        """The lead of the node's clock over this machine's, and the largest possible error of it."""
         if not self.readings:
             return None
         best = min(self.readings, key=lambda reading: reading.trip_ms)
@@ -97,32 +97,32 @@ async def check_up(
     watch_ms: int = WATCH_MS,
     dial: Dial = dial,
 ) -> list[Checkup]:
-    """Return what each node has shown, by index. `dial_timeout_ms` bounds each step of connecting and each command.
+    """Return each node's facts, by index. `dial_timeout_ms` bounds each step of connecting and each command.
 
     Cancellation: nothing stays open.
     """
-    visiting = AdminSettings(keys, dial_timeout_ms, clock, dial)
+    admin = AdminSettings(keys, dial_timeout_ms, clock, dial)
     wall_ms = clock.wall_ms() - clock.now_ms()
     deadline_ms = _STEPS_MAX * dial_timeout_ms + 2 * watch_ms
     checkups = [Checkup(index, url.address, wall_ms=wall_ms) for index, url in enumerate(urls)]
 
-    async def look(checkup: Checkup) -> None:
+    async def collect(checkup: Checkup) -> None:
         try:
             async with asyncio.timeout(deadline_ms / 1000):
-                visited = await visit(checkup.index, urls[checkup.index], stack, visiting)
-                if visited.node is None or visited.look.found is None:
-                    checkup.error = visited.look.error or DialError(visited.look.problem)
+                connection = await connect(checkup.index, urls[checkup.index], stack, admin)
+                if connection.node is None or connection.snapshot.found is None:
+                    checkup.error = connection.snapshot.error or DialError(connection.snapshot.problem)
                     return
-                checkup.found = visited.look.found
+                checkup.found = connection.snapshot.found
                 checkup.readings.append(checkup.found.clock)
-                await _watch(checkup, visited.node, clock, watch_ms)
+                await _watch(checkup, connection.node, clock, watch_ms)
         except TimeoutError:
             checkup.error = DialError(f"its answers did not all come within {deadline_ms / 1000:g} s")
         except DialError as error:
             checkup.error = error
 
     async with AsyncExitStack() as stack:
-        await asyncio.gather(*map(look, checkups))
+        await asyncio.gather(*map(collect, checkups))
     return checkups
 
 

@@ -1,7 +1,7 @@
-"""Find what is wrong with the nodes of a cluster, and say what to do: checkups in, findings out. Pure.
+"""Turn the checkups of a cluster's nodes into findings with advice. Pure.
 
-membership/admission.py decides whether a node may vote, through membership/cluster_judgement.py, as for a server
-that has just been started. The doctor adds advice to each verdict, and finds what does no harm yet.
+membership/admission.py decides whether a node may vote, through membership/cluster_judgement.py, as for a
+server that has just started. The doctor adds advice to each verdict, and finds problems that do no harm yet.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MEMORY_RATIO_WARNING: Final = 0.80
 """The share of the memory limit. At the limit a node refuses to mint, so warn while there is time."""
 MEMORY_RATIO_SERIOUS: Final = 0.95
 LATENCY_MS_WARNING: Final = bounds.TTL_MS_MIN / 10
-"""For the median round trip. A grant takes one or two, and its lease is valid for that much less."""
+"""For the median round trip. A grant takes one or two, and its lease is valid for less by their length."""
 
 _serious = partial(Finding, Severity.SERIOUS, keeps_out=True)
 _warning = partial(Finding, Severity.WARNING)
@@ -51,20 +51,20 @@ class Limits:
 
 
 def diagnose(nodes: Sequence[Checkup], limits: Limits) -> Diagnosis:
-    """Return everything that is wrong with the configured nodes, the worst first."""
+    """Return the findings about the configured nodes, the worst first."""
     shown = [node.found for node in nodes]
     judged = ClusterJudgement(shown, assume_durable=limits.assume_durable, previously_admitted=False)
     found = [replace(each, node=node.index) for node in nodes for each in _node(node, judged, limits)]
     found += _ttls(judged, limits)
     voters = frozenset(judged.voting()) - {finding.node for finding in found if finding.keeps_out}
     found += _quorum(nodes, judged, limits, voters)
-    # Stable: of equal weight, the cluster comes first and the nodes as they are configured.
+    # At equal severity, the cluster comes first and then the nodes in their configured order.
     found.sort(key=lambda each: (list(Severity).index(each.severity), -1 if each.node is None else each.node))
     return Diagnosis(tuple(found), judged.cluster_id, judged.quorum, voters)
 
 
 def _node(node: Checkup, judged: ClusterJudgement, limits: Limits) -> Iterator[Finding]:
-    """Find what is wrong with one node."""
+    """Yield the findings about one node."""
     if node.error is not None:
         yield _unreached(node, limits)
     judgement = judged.judge(node.index, node.found)
@@ -84,7 +84,9 @@ def _unreached(node: Checkup, limits: Limits) -> Finding:
     reason = str(node.error)
     match node.error:
         case DialDeniedError():
-            advice = "compare the user and the password in its URL with its ACL LIST; a database in the URL needs +select"
+            advice = (
+                "compare user and password in its URL with its ACL LIST; a database in the URL needs +select"
+            )
             return _serious(Kind.DENIED, f"it does not let this user in: {reason}", advice)
         case DialLoadingError():
             advice = "wait and look again: it votes after that, if it has forgotten nothing"
@@ -96,28 +98,30 @@ def _unreached(node: Checkup, limits: Limits) -> Finding:
                 Kind.REFUSED, f"no server can admit it, for it refuses a command: {reason}", advice
             )
         case DialAnswerError():
-            advice = "check that its URL names a Redis or Valkey server, and that no other program writes redfence's keys"
-            return _serious(Kind.UNINTELLIGIBLE, f"it answers what no node does: {reason}", advice)
-    advice = "start it, or repair the network or the address; a stopped process accepts connections and never answers"
+            advice = (
+                "check that its URL names a Redis or Valkey server, and that only redfence writes its keys"
+            )
+            return _serious(Kind.UNINTELLIGIBLE, f"it answers as no node does: {reason}", advice)
+    advice = "start it, or repair network or address; a stopped process accepts connections and never answers"
     return _serious(Kind.UNREACHABLE, f"it does not answer: {reason}", advice)
 
 
 _REPLACE: Final = "`redfence cluster replace {index} URL`"
 _SET: Final = "use CONFIG SET, then CONFIG REWRITE so that its configuration file says the same"
 _GRANT_CONFIG: Final = "grant this user +config|get"
-# Advice for each reason why servers reject a node. The reason is also the kind of the finding, and admission
-# words what is wrong.
+# Advice for each reason why servers reject a node. The reason is also the kind of the finding. Admission
+# words the finding.
 ADVICE: Final[Mapping[Reason, str]] = {
-    Reason.REPLICA: "it follows {primary}; name an independent primary. To make it one: REPLICAOF NO ONE, then FLUSHALL "
-    f"(it holds another node's memory), then {_REPLACE}",
+    Reason.REPLICA: "it follows {primary}; name an independent primary. To make it one: REPLICAOF NO ONE, "
+    f"then FLUSHALL (it holds another node's memory), then {_REPLACE}",
     Reason.TOO_OLD: "install Redis 6.2 or later, or Valkey",
     Reason.EVICTS: _SET,
     Reason.NO_RUN_ID: "use Redis 6.2 or later, or Valkey, and do not filter INFO",
     Reason.SAME_PROCESS: "start a server for it on a machine of its own: one crash would take both",
     Reason.FORMING: "name the same nodes as before",
     Reason.OTHER_CLUSTER: f"name the right node. To take this one: FLUSHALL, then {_REPLACE}",
-    Reason.WRONG_PLACE: "name all nodes of the cluster in the order in which it was formed; empty one that was a replica",
-    Reason.REPLACED: f"if this one is to take the place again: {_REPLACE}",
+    Reason.WRONG_PLACE: "name all nodes in the order in which they were formed; empty one that was a replica",
+    Reason.REPLACED: f"to give this one the index again: {_REPLACE}",
     Reason.NOT_DURABLE: _SET,
     Reason.SETTINGS_HIDDEN: _GRANT_CONFIG,
 }
@@ -156,14 +160,15 @@ def _verdict(
 def _durability(
     found: Findings, judgement: Judgement, judged: ClusterJudgement, limits: Limits
 ) -> Iterator[Finding]:
-    """Tell what a crash would cost; `_verdict` covers a node that must not vote because of its settings."""
+    """Yield what a crash would cost; `_verdict` covers a node that must not vote because of its settings."""
     match judgement:
         case Rejected(Reason.REPLICA | Reason.NOT_DURABLE | Reason.SETTINGS_HIDDEN):
             return
     if not found.durability_gap:
         if isinstance(judgement, Admitted) and not judgement.identity.durable:
             what = "its settings lose nothing at a crash, but it did not begin this run with them"
-            advice = f"restart one node at a time: after its next restart it goes through {_quarantine(judged)} once more"
+            advice = "restart one node at a time: after its next restart it goes through "
+            advice += f"{_quarantine(judged)} once more"
             yield _note(Kind.NOT_YET_DURABLE, what, advice)
         return
     kind, mend = Kind.NOT_DURABLE, _SET
@@ -180,8 +185,9 @@ def _durability(
         yield _serious(kind, what, advice, keeps_out=False)
     else:
         what = f"{what}; after each restart it goes through {_quarantine(judged)} before it votes again"
-        advice = f"{mend}, if possible before the cluster is formed. Until then restart one node at a time: if a majority "
-        advice += "restarts at once (a power cut), nothing is granted before `redfence cluster recover`"
+        advice = f"{mend}, if possible before the cluster is formed. Until then restart one node at a time: "
+        advice += "if a majority restarts at once (a power cut), nothing is granted before "
+        advice += "`redfence cluster recover`"
         yield _warning(kind, what, advice)
 
 
@@ -233,27 +239,31 @@ def _memory(node: Checkup) -> Iterator[Finding]:
             what = f"its maxmemory-policy is {policy}: once it gets a memory limit, servers refuse it"
             yield _warning(Kind.EVICTION_POLICY, what, "set maxmemory-policy noeviction")
     elif used >= MEMORY_RATIO_WARNING * limit:
-        what = f"{used / limit:.0%} of its {limit / 2**20:.1f} MiB are used; when they are full it grants nothing"
-        advice = "raise maxmemory, keep unused counters for a shorter time (counter_idle_ms), or see what else stores there"
+        what = f"{used / limit:.0%} of its {limit / 2**20:.1f} MiB are used; a full node grants nothing"
+        advice = (
+            "raise maxmemory, keep unused counters for a shorter time (counter_idle_ms), or find other data"
+        )
         tell = _serious if used >= MEMORY_RATIO_SERIOUS * limit else _warning
         yield tell(Kind.MEMORY_SHORT, what, advice, keeps_out=used >= limit)
 
 
 def _clock(node: Checkup) -> Iterator[Finding]:
-    clock = NodeClock(distrust_ms=1)  # asked for its steps alone
-    told = [
+    clock = NodeClock(distrust_ms=1)  # only for its steps
+    steps = [
         clock.note(sent_ms=each.sent_ms, received_ms=each.received_ms, node_ms=each.node_ms)
         for each in node.readings
     ]
-    by_ms = max((step.by_ms for step in told if step is not None), key=abs, default=0.0)
+    by_ms = max((step.by_ms for step in steps if step is not None), key=abs, default=0.0)
     if by_ms:
         watched_s = (node.readings[-1].received_ms - node.readings[0].sent_ms) / 1000
         way = "forward" if by_ms > 0 else "back"
         what = (
             f"within {watched_s:.1f} s its clock went {abs(by_ms):.0f} ms {way} beyond what a clock may drift"
         )
-        advice = "slew the clock of its machine and never set it while the node runs (chrony without makestep, ntpd -x); "
-        advice += "its votes do not count until the greatest ttl is over"
+        advice = (
+            "slew its machine's clock and never set it while the node runs (chrony without makestep, ntpd "
+        )
+        advice += "-x); its votes do not count until the greatest ttl is over"
         yield _serious(Kind.CLOCK_STEPS, what, advice)
 
 
@@ -274,12 +284,13 @@ def _latency(trips_ms: Sequence[float], limits: Limits) -> Iterator[Finding]:
 
 
 def _ttls(judged: ClusterJudgement, limits: Limits) -> Iterator[Finding]:
-    """Find nodes that disagree about how long a node that forgot must stay out."""
+    """Yield a finding for each node with a smaller greatest ttl, which sets how long a node must stay out."""
     for index, identity in judged.members.items():
         if identity.max_ttl_ms != judged.ttl_ms_max:
-            what = f"it allows a ttl of {identity.max_ttl_ms} ms, and another node {judged.ttl_ms_max} ms: after a loss, a node "
-            what += "could vote again before the last lease has ended"
-            advice = f"stop the servers, HSET {limits.key_prefix}node max_ttl_ms {judged.ttl_ms_max} on it, and start them again"
+            what = f"it allows a ttl of {identity.max_ttl_ms} ms, and another node {judged.ttl_ms_max} ms: "
+            what += "after a loss, a node could vote again before the last lease has ended"
+            setting = f"HSET {limits.key_prefix}node max_ttl_ms {judged.ttl_ms_max}"
+            advice = f"stop the servers, {setting} on it, and start them again"
             yield replace(_serious(Kind.TTL_DIFFERS, what, advice, keeps_out=False), node=index)
 
 
@@ -290,16 +301,19 @@ def _quorum(
     judgements = [judgement for node in nodes if (judgement := judged.judge(node.index, node.found))]
     if not judged.cluster_id and judgements:
         what = f"no node that answers belongs to a cluster, with the key prefix {limits.key_prefix}"
-        advice = "repair what else is found, then run `redfence cluster init`. If there was a cluster, these are not its nodes, "
-        advice += "or all were wiped: `redfence cluster recover`"
+        advice = (
+            "repair the other findings, then run `redfence cluster init`. If there was a cluster, these are "
+        )
+        advice += "not its nodes, or all were wiped: `redfence cluster recover`"
         yield _serious(Kind.NOT_FORMED, what, advice, keeps_out=False)
     elif len(voters) < needed:
-        advice = "repair what is serious, the node that is easiest to repair first"
+        advice = "repair the serious findings, the easiest node first"
         forgot = sum(
             isinstance(each, Forgot | Quarantined) or getattr(each, "reason", None) is Reason.NOT_FORMED
             for each in judgements
         )
         if forgot > count - needed:
-            advice += f". {forgot} nodes may have forgotten, so too few are left to bring them back: `redfence cluster recover`"
+            advice += f". {forgot} nodes may have forgotten, too many for the others to bring them back: "
+            advice += "`redfence cluster recover`"
         what = f"{len(voters)} of {count} nodes can vote and {needed} are needed: nothing is granted"
         yield _serious(Kind.NO_QUORUM, what, advice, keeps_out=False)

@@ -1,4 +1,4 @@
-"""What `redfence doctor` says: findings, and the diagnosis that they make up. Pure."""
+"""The result of `redfence doctor`: findings, and the diagnosis that they make up. Pure."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from enum import Enum
 
 
 class Severity(Enum):
-    """How much a finding matters, the worst first."""
+    """The severity of a finding, the worst first."""
 
     SERIOUS = "serious"
     """An operator has to act: a node is lost to the cluster, or a promise is in danger."""
     WARNING = "warning"
-    """It mends itself, or it will do harm later."""
+    """It repairs itself, or it will do harm later."""
     NOTE = "note"
     """It does no harm by itself."""
 
 
 class Kind(Enum):
-    """What a finding is about. The values are for programs, and do not change."""
+    """The subject of a finding. Programs read the values, so they never change."""
 
     UNREACHABLE = "unreachable"
     DENIED = "denied"
@@ -61,7 +61,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong.
+    """One problem of a node or of the cluster.
 
     Attributes:
         what: a sentence that does not name the node.
@@ -79,7 +79,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All findings, the worst first. `cluster_id` is that of most formed nodes, and empty if no node is formed."""
+    """All findings, the worst first. `cluster_id` is that of most nodes, and empty if none is formed."""
 
     findings: tuple[Finding, ...]
     cluster_id: str

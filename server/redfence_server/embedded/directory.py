@@ -1,4 +1,4 @@
-"""The data directory of embedded nodes: used by one server at a time, and always with the number of nodes it was made for."""
+"""Guard the data directory of embedded nodes: one server at a time, always the same number of nodes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Self
 
 LOCK_NAME = "lock"
 COUNT_NAME = "node-count"
-# The nodes of a killed server hold the lock as well, for the moment until the kernel has ended them.
+# The nodes of a killed server hold the lock until the kernel has ended them.
 _LOCK_TIMEOUT_S = 1.0
 _LOCK_RETRY_INTERVAL_S = 0.02
 
 
 class DataDirectoryError(Exception):
-    """The directory cannot be used; the message says why and what to do."""
+    """The directory cannot be used; the message says why, and the fix."""
 
 
 class DataDirectory:
@@ -38,7 +38,8 @@ class DataDirectory:
         Cancellation: nothing stays locked.
 
         Raises:
-            DataDirectoryError: it cannot be written, another server uses it, or it was made for another number of nodes.
+            DataDirectoryError: it cannot be written, another server uses it, or it was made for another
+                number of nodes.
         """
         temporary = path is None
         try:
@@ -55,7 +56,7 @@ class DataDirectory:
         return cls(path, lock_fd=lock_fd, temporary=temporary)
 
     def node_folder(self, index: int) -> Path:
-        """Where the node with this index keeps everything."""
+        """Return the folder of the node with this index."""
         return self.path / f"node-{index}"
 
     def close(self) -> None:
@@ -71,7 +72,7 @@ class DataDirectory:
 def _made_directory(path: Path | None) -> Path:
     if path is None:
         return Path(tempfile.mkdtemp(prefix="redfence-"))
-    # Absolute, for the nodes work in folders of their own.
+    # Absolute, because the nodes run in folders of their own.
     path = path.absolute()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
@@ -85,7 +86,8 @@ async def _lock(lock_fd: int, path: Path) -> None:
     except TimeoutError:
         user = os.pread(lock_fd, 32, 0).decode(errors="replace").strip() or "unknown"
         raise DataDirectoryError(
-            f"the data directory {path} is in use by another server (process {user}): stop it, or choose another directory"
+            f"the data directory {path} is in use by another server (process {user}): "
+            "stop it, or choose another directory"
         ) from None
     os.ftruncate(lock_fd, 0)
     os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
@@ -102,7 +104,7 @@ def _try_lock(lock_fd: int) -> bool:
 def _check_count(path: Path, count: int) -> None:
     file = path / COUNT_NAME
     if not file.exists():
-        # Whole or not there at all, whenever this process is killed.
+        # The file is complete or absent, even if this process is killed here.
         draft = file.with_suffix(".new")
         draft.write_text(f"{count}\n", encoding="ascii")
         draft.replace(file)

@@ -1,6 +1,6 @@
-"""Real nodes as child processes: a durable quorum on one machine, for `redfence dev`, laptops and small installations.
+"""Run real nodes as child processes: a durable quorum on one machine, for `redfence dev` and small sites.
 
-One machine is one fate: the nodes survive the death of each of them, not the machine's.
+The nodes survive the death of each of them, but not the machine's.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from redfence_server.locking.quorum import NODE_COUNTS
 from redfence_server.randomness import Randomness, SystemRandomness
 
 NODE_DIED_EVENT = "embedded_node_died"
-# A try fails only if another program takes the port in the few ms since it was seen free.
+# A try fails only if another program takes the port within the few ms after it was free.
 _PORT_TRIES_MAX = 8
 _WATCH_INTERVAL_S = 0.25
 
 
 class EmbeddedNodesError(StartupError):
-    """There are no nodes; the message, for humans, says why and what to do."""
+    """The nodes did not start; the message says why, and the fix."""
 
 
 def free_port() -> int:
@@ -56,16 +56,16 @@ class EmbeddedNodes:
         start_timeout_s: float = 30.0,
         stop_timeout_s: float = 5.0,
     ) -> None:
-        """Plan the nodes; nothing is started.
+        """Keep the settings; `start` starts the nodes.
 
-        The data directory is made if it is missing; None makes a temporary one that ends with the nodes. A program is
-        looked for if `binary` is None. A node that does not stop in time is killed.
+        A missing data directory is created; None creates a temporary one that ends with the nodes. If
+        `binary` is None, `start` finds a program. A node that does not stop in time is killed.
 
         Raises:
             EmbeddedNodesError: the count is not 1, 3, 5 or 7.
         """
         if count not in NODE_COUNTS:
-            raise EmbeddedNodesError(f"{count} nodes were asked for; a quorum has 1, 3, 5 or 7")
+            raise EmbeddedNodesError(f"{count} nodes were asked for; a quorum needs 1, 3, 5 or 7")
         self._count = count
         self._data_dir = data_dir
         self._binary = binary
@@ -98,14 +98,15 @@ class EmbeddedNodes:
         await self.stop()
 
     async def start(self) -> None:
-        """Return when every node answers. After a failure nothing is left running.
+        """Start all nodes and return when every node answers. After a failure no node is left running.
 
         Call it on a thread that outlives the nodes: Linux ends them with it.
 
-        Cancellation: as a failure.
+        Cancellation: as after a failure.
 
         Raises:
-            EmbeddedNodesError: no program to run, a directory that cannot be used, or a node that does not start.
+            EmbeddedNodesError: no program to run, a directory that cannot be used, or a node that does not
+                start.
         """
         assert self._directory is None, "started twice"
         try:
@@ -131,7 +132,7 @@ class EmbeddedNodes:
         self._watch = asyncio.create_task(self._report_deaths(), name="embedded-nodes-watch")
 
     async def stop(self) -> None:
-        """Return when no node runs; those that do not end in time are killed. Harmless to repeat, also after a failed start.
+        """Stop all nodes; kill those that do not end in time. Harmless to repeat, also after a failed start.
 
         Cancellation: the nodes are killed at once.
         """
@@ -148,11 +149,11 @@ class EmbeddedNodes:
                 self._directory = None
 
     async def _start_node(self, index: int, binary: RedisBinary, directory: DataDirectory) -> None:
-        """Start one node, on another port when the chosen one is taken."""
+        """Start one node, on another port if the chosen one is taken."""
         tries = 0
         while True:
             tries += 1
-            # A new password each time: a stranger on a taken port may have been told the last one.
+            # A new password each time: another program on a taken port may have received the last one.
             conf = NodeConf(directory.node_folder(index), self._choose_port(), self._randomness.hex_id())
             process = NodeProcess(conf, binary=binary, inherited_fds=(directory.lock_fd,))
             self._confs[index], self._processes[index] = conf, process
@@ -165,7 +166,7 @@ class EmbeddedNodes:
                 return
 
     async def _report_deaths(self) -> None:
-        """Log every node that ends while it should serve, once."""
+        """Log once every node that ends while it should serve."""
         watched = dict(self._processes)
         while watched:
             for index, process in tuple(watched.items()):

@@ -1,9 +1,11 @@
 """Become another program, which the kernel kills as soon as the parent dies, however it dies.
 
-Run as a script: `python -I -S embedded/parent_death.py PARENT_PID PROGRAM [ARGUMENT…]`. It is no `preexec_fn`, because code between
-fork and exec can deadlock in a parent with threads, and gRPC has threads. It costs about 10 ms.
+Run it as a script: `python -I -S embedded/parent_death.py PARENT_PID PROGRAM [ARGUMENT…]`. A `preexec_fn`
+would run code between fork and exec, which can deadlock in a parent with threads, and gRPC has threads. It
+costs about 10 ms.
 
-The kernel takes the *thread* that started the child for its parent: start children on a thread that outlives them.
+The kernel takes the *thread* that started the child for its parent: start children on a thread that outlives
+them.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(command: list[str]) -> list[str]:
-    """Return the command that runs `command` (its program an absolute path) on a leash held by this process; on Linux only."""
+    """Return a command that runs `command`, with an absolute path, and on Linux dies with this process."""
     if sys.platform != "linux":
         return command
-    # Isolated and without site-packages: it starts in a quarter of the time.
+    # Isolated and without site-packages, Python starts in a quarter of the time.
     return [sys.executable, "-I", "-S", os.path.abspath(__file__), str(os.getpid()), *command]  # noqa: PTH100  (pathlib is slow to load)
 
 
@@ -29,7 +31,7 @@ def main(arguments: list[str]) -> None:
     parent_pid, command = int(arguments[0]), arguments[1:]
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         sys.exit(f"prctl failed: {os.strerror(ctypes.get_errno())}")
-    # A parent that died before the call above sends nothing any more (test_a_parent_that_is_already_gone_…).
+    # A parent that died before the call above causes no signal (test_a_parent_that_is_already_gone_…).
     if os.getppid() != parent_pid:
         sys.exit("the parent is gone")
     os.execv(command[0], command)  # noqa: S606  (no shell is the point)

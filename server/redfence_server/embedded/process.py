@@ -1,4 +1,4 @@
-"""One Redis or Valkey process as a node that forgets nothing: its configuration, its start, its end."""
+"""Run one Redis or Valkey process as a node that forgets nothing: configure, start and end it."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ LOG_NAME = "node.log"
 AppendFsync = Literal["always", "everysec", "no"]
 
 _LOG_TAIL_BYTES = 4096
-# How often a starting or stopping process is looked at: first often, for it takes a few ms, then ever less.
-_LOOK_INTERVAL_S_FIRST = 0.002
-_LOOK_INTERVAL_S_MAX = 0.05
-# A stranger on the port may take the connection and say nothing; our process's death must be noticed meanwhile.
+# The interval between checks of a starting or stopping process grows: most take only a few ms.
+_POLL_INTERVAL_S_FIRST = 0.002
+_POLL_INTERVAL_S_MAX = 0.05
+# Another program on the port may accept and never answer; we must still notice that our process died.
 _ANSWER_TIMEOUT_S = 0.2
 _KILL_TIMEOUT_S = 10.0
 
 
 class NodeStartError(Exception):
-    """The process did not become a node; the message has the end of its log."""
+    """The process did not become a node; the message ends with its log."""
 
 
 class PortTakenError(NodeStartError):
-    """Another process has the port: another port may do."""
+    """Another process has the port; try another port."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeConf:
-    """What makes one node: where it keeps its data, where it listens and how durable it is.
+    """The configuration of one node: its folder, its port and its durability.
 
     Attributes:
-        password: hex digits. It stands only in a file that this user alone may read.
-        appendfsync: anything but "always" forgets acknowledged writes when the machine dies.
+        password: hex digits, written only to a file that this user alone may read.
+        appendfsync: any value but "always" forgets acknowledged writes when the machine dies.
     """
 
     folder: Path
@@ -59,7 +59,7 @@ class NodeConf:
         return f"redis://:{self.password}@{HOST}:{self.port}"
 
     def write(self) -> None:
-        """Make the folder and the configuration file, both for this user only."""
+        """Create the folder and the configuration file, both for this user only."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lines = (
             f"bind {HOST}",
@@ -72,14 +72,14 @@ class NodeConf:
             f"logfile {LOG_NAME}",
             "appendonly yes",
             f"appendfsync {self.appendfsync}",
-            # A node whose log has lost its end must not start and vote as if it remembered.
+            # A node whose append-only file lost its end must not start and vote as if it remembered.
             "aof-load-truncated no",
             'save ""',
             "maxmemory-policy noeviction",
         )
         descriptor = os.open(self.folder / CONF_NAME, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            # It may have been there, with other rights.
+            # The file may have existed with other rights.
             os.fchmod(descriptor, 0o600)
             file.write("\n".join(lines) + "\n")
 
@@ -88,16 +88,17 @@ class NodeProcess:
     """A started process. Its owner ends it by `stop` or `kill`; Linux ends it if this process dies first."""
 
     def __init__(self, conf: NodeConf, *, binary: RedisBinary, inherited_fds: Collection[int] = ()) -> None:
-        """Write the configuration and start the process, in a session of its own: a terminal's Ctrl-C is not for it.
+        """Write the configuration and start the process, in a session without the terminal's Ctrl-C.
 
-        The binary may be a wrapper script that execs the server. The process keeps the locks that `inherited_fds` hold.
+        The binary may be a wrapper script that execs the server. The process keeps the locks of
+        `inherited_fds`.
         """
         conf.write()
         self._conf = conf
         log_path = conf.folder / LOG_NAME
         self._log_start = log_path.stat().st_size if log_path.exists() else 0
         with log_path.open("ab") as log:
-            # What is wrong with a configuration is told before the log file is open.
+            # The process reports configuration errors before it opens its log file.
             self._popen = subprocess.Popen(
                 die_with_parent([str(binary.path), CONF_NAME]),
                 cwd=conf.folder,
@@ -115,13 +116,13 @@ class NodeProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """None while it runs; then its exit status, or the signal's number negated."""
+        """None while it runs; then its exit status, or the negated number of the signal."""
         return self._popen.poll()
 
     async def wait_until_ready(self, *, timeout_s: float) -> None:
-        """Return once this very process answers commands, its data loaded.
+        """Return once this very process has loaded its data and answers commands.
 
-        Cancellation: the process goes on; end it.
+        Cancellation: the process runs on; end it.
 
         Raises:
             PortTakenError: it ended because it could not listen.
@@ -129,27 +130,27 @@ class NodeProcess:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                interval_s = _LOOK_INTERVAL_S_FIRST
+                interval_s = _POLL_INTERVAL_S_FIRST
                 while not await self._answers():
                     if self.exit_status is not None:
                         raise self._start_error(f"ended with status {self.exit_status}")
                     await asyncio.sleep(interval_s)
-                    interval_s = min(interval_s * 1.5, _LOOK_INTERVAL_S_MAX)
+                    interval_s = min(interval_s * 1.5, _POLL_INTERVAL_S_MAX)
         except TimeoutError:
             raise self._start_error(f"was not ready after {timeout_s:g} s") from None
 
     async def stop(self, *, timeout_s: float) -> None:
-        """Ask the process to end (SIGTERM), and end it (SIGKILL) if it has not after `timeout_s`. Harmless to repeat.
+        """End the process by SIGTERM, or by SIGKILL after `timeout_s`. Harmless to repeat.
 
-        Cancellation: it is killed at once.
+        Cancellation: the process is killed at once.
         """
         self.send_signal(signal.SIGTERM)
-        interval_s = _LOOK_INTERVAL_S_FIRST
+        interval_s = _POLL_INTERVAL_S_FIRST
         try:
             async with asyncio.timeout(timeout_s):
                 while self.exit_status is None:
                     await asyncio.sleep(interval_s)
-                    interval_s = min(interval_s * 1.5, _LOOK_INTERVAL_S_MAX)
+                    interval_s = min(interval_s * 1.5, _POLL_INTERVAL_S_MAX)
         except TimeoutError:
             pass
         finally:
@@ -161,7 +162,7 @@ class NodeProcess:
         self._popen.wait(_KILL_TIMEOUT_S)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal; nothing happens if the process has ended, and its id is never another process's."""
+        """Send a signal, unless the process has ended: another process may have its id by then."""
         self._popen.send_signal(number)
 
     async def _answers(self) -> bool:
@@ -170,7 +171,7 @@ class NodeProcess:
                 _, pong, info = await call(
                     self._conf.port, ("AUTH", self._conf.password), ("PING",), ("INFO", "server")
                 )
-                # A stranger may have been faster on the port; it would say PONG as well.
+                # Another program may have taken the port; it would answer PONG as well.
                 return pong == b"PONG" and isinstance(info, bytes) and b"process_id:%d\r\n" % self.pid in info
         return False
 
@@ -184,9 +185,9 @@ class NodeProcess:
 
 
 async def call(port: int, *commands: tuple[str | int | bytes, ...]) -> list[object]:
-    """Return the replies to commands sent over a connection of their own; an error reply is a value.
+    """Send commands on a connection of their own and return the replies; an error reply is a value.
 
-    Cancellation: the connection is closed; whether the commands were carried out is unknown.
+    Cancellation: the connection is closed; the commands may or may not have taken effect.
 
     Raises:
         OSError: no connection, or it broke before the last reply.
@@ -194,7 +195,7 @@ async def call(port: int, *commands: tuple[str | int | bytes, ...]) -> list[obje
     """
     reader, writer = await asyncio.open_connection(HOST, port)
     try:
-        # Its stub says a tuple of one.
+        # The stub of `pack_command` allows only a tuple of one.
         writer.write(b"".join(hiredis.pack_command(command) for command in commands))  # type: ignore[arg-type]
         parser = hiredis.Reader()
         replies: list[object] = []
@@ -203,7 +204,7 @@ async def call(port: int, *commands: tuple[str | int | bytes, ...]) -> list[obje
             if not received:
                 raise ConnectionResetError("the connection was closed before the last reply")
             parser.feed(received)
-            # False: no whole reply is there. (RESP2 has no booleans.)
+            # `gets` returns False until a reply is complete. (RESP2 has no booleans.)
             while (reply := parser.gets()) is not False:
                 replies.append(reply)
         return replies

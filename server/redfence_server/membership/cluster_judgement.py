@@ -1,6 +1,6 @@
 """Judge all nodes of a cluster at once, as a lock server would. Pure; for operators' commands and the doctor.
 
-A running server may know more: what a node told it and has forgotten since. That server has quarantined the node.
+A running server may know more: it quarantines a node that forgot tokens which it showed to that server.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from redfence_server.membership.fence import fence_size
 
 
 class ClusterJudgement:
-    """The nodes of one cluster, and what each of them knows of the others.
+    """Judges the nodes of one cluster by their own findings and by the floors that they know of each other.
 
     Attributes:
         cluster_id: of most nodes; empty if no node has an identity.
-        ttl_ms_max: the greatest that any member tells: a node that forgot must not stay out for less.
+        ttl_ms_max: the greatest of all members; a node that forgot must stay out at least as long.
         members: the identities of that cluster, by the index of the node that showed it.
 
     Args:
-        nodes: what was found at each index; None if the node could not be examined to the end.
-        assume_durable: the operator's word that a node which restarted has forgotten nothing.
-        previously_admitted: these nodes voted last at these indices, so an older or empty node has forgotten. Without it, each node
-            is judged as by a server that has just been started.
+        nodes: the findings at each index; None if the examination failed.
+        assume_durable: the operator asserts that a restarted node has forgotten nothing.
+        previously_admitted: these nodes voted last at these indices, so an older or empty node has forgotten.
+            Without it, judge each node as a server does that has just started.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class ClusterJudgement:
     ) -> None:
         self._nodes = nodes
         self._assume_durable = assume_durable
-        self._familiar = previously_admitted
+        self._previously_admitted = previously_admitted
         # A replica shows its primary's identity.
         own = [None if found is None or found.is_replica else found.identity for found in nodes]
         shown = {index: identity for index, identity in enumerate(own) if identity is not None}
@@ -55,9 +55,9 @@ class ClusterJudgement:
             self._memory.learn(identity)
 
     def judge(self, index: int, found: Findings | None) -> Judgement | None:
-        """Judge what was found at an index; None if the node could not be examined.
+        """Judge the findings at an index; None if the node could not be examined.
 
-        If two indices show one process, the later index is rejected.
+        If two indices show one process, reject the later index.
         """
         if found is None:
             return None
@@ -68,16 +68,17 @@ class ClusterJudgement:
             node_count=len(self._nodes),
             cluster_id=self.cluster_id or None,
             assume_durable=self._assume_durable,
-            floor=self._memory.places[index].floor,
-            previously_admitted=self._familiar,
+            floor=self._memory.nodes[index].floor,
+            previously_admitted=self._previously_admitted,
             runs=dict(reversed(runs)),
         )
         return admission.judge(expected, found)
 
     def voting(self, *, returning: int = 0) -> tuple[int, ...]:
-        """Return the nodes that vote, or will vote without an operator: a restart with proof needs peers for the fence.
+        """Return the nodes that vote or will vote without an operator.
 
-        `returning` more nodes are counted as peers: they could not be examined, and will come back with their memory.
+        A node that restarted with proof needs peers for its fence. Count as peers `returning` more nodes:
+        they could not be examined, and will come back with their memory.
         """
         judged = [self.judge(index, found) for index, found in enumerate(self._nodes)]
         votes = [index for index, each in enumerate(judged) if isinstance(each, Admitted)]
@@ -88,10 +89,10 @@ class ClusterJudgement:
 
     @property
     def node_count(self) -> int:
-        """How many nodes are configured."""
+        """The number of configured nodes."""
         return len(self._nodes)
 
     @property
     def quorum(self) -> int:
-        """How many nodes must vote."""
+        """The number of nodes that must vote."""
         return quorum.majority(len(self._nodes))

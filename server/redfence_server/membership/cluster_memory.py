@@ -1,7 +1,7 @@
-"""The knowledge of one server about its cluster and each node index, from all that nodes have told it. Pure.
+"""Remember what the nodes told one server about their cluster and each node index. Pure.
 
-Everything here only grows. That is what makes it worth something: a process whose floor is below the floor known here
-was superseded, and what one node knows of another one may be taken over from it at any time, however old.
+Everything here only grows. So a process whose floor is below the floor known here was superseded. A server
+may also take over what one node knows of another at any time, however old it is.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from redfence_server.membership.examination import LIFE_DIGITS, Identity
 
 
 @dataclass(slots=True)
-class Place:
-    """What is known of whatever process stands at one node index.
+class NodeMemory:
+    """A server's knowledge of the process at one node index.
 
     Attributes:
         floor: the least floor that a process needs to vote there.
-        life: the first `LIFE_DIGITS` of the quarantine's id for which that floor was raised; empty if not known for sure.
+        life: the first `LIFE_DIGITS` of the id of the quarantine with that floor; empty if not known for
+            sure.
         token: the greatest token seen from the process with that floor.
         run_id: the run of the process that this server is admitted to; empty while it is not.
     """
@@ -30,59 +31,57 @@ class Place:
 
 
 class ClusterMemory:
-    """What all links of one server share. The first admitted node tells which cluster it is, which binds the others.
+    """All links of one server share it; the first admitted node sets the cluster for the others.
 
     Attributes:
-        on_floor: called with a node index whose floor has risen, before any link acts on what else was learnt with it.
+        on_floor: called with a node index whose floor has risen, before any link acts on what it learnt.
     """
 
     def __init__(self, node_count: int) -> None:
         self.on_floor: Callable[[int], None] = lambda _: None
         self.cluster_id: str | None = None
         self.ttl_ms_max: int | None = None
-        self.places = tuple(Place() for _ in range(node_count))
+        self.nodes = tuple(NodeMemory() for _ in range(node_count))
 
     def learn(self, identity: Identity) -> None:
-        """Take over what a node of the cluster says of its cluster and of the other node indices."""
+        """Take over what a node says of its cluster and of the other node indices."""
         if self.cluster_id is None:
             self.cluster_id = identity.cluster_id
             self.ttl_ms_max = identity.max_ttl_ms
         for index, floor in identity.known_floors.items():
-            if index != identity.index and index < len(self.places):
+            if index != identity.index and index < len(self.nodes):
                 self.raise_floor(index, floor, life=identity.known_fences.get(index, "")[:LIFE_DIGITS])
 
     def admit(self, identity: Identity, run_id: str) -> None:
-        """Note that a node votes at its index."""
+        """Record that a node votes at its index."""
         self.learn(identity)
-        self.places[identity.index].run_id = run_id
+        self.nodes[identity.index].run_id = run_id
         self.raise_floor(identity.index, identity.floor)
 
     def raise_floor(self, index: int, floor: int, *, life: str = "") -> None:
-        """Note the least floor that a process needs at an index."""
-        place = self.places[index]
-        if floor > place.floor:
+        """Record the least floor that a process needs at an index."""
+        node = self.nodes[index]
+        if floor > node.floor:
             # Another process, or one that was recovered: it may have minted less than the one before.
-            place.floor, place.life, place.token = floor, life, 0
+            node.floor, node.life, node.token = floor, life, 0
             self.on_floor(index)
-        elif floor == place.floor and life != place.life:
-            place.life = ""  # two processes may have got the same floor
+        elif floor == node.floor and life != node.life:
+            node.life = ""  # two processes may have got the same floor
 
     def see_token(self, index: int, *, floor: int, token: int) -> None:
-        """Note a token that the process with this floor has shown."""
-        place = self.places[index]
-        if floor == place.floor and token > place.token:
-            place.token = token
+        """Record a token that the process with this floor has shown."""
+        node = self.nodes[index]
+        if floor == node.floor and token > node.token:
+            node.token = token
 
     def floors(self) -> tuple[int, ...]:
         """Return the least floor for each node index."""
-        return tuple(place.floor for place in self.places)
+        return tuple(node.floor for node in self.nodes)
 
     def lives(self) -> tuple[str, ...]:
-        """Return for which life the floor of each node index was raised."""
-        return tuple(place.life for place in self.places)
+        """Return the life of each node index for which its floor was raised."""
+        return tuple(node.life for node in self.nodes)
 
     def runs_of_others(self, index: int) -> dict[str, int]:
-        """Return the runs of the processes that this server is admitted to at other indices, with their indices."""
-        return {
-            place.run_id: other for other, place in enumerate(self.places) if place.run_id and other != index
-        }
+        """Return the run ids of the admitted processes at other indices, with their indices."""
+        return {node.run_id: other for other, node in enumerate(self.nodes) if node.run_id and other != index}

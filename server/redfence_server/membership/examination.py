@@ -17,36 +17,36 @@ from redfence_server.redis_io.dial import DialAnswerError, DialRefusedError
 
 
 class Phase(Enum):
-    """Where in its life a node is, as its identity says."""
+    """The node's phase, as its identity says."""
 
     FORMING = "forming"
     ASSEMBLED = "assembled"
-    """Every node of its cluster has got its identity, and any of the others may be ready by now."""
+    """Every node of its cluster has an identity, and any of the others may be ready by now."""
     READY = "ready"
     RESTARTED = "restarted"
-    """A new run that proved that it forgot nothing: it votes after the fence, without a wait."""
+    """Its new run proved that it forgot nothing: it votes after the fence, without a wait."""
     QUARANTINED = "quarantined"
 
 
 LIFE_DIGITS: Final = 16
-"""A process that restarts with proof, once or again, keeps so many digits of its id until it votes."""
+"""A process keeps so many digits of its quarantine's id through restarts with proof, until it votes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The node's `node` key.
+    """The content of the node's `node` key.
 
     Attributes:
-        admission: the id under which servers are admitted; while the node has no vote, the id of the quarantine.
-        run_id: the run of its process that a server last let in or took out.
+        admission: the admission id of servers' commands; for a node without a vote, the id of the quarantine.
+        run_id: the run of its process to which a server last gave a vote, or from which it took the vote.
         durable: whether that run, from its beginning, loses nothing at a crash.
-        floor: up to which tokens may have been minted here and forgotten; 0 for a node that never came back.
+        floor: tokens up to it may have been minted here and forgotten; 0 for a node that never came back.
         voted_floor: the floor under which it got its vote last; 0 if it never came back.
         reserved: the floor that was reserved in the present quarantine; 0 for none.
         evicted: how many keys that run had evicted when the node got its vote.
         known_floors: by node index, the least floor that a process needs to vote there.
-        known_fences: by node index, the id of the quarantine for which that floor was raised on this node. If the node was
-            only told the floor, the first `LIFE_DIGITS` of the id, or nothing.
+        known_fences: by node index, the id of the quarantine for which this node raised that floor. If a
+            server only passed the floor on, the first `LIFE_DIGITS` of the id, or nothing.
     """
 
     cluster_id: str
@@ -67,10 +67,11 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """What the node's clock showed at an instant between `sent_ms` and `received_ms` on this machine's steady clock.
+    """The node's clock showed `node_ms` between `sent_ms` and `received_ms` of this machine's steady clock.
 
     Attributes:
-        distrusted_ms: for how much longer the node's votes for new grants do not count, as servers noted on it.
+        distrusted_ms: the node's votes for new grants do not count for so much longer, as servers recorded on
+            it.
     """
 
     sent_ms: float
@@ -80,24 +81,24 @@ class ClockReading:
 
     @property
     def trip_ms(self) -> float:
-        """How long the round trip took. The node read its clock at any instant of it."""
+        """The length of the round trip. The node read its clock at any instant of it."""
         return self.received_ms - self.sent_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a node says of itself.
+    """The result of an examination: the node's answers about itself.
 
     Attributes:
         high: the greatest token that the node ever minted or learnt; None if the node has lost it.
-        run_id: of its process; empty if INFO shows none. For a process that was promoted from a replica, together with
-            the id of its data's history.
+        run_id: of its process; empty if INFO shows none. For a process that was promoted from a replica,
+            together with the id of its data's history.
         promoted: it was a replica in this run.
         durability_gap: empty when its settings lose nothing at a crash.
-        settings_hidden: this user may not read them, which is a gap as well; another user may know better.
-        log_incomplete: it rewrites its append-only file, or failed to. If the file was off before, a crash now loses what
-            was answered since.
-        eviction: the settings by which the node would drop keys; empty when it would not.
+        settings_hidden: this user may not read them. That is a gap as well; another user may know better.
+        log_incomplete: it rewrites its append-only file, or failed to. If the file was off before, a crash
+            now loses every later answer.
+        eviction: the settings that let the node drop keys; empty when it drops none.
         evicted: how many keys the node has evicted in this run.
         info: all fields of INFO.
     """
@@ -130,26 +131,26 @@ class Examinable(Protocol):
     """A connection that carries raw commands."""
 
     async def commands(self, *batch: Sequence[str | bytes | int]) -> list[Any]:
-        """Return the answers in order, a `DialRefusedError` for each that is an error; see `DialledNode.commands`."""
+        """Return the answers in order, a `DialRefusedError` for each error; see `DialledNode.commands`."""
         ...
 
 
 DURABLE_SETTINGS: Final[Mapping[str, str]] = {
     "appendonly": "yes",
     "appendfsync": "always",
-    # Would turn `always` off for as long as a snapshot or a rewrite is being made.
+    # `yes` turns `always` off during a snapshot or a rewrite.
     "no-appendfsync-on-rewrite": "no",
     "aof-load-truncated": "no",
 }
 
 
 async def examine(node: Examinable, keys: scripts.Keyspace, clock: Clock) -> Findings:
-    """Return what a node says of itself, all of it over one connection and so of one run, in one round trip.
+    """Return a node's findings: one round trip over one connection, so all are of one run.
 
     Raises:
         ExaminationRefusedError: the node refused the script, for example for lack of a right.
         DialError: the connection broke, or the node is loading or refused INFO.
-        DialAnswerError: it answers what no node does.
+        DialAnswerError: no node answers like this.
     """
     identity_script = ("EVAL", scripts.load("read_identity"), 2, keys.node, keys.high)
     sent_ms = clock.now_ms()
@@ -233,15 +234,15 @@ def read_identity(flat: list[bytes]) -> Identity | None:
 
 
 def read_number(raw: bytes) -> int:
-    """Return a key's number.
+    """Return the number in a key's value.
 
     Raises:
-        DialAnswerError: it holds something else.
+        DialAnswerError: the value is not a number.
     """
     try:
         return int(raw)
     except ValueError as error:
-        raise DialAnswerError("a key of ours holds what is no number") from error
+        raise DialAnswerError(f"a key of redfence holds {raw!r}, not a number") from error
 
 
 def _distrusted_ms(flat: list[bytes], node_ms: float) -> float:
@@ -257,7 +258,7 @@ def _admission(text: str) -> str:
 
 
 def _read_settings(answers: Sequence[Any]) -> Mapping[str, str] | None:
-    """Return those of DURABLE_SETTINGS as they are; None if they may not be read."""
+    """Return the node's values of DURABLE_SETTINGS; None if this user may not read them."""
     if any(isinstance(answer, DialRefusedError) for answer in answers):
         return None
     return {
@@ -267,7 +268,7 @@ def _read_settings(answers: Sequence[Any]) -> Mapping[str, str] | None:
 
 
 def _setting_value(answer: Any) -> bytes | None:
-    """Return the value in an answer to CONFIG GET with one name, which is a map in RESP3; None if there is none."""
+    """Return the value in an answer to CONFIG GET with one name, a map in RESP3; None if there is none."""
     pairs = list(answer.values()) if isinstance(answer, dict) else answer[1::2]
     return pairs[0] if pairs else None
 
@@ -291,7 +292,8 @@ def _read_info(answer: Any) -> Mapping[str, str]:
     if isinstance(answer, DialRefusedError):
         raise answer
     if not isinstance(answer, bytes):
-        # Also a connection that has ended up at itself, on a port that the node has left.
+        # It may also be this connection itself: TCP can connect a socket to its own port once the node left
+        # it.
         raise DialAnswerError("it does not answer INFO as a Redis server does")
     lines = (line.partition(":") for line in answer.decode(errors="replace").splitlines())
     return {name: value.strip() for name, colon, value in lines if colon}

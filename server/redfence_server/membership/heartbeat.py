@@ -1,7 +1,7 @@
-"""The heartbeat of one node that votes: the server examines it as admission does, again and again, and samples its clock.
+"""Examine one voting node again and again, as admission does, and sample its clock.
 
-A node that would not be admitted now loses its vote at this server within one heartbeat, and its votes for new grants count
-only while its clock is trusted.
+Within one heartbeat a node that admission would refuse now loses its vote at this server. Its votes for new
+grants count only while the server trusts its clock.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from redfence_server.redis_io import scripts
 from redfence_server.redis_io.dial import DialAnswerError, DialError, DialRefusedError
 
 _MISSED_MAX: Final = 2
-"""A node that misses so many heartbeats in a row is examined on a new connection."""
+"""The server examines a node on a new connection after so many missed heartbeats in a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatSettings:
-    """What the heartbeats of all nodes share; each node is examined every `interval_ms`."""
+    """The heartbeats of all nodes share these; the server examines each node every `interval_ms`."""
 
     interval_ms: int
     keys: scripts.Keyspace
@@ -39,7 +39,7 @@ class HeartbeatSettings:
 
 @dataclass(frozen=True, slots=True)
 class NotAdmitted:
-    """Why a node that voted has to be examined on a new connection.
+    """Why the server must examine a node that voted on a new connection.
 
     Attributes:
         admission_is_void: its admission id has changed, so the node refuses every command under the old one.
@@ -50,7 +50,7 @@ class NotAdmitted:
 
 
 class Heartbeat:
-    """Of one node, over all connections to it."""
+    """Examines one node at intervals, and keeps what its clock showed over all connections."""
 
     def __init__(
         self,
@@ -70,24 +70,24 @@ class Heartbeat:
         self._log = log
         self._now = asyncio.Event()
         self._admission = ""
-        # For how long a step costs the node its votes: every lease from before has ended by then.
+        # A clock step costs the node its votes for this long: every lease from before has ended by then.
         self._step_cost_ms = 0.0
         self.node_clock: NodeClock | None = None
-        """None until the node was first admitted."""
+        """None until this server first admitted the node."""
 
     def begin(self, found: Findings) -> None:
-        """Take what was found at the admission, before the first vote: no vote counts while the clock is unknown."""
+        """Take the findings of the admission: votes count only once the clock is known."""
         assert found.identity is not None, "a node that was admitted has an identity"
         self._admission = found.identity.admission
         self._step_cost_ms = fence.wait_ms(found.identity.max_ttl_ms)
         self._note_sample(found.clock)
 
     def bring_forward(self) -> None:
-        """Let the next heartbeat come now."""
+        """Make the next heartbeat come now."""
         self._now.set()
 
     async def run(self, connection: Examinable, on_alive: Callable[[], None]) -> NotAdmitted:
-        """Return when the node would not be admitted any more; `on_alive` is called after each heartbeat at which it would.
+        """Return when admission would refuse the node; call `on_alive` after each heartbeat before that.
 
         Cancellation: nothing is changed.
         """
@@ -100,7 +100,7 @@ class Heartbeat:
             except (DialRefusedError, DialAnswerError) as error:
                 return NotAdmitted(str(error), admission_is_void=False)
             except DialError as error:
-                # A node may be late once. But while it is not examined, nothing shows that it may still vote.
+                # A node may be late once. But without an examination, nothing shows that it may still vote.
                 missed += 1
                 if missed < _MISSED_MAX:
                     continue
@@ -112,7 +112,7 @@ class Heartbeat:
                 return NotAdmitted(_reason(judgement), admission_is_void=is_void)
             self._note_sample(found.clock)
             try:
-                await self._tell_of_step(connection)
+                await self._record_step(connection)
             except DialError as error:
                 self._log.warning("node_clock_step_untold", problem=str(error))
             on_alive()
@@ -125,18 +125,18 @@ class Heartbeat:
                 await self._now.wait()
         except TimeoutError:
             return
-        # Only now: it may have been brought forward while the node was examined.
+        # Only now: `bring_forward` may have been called during the examination.
         self._now.clear()
 
     def counts(self, node_ms: float) -> bool:
-        """Tell whether a vote for a new grant counts that came now and shows this instant of the node's clock."""
+        """Tell whether a vote for a new grant counts; it came now and shows `node_ms` of the node's clock."""
         assert self.node_clock is not None, "the clock was read at the admission"
         now_ms = self._clock.now_ms()
         self._note_step(self.node_clock.check(received_ms=now_ms, node_ms=node_ms))
         return self.node_clock.trusted(now_ms)
 
     def _note_sample(self, reading: ClockReading) -> None:
-        """Take a full sample of the node's clock, and what other servers noted of it."""
+        """Judge a full sample of the node's clock, and take over the distrust that other servers recorded."""
         if self.node_clock is None:
             self.node_clock = NodeClock(distrust_ms=self._step_cost_ms)
         if reading.distrusted_ms:
@@ -158,8 +158,8 @@ class Heartbeat:
         self._log.warning("node_clock_set", by_ms=round(step.by_ms), votes_count_in_ms=round(distrusted_ms))
         self._settings.witnesses.note_step(self._index, step, seen_at_ms=now_ms)
 
-    async def _tell_of_step(self, connection: Examinable) -> None:
-        """Note a step on the node, for other servers, once other nodes' clocks show that it is the node's own."""
+    async def _record_step(self, connection: Examinable) -> None:
+        """Record a step on the node, for other servers, once other clocks show that it was the node's."""
         if self.node_clock is None or not self._settings.witnesses.confirm(self._index):
             return
         left_ms = ceil(self.node_clock.distrusted_for_ms(self._clock.now_ms()))

@@ -1,8 +1,8 @@
-"""Bring one node to where it may vote, on a fresh connection: examine, judge, take out, fence, wait, restore the vote.
+"""Give one node its vote on a fresh connection: examine, judge, take the vote, fence, wait, restore the vote.
 
-Every step leaves the node as it was, or without a vote, or voting. So a server may end between any two steps, and
-several servers may drive at once. Each server waits by its own clock: a fence that it did not raise itself counts from
-the moment at which it saw the fence complete, so the wait is longer, never shorter.
+After every step the node is as it was, or without a vote, or voting. So a server may die between any two
+steps, and several servers may drive at once. Each server waits by its own clock, from the moment at which it
+saw the fence complete. For another server's fence the wait is therefore longer, never shorter.
 """
 
 from __future__ import annotations
@@ -17,6 +17,13 @@ import structlog
 from redfence_server.clock import Clock
 from redfence_server.errors import NodeRejectedError
 from redfence_server.membership import fence
+from redfence_server.membership.admin import (
+    AdminConnection,
+    AdminSettings,
+    NodeAssignment,
+    NodeSnapshot,
+    connect_all,
+)
 from redfence_server.membership.admission import (
     Admitted,
     Expectation,
@@ -32,19 +39,12 @@ from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.examination import Findings, Identity, Phase
 from redfence_server.membership.fence import FenceError, TooFewPeersError
 from redfence_server.membership.peers import choose_peers
-from redfence_server.membership.visit import (
-    AdminConnection,
-    AdminSettings,
-    NodeAssignment,
-    NodeSnapshot,
-    visits,
-)
 from redfence_server.randomness import Randomness
 from redfence_server.redis_io.dial import DialError, DialledNode, NodeUrl
 
-# A node that is up but must not vote is examined again this often, with jitter.
+# The server examines a node that is up but must not vote again at this interval, with jitter.
 _RECHECK_MS: Final = 2_000
-# A fence that another driver overtook, or that lacks peers, is tried again after a pause that doubles each time.
+# After another driver overtook a fence, or peers lacked, the server pauses; the pause doubles each time.
 _FENCE_PAUSE_MS_FIRST: Final = 100.0
 
 
@@ -55,7 +55,7 @@ class AdmissionRefusedError(Exception):
     Attributes:
         detail: why, for humans.
         recheck_ms: when to examine it again.
-        reason: what an operator has to mend; None if the node comes back by itself.
+        reason: what an operator must repair; None if the node comes back by itself.
     """
 
     detail: str
@@ -65,26 +65,26 @@ class AdmissionRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class JoiningSettings:
-    """What the joinings of all nodes of one server share.
+    """The joinings of all nodes of one server share these.
 
     Attributes:
         urls: of all nodes, by index.
-        visiting: how to reach them.
-        assume_durable: the operator's word that a restarted node forgets nothing.
-        accept_empty_nodes: an empty node at a node index is taken for the one that was there, also if this server has never
-            seen that one: only for a server that runs the nodes itself.
+        admin: how to reach them.
+        assume_durable: the operator asserts that a restarted node forgets nothing.
+        accept_empty_nodes: take an empty node for the earlier one at its index, even if this server never saw
+            that one; only for a server that runs the nodes itself.
         fencing: held while this server raises a fence, so that its own fences do not overtake each other.
     """
 
     urls: Sequence[NodeUrl]
-    visiting: AdminSettings
+    admin: AdminSettings
     assume_durable: bool
     accept_empty_nodes: bool
     fencing: asyncio.Lock
 
 
 class Known(NamedTuple):
-    """What a server knows of a node before it examines it: the least floor, and the greatest token seen with that floor."""
+    """A node's least floor and the greatest token seen with it, as known before an examination."""
 
     floor: int
     token: int
@@ -100,7 +100,7 @@ class _Fenced:
 
 
 class NodeJoining:
-    """Brings the node at one index to where it may vote.
+    """Gives the node at one index its vote as soon as that is safe.
 
     Attributes:
         run_id: of the process that was examined last.
@@ -119,22 +119,23 @@ class NodeJoining:
         self._index = index
         self._settings = settings
         self._memory = memory
-        self._place = memory.places[index]
+        self._known = memory.nodes[index]
         self._clock = clock
         self._randomness = randomness
         self._log = log
         self._fenced = _Fenced("", 0, 0.0)
-        # The run that this server has seen with settings that may lose what it answered.
+        # The run that this server has seen with settings that may lose answered commands.
         self._gap_in = ""
         self._fence_pause_ms = _FENCE_PAUSE_MS_FIRST
         # The last quarantine that this server began, and why.
         self._began = ("", "")
-        # The greatest floor that this server gave a process here, or under which it was admitted; None before the first time.
+        # The greatest floor that this server gave to, or saw on, an admitted process here; None before the
+        # first.
         self._floor: int | None = None
         self.run_id = ""
 
     async def join(self, node: DialledNode) -> Findings:
-        """Return what was found of the node, which votes.
+        """Return the findings of the node once it votes.
 
         Cancellation: the node is as it was, or without a vote, or votes.
 
@@ -142,50 +143,50 @@ class NodeJoining:
             AdmissionRefusedError: it must not vote now.
             DialError: the connection broke, or another server or an operator changed the node meanwhile.
         """
-        visit = AdminConnection(
+        connection = AdminConnection(
             NodeSnapshot(self._index, self._settings.urls[self._index].address, None),
             node,
-            self._settings.visiting,
+            self._settings.admin,
         )
         try:
-            floor = self._place.floor
-            judgement = await self._examine(visit)
+            floor = self._known.floor
+            judgement = await self._examine(connection)
             if isinstance(judgement, Forgot) or (isinstance(judgement, Restarted) and not judgement.noted):
-                await self._take_out(visit, judgement, floor=floor)
-                judgement = await self._examine(visit)
+                await self._take_out(connection, judgement, floor=floor)
+                judgement = await self._examine(connection)
             if isinstance(judgement, Quarantined | Restarted):
-                await self._bring_back(visit, proven=isinstance(judgement, Restarted))
-                judgement = await self._examine(visit)
+                await self._bring_back(connection, proven=isinstance(judgement, Restarted))
+                judgement = await self._examine(connection)
         except NodeRejectedError as error:
             raise DialError(str(error)) from error
         match judgement:
             case Admitted(identity):
-                assert visit.look.found is not None, "what was judged was found"
-                # In the same turn of the loop as the judgement: the next node is judged by what this one has told.
-                self._memory.admit(identity, visit.look.found.run_id)
-                # A process may still be admitted under an older floor than the one that this server gave to its successor.
+                assert connection.snapshot.found is not None, "what was judged was found"
+                # In the same turn of the loop as the judgement: the next judgement needs this node's floors.
+                self._memory.admit(identity, connection.snapshot.found.run_id)
+                # The process may have an older floor than the one that this server gave to its successor.
                 self._floor = max(self._floor or 0, identity.floor)
-                return visit.look.found
+                return connection.snapshot.found
             case Rejected(reason, detail):
                 if reason is Reason.REPLACED:
-                    # Should it be empty next, it is not the one that voted here last.
+                    # If it is empty next time, it is not the node that voted here last.
                     self._floor = None
                 raise AdmissionRefusedError(detail, reason=reason)
-        raise AdmissionRefusedError("quarantined a second time, while it came back", _FENCE_PAUSE_MS_FIRST)
+        raise AdmissionRefusedError("quarantined again while it came back", _FENCE_PAUSE_MS_FIRST)
 
     def leave(self) -> None:
-        """Note that the connection under which the node was admitted has ended."""
-        self._place.run_id = ""
+        """Forget the admitted run: the connection under which the node was admitted has ended."""
+        self._known.run_id = ""
 
     def known(self) -> Known:
-        """Return what is known of the node now; `judge` needs it from before an examination."""
-        return Known(self._place.floor, self._place.token)
+        """Return this server's knowledge of the node; `judge` needs it from before an examination."""
+        return Known(self._known.floor, self._known.token)
 
     def judge(self, found: Findings, known: Known) -> Judgement:
-        """Decide what an examination found, by what was `known` before it: what is learnt during it may be newer."""
+        """Judge findings by what was `known` before them: later knowledge may be newer than the findings."""
         expected = Expectation(
             index=self._index,
-            node_count=len(self._memory.places),
+            node_count=len(self._memory.nodes),
             cluster_id=self._memory.cluster_id,
             assume_durable=self._settings.assume_durable,
             floor=known.floor,
@@ -204,36 +205,38 @@ class NodeJoining:
             self._memory.see_token(self._index, floor=judgement.identity.floor, token=found.high)
         return judgement
 
-    async def _examine(self, visit: AdminConnection) -> Judgement:
+    async def _examine(self, connection: AdminConnection) -> Judgement:
         known = self.known()
-        await visit.look_again()
-        found = visit.look.found
+        await connection.refresh()
+        found = connection.snapshot.found
         if found is None:
-            raise DialError(visit.look.problem)
+            raise DialError(connection.snapshot.problem)
         self.run_id = found.run_id
         return self.judge(found, known)
 
-    async def _take_out(self, visit: AdminConnection, judgement: Forgot | Restarted, *, floor: int) -> None:
-        """Take the vote of a node away; `floor` is the least one known before it was examined.
+    async def _take_out(
+        self, connection: AdminConnection, judgement: Forgot | Restarted, *, floor: int
+    ) -> None:
+        """Take the vote of a node away; `floor` is the least one known before its examination.
 
-        With a greater floor, learnt since, a process that was superseded would pass for the one that has superseded it.
+        With a greater floor, learnt since, a superseded process would pass for its successor.
         """
-        found = visit.look.found
+        found = connection.snapshot.found
         assert found is not None, "what was judged was found"
         identity, memory = found.identity, self._memory
-        seat = (
+        assignment = (
             NodeAssignment(identity.cluster_id, identity.index, identity.node_count, identity.max_ttl_ms)
             if identity
             else NodeAssignment(
-                memory.cluster_id or "", self._index, len(memory.places), memory.ttl_ms_max or 0
+                memory.cluster_id or "", self._index, len(memory.nodes), memory.ttl_ms_max or 0
             )
         )
         restarted = isinstance(judgement, Restarted)
         quarantine = self._randomness.hex_id()
         if restarted:
-            quarantine = fence.quarantine_id(visit.identity, quarantine)
-        await visit.take_vote(
-            seat,
+            quarantine = fence.quarantine_id(connection.identity, quarantine)
+        await connection.take_vote(
+            assignment,
             phase=Phase.RESTARTED if restarted else Phase.QUARANTINED,
             quarantine=quarantine,
             floor=floor,
@@ -244,15 +247,15 @@ class NodeJoining:
         else:
             self._log.info("node_restarted", run_id=found.run_id)
 
-    async def _bring_back(self, visit: AdminConnection, *, proven: bool) -> None:
-        """Fence, wait, restore the vote: return when the node votes.
+    async def _bring_back(self, connection: AdminConnection, *, proven: bool) -> None:
+        """Fence, wait, and restore the vote; return when the node votes.
 
         Raises:
             AdmissionRefusedError: the fence is not complete, or the wait is not over.
         """
-        identity = visit.identity
+        identity = connection.identity
         if (identity.admission, identity.reserved) != (self._fenced.quarantine, self._fenced.floor):
-            floor = await self._fence(visit, proven=proven)
+            floor = await self._fence(connection, proven=proven)
             self._fenced = _Fenced(identity.admission, floor, self._clock.now_ms())
             self._floor, self._fence_pause_ms = max(self._floor or 0, floor), _FENCE_PAUSE_MS_FIRST
         left_ms = self._fenced.at_ms + fence.wait_ms(identity.max_ttl_ms) - self._clock.now_ms()
@@ -261,7 +264,7 @@ class NodeJoining:
                 f"{self._out(identity)}; it can vote again in {left_ms / 1000:.0f} s at the earliest",
                 min(left_ms + 1, _RECHECK_MS),
             )
-        restored = await visit.restore_vote(
+        restored = await connection.restore_vote(
             quarantine=identity.admission,
             admission=self._randomness.hex_id(),
             floor=self._fenced.floor,
@@ -274,11 +277,11 @@ class NodeJoining:
             )
         self._log.warning("node_rejoined", floor=self._fenced.floor, run_id=self.run_id)
 
-    async def _fence(self, visit: AdminConnection, *, proven: bool) -> int:
+    async def _fence(self, connection: AdminConnection, *, proven: bool) -> int:
         settings = self._settings
-        async with settings.fencing, visits(settings.urls, settings.visiting, but=self._index) as peers:
+        async with settings.fencing, connect_all(settings.urls, settings.admin, but=self._index) as peers:
             chosen = choose_peers(
-                visit,
+                connection,
                 peers,
                 memory=self._memory,
                 assume_durable=self._settings.assume_durable,
@@ -286,30 +289,31 @@ class NodeJoining:
             )
             if proven and chosen.process_is_superseded:
                 superseded = Forgot("another process may have had its index since")
-                await self._take_out(visit, superseded, floor=visit.identity.floor)
+                await self._take_out(connection, superseded, floor=connection.identity.floor)
                 raise AdmissionRefusedError(f"quarantined: {superseded.detail}", _FENCE_PAUSE_MS_FIRST)
             try:
                 return await fence.raise_fence(
-                    visit,
+                    connection,
                     chosen.trusted,
-                    token_seen=self._place.token,
+                    token_seen=self._known.token,
                     randomness=self._randomness,
                     out=chosen.out,
                 )
             except FenceError as error:
-                # What peers may know from now on is for the process that was examined here.
+                # Peers may know this floor from now on; it is for the process that was examined here.
                 self._floor = max(self._floor or 0, error.floor) or self._floor
                 self._fence_pause_ms = min(2 * self._fence_pause_ms, _RECHECK_MS)
                 hint = ""
                 if isinstance(error, TooFewPeersError):
                     hint = "; if they have forgotten as well, run `redfence cluster recover`"
                 raise AdmissionRefusedError(
-                    f"{self._out(visit.identity)}; {error}{hint}", self._fence_pause_ms
+                    f"{self._out(connection.identity)}; {error}{hint}", self._fence_pause_ms
                 ) from None
 
     def _out(self, identity: Identity) -> str:
-        """Return why a node is out, as far as this server knows."""
+        """Return the reason why a node has no vote, as far as this server knows."""
         if identity.phase is Phase.RESTARTED:
             return "restarted: it forgot nothing"
-        quarantine, why = self._began
-        return f"quarantined: {why if quarantine == identity.admission else 'it may have forgotten locks and tokens'}"
+        quarantine, reason = self._began
+        known = quarantine == identity.admission
+        return f"quarantined: {reason if known else 'it may have forgotten locks and tokens'}"

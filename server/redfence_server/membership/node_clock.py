@@ -1,24 +1,28 @@
 """Decide whether the wall clock of a node stepped, from samples. Pure.
 
-Nodes end holds by their wall clock. A clock that steps forward ends them early, and the node gives the lock to the next lease
-while the holder still counts on its own. Tokens stay ordered; exclusion is lost. So a server has to know of a step before
-it counts the vote that the step made possible, and for as long as a lease from before the step can live.
+Nodes end holds by their wall clock. If it steps forward, the node ends holds early and gives the lock to the
+next lease while the holder still counts on its own. Tokens stay ordered; exclusion is lost. So a server must
+know of a step before it counts the vote that the step made possible, and for as long as a lease from before
+can live.
 
-**What a sample tells.** The node read its clock between sending and receipt. So the offset of its clock from the server's,
-o(t), lies between `node - received` and `node - sent`. A slow answer makes the bounds wide, never wrong.
+**What a sample tells.** The node read its clock between sending and receipt. So the offset of its clock from
+the server's, o(t), lies between `node - received` and `node - sent`. A slow answer makes the bounds wide,
+never wrong.
 
-**What a clock may do.** It may gain or lose DRIFT_RATIO of the time and DRIFT_FIXED_MS, as leases allow for (locking/quorum.py). So
-`o(t) - ratio * t` never rises, and `o(t) + ratio * t` never falls, by more than the fixed part. Two numbers remember all of
-the past: the least upper bound of the first and the greatest lower bound of the second. A sample whose *lower* bound is above
-the first proves a step forward, and one whose *upper* bound is below the second a step backward. Comparing with the last sample
-alone would let many small steps pass; comparing with the first one would soon allow anything.
+**What a clock may do.** It may gain or lose DRIFT_RATIO of the time and DRIFT_FIXED_MS, as leases allow for
+(locking/quorum.py). So `o(t) - ratio * t` never rises, and `o(t) + ratio * t` never falls, by more than the
+fixed part. Two numbers remember all of the past: the least upper bound of the first and the greatest lower
+bound of the second. A sample whose *lower* bound is above the first proves a step forward. One whose *upper*
+bound is below the second proves a step backward. The last sample alone would let many small steps pass; the
+first would soon allow any.
 
-**After a step** the bound that it broke is forgotten; the other one stays true. A command's reply shows only its receipt: it can
-prove a step forward, but gives no new bound. So what the next full sample finds is taken for a second step
-(test_a_step_hidden_behind_another_is_distrusted_as_well).
+**After a step** the server forgets the bound that it broke; the other one stays true. A command's reply shows
+only its receipt: it can prove a step forward, but gives no new bound. So the server takes a step in the next
+full sample for a second one (test_a_step_hidden_behind_another_is_distrusted_as_well).
 
-**Not seen** are a step smaller than drift and round trips may explain, one that is taken back before the next sample, and one
-before the first sample. The server's clock must go on while its machine sleeps, or each sleep looks like a step of all nodes.
+**Not seen** are a step smaller than drift and round trips may explain, one that is taken back before the next
+sample, and one before the first sample. The server's clock must go on while its machine sleeps, or all nodes
+seem to step.
 """
 
 from __future__ import annotations
@@ -38,26 +42,27 @@ _ALLOWED_MS: Final = DRIFT_FIXED_MS + _ROUNDING_MS
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that is certain: forward if `by_ms` is above 0, else backward.
+    """A certain step: forward if `by_ms` is above 0, else backward.
 
-    The clock moved by at least so much: drift and the uncertainty of the round trip are taken off.
+    The clock moved by at least so much, after drift and the uncertainty of the round trip.
     """
 
     by_ms: float
 
 
 class NodeClock:
-    """The wall clock of one node, as this server sees it: over all connections to the node, and through its restarts.
+    """Tracks the wall clock of one node, over all connections to the node and through its restarts.
 
-    Give samples in the order in which the node took them; on one connection that is the order of the replies. Instants are in
-    ms of this server's steady clock. Only `node_ms` is in ms of the node's clock: pass its TIME with all its digits.
+    Give samples in the order in which the node took them; on one connection that is the order of the replies.
+    Instants are in ms of this server's steady clock. Only `node_ms` is the node's TIME, with all its digits.
     """
 
     def __init__(self, *, distrust_ms: float) -> None:
         """Begin without a sample, and trusting.
 
-        For `distrust_ms` after a step the node's votes do not count: the greatest ttl of the cluster and its drift. If it were
-        less, a holder might still count on a lease that the step ended early when the node votes again.
+        For `distrust_ms` after a step the node's votes do not count: the greatest ttl of the cluster and its
+        drift. With less, the node might vote again while a holder still counts on a lease that the step
+        ended.
         """
         assert distrust_ms > 0, distrust_ms
         self._distrust_ms = distrust_ms
@@ -66,17 +71,17 @@ class NodeClock:
         self._lower_ms = -math.inf  # greatest lower bound of o(t) + ratio * t
         self._hidden = False  # a step was seen, and no full sample since
         self.offset_ms: float | None = None
-        """By how much the node's clock is ahead of this server's steady clock, as near as is known; None without a sample."""
+        """How far the node's clock is ahead of this server's steady clock, about; None without a sample."""
         self.steps = 0
-        """How many steps were seen."""
+        """The number of steps that were seen."""
         self.offset_bounds_ms = (-math.inf, math.inf)
-        """Between which bounds the offset was at the last full sample."""
+        """The bounds of the offset at the last full sample."""
 
     def note(self, *, sent_ms: float, received_ms: float, node_ms: float) -> Step | None:
         """Judge a full sample, and judge later ones by it.
 
-        The request left at `sent_ms` or later, the answer came at `received_ms` or earlier, and the node's clock showed
-        `node_ms` in between.
+        The request left at `sent_ms` or later, the answer came at `received_ms` or earlier, and the node's
+        clock showed `node_ms` in between.
         """
         assert sent_ms <= received_ms, (sent_ms, received_ms)
         step = self._forward(received_ms, node_ms) or self._backward(sent_ms, node_ms)
@@ -92,7 +97,7 @@ class NodeClock:
         return step
 
     def check(self, *, received_ms: float, node_ms: float) -> Step | None:
-        """Judge a sample of which only the receipt is known. It can prove a step forward alone, and later ones are not judged by it."""
+        """Judge a sample without its sending time: it can prove a step forward, but gives no new bound."""
         step = self._forward(received_ms, node_ms)
         if step is not None:
             self._stepped(step, received_ms)
@@ -104,11 +109,11 @@ class NodeClock:
         return now_ms >= self._distrusted_until_ms
 
     def distrusted_for_ms(self, now_ms: float) -> float:
-        """Return for how long its votes do not count from now on; 0 if they do."""
+        """Return the time until its votes count; 0 if they do now."""
         return max(0.0, self._distrusted_until_ms - now_ms)
 
     def distrust_until(self, until_ms: float) -> None:
-        """Let its votes not count before that instant, whatever was told earlier: it is never brought forward."""
+        """Ignore its votes until that instant, or until a later one that an earlier call set."""
         self._distrusted_until_ms = max(self._distrusted_until_ms, until_ms)
 
     def _forward(self, received_ms: float, node_ms: float) -> Step | None:
@@ -129,19 +134,19 @@ class NodeClock:
             self._lower_ms = -math.inf
 
     def _estimate_ms(self, sent_ms: float, received_ms: float, node_ms: float) -> float:
-        """Return the middle of what is possible: by this sample and, should it be a slow one, by those before."""
+        """Return the middle of the possible offsets, by this sample and those before it."""
         upper_ms = min(node_ms - sent_ms, self._upper_ms + DRIFT_RATIO * received_ms + _ALLOWED_MS)
         lower_ms = max(node_ms - received_ms, self._lower_ms - DRIFT_RATIO * received_ms - _ALLOWED_MS)
         return (upper_ms + lower_ms) / 2
 
 
-# A server's clock that runs a little wrong makes each node seem to step, one after the other. Steps within this time may
-# have that one cause.
+# If the server's own clock runs a little wrong, all nodes seem to step, one after the other. Steps within
+# this time may have that one cause.
 _TOGETHER_MS: Final = 10_000
 
 
 class _Sample(NamedTuple):
-    """When a full sample was requested and answered, and the bounds of the offset."""
+    """The times of a full sample's request and answer, and the bounds of the offset."""
 
     sent_ms: float
     received_ms: float
@@ -155,9 +160,9 @@ class _Suspicion:
 
     Attributes:
         since_ms: it happened after this instant.
-        seen_at_ms: it had happened at this instant.
-        asked: the nodes that were asked to contradict it.
-        contradicted_by: those that do.
+        seen_at_ms: it had happened by this instant.
+        asked: the nodes whose clocks were compared with it.
+        contradicted_by: those whose clocks contradict it.
     """
 
     step: Step
@@ -167,19 +172,21 @@ class _Suspicion:
     contradicted_by: set[int] = field(default_factory=set)
 
 
-# As many full samples of each node are kept: a step is seen at the next one.
+# The server keeps so many full samples of each node; the next one shows a step.
 _SAMPLES_MAX: Final = 100
 
 
 class ClockWitnesses:
-    """Whether a step that one server sees is the node's own, or the work of the server's clock.
+    """Decides whether the node's clock or the server's own clock caused a step that this server sees.
 
-    A server compares each node's clock with its own. If the server's own clock stands still or runs wrong, all nodes seem to
-    step, one after the other as they are sampled. So every step costs the node its votes at this server, but other servers
-    are told only of a step that other nodes' clocks contradict: as many as may fail, f, and at least one.
+    A server compares each node's clock with its own. If its own clock stands still or runs wrong, all nodes
+    seem to step, one after the other as they are sampled. So every step costs the node its votes at this
+    server. But other servers hear only of a step that other nodes' clocks contradict: as many as may fail, f,
+    and at least one.
 
-    A clock contradicts a step by its first full sample that was requested after the step was seen. Compared with its last
-    sample from before the stepping node's last one, it has to show that it moved less far, whatever drift may hide.
+    A clock contradicts a step by its first full sample that was requested after the step was seen. Against
+    its last sample from before the stepping node's last one, it must have moved less far, whatever drift may
+    hide.
     """
 
     def __init__(self, node_count: int) -> None:
@@ -187,19 +194,19 @@ class ClockWitnesses:
         self._samples = tuple(deque[_Sample](maxlen=_SAMPLES_MAX) for _ in range(node_count))
         self._suspicions: dict[int, _Suspicion] = {}
         self.on_step: Callable[[], None] = lambda: None
-        """Called when a node seems to have stepped: the other clocks are worth a look now."""
+        """Called when a node seems to have stepped, so that the server samples the other clocks now."""
         self.on_confirmed: Callable[[int], None] = lambda _: None
-        """Called with the index of a node whose step can be confirmed now."""
+        """Called with the index of a node whose step `confirm` would confirm now."""
 
     def note_step(self, index: int, step: Step, *, seen_at_ms: float) -> None:
-        """Note a step of one node's clock, before the sample that showed it; an earlier step is replaced."""
+        """Record a step of one node's clock in place of an earlier one; call it before `note_sample`."""
         samples = self._samples[index]
         since_ms = samples[-1].sent_ms if samples else -math.inf
         self._suspicions[index] = _Suspicion(step, since_ms, seen_at_ms)
         self.on_step()
 
     def note_sample(self, index: int, clock: NodeClock, *, sent_ms: float, received_ms: float) -> None:
-        """Note a full sample of one node's clock, after `NodeClock.note`.
+        """Record a full sample of one node's clock, after `NodeClock.note`.
 
         A sample sent at the very instant of the step counts as earlier: the server's clock may stand still.
         """
@@ -214,8 +221,8 @@ class ClockWitnesses:
                     self.on_confirmed(other)
 
     def _moved_ms_max(self, index: int, suspicion: _Suspicion) -> float:
-        """Return how far a clock moved, at the most, in the direction of a step and since it could have happened."""
-        # From before that instant, and not from it: while the server's clock stands still, everything is at one instant.
+        """Return how far a clock moved at most in the direction of a step, since its possible beginning."""
+        # Strictly before: while the server's clock stands still, everything happens at one instant.
         earlier = (each for each in reversed(self._samples[index]) if each.received_ms < suspicion.since_ms)
         before, now = next(earlier, None), self._samples[index][-1]
         if before is None:
@@ -226,7 +233,7 @@ class ClockWitnesses:
         return moved_ms + DRIFT_RATIO * (now.received_ms - before.received_ms) + DRIFT_FIXED_MS
 
     def confirm(self, index: int) -> bool:
-        """Tell whether enough other clocks contradict the last step of a node; it is then told of once."""
+        """Tell, once for each step, whether enough other clocks contradict the last step of a node."""
         suspicion = self._suspicions.get(index)
         if suspicion is None or len(suspicion.contradicted_by) < self._needed:
             return False
@@ -234,5 +241,5 @@ class ClockWitnesses:
         return True
 
     def stepped_together(self, *, now_ms: float) -> int:
-        """Return how many nodes seem to have stepped lately, so that this server's clock may be the cause."""
+        """Count the nodes that seem to have stepped lately; if many, this server's clock may be the cause."""
         return sum(now_ms - each.seen_at_ms < _TOGETHER_MS for each in self._suspicions.values())

@@ -1,4 +1,4 @@
-"""Choose the peers that a fence may read and that have to take its floor. Pure.
+"""Choose the peers that a fence may read and that must take its floor. Pure.
 
 fence.py says what a trusted peer is, and why a peer without a vote may have to take the floor as well.
 """
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from redfence_server.membership import fence
+from redfence_server.membership.admin import AdminConnection, NodeSnapshot
 from redfence_server.membership.admission import Admitted, Expectation, Restarted, judge
 from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.examination import Identity, Phase
-from redfence_server.membership.visit import AdminConnection, NodeSnapshot
 
 _WITHOUT_VOTE: Final = frozenset({Phase.QUARANTINED, Phase.RESTARTED})
 
@@ -22,7 +22,7 @@ class Peers(NamedTuple):
 
     Attributes:
         trusted: peers that vote or, for a process with proof, restarted with proof.
-        out: the other peers, without empty ones, if every one of them was examined and has no vote; otherwise None.
+        out: the other peers except empty ones, if all of them were examined and have no vote; otherwise None.
         process_is_superseded: another process had a fence at the index since this one voted.
     """
 
@@ -39,19 +39,23 @@ def choose_peers(
     assume_durable: bool,
     accept_empty: bool,
 ) -> Peers:
-    """Return the peers for a fence, and note in `memory` what the nodes of the cluster know of each other.
+    """Return the peers for a fence, and record in `memory` what the nodes of the cluster know of each other.
 
     Args:
-        process: the one without a vote, examined just now.
+        process: without a vote, examined just now.
         peers: the nodes at all other indices, examined just now.
         memory: of this server.
-        assume_durable: the operator's word that a restarted node forgets nothing.
-        accept_empty: this server runs the nodes itself, so that no other process has the index of an empty one.
+        assume_durable: the operator asserts that a restarted node forgets nothing.
+        accept_empty: this server runs the nodes itself, so no other process has the index of an empty node.
     """
-    trusted = [peer for peer in peers if _is_trusted(peer.look, process.identity, memory, assume_durable)]
+    trusted = [
+        peer
+        for peer in peers
+        if _is_trusted(peer.snapshot, process.identity, memory, assume_durable=assume_durable)
+    ]
     if not trusted:
         return Peers((), None, process_is_superseded=False)
-    members = [process, *(peer for peer in peers if _is_member(peer.look, process.identity))]
+    members = [process, *(peer for peer in peers if _is_member(peer.snapshot, process.identity))]
     known = [member.identity for member in members]
     for identity in known:
         memory.learn(identity)
@@ -60,25 +64,27 @@ def choose_peers(
     trusted = [peer for peer in trusted if peer in newest]
     others = [peer for peer in peers if peer not in trusted]
     are_out = all(
-        peer.identity.phase in _WITHOUT_VOTE if peer in newest else accept_empty and _is_empty(peer.look)
+        peer.identity.phase in _WITHOUT_VOTE if peer in newest else accept_empty and _is_empty(peer.snapshot)
         for peer in others
     )
-    out = [peer for peer in others if not _is_empty(peer.look)] if are_out else None
+    out = [peer for peer in others if not _is_empty(peer.snapshot)] if are_out else None
     return Peers(trusted, out, fence.is_superseded(process.identity, known))
 
 
-def _is_trusted(look: NodeSnapshot, process: Identity, memory: ClusterMemory, assume_durable: bool) -> bool:  # noqa: FBT001  (private)
+def _is_trusted(
+    snapshot: NodeSnapshot, process: Identity, memory: ClusterMemory, *, assume_durable: bool
+) -> bool:
     """Tell whether a peer votes, or both it and the process restarted with proof."""
-    if look.found is None:
+    if snapshot.found is None:
         return False
     expected = Expectation(
-        index=look.index,
+        index=snapshot.index,
         node_count=process.node_count,
         cluster_id=process.cluster_id,
         assume_durable=assume_durable,
-        floor=memory.places[look.index].floor,
+        floor=memory.nodes[snapshot.index].floor,
     )
-    match judge(expected, look.found):
+    match judge(expected, snapshot.found):
         case Admitted():
             return True
         case Restarted(noted=True):
@@ -86,22 +92,22 @@ def _is_trusted(look: NodeSnapshot, process: Identity, memory: ClusterMemory, as
     return False
 
 
-def _is_member(look: NodeSnapshot, process: Identity) -> bool:
+def _is_member(snapshot: NodeSnapshot, process: Identity) -> bool:
     """Tell whether a peer belongs to the cluster of this process, at its own index."""
-    identity = look.found.identity if look.found is not None else None
+    identity = snapshot.found.identity if snapshot.found is not None else None
     return identity is not None and (identity.cluster_id, identity.node_count, identity.index) == (
         process.cluster_id,
         process.node_count,
-        look.index,
+        snapshot.index,
     )
 
 
 def _is_newest(identity: Identity, known: Sequence[Identity], memory: ClusterMemory) -> bool:
-    """Tell whether no other process got the index of this one since, as far as the others know."""
+    """Tell whether this process is the last one at its index, as far as the other members know."""
     if identity.phase is Phase.RESTARTED and fence.is_superseded(identity, known):
         return False
-    return identity.floor >= memory.places[identity.index].floor
+    return identity.floor >= memory.nodes[identity.index].floor
 
 
-def _is_empty(look: NodeSnapshot) -> bool:
-    return look.found is not None and look.found.identity is None and not look.found.key_count
+def _is_empty(snapshot: NodeSnapshot) -> bool:
+    return snapshot.found is not None and snapshot.found.identity is None and not snapshot.found.key_count

@@ -200,7 +200,7 @@ class NodeCommands:
     def drop_if_superseded(self) -> None:
         """Drop the node if another process has got its index since it was admitted."""
         if self.identity is not None and self.connection is not None:
-            floor, known = self.identity.floor, self._memory.places[self._index].floor
+            floor, known = self.identity.floor, self._memory.nodes[self._index].floor
             if floor < known:
                 self._log.warning("node_superseded", floor=floor, floor_known=known)
                 self.drop("another process has been given its node index since")

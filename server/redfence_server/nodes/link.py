@@ -84,7 +84,7 @@ class NodeLink:
         self._url = settings.joining.urls[index]
         self._settings = settings
         self._memory = memory
-        self._place = memory.places[index]
+        self._place = memory.nodes[index]
         self._clock = clock
         self._randomness = randomness
         self._log = structlog.get_logger().bind(node_index=index, node_address=self._url.address)
@@ -200,7 +200,7 @@ class NodeLink:
 
     async def _join_and_serve(self) -> None:
         """Return when a connection that was admitted has ended."""
-        visiting = self._settings.joining.visiting
+        visiting = self._settings.joining.admin
         dialled = await visiting.dial(self._url, timeout_ms=visiting.dial_timeout_ms)
         try:
             found = await self.joining.join(dialled)
@@ -272,7 +272,7 @@ class NodeLink:
 
     def _on_raw_notice(self, payload: bytes) -> None:
         try:
-            notice = scripts.read_notice(payload, keys=self._settings.joining.visiting.keys, node=self.index)
+            notice = scripts.read_notice(payload, keys=self._settings.joining.admin.keys, node=self.index)
         except ValueError:
             self._log.warning("node_notice_malformed")
             return

@@ -1,1 +1,1 @@
-"""What an operator does to a cluster: form it, replace a node, recover it."""
+"""Form a cluster, replace a node, recover a cluster: the operations of an operator."""

@@ -1,10 +1,10 @@
 """Form a cluster: give every node of a new quorum its identity, once.
 
-There are three passes: every node becomes `forming`; only when all are, `assembled`; and only when all are that, `ready`.
-So a crash between the passes can be told from nodes that were wiped later. An empty node beside one that is more than
-`forming` has lost its memory, and must not get a fresh identity: it would vote as if it had forgotten nothing. Beside nodes
-that are all `forming`, no node has ever voted. (With two passes, a quorum could be ready, grant and be wiped while the rest
-is still forming.) If all nodes are empty, the two cases look alike.
+There are three passes: every node becomes `forming`, then every node `assembled`, then every node `ready`. So
+a crash between the passes differs from nodes that were wiped later. An empty node beside one that is past
+`forming` has lost its memory. It must not get a fresh identity: it would vote as if it had forgotten nothing.
+If all others are `forming`, no node has ever voted. (With two passes, a quorum could be ready, grant and be
+wiped while the rest still forms.) If all nodes are empty, the two cases look alike.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import structlog
 
 from redfence_server.errors import ConfigError, NodeRejectedError
 from redfence_server.membership import admission
+from redfence_server.membership.admin import AdminConnection, AdminSettings, NodeSnapshot, connect_all
 from redfence_server.membership.examination import Findings, Identity, Phase
-from redfence_server.membership.visit import AdminConnection, AdminSettings, NodeSnapshot, visits
 from redfence_server.randomness import Randomness
 from redfence_server.redis_io import scripts
 from redfence_server.redis_io.dial import NodeUrl
@@ -25,7 +25,7 @@ from redfence_server.redis_io.dial import NodeUrl
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Write to the nodes `to_form`, in three passes up to `ready`; there are none if the cluster is formed."""
+    """The nodes to write to, in three passes up to `ready`: `to_form` is empty if the cluster is formed."""
 
     cluster_id: str
     ttl_ms_max: int
@@ -33,36 +33,38 @@ class Plan:
 
 
 def plan(
-    looks: Sequence[NodeSnapshot], *, new_cluster_id: str, ttl_ms_max: int, leaves_wiped: bool = False
+    snapshots: Sequence[NodeSnapshot], *, new_cluster_id: str, ttl_ms_max: int, leaves_wiped: bool = False
 ) -> Plan:
-    """Decide what forming these nodes takes, from what they say of themselves; there is one look for each index.
+    """Return the nodes to form, from one snapshot for each index.
 
-    With `leaves_wiped`, an empty node beside formed ones stays as it is: the server will adopt it (NodeJoining).
+    With `leaves_wiped`, an empty node beside formed ones stays as it is: the server will adopt it
+    (NodeJoining).
 
     Raises:
-        NodeRejectedError: they cannot be formed into one cluster; the message names the node.
+        NodeRejectedError: these nodes cannot form one cluster; the message names the node.
         ConfigError: the cluster exists with another greatest ttl.
     """
-    found = _check_fit(looks)
+    found = _check_fit(snapshots)
     formed = [each.identity for each in found if each.identity is not None]
     if not formed:
-        return Plan(new_cluster_id, ttl_ms_max, tuple(range(len(looks))))
+        return Plan(new_cluster_id, ttl_ms_max, tuple(range(len(snapshots))))
     first = formed[0]
     begun = all(identity.phase is Phase.FORMING for identity in formed)
-    for look, each in zip(looks, found, strict=True):
+    for snapshot, each in zip(snapshots, found, strict=True):
         if each.identity is not None:
-            _check_seat(look, each.identity, first, node_count=len(looks))
+            _check_assignment(snapshot, each.identity, first, node_count=len(snapshots))
         elif not begun and not leaves_wiped:
             raise NodeRejectedError(
-                f"{look.name}: it is empty, but others belong to cluster {first.cluster_id} already: it was wiped or "
-                f"replaced, and must not vote as if it remembered; `redfence cluster replace {look.index} URL` brings it in, or "
-                "`redfence cluster recover` if fewer than a quorum of the others votes"
+                f"{snapshot.name}: it is empty, but others belong to cluster {first.cluster_id} already: "
+                "it was wiped or replaced, and must not vote as if it remembered; bring it in by "
+                f"`redfence cluster replace {snapshot.index} URL`, or by `redfence cluster recover` "
+                "if fewer than a quorum of the others votes"
             )
     if first.max_ttl_ms != ttl_ms_max:
         raise ConfigError(
             f"max_ttl: the cluster was formed with {first.max_ttl_ms} ms and not with {ttl_ms_max} ms"
         )
-    # A node that was quarantined since was formed; an empty one as well, unless forming has only begun.
+    # A quarantined node was formed; so was an empty one, unless forming has only begun.
     unformed = [begun if each.identity is None else each.identity.phase in _UNFORMED for each in found]
     return Plan(
         first.cluster_id, first.max_ttl_ms, tuple(index for index, each in enumerate(unformed) if each)
@@ -72,38 +74,36 @@ def plan(
 _UNFORMED = frozenset({Phase.FORMING, Phase.ASSEMBLED})
 
 
-def _check_fit(looks: Sequence[NodeSnapshot]) -> Sequence[Findings]:
-    """Return what was found, if every node could be looked at and is fit to be one."""
+def _check_fit(snapshots: Sequence[NodeSnapshot]) -> Sequence[Findings]:
+    """Return the findings of every node, or refuse the nodes if one of them is unfit."""
     found: list[Findings] = []
     runs: dict[str, int] = {}
-    for look in looks:
-        if look.found is None:
-            raise NodeRejectedError(f"{look.name}: {look.problem}")
+    for snapshot in snapshots:
+        if snapshot.found is None:
+            raise NodeRejectedError(f"{snapshot.name}: {snapshot.problem}")
         # Two host names, or two databases, of one server would fail together.
-        if (unfit := admission.judge_process(look.found, runs)) is not None:
-            raise NodeRejectedError(f"{look.name}: {unfit.detail}")
-        if look.found.identity is None and look.found.key_count:
-            raise NodeRejectedError(
-                f"{look.name}: it holds {look.found.key_count} keys; a cluster is formed on empty nodes"
-            )
-        runs[look.found.run_id] = look.index
-        found.append(look.found)
+        if (unfit := admission.judge_process(snapshot.found, runs)) is not None:
+            raise NodeRejectedError(f"{snapshot.name}: {unfit.detail}")
+        if snapshot.found.identity is None and snapshot.found.key_count:
+            keys = f"it holds {snapshot.found.key_count} keys"
+            raise NodeRejectedError(f"{snapshot.name}: {keys}; a cluster is formed on empty nodes")
+        runs[snapshot.found.run_id] = snapshot.index
+        found.append(snapshot.found)
     return found
 
 
-def _check_seat(look: NodeSnapshot, identity: Identity, first: Identity, *, node_count: int) -> None:
+def _check_assignment(node: NodeSnapshot, identity: Identity, first: Identity, *, node_count: int) -> None:
     if (identity.cluster_id, identity.node_count) != (first.cluster_id, node_count):
         raise NodeRejectedError(
-            f"{look.name}: it belongs to cluster {identity.cluster_id} of {identity.node_count} nodes already"
+            f"{node.name}: it belongs to cluster {identity.cluster_id} of {identity.node_count} nodes already"
         )
-    if identity.index != look.index:
+    if identity.index != node.index:
         raise NodeRejectedError(
-            f"{look.name}: it was formed as node {identity.index}: the order is another, or it is named twice"
+            f"{node.name}: it was formed as node {identity.index}: the order is another, or it is named twice"
         )
     if identity.max_ttl_ms != first.max_ttl_ms:
-        raise NodeRejectedError(
-            f"{look.name}: it allows a ttl of {identity.max_ttl_ms} ms, and another node {first.max_ttl_ms} ms"
-        )
+        ttls = f"it allows a ttl of {identity.max_ttl_ms} ms, and another node {first.max_ttl_ms} ms"
+        raise NodeRejectedError(f"{node.name}: {ttls}")
 
 
 async def form(
@@ -115,9 +115,9 @@ async def form(
     dial_timeout_ms: int = 2_000,
     leaves_wiped: bool = False,
 ) -> str:
-    """Form the nodes into one cluster and return its id. Repeating it, also after a crash midway, is harmless.
+    """Form the nodes into one cluster and return its id; harmless to repeat, also after a crash midway.
 
-    The order of the nodes is their index. `leaves_wiped` is that of `plan`.
+    The order of the nodes sets their indices. For `leaves_wiped` see `plan`.
 
     Cancellation: as a crash midway.
 
@@ -125,54 +125,55 @@ async def form(
         NodeRejectedError: a node cannot be reached, is not fit or not empty, or belongs to something else.
         ConfigError: the cluster exists with another greatest ttl.
     """
-    async with visits(nodes, AdminSettings(keys, dial_timeout_ms)) as visited:
-        looks = [each.look for each in visited]
+    async with connect_all(nodes, AdminSettings(keys, dial_timeout_ms)) as members:
+        snapshots = [each.snapshot for each in members]
         decided = plan(
-            looks, new_cluster_id=randomness.hex_id(), ttl_ms_max=ttl_ms_max, leaves_wiped=leaves_wiped
+            snapshots, new_cluster_id=randomness.hex_id(), ttl_ms_max=ttl_ms_max, leaves_wiped=leaves_wiped
         )
-        for look in looks:
-            _warn(look, decided, node_count=len(nodes))
+        for snapshot in snapshots:
+            _warn(snapshot, decided, node_count=len(nodes))
         for state in (Phase.FORMING, Phase.ASSEMBLED, Phase.READY):
             for index in decided.to_form:
-                await _form(visited[index], decided, state, randomness, node_count=len(nodes))
+                await _form(members[index], decided, state, randomness, node_count=len(nodes))
     return decided.cluster_id
 
 
 async def _form(
-    visit: AdminConnection, decided: Plan, state: Phase, randomness: Randomness, *, node_count: int
+    node: AdminConnection, decided: Plan, state: Phase, randomness: Randomness, *, node_count: int
 ) -> None:
-    found = visit.look.found
-    assert found is not None, "a node that could not be looked at is not planned for"
-    answer = await visit.step(
+    found = node.snapshot.found
+    assert found is not None, "a plan has only examined nodes"
+    answer = await node.step(
         "form",
-        *(decided.cluster_id, visit.look.index, node_count, decided.ttl_ms_max),
+        *(decided.cluster_id, node.snapshot.index, node_count, decided.ttl_ms_max),
         *(randomness.hex_id(), found.run_id, state.value),
         *("0" if found.durability_gap else "1", found.evicted),
     )
     if answer == "not_empty":
         raise NodeRejectedError(
-            f"{visit.look.name}: it holds keys already; a cluster is formed on empty nodes"
+            f"{node.snapshot.name}: it holds keys already; a cluster is formed on empty nodes"
         )
-    # A node that is ahead was brought on by a second operator, or by the run that this one finishes. One that is another
-    # cluster's now was found empty by two operators, and must stop the later one before it takes any node of the first.
+    # A second operator, or the run that this one finishes, brought on a node that is ahead. If two operators
+    # found the same empty nodes, a node of the other cluster must stop the later operator before it takes any
+    # more.
     if answer == "other" or (answer == "ahead" and state is Phase.READY):
         raise NodeRejectedError(
-            f"{visit.look.name}: its identity was changed by somebody else; look, and repeat"
+            f"{node.snapshot.name}: somebody else changed its identity; run the command again"
         )
 
 
-def _warn(look: NodeSnapshot, decided: Plan, *, node_count: int) -> None:
-    """Warn of what an operator would otherwise learn at a node's first restart, too late; and of a node that is out."""
-    assert look.found is not None, "a node that could not be looked at is not planned for"
-    log = structlog.get_logger().bind(node_index=look.index, node_address=look.address)
-    if look.found.durability_gap:
+def _warn(snapshot: NodeSnapshot, decided: Plan, *, node_count: int) -> None:
+    """Warn of a node that is not durable, before its first restart shows it, and of a quarantined node."""
+    assert snapshot.found is not None, "a plan has only examined nodes"
+    log = structlog.get_logger().bind(node_index=snapshot.index, node_address=snapshot.address)
+    if snapshot.found.durability_gap:
         consequence = (
-            f"after a restart it is quarantined for {decided.ttl_ms_max / 1000:g} s, the greatest ttl, and then rejoins"
+            f"after a restart it is quarantined for {decided.ttl_ms_max / 1000:g} s, the greatest ttl"
             if node_count > 1
-            else "after a restart it does not vote until `redfence cluster recover` is run, for there are no others to ask"
+            else "after a restart it votes only after `redfence cluster recover`, because it has no peers"
         )
-        log.warning("node_not_durable", gap=look.found.durability_gap, consequence=consequence)
-    identity = look.found.identity
+        log.warning("node_not_durable", gap=snapshot.found.durability_gap, consequence=consequence)
+    identity = snapshot.found.identity
     if identity is not None and identity.phase is Phase.QUARANTINED:
         log.warning(
             "node_not_ready",

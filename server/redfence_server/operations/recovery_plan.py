@@ -1,17 +1,17 @@
-"""Plan the new start of a cluster after more than a minority of its nodes forgot. Pure; operations/recovery.py carries it out.
+"""Plan the recovery of a cluster after more than a minority of its nodes forgot. Pure.
 
-No set of nodes is sure to know every token that was granted: a grant stands on f + 1 nodes, and these may be the f + 1 that
-forgot. So the floor comes from outside: from the operator, who can ask the storage for its highest token, or from the clock.
+No set of nodes is sure to know every granted token: a grant stands on f + 1 nodes, and these may be the f + 1
+that forgot. So the floor comes from outside: from the clock, or from the operator, who can ask the storage.
 
-Why the clock will do: tokens grow more slowly than the microseconds since 1970. Each token takes a script on a node, about ten
-microseconds, and is one above the greatest that this node knows. Each floor that is reserved for a node adds 2^20, about a
-second. Let nodes come back less often than once a second on average. Then the tokens minted since the last recovery, at t0,
-are fewer than the microseconds from t0 to now, and t0 + 2^20 + that is less than now + 2^20. A new cluster begins at 0, half
-a century behind the clock.
+The clock will do, because tokens grow more slowly than the microseconds since 1970. Each token takes a script
+on a node, about ten microseconds, and is one above the greatest that this node knows. Each floor that is
+reserved for a node adds 2^20, about a second. Assume that nodes come back less often than once a second on
+average. Then the tokens minted since the last recovery, at t0, are fewer than the microseconds from t0 to
+now. So they are below now + 2^20. A new cluster begins at 0, half a century behind the clock.
 
-The argument fails if the clock is behind where it was at the last recovery, if a floor given by hand is still ahead of the
-clock, or if processes restarted, or fences failed, more than once a second for long. But each token that can still be read
-counts as well, so harm needs the loss of every node that knows.
+The argument fails if the clock is behind its time at the last recovery, or if a floor given by hand is still
+ahead of the clock. It also fails if processes restart, or fences fail, more than once a second for long. But
+each token that a node still shows counts as well, so harm needs the loss of every node that knows.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from typing import Final
 
 from redfence_proto import bounds
 from redfence_server.errors import ConfigError, NodeRejectedError
+from redfence_server.membership.admin import NodeSnapshot
 from redfence_server.membership.admission import Admitted, Judgement, Reason, Rejected, Restarted
 from redfence_server.membership.cluster_judgement import ClusterJudgement
 from redfence_server.membership.examination import Phase
 from redfence_server.membership.fence import TOKENS_JUMP
-from redfence_server.membership.visit import NodeSnapshot
 
 FLOOR_MAX: Final = bounds.FENCING_TOKEN_MAX - 2**20 * TOKENS_JUMP
 """A greater floor leaves no room for tokens above it: each return of a node takes a jump."""
 _WALL_US_MIN: Final = 1_735_689_600_000_000
-"""The beginning of 2025. A clock that tells an earlier time was never set, and is behind what a former recovery may have read."""
+"""The beginning of 2025. A clock before it was never set, and may be behind that of a former recovery."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the operator asks for.
+    """The operator's request.
 
     Attributes:
         floor: tokens go on above it; None takes it from the clock.
-        ttl_ms_max: needed if no node remembers it; None if not told.
-        assume_durable: the operator's word that a node which restarted has forgotten nothing.
+        ttl_ms_max: needed if no node remembers it; None if not given.
+        assume_durable: the operator asserts that a restarted node has forgotten nothing.
     """
 
     floor: int | None
@@ -51,12 +51,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Take out all nodes that were examined, and give them the floor after the wait.
+    """The plan: take out all nodes that were examined, and give them the floor after the wait.
 
     Attributes:
         is_new: no node remembers the cluster, so its id is a new one.
         away: the nodes that could not be examined.
-        is_avoidable: a quorum would vote without a recovery if the nodes that are away came back with their memory.
+        is_avoidable: a quorum would vote without a recovery if the nodes that are away came back with their
+            memory.
     """
 
     cluster_id: str
@@ -68,75 +69,81 @@ class Recovery:
     is_avoidable: bool
 
 
-def plan(looks: Sequence[NodeSnapshot], request: Request, *, wall_us: int, new_cluster_id: str) -> Recovery:
-    """Decide what a recovery of these nodes takes; there is one look for each index. `wall_us` counts from 1970.
+def plan(
+    snapshots: Sequence[NodeSnapshot], request: Request, *, wall_us: int, new_cluster_id: str
+) -> Recovery:
+    """Return the recovery of these nodes, from one snapshot for each index; `wall_us` counts from 1970.
 
     Raises:
-        NodeRejectedError: a node is in the way, too few can be reached, or there is nothing to recover; the message names the nodes.
+        NodeRejectedError: a node is unfit, too few can be reached, or there is nothing to recover; it names
+            the nodes.
         ConfigError: the floor is too low or too high, or the greatest ttl is missing or another.
     """
-    shown = [look.found for look in looks]
+    shown = [snapshot.found for snapshot in snapshots]
     judged = ClusterJudgement(shown, assume_durable=request.assume_durable, previously_admitted=True)
-    for look in looks:
-        _refuse_unfit(look, judged.judge(look.index, look.found))
-    away = [look for look in looks if look.found is None]
-    if len(looks) - len(away) < judged.quorum:
-        told = "; ".join(f"{look.name}: {look.problem}" for look in away)
-        raise NodeRejectedError(f"fewer than a quorum of {judged.quorum} nodes can be reached: {told}")
+    for snapshot in snapshots:
+        _refuse_unfit(snapshot, judged.judge(snapshot.index, snapshot.found))
+    away = [snapshot for snapshot in snapshots if snapshot.found is None]
+    if len(snapshots) - len(away) < judged.quorum:
+        problems = "; ".join(f"{snapshot.name}: {snapshot.problem}" for snapshot in away)
+        raise NodeRejectedError(f"fewer than a quorum of {judged.quorum} nodes can be reached: {problems}")
     voting = judged.voting()
     if len(voting) >= judged.quorum:
-        names = ", ".join(looks[index].name for index in voting)
+        names = ", ".join(snapshots[index].name for index in voting)
         raise NodeRejectedError(
-            f"nothing to recover: a quorum votes ({names}); the others come back by themselves, or `redfence cluster status` "
-            "says what is in their way"
+            f"nothing to recover: a quorum votes ({names}); the others come back by themselves, or "
+            "`redfence cluster status` says why not"
         )
-    if _was_never_formed(looks, judged):
+    if _was_never_formed(snapshots, judged):
         raise NodeRejectedError(
-            f"nothing to recover: cluster {judged.cluster_id} was never formed to the end; run `redfence cluster init` again"
+            f"nothing to recover: cluster {judged.cluster_id} was never formed to the end; "
+            "run `redfence cluster init` again"
         )
     return Recovery(
         cluster_id=judged.cluster_id or new_cluster_id,
         is_new=not judged.cluster_id,
         ttl_ms_max=_ttl_ms_max(judged, request),
-        floor=_floor(request.floor, known=greatest_number(looks), begun=_floor_begun(looks), wall_us=wall_us),
-        nodes=tuple(look.index for look in looks if look.found is not None),
-        away=tuple(look.index for look in away),
+        floor=_floor(
+            request.floor, known=greatest_number(snapshots), begun=_floor_begun(snapshots), wall_us=wall_us
+        ),
+        nodes=tuple(snapshot.index for snapshot in snapshots if snapshot.found is not None),
+        away=tuple(snapshot.index for snapshot in away),
         is_avoidable=len(judged.voting(returning=len(away))) + len(away) >= judged.quorum,
     )
 
 
-def greatest_number(looks: Sequence[NodeSnapshot]) -> int:
-    """Return the greatest number that can still be read from any node: minted, learnt, or a floor of any place."""
+def greatest_number(snapshots: Sequence[NodeSnapshot]) -> int:
+    """Return the greatest number that any node shows: a token, minted or learnt, or a floor of any index."""
     numbers = [0]
-    for look in looks:
-        if look.found is not None:
-            numbers.append(look.found.high or 0)
-            if (identity := look.found.identity) is not None:
+    for snapshot in snapshots:
+        if snapshot.found is not None:
+            numbers.append(snapshot.found.high or 0)
+            if (identity := snapshot.found.identity) is not None:
                 numbers += [identity.floor, *identity.known_floors.values()]
     return max(numbers)
 
 
-def known_floor(place: int, looks: Sequence[NodeSnapshot]) -> int:
-    """Return the least floor that a node needs at an index, as far as any other node knows."""
-    known = [look.found.identity for look in looks if look.found is not None]
-    return max((identity.known_floors.get(place, 0) for identity in known if identity is not None), default=0)
+def known_floor(node_index: int, snapshots: Sequence[NodeSnapshot]) -> int:
+    """Return the least floor that a node needs at an index, as far as any node knows."""
+    known = [snapshot.found.identity for snapshot in snapshots if snapshot.found is not None]
+    return max((each.known_floors.get(node_index, 0) for each in known if each is not None), default=0)
 
 
-# Reasons that do not matter, because the recovery gives the node a new beginning.
+# These reasons do not matter, because the recovery gives the node a new beginning.
 _EXCUSED = frozenset({Reason.NOT_FORMED, Reason.FORMING})
 
 
-def _refuse_unfit(look: NodeSnapshot, judgement: Judgement | None) -> None:
+def _refuse_unfit(snapshot: NodeSnapshot, judgement: Judgement | None) -> None:
     """Refuse a node that a recovery must not, or need not, touch."""
-    look.refuse_strangers()
+    snapshot.refuse_strangers()
     if isinstance(judgement, Rejected) and judgement.reason not in _EXCUSED:
-        raise NodeRejectedError(f"{look.name}: {judgement.detail}")
+        raise NodeRejectedError(f"{snapshot.name}: {judgement.detail}")
 
 
-def _was_never_formed(looks: Sequence[NodeSnapshot], judged: ClusterJudgement) -> bool:
+def _was_never_formed(snapshots: Sequence[NodeSnapshot], judged: ClusterJudgement) -> bool:
     """Tell whether no quorum of the cluster can ever have voted."""
     phases = {identity.phase for identity in judged.members.values()}
-    if Phase.ASSEMBLED in phases and any(look.found and look.found.identity is None for look in looks):
+    if Phase.ASSEMBLED in phases and any(each.found and each.found.identity is None for each in snapshots):
         return False  # the empty node had an identity, and may have voted (operations/forming.py)
     return bool(phases) and phases <= {Phase.FORMING, Phase.ASSEMBLED}
 
@@ -145,19 +152,20 @@ def _ttl_ms_max(judged: ClusterJudgement, request: Request) -> int:
     if not judged.cluster_id:
         if request.ttl_ms_max is None:
             raise ConfigError(
-                "max_ttl: no node remembers the cluster's greatest ttl; give it with --max-ttl, and no less than it was"
+                "max_ttl: no node remembers the cluster's greatest ttl; give it, or more, by --max-ttl"
             )
         return request.ttl_ms_max
     if request.ttl_ms_max not in {None, judged.ttl_ms_max}:
         raise ConfigError(
-            f"max_ttl: the cluster was formed with {judged.ttl_ms_max} ms and not with {request.ttl_ms_max} ms; leave it out"
+            f"max_ttl: the cluster was formed with {judged.ttl_ms_max} ms and not with "
+            f"{request.ttl_ms_max} ms; leave it out"
         )
     return judged.ttl_ms_max
 
 
-def _floor_begun(looks: Sequence[NodeSnapshot]) -> int:
+def _floor_begun(snapshots: Sequence[NodeSnapshot]) -> int:
     """Return the floor that an earlier recovery, which broke off, has reserved; 0 if there was none."""
-    found = [look.found.identity for look in looks if look.found is not None]
+    found = [snapshot.found.identity for snapshot in snapshots if snapshot.found is not None]
     return max((each.reserved for each in found if each is not None), default=0)
 
 
@@ -172,8 +180,8 @@ def _floor(asked: int | None, *, known: int, begun: int, wall_us: int) -> int:
         asked = known + 1  # the same command once more: what it has reserved is in its own way
     if asked <= known:
         raise ConfigError(
-            f"floor: {asked} is not above {known}, the greatest number that can still be read; give {known + 1} at the least, and more "
-            "than the highest token that any storage has seen"
+            f"floor: {asked} is not above {known}, the greatest number that the nodes show; give "
+            f"{known + 1} at the least, and more than the highest token that any storage has seen"
         )
     if asked > FLOOR_MAX:
         raise ConfigError(f"floor: {asked} leaves too few of the numbers below 2^53; {FLOOR_MAX} is the most")
@@ -181,7 +189,7 @@ def _floor(asked: int | None, *, known: int, begun: int, wall_us: int) -> int:
 
 
 def state_of(judgement: Judgement | None) -> str:
-    """Return a word for what comes of a node."""
+    """Return the word for a judgement in tables."""
     match judgement:
         case None:
             return "unreachable"

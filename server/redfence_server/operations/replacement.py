@@ -1,8 +1,9 @@
 """Prepare a process to take a node index in a cluster, and so end the vote of the process that has it.
 
-The new process gets the identity of its index, in quarantine, and the fence is raised for it (membership/fence.py). From then on the
-process that was at the index before counts nowhere, also if it cannot be reached from here, or is wiped and comes back under
-its old URL. The lock servers that are told the new URL find the fence complete, wait, and give the new process the vote.
+The new process gets the identity of its index, in quarantine, and the command raises the fence for it
+(membership/fence.py). From then on no server counts the process that was at the index before, even if it is
+out of reach, or is wiped and comes back under its old URL. Lock servers with the new URL find the fence
+complete, wait, and give the new process the vote.
 
 If the command breaks off, repeating it finishes.
 """
@@ -15,6 +16,14 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from redfence_server.errors import ConfigError, NodeRejectedError
+from redfence_server.membership.admin import (
+    AdminConnection,
+    AdminSettings,
+    NodeAssignment,
+    NodeSnapshot,
+    connect,
+    connect_all,
+)
 from redfence_server.membership.admission import (
     Admitted,
     Forgot,
@@ -27,20 +36,12 @@ from redfence_server.membership.admission import (
 from redfence_server.membership.cluster_judgement import ClusterJudgement
 from redfence_server.membership.examination import Phase
 from redfence_server.membership.fence import FenceError, raise_fence
-from redfence_server.membership.visit import (
-    AdminConnection,
-    AdminSettings,
-    NodeAssignment,
-    NodeSnapshot,
-    visit,
-    visits,
-)
 from redfence_server.randomness import Randomness
 from redfence_server.redis_io.dial import NodeUrl
 
 
 class Newcomer(Enum):
-    """What the new node is now."""
+    """The state of the new node."""
 
     TO_PREPARE = auto()
     """Empty, or of an earlier time: it gets its identity, in quarantine."""
@@ -52,55 +53,56 @@ class Newcomer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the replacement takes.
+    """The plan of a replacement.
 
     Attributes:
         ends_vote: the old node votes now.
-        spare: how many of the other nodes may be lost before the new one votes.
+        spare: this many of the other nodes may be lost before the new one votes.
         peers: the other nodes that vote, by index.
     """
 
-    seat: NodeAssignment
+    assignment: NodeAssignment
     newcomer: Newcomer
     ends_vote: bool
     spare: int
     peers: tuple[int, ...]
 
 
-def plan(looks: Sequence[NodeSnapshot], new: NodeSnapshot, *, assume_durable: bool) -> Plan:
-    """Decide what it takes to give the new node its index.
+def plan(snapshots: Sequence[NodeSnapshot], new: NodeSnapshot, *, assume_durable: bool) -> Plan:
+    """Return the steps that give the new node its index.
 
-    There is one look for each index, as the servers have the nodes: at the new node's index the old node, or the new one.
+    There is one snapshot for each index, in the servers' order. The one at the new node's index is of the old
+    node, or of the new one.
 
     Raises:
-        NodeRejectedError: the new node cannot take the index, or too few of the others vote. The message names the nodes.
+        NodeRejectedError: the new node cannot take the index, or too few others vote; it names the nodes.
     """
     new.refuse_strangers()
-    place = new.index
-    others = [look for look in looks if look.index != place]
-    # What the old node knows does not count: it may be any node that was ever at this index.
-    shown = [look.found if look.index != place else None for look in looks]
+    node_index = new.index
+    others = [snapshot for snapshot in snapshots if snapshot.index != node_index]
+    # Ignore the old node's knowledge: it may be any node that was ever at this index.
+    shown = [snapshot.found if snapshot.index != node_index else None for snapshot in snapshots]
     judged = ClusterJudgement(shown, assume_durable=assume_durable, previously_admitted=True)
-    judgements = [(look, judged.judge(look.index, look.found)) for look in others]
-    for look, judgement in judgements:
+    judgements = [(snapshot, judged.judge(snapshot.index, snapshot.found)) for snapshot in others]
+    for snapshot, judgement in judgements:
         if isinstance(judgement, Rejected) and judgement.reason in _WRONG_LIST:
-            raise NodeRejectedError(f"{look.name}: {judgement.detail}")
-    peers = tuple(look.index for look, judgement in judgements if isinstance(judgement, Admitted))
+            raise NodeRejectedError(f"{snapshot.name}: {judgement.detail}")
+    peers = tuple(snapshot.index for snapshot, judgement in judgements if isinstance(judgement, Admitted))
     if len(peers) < judged.quorum:
-        told = "; ".join(
-            f"{look.name}: {_why_not(look, judgement)}"
-            for look, judgement in judgements
+        problems = "; ".join(
+            f"{snapshot.name}: {_why_not(snapshot, judgement)}"
+            for snapshot, judgement in judgements
             if not isinstance(judgement, Admitted)
         )
         raise NodeRejectedError(
-            f"fewer than a quorum of {judged.quorum} other nodes votes, and they alone can bring a node in ({told or 'there are no others'}); "
-            "if they have forgotten, run `redfence cluster recover`"
+            f"fewer than a quorum of {judged.quorum} other nodes votes, and only they can bring a node in "
+            f"({problems or 'there are no others'}); if they have forgotten, run `redfence cluster recover`"
         )
-    old = None if _is_same(looks[place], new) else looks[place]
-    old_votes = old is not None and isinstance(judged.judge(place, old.found), Admitted)
+    old = None if _is_same(snapshots[node_index], new) else snapshots[node_index]
+    old_votes = old is not None and isinstance(judged.judge(node_index, old.found), Admitted)
     return Plan(
-        seat=NodeAssignment(judged.cluster_id, place, len(looks), judged.ttl_ms_max),
-        newcomer=_newcomer(new, judged.judge(place, new.found), old_votes=old_votes),
+        assignment=NodeAssignment(judged.cluster_id, node_index, len(snapshots), judged.ttl_ms_max),
+        newcomer=_newcomer(new, judged.judge(node_index, new.found), old_votes=old_votes),
         ends_vote=old_votes,
         spare=len(peers) - judged.quorum,
         peers=peers,
@@ -115,8 +117,8 @@ def _newcomer(new: NodeSnapshot, judgement: Judgement | None, *, old_votes: bool
     match judgement:
         case Admitted() if not old_votes:
             return Newcomer.VOTES
-        # It shows the identity of the index, but no server has admitted it since its start, or the old node shows the same
-        # identity: it may be a copy.
+        # It shows the identity of the index, but may be a copy: no server has admitted it since its start, or
+        # the old node shows the same identity.
         case Admitted() | Restarted() | Forgot() | Rejected(Reason.REPLACED | Reason.FORMING):
             return Newcomer.TO_PREPARE
         case Quarantined():
@@ -129,7 +131,7 @@ def _is_same(old: NodeSnapshot, new: NodeSnapshot) -> bool:
     return one_process or old.address == new.address
 
 
-def _why_not(look: NodeSnapshot, judgement: Judgement | None) -> str:
+def _why_not(snapshot: NodeSnapshot, judgement: Judgement | None) -> str:
     match judgement:
         case Forgot(detail) | Rejected(_, detail):
             return detail
@@ -137,59 +139,60 @@ def _why_not(look: NodeSnapshot, judgement: Judgement | None) -> str:
             return "quarantined"
         case Restarted():
             return "it restarted, and a lock server has not given it its vote yet"
-    return look.problem
+    return snapshot.problem
 
 
 async def replace_node(
-    place: int,
+    node_index: int,
     new: NodeUrl,
     nodes: Sequence[NodeUrl],
     *,
-    visiting: AdminSettings,
+    admin: AdminSettings,
     assume_durable: bool,
     randomness: Randomness,
     confirm: Callable[[Plan], bool],
 ) -> Plan | None:
-    """Prepare `new` for the index `place` and end the vote of the node there, if `confirm` agrees to the plan.
+    """Prepare `new` for an index and end the vote of the node there, if `confirm` agrees to the plan.
 
-    `nodes` are those of the servers; `new` may be the one at that index, wiped. Return the plan, or None if it was not confirmed.
-    Repeating it is harmless.
+    `nodes` are those of the servers; `new` may be the one at that index, wiped. Return the plan, or None if
+    it was not confirmed. Repeating it is harmless.
 
-    Cancellation: the new node is prepared or not; repeat it.
+    Cancellation: the new node may or may not be prepared; repeat it.
 
     Raises:
-        NodeRejectedError: a node is in the way, or was changed by a server or another operator.
+        NodeRejectedError: a node is unfit, or a server or another operator changed it.
         ConfigError: the new node is another one of the cluster.
     """
     for index, each in enumerate(nodes):
-        if each.address == new.address and index != place:
+        if each.address == new.address and index != node_index:
             raise ConfigError(f"node: {new.address} is node {index} of the cluster")
-    async with visits(nodes, visiting) as visited, AsyncExitStack() as stack:
-        is_there = nodes[place].address == new.address
-        newcomer = visited[place] if is_there else await visit(place, new, stack, visiting)
-        planned = plan([each.look for each in visited], newcomer.look, assume_durable=assume_durable)
+    async with connect_all(nodes, admin) as members, AsyncExitStack() as stack:
+        is_there = nodes[node_index].address == new.address
+        newcomer = members[node_index] if is_there else await connect(node_index, new, stack, admin)
+        snapshots = [each.snapshot for each in members]
+        planned = plan(snapshots, newcomer.snapshot, assume_durable=assume_durable)
         if not confirm(planned):
             return None
-        await _carry_out(planned, newcomer, visited, randomness)
+        await _carry_out(planned, newcomer, members, randomness)
         return planned
 
 
 async def _carry_out(
-    planned: Plan, newcomer: AdminConnection, visited: Sequence[AdminConnection], randomness: Randomness
+    planned: Plan, newcomer: AdminConnection, members: Sequence[AdminConnection], randomness: Randomness
 ) -> None:
-    place, old = planned.seat.index, visited[planned.seat.index]
-    peers = [visited[index] for index in planned.peers]
+    node_index, old = planned.assignment.index, members[planned.assignment.index]
+    peers = [members[index] for index in planned.peers]
     if planned.newcomer is Newcomer.TO_PREPARE:
-        known = max((peer.identity.known_floors.get(place, 0) for peer in peers), default=0)
+        known = max((peer.identity.known_floors.get(node_index, 0) for peer in peers), default=0)
         await newcomer.take_vote(
-            planned.seat, phase=Phase.QUARANTINED, quarantine=randomness.hex_id(), floor=known
+            planned.assignment, phase=Phase.QUARANTINED, quarantine=randomness.hex_id(), floor=known
         )
-        await newcomer.look_again()
-        if newcomer.look.found is None:
-            raise NodeRejectedError(f"{newcomer.look.name}: {newcomer.look.problem}")
+        await newcomer.refresh()
+        if newcomer.snapshot.found is None:
+            raise NodeRejectedError(f"{newcomer.snapshot.name}: {newcomer.snapshot.problem}")
     if planned.newcomer is not Newcomer.VOTES:
-        token_seen = old.look.found.high or 0 if old.look.found is not None else 0
+        token_seen = old.snapshot.found.high or 0 if old.snapshot.found is not None else 0
         try:
             await raise_fence(newcomer, peers, token_seen=token_seen, randomness=randomness)
         except FenceError as error:
-            raise NodeRejectedError(f"{newcomer.look.name}: {error}; run the command again") from error
+            raise NodeRejectedError(f"{newcomer.snapshot.name}: {error}; run the command again") from error

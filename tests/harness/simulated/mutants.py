@@ -22,10 +22,10 @@ from redfence_server.locking.node import Command, Mint, NoReply, Renew, Reply
 from redfence_server.membership import fence, node_clock, peers
 from redfence_server.membership import heartbeat as node_heartbeat
 from redfence_server.membership import joining as node_joining
+from redfence_server.membership.admin import AdminConnection
 from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.examination import ClockReading, Identity, Phase
 from redfence_server.membership.joining import NodeJoining
-from redfence_server.membership.visit import AdminConnection
 
 Patch = tuple[object, str, object]
 
@@ -96,7 +96,7 @@ class _Any:
 
 def _fenced_for_anybody(seen: AdminConnection) -> Identity:
     """Take a floor of another process for one's own."""
-    found = seen.look.found
+    found = seen.snapshot.found
     assert found is not None, "only a node that was examined shows an identity"
     assert found.identity is not None, "only a node that was formed has an identity"
     fences: Any = _Any()
@@ -123,8 +123,8 @@ async def _reserve_alone(process: AdminConnection, trusted: Sequence[AdminConnec
     """Let a node that restarted with proof jump by itself."""
     if process.identity.phase is not Phase.RESTARTED:
         return await fence.raise_fence(process, trusted, **around)
-    assert process.look.found is not None, "it was examined"
-    floor = max(process.look.found.high or 0, process.identity.floor) + fence.TOKENS_JUMP
+    assert process.snapshot.found is not None, "it was examined"
+    floor = max(process.snapshot.found.high or 0, process.identity.floor) + fence.TOKENS_JUMP
     await process.reserve_floor(floor)
     return floor
 

@@ -23,7 +23,7 @@ from redfence_server.membership.fence import (
     fence_size,
     raise_fence,
 )
-from redfence_server.membership.visit import AdminConnection, AdminSettings, NodeSnapshot
+from redfence_server.membership.admin import AdminConnection, AdminSettings, NodeSnapshot
 from redfence_server.redis_io.scripts import Keyspace
 
 INDEX = 2
@@ -57,16 +57,16 @@ class MemoryNode(AdminConnection):
         self.journal = journal
         self.fails_before = self.fails_after = False
 
-    async def look_again(self) -> None:
+    async def refresh(self) -> None:
         found = Findings(identity=self.now, run_id=self.now.run_id, version="7.2.4", high=self.high)
-        self.look = replace(self.look, found=found)
+        self.snapshot = replace(self.snapshot, found=found)
 
     async def step(self, script: str, *arguments: str | int) -> str:
         await asyncio.sleep(0)
         if self.fails_before:
             raise NodeRejectedError("the connection broke")
         answer = self._reserve(*arguments) if script == "reserve_floor" else self._raise(*arguments)
-        self.journal.append(f"{script} {self.look.index}: {answer}")
+        self.journal.append(f"{script} {self.snapshot.index}: {answer}")
         if self.fails_after:
             raise NodeRejectedError("the connection broke")
         return answer
@@ -122,7 +122,7 @@ class Nodes:
         process = process or self.process
         trusted = self.peers if trusted is None else trusted
         for node in (process, *trusted):
-            await node.look_again()
+            await node.refresh()
         return await raise_fence(process, trusted, token_seen=token_seen, randomness=Ids())
 
     def raised_to(self, floor: int) -> int:
@@ -249,12 +249,12 @@ class Far(MemoryNode):
     """Another driver's visit to the same node; its steps take longer."""
 
     def __init__(self, node: MemoryNode) -> None:
-        super().__init__(node.look.index, node.now, high=node.high, journal=node.journal)
+        super().__init__(node.snapshot.index, node.now, high=node.high, journal=node.journal)
         self._near = node
 
-    async def look_again(self) -> None:
-        await self._near.look_again()
-        self.look = self._near.look
+    async def refresh(self) -> None:
+        await self._near.refresh()
+        self.snapshot = self._near.snapshot
 
     async def step(self, script: str, *arguments: str | int) -> str:
         for _ in range(5):

@@ -10,12 +10,12 @@ import pytest
 import structlog
 
 from harness.time.virtual_loop import LoopClock, on_virtual_time
+from redfence_server.membership.admin import AdminSettings
 from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.examination import DURABLE_SETTINGS, Identity, Phase, examine
 from redfence_server.membership.heartbeat import Heartbeat, HeartbeatSettings, NotAdmitted
 from redfence_server.membership.joining import JoiningSettings, NodeJoining
 from redfence_server.membership.node_clock import ClockWitnesses, Step
-from redfence_server.membership.visit import AdminSettings
 from redfence_server.randomness import SystemRandomness
 from redfence_server.redis_io import scripts
 from redfence_server.redis_io.dial import DialAnswerError, DialError, DialledNode, DialRefusedError, NodeUrl
@@ -76,7 +76,7 @@ def joining(memory: ClusterMemory) -> NodeJoining:
     clock, log = LoopClock(), structlog.get_logger()
     settings = JoiningSettings(
         urls=[NodeUrl(f"redis://n{index}:6379") for index in range(3)],
-        visiting=AdminSettings(KEYS, 1_000, clock),
+        admin=AdminSettings(KEYS, 1_000, clock),
         assume_durable=False,
         accept_empty_nodes=False,
         fencing=asyncio.Lock(),

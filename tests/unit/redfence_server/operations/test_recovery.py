@@ -12,8 +12,8 @@ import pytest
 
 from redfence_server.clock import SystemClock
 from redfence_server.errors import NodeRejectedError
+from redfence_server.membership.admin import AdminConnection, AdminSettings, NodeSnapshot
 from redfence_server.membership.examination import Findings, Identity, Phase
-from redfence_server.membership.visit import AdminConnection, AdminSettings, NodeSnapshot
 from redfence_server.operations.recovery import ClusterRecovery
 from redfence_server.randomness import SystemRandomness
 from redfence_server.redis_io.dial import NodeUrl
@@ -46,10 +46,10 @@ class TakenOut(AdminConnection):
 def recovery() -> ClusterRecovery:
     begun = ClusterRecovery(
         [NodeUrl(f"redis://n{index}:6379") for index in range(3)],
-        visiting=VISITING,
+        admin=VISITING,
         clock=SystemClock(),
         randomness=SystemRandomness(),
-        on_look=lambda _: None,
+        on_examined=lambda _: None,
         on_plan=lambda *_: None,
         on_wait=lambda _: None,
     )

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from redfence_server.errors import ConfigError, NodeRejectedError
+from redfence_server.membership.admin import NodeSnapshot
 from redfence_server.membership.examination import Findings, Identity, Phase
-from redfence_server.membership.visit import NodeSnapshot
 from redfence_server.operations.recovery_plan import (
     FLOOR_MAX,
     Recovery,

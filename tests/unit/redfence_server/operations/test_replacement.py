@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from redfence_server.errors import NodeRejectedError
+from redfence_server.membership.admin import NodeAssignment, NodeSnapshot
 from redfence_server.membership.examination import Findings, Identity, Phase
-from redfence_server.membership.visit import NodeAssignment, NodeSnapshot
 from redfence_server.operations.replacement import Newcomer, Plan, plan
 
 TTL_MS = 300_000
@@ -198,4 +198,4 @@ def test_a_list_of_nodes_that_is_not_the_clusters_is_refused(
 
 def test_what_the_old_node_says_of_the_cluster_does_not_count() -> None:
     lies = look(PLACE, identity(PLACE, known_floors={0: 10**6, 1: 10**6}, max_ttl_ms=10**9))
-    assert decide(new(), lies).seat == NodeAssignment("c", PLACE, 3, TTL_MS)
+    assert decide(new(), lies).assignment == NodeAssignment("c", PLACE, 3, TTL_MS)

@@ -2,8 +2,7 @@
 
 Tokens stay ordered only if nodes remember them. A restart breaks every connection, and a server examines each
 new connection, so it notices every restart. Every new run of a process passes the fence (membership/fence.py)
-before it votes. A run can prove that it forgot nothing, by its settings and those of the run before; it then
-skips the wait.
+before it votes. By its settings and those of the run before, a run may prove that it forgot nothing.
 
 Servers quarantine a node without proof. It comes back by fence, wait and vote. A server rejects a node that
 only an operator can repair; this binds no other server.
@@ -71,8 +70,7 @@ class Expectation:
         floor: the least floor that a process there needs to vote.
         token: the greatest token that this server has seen from the node with that floor.
         gap_seen: this server has seen the present run with settings that may lose answered commands.
-        previously_admitted: this server admitted a process with that floor; an empty or older one has
-            forgotten.
+        previously_admitted: this server admitted a process with that floor; an older one has forgotten.
         runs: the run ids of the other nodes' processes, each with its index.
     """
 

@@ -70,8 +70,7 @@ class ClockReading:
     """The node's clock showed `node_ms` between `sent_ms` and `received_ms` of this machine's steady clock.
 
     Attributes:
-        distrusted_ms: the node's votes for new grants do not count for so much longer, as servers recorded on
-            it.
+        distrusted_ms: the node's votes for new grants do not count for so long, as servers recorded on it.
     """
 
     sent_ms: float
@@ -292,8 +291,7 @@ def _read_info(answer: Any) -> Mapping[str, str]:
     if isinstance(answer, DialRefusedError):
         raise answer
     if not isinstance(answer, bytes):
-        # It may also be this connection itself: TCP can connect a socket to its own port once the node left
-        # it.
+        # TCP may even have connected this socket to itself, on a port that the node has left.
         raise DialAnswerError("it does not answer INFO as a Redis server does")
     lines = (line.partition(":") for line in answer.decode(errors="replace").splitlines())
     return {name: value.strip() for name, colon, value in lines if colon}

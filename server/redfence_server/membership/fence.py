@@ -2,8 +2,7 @@
 
 No token may be granted twice: neither if the node that minted it forgets it, nor if another process at the
 same index minted it. There are N = 2f + 1 nodes. The process that is to vote at index i is in quarantine (its
-own random id), so no server counts it. Every grant has a quorum, so it stands on at least f of the 2f peers
-of i.
+own random id), so no server counts it. Every grant has a quorum, so it stands on f or more of the 2f peers.
 
 1. *Read* the greatest token of f + 1 trusted peers; R is the greatest + 2^20. Every grant stands on one of
    them. (f peers could all have missed it.) The process's own greatest token counts as well.
@@ -13,8 +12,7 @@ of i.
    below R. A peer that votes renews its admission id in that step. This is the fence. From here on no quorum
    contains an older process at index i, dead or alive. Such a quorum needs f peers, so one fenced peer. Each
    server must examine that peer again before its next command there, reads the floor and drops the older
-   process. An attempt in flight cannot end there either: its token on the peer is below R, and the peer
-   refuses a commit under the old id.
+   process. An attempt in flight fails there: its token is below R, and the peer refuses the old id.
 4. *Wait* the greatest ttl and its drift, counted from the completed fence. Every lease that the older process
    supported was granted or renewed before the fence, so its validity has ended. A process with proof that it
    forgot nothing skips the wait: it still supports its leases. But it must be the last process that voted at
@@ -23,8 +21,7 @@ of i.
 
 Any server may drive, and two at once do no harm: the later reservation wins, and the other driver begins
 anew. A driver that dies leaves the process in quarantine. The next one completes its fence: it raises R on
-the peers that do not show R for this very quarantine, if their tokens are below R. So R rests on the check in
-step 3.
+the peers that do not show R for this very quarantine, if their tokens are below R. So step 3 protects R.
 
 *Trusted* are peers that vote. After a power loss no node votes; then those that restarted with proof may read
 and fence each other. They remember every grant that stood on them, so step 1 holds. Their ids need not change

@@ -129,8 +129,7 @@ class NodeJoining:
         self._fence_pause_ms = _FENCE_PAUSE_MS_FIRST
         # The last quarantine that this server began, and why.
         self._began = ("", "")
-        # The greatest floor that this server gave to, or saw on, an admitted process here; None before the
-        # first.
+        # The greatest floor that this server gave to, or saw on, an admitted process here.
         self._floor: int | None = None
         self.run_id = ""
 
@@ -231,8 +230,7 @@ class NodeJoining:
                 memory.cluster_id or "", self._index, len(memory.nodes), memory.ttl_ms_max or 0
             )
         )
-        restarted = isinstance(judgement, Restarted)
-        quarantine = self._randomness.hex_id()
+        restarted, quarantine = isinstance(judgement, Restarted), self._randomness.hex_id()
         if restarted:
             quarantine = fence.quarantine_id(connection.identity, quarantine)
         await connection.take_vote(

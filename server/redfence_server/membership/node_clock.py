@@ -2,12 +2,10 @@
 
 Nodes end holds by their wall clock. If it steps forward, the node ends holds early and gives the lock to the
 next lease while the holder still counts on its own. Tokens stay ordered; exclusion is lost. So a server must
-know of a step before it counts the vote that the step made possible, and for as long as a lease from before
-can live.
+know of a step before it counts the vote that the step made possible, and while an earlier lease can live.
 
-**What a sample tells.** The node read its clock between sending and receipt. So the offset of its clock from
-the server's, o(t), lies between `node - received` and `node - sent`. A slow answer makes the bounds wide,
-never wrong.
+**What a sample tells.** The node read its clock between sending and receipt. So o(t), the offset of its clock
+from the server's, lies between `node - received` and `node - sent`. Slow answers widen these bounds.
 
 **What a clock may do.** It may gain or lose DRIFT_RATIO of the time and DRIFT_FIXED_MS, as leases allow for
 (locking/quorum.py). So `o(t) - ratio * t` never rises, and `o(t) + ratio * t` never falls, by more than the
@@ -17,12 +15,11 @@ bound is below the second proves a step backward. The last sample alone would le
 first would soon allow any.
 
 **After a step** the server forgets the bound that it broke; the other one stays true. A command's reply shows
-only its receipt: it can prove a step forward, but gives no new bound. So the server takes a step in the next
-full sample for a second one (test_a_step_hidden_behind_another_is_distrusted_as_well).
+only its receipt: it can prove a step forward, but gives no new bound. So the server treats a step in the
+next full sample as a second one (test_a_step_hidden_behind_another_is_distrusted_as_well).
 
 **Not seen** are a step smaller than drift and round trips may explain, one that is taken back before the next
-sample, and one before the first sample. The server's clock must go on while its machine sleeps, or all nodes
-seem to step.
+sample, and one before the first. The server's clock must go on while its machine sleeps.
 """
 
 from __future__ import annotations
@@ -61,8 +58,7 @@ class NodeClock:
         """Begin without a sample, and trusting.
 
         For `distrust_ms` after a step the node's votes do not count: the greatest ttl of the cluster and its
-        drift. With less, the node might vote again while a holder still counts on a lease that the step
-        ended.
+        drift. With less, the node might vote while a holder still counts on a lease that the step ended.
         """
         assert distrust_ms > 0, distrust_ms
         self._distrust_ms = distrust_ms

@@ -48,11 +48,8 @@ def choose_peers(
         assume_durable: the operator asserts that a restarted node forgets nothing.
         accept_empty: this server runs the nodes itself, so no other process has the index of an empty node.
     """
-    trusted = [
-        peer
-        for peer in peers
-        if _is_trusted(peer.snapshot, process.identity, memory, assume_durable=assume_durable)
-    ]
+    own = process.identity
+    trusted = [each for each in peers if _is_trusted(each.snapshot, own, memory, durable=assume_durable)]
     if not trusted:
         return Peers((), None, process_is_superseded=False)
     members = [process, *(peer for peer in peers if _is_member(peer.snapshot, process.identity))]
@@ -71,20 +68,18 @@ def choose_peers(
     return Peers(trusted, out, fence.is_superseded(process.identity, known))
 
 
-def _is_trusted(
-    snapshot: NodeSnapshot, process: Identity, memory: ClusterMemory, *, assume_durable: bool
-) -> bool:
+def _is_trusted(peer: NodeSnapshot, process: Identity, memory: ClusterMemory, *, durable: bool) -> bool:
     """Tell whether a peer votes, or both it and the process restarted with proof."""
-    if snapshot.found is None:
+    if peer.found is None:
         return False
     expected = Expectation(
-        index=snapshot.index,
+        index=peer.index,
         node_count=process.node_count,
         cluster_id=process.cluster_id,
-        assume_durable=assume_durable,
-        floor=memory.nodes[snapshot.index].floor,
+        assume_durable=durable,
+        floor=memory.nodes[peer.index].floor,
     )
-    match judge(expected, snapshot.found):
+    match judge(expected, peer.found):
         case Admitted():
             return True
         case Restarted(noted=True):

@@ -11,9 +11,8 @@ node that the recovery could not reach.
 A recovery that breaks off leaves the nodes in quarantine, and the next one begins anew. If two run at once,
 the later one voids the ids of the earlier, which finds too few of its nodes and stops. If they cross midway,
 each node has one floor or the other. Both are above all earlier grants, and the servers count only nodes with
-the greater one. Once a quorum votes, lock servers bring back the nodes that were left out. A node that was
-away when the floor was reserved looks as if its index was given to another process: it needs `redfence
-cluster replace`.
+the greater one. Once a quorum votes, lock servers bring back the nodes that were left out. But a node that
+was away when the floor was reserved seems superseded: it needs `redfence cluster replace`.
 """
 
 from __future__ import annotations

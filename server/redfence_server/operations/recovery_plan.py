@@ -7,7 +7,7 @@ The clock will do, because tokens grow more slowly than the microseconds since 1
 on a node, about ten microseconds, and is one above the greatest that this node knows. Each floor that is
 reserved for a node adds 2^20, about a second. Assume that nodes come back less often than once a second on
 average. Then the tokens minted since the last recovery, at t0, are fewer than the microseconds from t0 to
-now. So they are below now + 2^20. A new cluster begins at 0, half a century behind the clock.
+now. So every token is below now + 2^20. A new cluster begins at 0, half a century behind the clock.
 
 The argument fails if the clock is behind its time at the last recovery, or if a floor given by hand is still
 ahead of the clock. It also fails if processes restart, or fences fail, more than once a second for long. But

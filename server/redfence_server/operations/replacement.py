@@ -2,8 +2,7 @@
 
 The new process gets the identity of its index, in quarantine, and the command raises the fence for it
 (membership/fence.py). From then on no server counts the process that was at the index before, even if it is
-out of reach, or is wiped and comes back under its old URL. Lock servers with the new URL find the fence
-complete, wait, and give the new process the vote.
+out of reach, or wiped under its old URL. Lock servers with the new URL wait, and give the new one its vote.
 
 If the command breaks off, repeating it finishes.
 """
@@ -71,8 +70,7 @@ class Plan:
 def plan(snapshots: Sequence[NodeSnapshot], new: NodeSnapshot, *, assume_durable: bool) -> Plan:
     """Return the steps that give the new node its index.
 
-    There is one snapshot for each index, in the servers' order. The one at the new node's index is of the old
-    node, or of the new one.
+    There is one snapshot for each index, in the servers' order; at the new node's index, of either node.
 
     Raises:
         NodeRejectedError: the new node cannot take the index, or too few others vote; it names the nodes.

@@ -59,18 +59,16 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         settings = cluster_flags.settings_of(arguments)
         nodes = check_urls(settings.nodes)
-        if not 0 <= arguments.node_index < len(nodes):
-            raise ConfigError(
-                f"node: there is no node {arguments.node_index}; they are 0 to {len(nodes) - 1}"
-            )
-        old = nodes[arguments.node_index]
+        if not 0 <= (index := arguments.node_index) < len(nodes):
+            raise ConfigError(f"node: there is no node {index}; they are 0 to {len(nodes) - 1}")
+        old = nodes[index]
         try:
             new = old if arguments.url is None else NodeUrl(arguments.url)
         except ValueError as error:
             raise ConfigError(f"URL: {error}") from None
         carried_out = asyncio.run(
             replace_node(
-                arguments.node_index,
+                index,
                 new,
                 nodes,
                 admin=AdminSettings(composition.keyspace(settings), settings.dial_timeout_ms),

@@ -84,9 +84,7 @@ def _unreached(node: Checkup, limits: Limits) -> Finding:
     reason = str(node.error)
     match node.error:
         case DialDeniedError():
-            advice = (
-                "compare user and password in its URL with its ACL LIST; a database in the URL needs +select"
-            )
+            advice = "compare user and password in its URL with its ACL LIST; a database there needs +select"
             return _serious(Kind.DENIED, f"it does not let this user in: {reason}", advice)
         case DialLoadingError():
             advice = "wait and look again: it votes after that, if it has forgotten nothing"
@@ -98,9 +96,7 @@ def _unreached(node: Checkup, limits: Limits) -> Finding:
                 Kind.REFUSED, f"no server can admit it, for it refuses a command: {reason}", advice
             )
         case DialAnswerError():
-            advice = (
-                "check that its URL names a Redis or Valkey server, and that only redfence writes its keys"
-            )
+            advice = "check that its URL names a Redis or Valkey server; only redfence may write its keys"
             return _serious(Kind.UNINTELLIGIBLE, f"it answers as no node does: {reason}", advice)
     advice = "start it, or repair network or address; a stopped process accepts connections and never answers"
     return _serious(Kind.UNREACHABLE, f"it does not answer: {reason}", advice)
@@ -109,8 +105,7 @@ def _unreached(node: Checkup, limits: Limits) -> Finding:
 _REPLACE: Final = "`redfence cluster replace {index} URL`"
 _SET: Final = "use CONFIG SET, then CONFIG REWRITE so that its configuration file says the same"
 _GRANT_CONFIG: Final = "grant this user +config|get"
-# Advice for each reason why servers reject a node. The reason is also the kind of the finding. Admission
-# words the finding.
+# Advice for each reason why servers reject a node. The reason is also the kind; admission words the finding.
 ADVICE: Final[Mapping[Reason, str]] = {
     Reason.REPLICA: "it follows {primary}; name an independent primary. To make it one: REPLICAOF NO ONE, "
     f"then FLUSHALL (it holds another node's memory), then {_REPLACE}",
@@ -186,8 +181,7 @@ def _durability(
     else:
         what = f"{what}; after each restart it goes through {_quarantine(judged)} before it votes again"
         advice = f"{mend}, if possible before the cluster is formed. Until then restart one node at a time: "
-        advice += "if a majority restarts at once (a power cut), nothing is granted before "
-        advice += "`redfence cluster recover`"
+        advice += "after a power cut of a majority, nothing is granted before `redfence cluster recover`"
         yield _warning(kind, what, advice)
 
 
@@ -240,9 +234,7 @@ def _memory(node: Checkup) -> Iterator[Finding]:
             yield _warning(Kind.EVICTION_POLICY, what, "set maxmemory-policy noeviction")
     elif used >= MEMORY_RATIO_WARNING * limit:
         what = f"{used / limit:.0%} of its {limit / 2**20:.1f} MiB are used; a full node grants nothing"
-        advice = (
-            "raise maxmemory, keep unused counters for a shorter time (counter_idle_ms), or find other data"
-        )
+        advice = "raise maxmemory, keep unused counters for less time (counter_idle_ms), or find other data"
         tell = _serious if used >= MEMORY_RATIO_SERIOUS * limit else _warning
         yield tell(Kind.MEMORY_SHORT, what, advice, keeps_out=used >= limit)
 
@@ -260,10 +252,8 @@ def _clock(node: Checkup) -> Iterator[Finding]:
         what = (
             f"within {watched_s:.1f} s its clock went {abs(by_ms):.0f} ms {way} beyond what a clock may drift"
         )
-        advice = (
-            "slew its machine's clock and never set it while the node runs (chrony without makestep, ntpd "
-        )
-        advice += "-x); its votes do not count until the greatest ttl is over"
+        advice = "slew its machine's clock, never set it (chrony without makestep, ntpd -x); "
+        advice += "its votes do not count until the greatest ttl is over"
         yield _serious(Kind.CLOCK_STEPS, what, advice)
 
 
@@ -301,10 +291,8 @@ def _quorum(
     judgements = [judgement for node in nodes if (judgement := judged.judge(node.index, node.found))]
     if not judged.cluster_id and judgements:
         what = f"no node that answers belongs to a cluster, with the key prefix {limits.key_prefix}"
-        advice = (
-            "repair the other findings, then run `redfence cluster init`. If there was a cluster, these are "
-        )
-        advice += "not its nodes, or all were wiped: `redfence cluster recover`"
+        advice = "repair the other findings, then run `redfence cluster init`. If there was a cluster, "
+        advice += "these are not its nodes, or all were wiped: `redfence cluster recover`"
         yield _serious(Kind.NOT_FORMED, what, advice, keeps_out=False)
     elif len(voters) < needed:
         advice = "repair the serious findings, the easiest node first"
@@ -313,7 +301,6 @@ def _quorum(
             for each in judgements
         )
         if forgot > count - needed:
-            advice += f". {forgot} nodes may have forgotten, too many for the others to bring them back: "
-            advice += "`redfence cluster recover`"
+            advice += f". {forgot} nodes may have forgotten, which is too many: `redfence cluster recover`"
         what = f"{len(voters)} of {count} nodes can vote and {needed} are needed: nothing is granted"
         yield _serious(Kind.NO_QUORUM, what, advice, keeps_out=False)

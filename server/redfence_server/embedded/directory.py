@@ -38,8 +38,7 @@ class DataDirectory:
         Cancellation: nothing stays locked.
 
         Raises:
-            DataDirectoryError: it cannot be written, another server uses it, or it was made for another
-                number of nodes.
+            DataDirectoryError: it cannot be written, is in use, or was made for another number of nodes.
         """
         temporary = path is None
         try:

@@ -1,11 +1,9 @@
 """Become another program, which the kernel kills as soon as the parent dies, however it dies.
 
 Run it as a script: `python -I -S embedded/parent_death.py PARENT_PID PROGRAM [ARGUMENT…]`. A `preexec_fn`
-would run code between fork and exec, which can deadlock in a parent with threads, and gRPC has threads. It
-costs about 10 ms.
+would run code between fork and exec, which can deadlock in a parent with threads, such as gRPC's.
 
-The kernel takes the *thread* that started the child for its parent: start children on a thread that outlives
-them.
+The *thread* that started the child counts as its parent: start children on a thread that outlives them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Examine one node over a connection of its own, and take the steps that change its identity.
+"""Examine one node over a separate connection, and take the steps that change its identity.
 
 Lock servers and operators' commands take the same steps: take the vote away, reserve a floor, raise a floor,
 restore the vote. No step lets a server in; membership/admission.py decides whether a node may vote.

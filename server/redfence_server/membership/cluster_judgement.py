@@ -29,7 +29,6 @@ class ClusterJudgement:
         nodes: the findings at each index; None if the examination failed.
         assume_durable: the operator asserts that a restarted node has forgotten nothing.
         previously_admitted: these nodes voted last at these indices, so an older or empty node has forgotten.
-            Without it, judge each node as a server does that has just started.
     """
 
     def __init__(

@@ -11,8 +11,7 @@ from the server's, lies between `node - received` and `node - sent`. Slow answer
 (locking/quorum.py). So `o(t) - ratio * t` never rises, and `o(t) + ratio * t` never falls, by more than the
 fixed part. Two numbers remember all of the past: the least upper bound of the first and the greatest lower
 bound of the second. A sample whose *lower* bound is above the first proves a step forward. One whose *upper*
-bound is below the second proves a step backward. The last sample alone would let many small steps pass; the
-first would soon allow any.
+bound is below the second proves a step backward. The last sample alone would let many small steps pass.
 
 **After a step** the server forgets the bound that it broke; the other one stays true. A command's reply shows
 only its receipt: it can prove a step forward, but gives no new bound. So the server treats a step in the

@@ -33,12 +33,12 @@ from redfence_server.locking.node import (
     Undo,
 )
 from redfence_server.membership import fence
+from redfence_server.membership.admin import AdminSettings
 from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.examination import examine
 from redfence_server.membership.heartbeat import HeartbeatSettings
 from redfence_server.membership.joining import JoiningSettings
 from redfence_server.membership.node_clock import ClockWitnesses
-from redfence_server.membership.admin import AdminSettings
 from redfence_server.nodes.link import LinkSettings, NodeLink
 from redfence_server.operations import forming
 from redfence_server.randomness import SystemRandomness

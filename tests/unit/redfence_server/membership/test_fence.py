@@ -15,6 +15,7 @@ import pytest
 from redfence_proto import bounds
 from redfence_server.clock import SystemClock
 from redfence_server.errors import NodeRejectedError
+from redfence_server.membership.admin import AdminConnection, AdminSettings, NodeSnapshot
 from redfence_server.membership.examination import Findings, Identity, Phase
 from redfence_server.membership.fence import (
     TOKENS_JUMP,
@@ -23,7 +24,6 @@ from redfence_server.membership.fence import (
     fence_size,
     raise_fence,
 )
-from redfence_server.membership.admin import AdminConnection, AdminSettings, NodeSnapshot
 from redfence_server.redis_io.scripts import Keyspace
 
 INDEX = 2

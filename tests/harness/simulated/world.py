@@ -353,7 +353,9 @@ def _simulate(seed: int, rules: Rules) -> Report:
         raise structlog.DropEvent
 
     structlog.configure(processors=[note_defect], cache_logger_on_first_use=False)
+    # The collection at the end looks at this world only, and not at every module.
     gc.disable()
+    gc.freeze()
     try:
         world = None
 
@@ -371,9 +373,10 @@ def _simulate(seed: int, rules: Rules) -> Report:
         loop.bury()
         loop.close()
         asyncio.set_event_loop(None)
-        gc.enable()
         # Of a whole world, most of it in circles.
         gc.collect()
+        gc.unfreeze()
+        gc.enable()
         structlog.reset_defaults()
     counts = Counter({"grants": sum(map(len, world.history.grants.values())), "stale": world.storage.refused})
     counts["acknowledged"] = len(world.storage.acknowledged)

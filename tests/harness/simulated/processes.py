@@ -15,29 +15,23 @@ Arguments = TypeVarTuple("Arguments")
 _process: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
 
 
-class _Gate:
+class _OfProcess:
     """A callback of a process: it runs only while the process does."""
 
-    __slots__ = ("_arguments", "_callback", "_process", "context", "handle")
+    __slots__ = ()
+    process: Process
 
-    def __init__(
-        self,
-        process: Process,
-        callback: Callable[..., object],
-        arguments: tuple[Any, ...],
-        context: contextvars.Context,
-    ) -> None:
-        self._process = process
-        self._callback = callback
-        self._arguments = arguments
-        self.context = context
-        self.handle: asyncio.Handle | None = None
+    def _run(self) -> None:
+        if self.process.runs or not self.process.holds(self):
+            super()._run()  # type: ignore[misc]  # a handle's own
 
-    def __call__(self) -> None:
-        if self.handle is not None and self.handle.cancelled():
-            return
-        if not self._process.holds(self):
-            self._callback(*self._arguments)
+
+class _Handle(_OfProcess, asyncio.Handle):
+    __slots__ = ("process",)
+
+
+class _Timer(_OfProcess, asyncio.TimerHandle):
+    __slots__ = ("process",)
 
 
 class ProcessLoop(VirtualLoop):
@@ -52,13 +46,14 @@ class ProcessLoop(VirtualLoop):
         """Schedule; see the class."""
         context = contextvars.copy_context() if context is None else context
         process = context.get(_process)
-        if self._over:
-            return asyncio.Handle(callback, args, self, context)
-        if process is None:
-            return super().call_soon(callback, *args, context=context)
-        gate = _Gate(process, callback, args, context)
-        gate.handle = super().call_soon(gate, context=context)
-        return gate.handle
+        if process is None or self._over:
+            handle = asyncio.Handle(callback, args, self, context)
+        else:
+            handle = _Handle(callback, args, self, context)
+            handle.process = process
+        if not self._over:
+            self._ready.append(handle)
+        return handle
 
     def call_at(
         self,
@@ -72,9 +67,9 @@ class ProcessLoop(VirtualLoop):
         process = context.get(_process)
         if process is None:
             return super().call_at(when, callback, *args, context=context)
-        gate = _Gate(process, callback, args, context)
-        gate.handle = timer = super().call_at(when, gate, context=context)
-        return timer
+        timer = _Timer(when, callback, args, self, context)
+        timer.process = process
+        return self._schedule(timer)
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,9 +88,9 @@ class ProcessLoop(VirtualLoop):
                 with contextlib.suppress(RuntimeError):
                     coroutine.close()
 
-    def go_on(self, gate: _Gate) -> None:
+    def go_on(self, handle: _OfProcess) -> None:
         """Run what was held back, in the next turn."""
-        super().call_soon(gate, context=gate.context)
+        self._ready.append(handle)
 
 
 def _make_task(
@@ -119,6 +114,7 @@ class Process:
     Attributes:
         name: for people.
         alive: it was not killed.
+        runs: it is neither paused nor dead.
         tasks: that have not ended.
     """
 
@@ -126,47 +122,44 @@ class Process:
         self.name = name
         self.alive = True
         self._paused = False
-        self._held: deque[_Gate] = deque()
+        self.runs = True
+        self._held: deque[_OfProcess] = deque()
         self._context = contextvars.copy_context()
         self._context.run(_process.set, self)
         # In the order of their creation, and kept until they end: whatever is dropped in between would not be the same in every run.
         self.tasks: dict[asyncio.Task[Any], None] = {}
         loop = asyncio.get_running_loop()
         assert isinstance(loop, ProcessLoop)
+        self._loop = loop
         loop.processes.append(self)
-
-    @property
-    def runs(self) -> bool:
-        """Whether it is neither paused nor dead."""
-        return self.alive and not self._paused
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task in it."""
-        return asyncio.get_running_loop().create_task(coroutine, context=self._context)
+        return self._loop.create_task(coroutine, context=self._context)
 
     def soon(self, callback: Callable[..., object], *args: Any) -> None:
         """Have it do something as soon as it runs."""
-        asyncio.get_running_loop().call_soon(callback, *args, context=self._context)
+        self._loop.call_soon(callback, *args, context=self._context)
 
     def at(self, when_s: float, callback: Callable[..., object], *args: Any) -> None:
         """Have it do something at an instant, or as soon as it runs afterwards."""
-        asyncio.get_running_loop().call_at(when_s, callback, *args, context=self._context)
+        self._loop.call_at(when_s, callback, *args, context=self._context)
 
     def pause(self) -> None:
         """Stop it, as SIGSTOP does: what it would do is held back."""
         self._paused = True
+        self.runs = False
 
     def resume(self) -> None:
         """Let it go on. What was held back comes in the order in which it would have come."""
         self._paused = False
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, ProcessLoop)
+        self.runs = self.alive
         while self._held:
-            loop.go_on(self._held.popleft())
+            self._loop.go_on(self._held.popleft())
 
     def kill(self) -> None:
         """End it, as kill -9 does: nothing of it ever runs again, not even a `finally`."""
-        self.alive = False
+        self.alive = self.runs = False
         self._held.clear()
 
     async def end(self) -> None:
@@ -176,12 +169,12 @@ class Process:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def holds(self, gate: _Gate) -> bool:
+    def holds(self, callback: _OfProcess) -> bool:
         """Hold a callback back if the process does not run; drop it if it never will."""
         if not self.alive:
             return True
         if self._paused:
-            self._held.append(gate)
+            self._held.append(callback)
         return self._paused
 
 

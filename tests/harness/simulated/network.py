@@ -33,7 +33,7 @@ class Route:
     def carry(self, stream: Stream, arrive: Callable[[], None]) -> None:
         """Have something arrive, after whatever was sent before on the same stream."""
         stream.under_way.append(arrive)
-        due_s = asyncio.get_running_loop().time() + self._chance.uniform(*self.latency_ms) / 1000
+        due_s = stream.to.loop.time() + self._chance.uniform(*self.latency_ms) / 1000
         stream.last_s = max(stream.last_s + 1e-7, due_s)
         stream.to.at(stream.last_s, self._arrive, stream)
 

@@ -69,7 +69,7 @@ class ProcessLoop(VirtualLoop):
             return super().call_at(when, callback, *args, context=context)
         timer = _Timer(when, callback, args, self, context)
         timer.process = process
-        return self._schedule(timer)
+        return self.schedule(timer)
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,6 +115,7 @@ class Process:
         name: for people.
         alive: it was not killed.
         runs: it is neither paused nor dead.
+        loop: on which it runs.
         tasks: that have not ended.
     """
 
@@ -130,20 +131,22 @@ class Process:
         self.tasks: dict[asyncio.Task[Any], None] = {}
         loop = asyncio.get_running_loop()
         assert isinstance(loop, ProcessLoop)
-        self._loop = loop
+        self.loop = loop
         loop.processes.append(self)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task in it."""
-        return self._loop.create_task(coroutine, context=self._context)
+        return self.loop.create_task(coroutine, context=self._context)
 
     def soon(self, callback: Callable[..., object], *args: Any) -> None:
         """Have it do something as soon as it runs."""
-        self._loop.call_soon(callback, *args, context=self._context)
+        self.loop.call_soon(callback, *args, context=self._context)
 
     def at(self, when_s: float, callback: Callable[..., object], *args: Any) -> None:
         """Have it do something at an instant, or as soon as it runs afterwards."""
-        self._loop.call_at(when_s, callback, *args, context=self._context)
+        timer = _Timer(when_s, callback, args, self.loop, self._context)
+        timer.process = self
+        self.loop.schedule(timer)
 
     def pause(self) -> None:
         """Stop it, as SIGSTOP does: what it would do is held back."""
@@ -155,7 +158,7 @@ class Process:
         self._paused = False
         self.runs = self.alive
         while self._held:
-            self._loop.go_on(self._held.popleft())
+            self.loop.go_on(self._held.popleft())
 
     def kill(self) -> None:
         """End it, as kill -9 does: nothing of it ever runs again, not even a `finally`."""
@@ -186,12 +189,13 @@ class ProcessClock:
     """
 
     def __init__(self, *, offset_ms: float = 0.0, rate: float = 1.0) -> None:
+        self._loop = asyncio.get_running_loop()
         self._offset_ms = offset_ms
         self.usual_rate = self._rate = rate
 
     def now_ms(self) -> float:
         """Return what it shows."""
-        return self._offset_ms + self._rate * asyncio.get_running_loop().time() * 1000
+        return self._offset_ms + self._rate * self._loop.time() * 1000
 
     def wall_ms(self) -> float:
         """Return what it shows."""

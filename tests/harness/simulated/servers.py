@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from harness.simulated.network import Network, NodeHost
 from harness.simulated.processes import Process, ProcessClock
@@ -18,6 +19,12 @@ from redfence_server.redis_io.dial import DialledNode, NodeUrl
 # A supervisor starts it again so soon after its end.
 _RESTART_S = 0.5
 START_TIMEOUT_MS = 5_000
+
+
+@cache
+def _settings(node_count: int) -> config.ServeConfig:
+    urls = [f"redis://node-{index}:6379" for index in range(node_count)]
+    return config.load({"nodes": urls, "listen": "127.0.0.1:0"})
 
 
 class ServerHost:
@@ -39,7 +46,6 @@ class ServerHost:
         self.routed: dict[int, NodeHost] = {}
         self._network = network
         self._chance = chance
-        self._urls = [f"redis://node-{index}:6379" for index in range(len(hosts))]
         self.clock = ProcessClock(offset_ms=chance.uniform(0, 1e6), rate=chance.uniform(0.9999, 1.0001))
         self.process = Process(name)
         self.cluster: NodeCluster | None = None
@@ -55,7 +61,7 @@ class ServerHost:
         self.process.spawn(self._run())
 
     async def _run(self) -> None:
-        settings = config.load({"nodes": self._urls, "listen": "127.0.0.1:0"})
+        settings = _settings(len(self._hosts))
         while True:
             self.floors.append({})
             self.cluster, service = composition.assemble(

@@ -49,9 +49,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         """Schedule a callback for an instant of the virtual time."""
-        return self._schedule(asyncio.TimerHandle(when, callback, args, self, context))
+        return self.schedule(asyncio.TimerHandle(when, callback, args, self, context))
 
-    def _schedule(self, timer: Any) -> Any:
+    def schedule(self, timer: Any) -> Any:
+        """Take a new timer, and return it."""
         timer._scheduled = True
         heappush(self._timers, (timer._when, timer))
         return timer

@@ -16,9 +16,8 @@ C   An undo leaves nothing of its attempt on the node, but what a retry shares.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, TypeVar
 
 from harness.doubles.fake_node import FakeNodeState, Hold
 from harness.model.moves import (
@@ -52,12 +51,18 @@ from redfence_server.locking.node import (
 )
 from redfence_server.locking.tally import Tally
 
+T = TypeVar("T")
+
 RESOURCE = "orders/42"
 TTL_MS = 3_600_000
 """As real nodes count time, longer than any world lasts."""
 
 _HoldName = tuple[int, str]
 """The node and the nonce: no two holds ever share both."""
+
+
+_EXPIRE = tuple(map(Expire, range(5)))
+_DROP_COUNTER = tuple(map(DropCounter, range(5)))
 
 
 class Violation(AssertionError):  # noqa: N818  (what was found, not an error of the harness)
@@ -153,10 +158,17 @@ class Player:
         return (tallied, self.is_open, self.floor, self.token, *self.nonces.items())
 
 
+def _copy(original: T) -> T:
+    """Return what `copy.copy` does, several times as fast."""
+    twin = object.__new__(type(original))
+    twin.__dict__.update(original.__dict__)
+    return twin
+
+
 def _copy_attempt(attempt: Attempt) -> Attempt:
-    twin = copy(attempt)
+    twin = _copy(attempt)
     twin._under, twin._may_hold = attempt._under.copy(), attempt._may_hold.copy()
-    tally = twin._tally = copy(attempt._tally)
+    tally = twin._tally = _copy(attempt._tally)
     tally._replies, tally._standing, tally._asked = (
         *(tally._replies.copy(), tally._standing.copy(), tally._asked.copy()),
     )
@@ -208,13 +220,21 @@ class World:
         self.shared: frozenset[_HoldName] = frozenset()  # found by a retry
         self.stood_on: dict[_HoldName, int] = {}  # and by which attempt's grant
         self._wires = [_Wire(index, []) for index in range(node_count)]
+        # Whether a copy shares its parts, which then are copied before they change.
+        self._is_shared = False
+        # What players and owners of leases may do, while none of them has changed.
+        self._are_moves_known = False
+        self._is_open: list[bool] = []
+        self._player_moves: list[Move] = []
+        self._lease_moves: list[Move] = []
         # Hashes of the parts, 0 where one has changed since: most of a copy is shared with its original.
         self._node_keys = [0] * node_count
         self._player_keys = [0] * len(leases)
 
     def copy(self) -> Self:
         """Return a world in the same state with a future of its own."""
-        twin = copy(self)
+        self._is_shared = True
+        twin = _copy(self)
         twin.nodes, twin.players = self.nodes.copy(), self.players.copy()
         twin._node_keys, twin._player_keys = self._node_keys.copy(), self._player_keys.copy()
         twin.under_way = self.under_way.copy()
@@ -235,55 +255,68 @@ class World:
     def _node(self, index: int) -> FakeNodeState:
         """Return a node to be changed."""
         self._node_keys[index] = 0
-        node = self.nodes[index] = self.nodes[index].copy()
-        return node
+        if self._is_shared:
+            self.nodes[index] = self.nodes[index].copy()
+        return self.nodes[index]
 
     def _player(self, index: int) -> Player:
         """Return an attempt to be changed."""
         self._player_keys[index] = 0
-        player = self.players[index] = self.players[index].copy()
-        return player
+        if self._is_shared:
+            self.players[index] = self.players[index].copy()
+        return self.players[index]
 
     # --- what may happen ------------------------------------------------------------------------------------------
 
     def moves(self) -> list[Move]:
         """Return everything that may happen next."""
         limits = self.limits
-        found: list[Move] = []
-        # Half of a walk's time goes by here, so nothing is asked twice.
-        is_open = [player.is_open for player in self.players]
+        # Half of a walk's time goes by here, so nothing is asked twice, and no move is made anew.
+        if not self._are_moves_known:
+            self._find_moves()
+        found = self._player_moves.copy()
+        if limits.losses == 0:
+            found += [parcel.arrive for parcel in self.under_way]
+        else:
+            is_open = self._is_open
+            for parcel in self.under_way:
+                found.append(parcel.arrive)
+                if parcel.told or is_open[parcel.attempt]:
+                    found.append(parcel.miss)
+        for index, node in enumerate(self.nodes):
+            if limits.expiries != 0 and node.holds:
+                found.append(_EXPIRE[index])
+            if limits.dropped_counters != 0 and node.counters:
+                found.append(_DROP_COUNTER[index])
+        found += self._lease_moves
+        return found
+
+    def _find_moves(self) -> None:
+        """Note what players and owners of leases may do until one of them, or a limit, changes."""
+        limits = self.limits
+        self._is_open = [player.is_open for player in self.players]
+        moves: list[Move] = []
         idle: list[tuple[int, str]] = []
         for index, player in enumerate(self.players):
             if player.attempt is None:
                 # A lease id is never used again after its release: the contract asks for it.
                 if player.lease not in self.ended:
-                    found.append(Begin(index))
+                    moves.append(Begin(index))
                     idle.append((index, player.lease))
-            elif limits.give_ups != 0 and is_open[index]:
-                found.append(GiveUp(index))
-        for parcel in self.under_way:
-            found.append(Arrive(parcel))
-            if limits.losses == 0:
-                continue
-            if parcel.told:
-                found.append(Lose(parcel))
-            elif is_open[parcel.attempt]:
-                found.append(TimeOut(parcel))
-        for index, node in enumerate(self.nodes):
-            if limits.expiries != 0 and node.holds:
-                found.append(Expire(index))
-            if limits.dropped_counters != 0 and node.counters:
-                found.append(DropCounter(index))
+            elif limits.give_ups != 0 and self._is_open[index]:
+                moves.append(GiveUp(index))
+        self._player_moves, moves = moves, []
         for lease in sorted({player.lease for player in self.players if player.attempt}):
             if limits.hand_overs != 0:
-                found += [HandOver(lease, index) for index, waiting in idle if waiting != lease]
+                moves += [HandOver(lease, index) for index, waiting in idle if waiting != lease]
             if lease in self.ended:
                 continue
             if limits.ends != 0:
-                found.append(End(lease))
+                moves.append(End(lease))
             if limits.keeps != 0:
-                found.append(Keep(lease))
-        return found
+                moves.append(Keep(lease))
+        self._lease_moves = moves
+        self._are_moves_known = True
 
     def make(self, move: Move) -> None:
         """Let it happen.
@@ -292,6 +325,12 @@ class World:
             Violation: it breaks an invariant.
         """
         match move:
+            case Arrive(parcel):
+                self._take(parcel)
+                if parcel.reply is None:
+                    self._apply(parcel)
+                else:
+                    self._tell(parcel, parcel.reply)
             case Begin(index):
                 self._begin(index)
             case GiveUp(index):
@@ -300,24 +339,18 @@ class World:
                 assert attempt is not None
                 attempt.give_up()
                 self._post(index)
-            case Arrive(parcel):
-                self.under_way.remove(parcel)
-                if parcel.reply is None:
-                    self._apply(parcel)
-                else:
-                    self._tell(parcel, parcel.reply)
             case TimeOut(parcel):
                 self._spend("losses")
-                self.under_way.remove(parcel)
+                self._take(parcel)
                 if parcel.reply is None:
-                    self.under_way.append(replace(parcel, told=True))
+                    self.under_way.append(parcel.given_up())
                 if isinstance(parcel.command, Mint) and parcel.command.ends is not None:
                     # The link keeps the release for when the node is back.
                     self.under_way.append(replace(parcel, command=parcel.command.ends, reply=None, told=True))
                 self._tell(parcel, NoReply.TIMED_OUT)
             case Lose(parcel):
                 self._spend("losses")
-                self.under_way.remove(parcel)
+                self._take(parcel)
             case Expire(index):
                 self._spend("expiries")
                 self._node(index).expire(RESOURCE)
@@ -329,11 +362,11 @@ class World:
                 self._send_all(Renew(RESOURCE, lease))
             case End(lease):
                 self._spend("ends")
-                self.ended |= {lease}
+                self._end(lease)
                 self._send_all(Release(RESOURCE, lease, 0))
             case HandOver(lease, index):
                 self._spend("hand_overs")
-                self.ended |= {lease}
+                self._end(lease)
                 self._begin(index, ends=Release(RESOURCE, lease, 0))
 
     def exchange(self, attempt: int, *nodes: int) -> None:
@@ -342,12 +375,26 @@ class World:
             parcel = next(each for each in self.under_way if (each.attempt, each.node) == way)
             self.make(Arrive(parcel))
 
+    def _take(self, parcel: Parcel) -> None:
+        """Remove a parcel. A walk knows it by identity; to compare parcels takes long."""
+        for place, each in enumerate(self.under_way):
+            if each is parcel:
+                del self.under_way[place]
+                return
+        self.under_way.remove(parcel)
+
+    def _end(self, lease: str) -> None:
+        self._are_moves_known = False
+        self.ended |= {lease}
+
     def _spend(self, kind: str) -> None:
         left = getattr(self.limits, kind)
         if left is not None:
+            self._are_moves_known = False
             self.limits = replace(self.limits, **{kind: left - 1})
 
     def _begin(self, index: int, *, ends: Release | None = None) -> None:
+        self._are_moves_known = False
         player = self._player(index)
         rivals = (each for each in self.players if each.lease != player.lease)
         player.floor = max((rival.token for rival in rivals), default=0)
@@ -366,9 +413,10 @@ class World:
                 )
             wire.outbox.clear()
         if not self.players[index].is_open:
+            self._are_moves_known = False
             self.under_way = [
-                replace(parcel, told=True)
-                if parcel.attempt == index and not self._is_awaited(parcel)
+                parcel.given_up()
+                if parcel.attempt == index and not parcel.told and not self._is_awaited(parcel)
                 else parcel
                 for parcel in self.under_way
                 if parcel.attempt != index or parcel.reply is None or self._is_awaited(parcel)
@@ -389,7 +437,7 @@ class World:
         if before is not None:
             self._check_hold(parcel, before, node.holds.get(RESOURCE))
         if self._is_awaited(parcel):
-            self.under_way.append(replace(parcel, reply=reply))
+            self.under_way.append(parcel.answered(reply))
 
     def _tell(self, parcel: Parcel, reply: Reply) -> None:
         player = self._player(parcel.attempt)

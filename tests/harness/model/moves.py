@@ -18,6 +18,8 @@ class Parcel:
         attempt: whose it is; -1 for a release or a renewal.
         told: nobody waits for a reply, or the sender was told that none came in time.
         way: the attempt, the node and the kind of command.
+        arrive: the move by which it arrives.
+        miss: the move by which it is lost, or by which its sender is told that it is late.
     """
 
     attempt: int
@@ -26,16 +28,28 @@ class Parcel:
     reply: Reply | None
     told: bool
     way: Way = field(init=False, repr=False, compare=False)
+    arrive: Arrive = field(init=False, repr=False, compare=False)
+    miss: Lose | TimeOut = field(init=False, repr=False, compare=False)
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "way", (self.attempt, self.node, type(self.command)))
-        # A search hashes each of them many times.
-        parts = (self.attempt, self.node, self.command, self.reply, self.told)
-        object.__setattr__(self, "_hash", hash(parts))
+        # A walk asks for these moves, and a search for the hash, many times.
+        put = object.__setattr__
+        put(self, "way", (self.attempt, self.node, type(self.command)))
+        put(self, "arrive", Arrive(self))
+        put(self, "miss", Lose(self) if self.told else TimeOut(self))
+        put(self, "_hash", hash((self.attempt, self.node, self.command, self.reply, self.told)))
 
     def __hash__(self) -> int:
         return self._hash
+
+    def answered(self, reply: Reply) -> Parcel:
+        """Return the reply to it."""
+        return Parcel(self.attempt, self.node, self.command, reply, self.told)
+
+    def given_up(self) -> Parcel:
+        """Return the same parcel, for which nobody waits any more."""
+        return Parcel(self.attempt, self.node, self.command, self.reply, told=True)
 
 
 class Begin(NamedTuple):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect
 from collections.abc import Callable
+from itertools import accumulate
 
 from harness.model.adversary import Rules, Violation, World
 from harness.model.moves import (
@@ -60,8 +62,13 @@ def walk(world: World, *, seed: int, moves_max: int = 400) -> int:
             moves = world.moves()
             if not moves:
                 break
-            weights = [speeds[move[0].way] if type(move) is Arrive else WEIGHTS[type(move)] for move in moves]
-            move = chance.choices(moves, weights)[0]
+            # As `chance.choices` does, in half the time.
+            sums = list(
+                accumulate(
+                    [speeds[move[0].way] if type(move) is Arrive else WEIGHTS[type(move)] for move in moves]
+                )
+            )
+            move = moves[bisect(sums, chance.random() * sums[-1], 0, len(moves) - 1)]
             trace.append(move)
             world.make(move)
     except Violation as found:

@@ -230,6 +230,7 @@ class World:
         # Hashes of the parts, 0 where one has changed since: most of a copy is shared with its original.
         self._node_keys = [0] * node_count
         self._player_keys = [0] * len(leases)
+        self._history_key = 0
 
     def copy(self) -> Self:
         """Return a world in the same state with a future of its own."""
@@ -249,8 +250,11 @@ class World:
         for index, player in enumerate(self.players):
             if not self._player_keys[index]:
                 self._player_keys[index] = hash(player.key())
-        history = (self.ended, self.taken, self.shared, frozenset(self.stood_on.items()), self.limits)
-        return hash((*self._node_keys, *self._player_keys, frozenset(self.under_way), history))
+        if not self._history_key:
+            history = (self.ended, self.taken, self.shared, frozenset(self.stood_on.items()), self.limits)
+            self._history_key = hash(history)
+        under_way = frozenset([parcel.key for parcel in self.under_way])
+        return hash((*self._node_keys, *self._player_keys, under_way, self._history_key))
 
     def _node(self, index: int) -> FakeNodeState:
         """Return a node to be changed."""
@@ -385,12 +389,14 @@ class World:
 
     def _end(self, lease: str) -> None:
         self._are_moves_known = False
+        self._history_key = 0
         self.ended |= {lease}
 
     def _spend(self, kind: str) -> None:
         left = getattr(self.limits, kind)
         if left is not None:
             self._are_moves_known = False
+            self._history_key = 0
             self.limits = replace(self.limits, **{kind: left - 1})
 
     def _begin(self, index: int, *, ends: Release | None = None) -> None:
@@ -468,10 +474,12 @@ class World:
             if hold in self.taken and player.lease not in self.ended:
                 raise Violation(f"K: attempt {index} got {token} by {hold}, which was taken from it")
             self.stood_on[hold] = index
+            self._history_key = 0
 
     def _check_hold(self, parcel: Parcel, before: Hold, after: Hold | None) -> None:
         """Check what a command did to a hold."""
         name, command = (parcel.node, before.nonce), parcel.command
+        self._history_key = 0
         if after is not None and (after.digest, after.nonce) == (before.digest, before.nonce):
             if isinstance(command, Mint) and command.digest == before.digest:
                 self.shared |= {name}

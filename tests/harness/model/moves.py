@@ -19,6 +19,7 @@ class Parcel:
         told: nobody waits for a reply, or the sender was told that none came in time.
         way: the attempt, the node and the kind of command.
         arrive: the move by which it arrives.
+        key: its hash.
         miss: the move by which it is lost, or by which its sender is told that it is late.
     """
 
@@ -30,7 +31,7 @@ class Parcel:
     way: Way = field(init=False, repr=False, compare=False)
     arrive: Arrive = field(init=False, repr=False, compare=False)
     miss: Lose | TimeOut = field(init=False, repr=False, compare=False)
-    _hash: int = field(init=False, repr=False, compare=False)
+    key: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # A walk asks for these moves, and a search for the hash, many times.
@@ -38,10 +39,10 @@ class Parcel:
         put(self, "way", (self.attempt, self.node, type(self.command)))
         put(self, "arrive", Arrive(self))
         put(self, "miss", Lose(self) if self.told else TimeOut(self))
-        put(self, "_hash", hash((self.attempt, self.node, self.command, self.reply, self.told)))
+        put(self, "key", hash((self.attempt, self.node, self.command, self.reply, self.told)))
 
     def __hash__(self) -> int:
-        return self._hash
+        return self.key
 
     def answered(self, reply: Reply) -> Parcel:
         """Return the reply to it."""

@@ -65,6 +65,10 @@ _EXPIRE = tuple(map(Expire, range(5)))
 _DROP_COUNTER = tuple(map(DropCounter, range(5)))
 
 
+_Question = tuple[int, int, int, bool]
+"""The node or attempt, the hash of its state, the hash of a parcel, and whether the parcel timed out."""
+
+
 class Violation(AssertionError):  # noqa: N818  (what was found, not an error of the harness)
     """An invariant is broken; the message tells which, and by what."""
 
@@ -222,6 +226,9 @@ class World:
         self._wires = [_Wire(index, []) for index in range(node_count)]
         # Whether a copy shares its parts, which then are copied before they change.
         self._is_shared = False
+        # In a search, what came of a parcel at a node or an attempt in the same state before; all copies share it.
+        self._applied: dict[_Question, tuple[FakeNodeState, int, Parcel]] = {}
+        self._reactions: dict[_Question, tuple[Player, int, tuple[Parcel, ...]]] = {}
         # What players and owners of leases may do, while none of them has changed.
         self._are_moves_known = False
         self._is_open: list[bool] = []
@@ -244,17 +251,26 @@ class World:
 
     def key(self) -> int:
         """Return a hash of what tells this state from every other that can follow from the same beginning."""
-        for index, node in enumerate(self.nodes):
-            if not self._node_keys[index]:
-                self._node_keys[index] = hash((node.high, *node.holds.values(), *node.counters.values()))
-        for index, player in enumerate(self.players):
-            if not self._player_keys[index]:
-                self._player_keys[index] = hash(player.key())
+        for index in range(len(self.nodes)):
+            self._node_key(index)
+        for index in range(len(self.players)):
+            self._player_key(index)
         if not self._history_key:
             history = (self.ended, self.taken, self.shared, frozenset(self.stood_on.items()), self.limits)
             self._history_key = hash(history)
         under_way = frozenset([parcel.key for parcel in self.under_way])
         return hash((*self._node_keys, *self._player_keys, under_way, self._history_key))
+
+    def _node_key(self, index: int) -> int:
+        if not self._node_keys[index]:
+            node = self.nodes[index]
+            self._node_keys[index] = hash((node.high, *node.holds.values(), *node.counters.values()))
+        return self._node_keys[index]
+
+    def _player_key(self, index: int) -> int:
+        if not self._player_keys[index]:
+            self._player_keys[index] = hash(self.players[index].key())
+        return self._player_keys[index]
 
     def _node(self, index: int) -> FakeNodeState:
         """Return a node to be changed."""
@@ -342,7 +358,7 @@ class World:
                 attempt = self._player(index).attempt
                 assert attempt is not None
                 attempt.give_up()
-                self._post(index)
+                self._post(index, self._sent(index))
             case TimeOut(parcel):
                 self._spend("losses")
                 self._take(parcel)
@@ -408,16 +424,22 @@ class World:
         player.attempt = self.rules.attempt(self._wires, mint, clock=_StandingStill())
         player.attempt._tally = self.rules.tally(len(self.nodes))
         player.attempt.start()
-        self._post(index)
+        self._post(index, self._sent(index))
 
-    def _post(self, index: int) -> None:
-        """Put what an attempt has sent on its way."""
+    def _sent(self, index: int) -> tuple[Parcel, ...]:
+        """Take what an attempt has just sent."""
+        sent = tuple(
+            Parcel(index, node, command, None, told=isinstance(command, Undo | Release))
+            for wire in self._wires
+            for node, command in wire.outbox
+        )
         for wire in self._wires:
-            for node, command in wire.outbox:
-                self.under_way.append(
-                    Parcel(index, node, command, None, told=isinstance(command, Undo | Release))
-                )
             wire.outbox.clear()
+        return sent
+
+    def _post(self, index: int, sent: tuple[Parcel, ...]) -> None:
+        """Put what an attempt has sent on its way."""
+        self.under_way += sent
         if not self.players[index].is_open:
             self._are_moves_known = False
             self.under_way = [
@@ -437,28 +459,52 @@ class World:
         self.under_way += [Parcel(-1, node, command, None, told=True) for node in range(len(self.nodes))]
 
     def _apply(self, parcel: Parcel) -> None:
-        node = self._node(parcel.node)
-        before = node.holds.get(RESOURCE)
-        reply = node.apply(parcel.command, 0.0)
+        index = parcel.node
+        before = self.nodes[index].holds.get(RESOURCE)
+        question = (index, self._node_keys[index], parcel.key, False)
+        known = self._applied.get(question)
+        if known is None:
+            node = self._node(index)
+            answer = parcel.answered(node.apply(parcel.command, 0.0))
+            if self._is_shared and question[1]:
+                self._applied[question] = (node, self._node_key(index), answer)
+        else:
+            node, self._node_keys[index], answer = known
+            self.nodes[index] = node
         if before is not None:
             self._check_hold(parcel, before, node.holds.get(RESOURCE))
         if self._is_awaited(parcel):
-            self.under_way.append(parcel.answered(reply))
+            self.under_way.append(answer)
 
     def _tell(self, parcel: Parcel, reply: Reply) -> None:
-        player = self._player(parcel.attempt)
+        index = parcel.attempt
+        was_open = self.players[index].is_open
+        question = (index, self._player_keys[index], parcel.key, reply is NoReply.TIMED_OUT)
+        known = self._reactions.get(question)
+        if known is None:
+            player = self._player(index)
+            self._react(player, parcel, reply)
+            sent = self._sent(index)
+            if was_open and player.attempt is not None and is_granted(player.attempt):
+                self._check_grant(index)
+            if self._is_shared and question[1]:
+                self._reactions[question] = (player, self._player_key(index), sent)
+        else:
+            player, self._player_keys[index], sent = known
+            self.players[index] = player
+            if was_open and player.token:
+                self._check_grant(index)
+        self._post(index, sent)
+
+    def _react(self, player: Player, parcel: Parcel, reply: Reply) -> None:
         attempt = player.attempt
         assert attempt is not None
-        was_open = player.is_open
         if isinstance(reply, Granted):
             player.nonces[parcel.node] = reply.nonce
         if isinstance(parcel.command, Commit):
             attempt._on_commit(parcel.node, parcel.command.token, reply)
         else:
             attempt._on_mint(parcel.node, reply)
-        if was_open and is_granted(attempt):
-            self._check_grant(parcel.attempt)
-        self._post(parcel.attempt)
 
     # --- the invariants -------------------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ def test_a_history_gets_the_verdict_of_its_section(expected: str, name: str, his
     if expected in ("T2", "D") and name.startswith(("CheckToken", "GetLock")):
         (violation,) = verdict.violations
         assert "a token was shown" in violation.words
-        assert len(violation.operations) == 2
+        assert len(violation.calls) == 2
 
 
 def test_a_last_acquire_that_fails_breaks_progress_and_makes_the_run_invalid() -> None:
@@ -78,7 +78,7 @@ def test_a_violation_names_its_calls_with_client_token_and_instants() -> None:
     (violation,) = check(replace(history, began_s=-5.0)).violations
     assert violation.resource == "r"
     assert violation.at_s == 20.5
-    assert [call.lease for call in violation.operations] == ["a", "b"]
+    assert [call.lease for call in violation.calls] == ["a", "b"]
     for words in ("client97", "client98", "token 6", "token 5", "+15.000000 s", "+25.500000 s", "lease b"):
         assert words in violation.words
 

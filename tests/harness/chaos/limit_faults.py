@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from random import Random
-from urllib.parse import urlsplit
-
-import hiredis
 
 from harness.chaos.fault_injection import (
     FaultInjection,
@@ -26,15 +22,13 @@ from harness.chaos.fault_injection import (
 )
 from harness.chaos.recorder import now_s
 from harness.chaos.services import ServerProcess
-from harness.processes.ports import HOST
-from harness.processes.redis_nodes import RedisNode
+from harness.doubles.lua_node import Database
 from harness.processes.servers import new_lease_id, until
 
 CLOCK_STEPPED = "clock stepped"
 SERVER_CLOCK = "server clock wrong"
 _STANDARD_FILES = 3
 _STEP_MS = 30_000.0
-_ANSWER_S = 5.0
 _CLIENTS_DEFAULT = 10_000
 # The share of time that a slow clock loses; a lease allows for 0.01.
 _SLOW_RATIO = 0.015
@@ -45,60 +39,31 @@ _TRY_S = 0.05
 _GRANTS_S = 10.0
 
 
-class _NodeConnection:
-    """One open connection to a node; it can take back a limit that keeps new connections out."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._replies = hiredis.Reader()
-
-    async def call(self, *words: str | int) -> object:
-        """Send one command and return its reply.
-
-        Raises:
-            hiredis.ReplyError: the reply is an error.
-        """
-        # The stub of hiredis declares a tuple of one word.
-        self._writer.write(hiredis.pack_command(words))  # type: ignore[arg-type]
-        async with asyncio.timeout(_ANSWER_S):
-            while (reply := self._replies.gets()) is False:
-                received = await self._reader.read(64 * 1024)
-                assert received, "the node has closed the connection"
-                self._replies.feed(received)
-        if isinstance(reply, hiredis.ReplyError):
-            raise reply
-        return reply
-
-
-@asynccontextmanager
-async def _connected(node: RedisNode) -> AsyncIterator[_NodeConnection]:
-    reader, writer = await asyncio.open_connection(HOST, node.port)
-    try:
-        connection = _NodeConnection(reader, writer)
-        await connection.call("AUTH", urlsplit(node.url).password or "")
-        yield connection
-    finally:
-        writer.close()
-
-
 def clients_limited(injector: FaultInjector, random: Random) -> FaultInjection:
     """Let a node accept no new connection, and reset its connections to all servers."""
     index = some_node(injector, random)
-    exits = AsyncExitStack()
+    opened: list[Database] = []
+
+    async def limit(count: int) -> None:
+        await asyncio.to_thread(opened[0].call, "CONFIG", "SET", "maxclients", count)
 
     async def begin() -> None:
-        connection = await exits.enter_async_context(_connected(injector.cluster.nodes[index]))
-        exits.push_async_callback(connection.call, "CONFIG", "SET", "maxclients", _CLIENTS_DEFAULT)
-        await connection.call("CONFIG", "SET", "maxclients", 1)
+        # Only a connection that is already open can take the limit back.
+        opened.append(await asyncio.to_thread(Database, injector.cluster.nodes[index].url))
+        await limit(1)
         for server in injector.cluster.servers:
             server.proxies[index].reset()
+
+    async def end() -> None:
+        if opened:
+            await limit(_CLIENTS_DEFAULT)
+            opened[0].close()
 
     return FaultInjection(
         lock_of_node(index),
         random.uniform(0.5, 4.0),
         begin=begin,
-        end=exits.aclose,
+        end=end,
         locks={lock_of_node(index), lock_of_network(index)},
     )
 

@@ -42,7 +42,7 @@ def report_of(plan: Plan, schedule: Schedule, run: Run, verdict: Verdict) -> Rep
                 "resource": violation.resource,
                 "at_s": _since_begin(history, violation.at_s),
                 "words": violation.words,
-                "calls": [_call(history, call) for call in violation.operations],
+                "calls": [_call(history, call) for call in violation.calls],
             }
             for violation in verdict.violations
         ],

@@ -18,7 +18,7 @@ from harness.history.records import History, in_order
 from harness.history.run_validity import count, why_invalid
 from harness.history.storage import judge_storage
 from harness.history.tokens import judge_tokens
-from harness.history.verdict import Finding, Invariant, Verdict, in_words
+from harness.history.verdict import Invariant, Verdict, Violation
 
 # The verdict lists this many violations of each invariant. A run that broke early may have one for each call.
 VIOLATIONS_MAX = 1_000
@@ -30,10 +30,10 @@ def check(history: History) -> Verdict:
     resources = by_resource(possible.operations)
     found: Counter[Invariant] = Counter()
     violations = []
-    for finding in _findings(possible, resources):
-        found[finding.invariant] += 1
-        if found[finding.invariant] <= VIOLATIONS_MAX:
-            violations.append(in_words(finding, history.began_s))
+    for violation in _violations(possible, resources):
+        found[violation.invariant] += 1
+        if found[violation.invariant] <= VIOLATIONS_MAX:
+            violations.append(replace(violation, began_s=history.began_s))
     counts = count(possible, found)
     return Verdict(
         violations=tuple(sorted(violations, key=lambda each: each.at_s)),
@@ -48,7 +48,7 @@ def require(history: History, *invariants: Invariant) -> None:
         assert violation.invariant not in invariants, f"{violation.resource!r}: {violation.words}"
 
 
-def _findings(history: History, resources: dict[str, ResourceCalls]) -> Iterator[Finding]:
+def _violations(history: History, resources: dict[str, ResourceCalls]) -> Iterator[Violation]:
     excuses = Excuses.of(history.faults)
     for resource in resources.values():
         yield from judge_tokens(resource)

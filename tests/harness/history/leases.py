@@ -21,7 +21,7 @@ from math import inf
 
 from harness.history.calls import Excuses, ResourceCalls, answered_s, greater, over_s
 from harness.history.records import Kind, Operation, Outcome
-from harness.history.verdict import Finding, Invariant
+from harness.history.verdict import Invariant, Violation
 
 # The contract takes these from a validity: a share of the ttl, a constant, and a share of the wait.
 _DRIFT_RATIO = 0.01
@@ -56,7 +56,7 @@ def windows(calls: Sequence[Operation]) -> list[Window]:
     return _follow(calls)[0]
 
 
-def judge_leases(resource: ResourceCalls, excuses: Excuses) -> Iterator[Finding]:
+def judge_leases(resource: ResourceCalls, excuses: Excuses) -> Iterator[Violation]:
     """Yield what breaks L or D in the calls for one resource."""
     every: list[Window] = []
     for calls in resource.leases.values():
@@ -74,7 +74,7 @@ def judge_leases(resource: ResourceCalls, excuses: Excuses) -> Iterator[Finding]
     yield from _judge_superseded(resource)
 
 
-def _judge_exclusion(every: list[Window], excuses: Excuses) -> Iterator[Finding]:
+def _judge_exclusion(every: list[Window], excuses: Excuses) -> Iterator[Violation]:
     latest: Window | None = None
     for window in sorted(every, key=lambda each: each.start_s):
         # The windows of one lease do not overlap. So a window that overlaps the latest is of another lease.
@@ -84,12 +84,12 @@ def _judge_exclusion(every: list[Window], excuses: Excuses) -> Iterator[Finding]
             if not excuses.overlap(called_s, window.start_s):
                 both_ms = (min(latest.end_s, window.end_s) - window.start_s) * 1000
                 calls = tuple(dict.fromkeys((latest.acquire, latest.last, window.acquire, window.last)))
-                yield Finding(
+                yield Violation(
                     Invariant.EXCLUSION,
                     window.acquire.resource,
                     f"two leases were valid for {both_ms:.3f} ms",
                     calls,
-                    at_s=window.start_s,
+                    shown_s=window.start_s,
                 )
         if latest is None or window.end_s > latest.end_s:
             latest = window
@@ -134,7 +134,7 @@ def _events(calls: Sequence[Operation]) -> Iterator[tuple[float, int, Operation]
             yield answered_s(call), 2, call
 
 
-def _judge_validities(calls: Sequence[Operation]) -> Iterator[Finding]:
+def _judge_validities(calls: Sequence[Operation]) -> Iterator[Violation]:
     """Yield answers with a validity that is not positive, too long or too short."""
     every_ttl_s = [call.ttl_s for call in calls if call.kind is Kind.ACQUIRE and call.ttl_s > 0]
     for call in calls:
@@ -164,7 +164,7 @@ def _judge_validities(calls: Sequence[Operation]) -> Iterator[Finding]:
             yield _deadline(says, call)
 
 
-def _judge_ended(calls: Sequence[Operation]) -> Iterator[Finding]:
+def _judge_ended(calls: Sequence[Operation]) -> Iterator[Violation]:
     """Yield renewals that succeeded after a release or a loss; only an Acquire creates the lease again."""
     acquired_over_s = max((over_s(call) for call in calls if call.kind is Kind.ACQUIRE), default=inf)
     endings = [
@@ -182,7 +182,7 @@ def _judge_ended(calls: Sequence[Operation]) -> Iterator[Finding]:
             yield _deadline("a lease was renewed after its end", ending, call)
 
 
-def _judge_superseded(resource: ResourceCalls) -> Iterator[Finding]:
+def _judge_superseded(resource: ResourceCalls) -> Iterator[Violation]:
     """Yield renewals that succeeded after a later lease was granted.
 
     The quorums of the later grant and of the renewal share a node, and the earlier hold had ended there.
@@ -209,5 +209,5 @@ def _is_known(acquire: Operation, renewal: Operation) -> bool:
     return acquire.outcome is Outcome.FAILED or over_s(acquire) < renewal.invoked_s
 
 
-def _deadline(says: str, *calls: Operation) -> Finding:
-    return Finding(Invariant.DEADLINE, calls[-1].resource, says, calls)
+def _deadline(says: str, *calls: Operation) -> Violation:
+    return Violation(Invariant.DEADLINE, calls[-1].resource, says, calls)

@@ -26,7 +26,7 @@ from typing import Self
 from harness.history.calls import Excuses, ResourceCalls, answered_s, greater, overlaps
 from harness.history.leases import windows
 from harness.history.records import Fault, Kind, Operation, Outcome
-from harness.history.verdict import Finding, Invariant
+from harness.history.verdict import Invariant, Violation
 
 # Faults of clients and of the storage delay no message between servers and nodes.
 DELAY_NOTHING = ("holder paused", "holder killed", "storage paused", "storage killed")
@@ -64,7 +64,7 @@ class _Grants:
 
 def judge_observations(
     resource: ResourceCalls, faults: Sequence[Fault], excuses: Excuses
-) -> Iterator[Finding]:
+) -> Iterator[Violation]:
     """Yield what breaks T2 or D in the observations of one resource."""
     if not resource.observations:
         return
@@ -92,16 +92,16 @@ def _greatest(grants: Sequence[Operation]) -> Iterator[tuple[Operation, Operatio
         yield first, second
 
 
-def _judge_superseded(observation: Operation, grant: Operation, grants: _Grants) -> Iterator[Finding]:
+def _judge_superseded(observation: Operation, grant: Operation, grants: _Grants) -> Iterator[Violation]:
     later = grants.greatest_of_others(grant.lease, before_s=observation.invoked_s)
     if later is not None and later.token > grant.token:
         says = "a token was shown live after a greater one was granted"
-        yield Finding(Invariant.ORDERED, observation.resource, says, (later, observation))
+        yield Violation(Invariant.ORDERED, observation.resource, says, (later, observation))
 
 
 def _judge_released(
     observation: Operation, grant: Operation, calls: Sequence[Operation], delaying: Sequence[Fault]
-) -> Iterator[Finding]:
+) -> Iterator[Violation]:
     """Yield that a token was shown live after its release, if nothing could have overtaken the release."""
     acquires = [call for call in calls if call.kind is Kind.ACQUIRE]
     if overlaps(delaying, acquires[0].invoked_s, answered_s(observation)):
@@ -117,13 +117,13 @@ def _judge_released(
             and answered_s(call) < observation.invoked_s
         ):
             says = "a token was shown live after its lease was released"
-            yield Finding(Invariant.ORDERED, observation.resource, says, (call, observation))
+            yield Violation(Invariant.ORDERED, observation.resource, says, (call, observation))
             return
 
 
 def _judge_not_live(
     observation: Operation, calls: Sequence[Operation], excuses: Excuses
-) -> Iterator[Finding]:
+) -> Iterator[Violation]:
     """Yield that a token was denied while its holder could count on it during the whole call."""
     if sum(call.kind is Kind.ACQUIRE for call in calls) != 1:
         return
@@ -132,4 +132,4 @@ def _judge_not_live(
         inside = window.start_s <= observation.invoked_s and ended_s < window.end_s
         if inside and not excuses.early_end(window.called_s, ended_s):
             says = "a token was shown not live while its holder counted on it"
-            yield Finding(Invariant.DEADLINE, observation.resource, says, (window.last, observation))
+            yield Violation(Invariant.DEADLINE, observation.resource, says, (window.last, observation))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from harness.history.calls import ResourceCalls, answered_s, over_s
 from harness.history.leases import windows
 from harness.history.records import MAJORITY_WIPED, Fault, Kind, Operation, Outcome
-from harness.history.verdict import Finding, Invariant
+from harness.history.verdict import Invariant, Violation
 
 _GRANTING = (Kind.ACQUIRE, Kind.RENEW, Kind.CHECK, Kind.GET_LOCK)
 # A client acquires a free resource within this many ttls after the healing.
@@ -17,7 +17,7 @@ _CALM_AFTER_S = 6.0
 _UNANSWERED_SHARE_MAX = 0.01
 
 
-def judge_progress(resource: ResourceCalls, healed_s: float) -> Iterator[Finding]:
+def judge_progress(resource: ResourceCalls, healed_s: float) -> Iterator[Violation]:
     """Yield that no client acquired a resource in time; without a try nothing is known."""
     tried = last_acquires(resource, healed_s)
     if not tried:
@@ -32,17 +32,17 @@ def judge_progress(resource: ResourceCalls, healed_s: float) -> Iterator[Finding
     still_s = due_s - ttl_s
     if any(call.invoked_s <= due_s and over_s(call) >= still_s for call in tried) or not granted_s:
         says = f"no client acquired it within {_TTLS_MAX} ttls after the healing; the last try"
-        yield Finding(Invariant.PROGRESS, resource.name, says, (tried[-1],))
+        yield Violation(Invariant.PROGRESS, resource.name, says, (tried[-1],))
 
 
-def judge_service(operations: Iterable[Operation], healed_s: float) -> Iterator[Finding]:
+def judge_service(operations: Iterable[Operation], healed_s: float) -> Iterator[Violation]:
     """Yield each kind of call, server and workload that succeeded before the healing, and never after it."""
     for name, call in _not_ok_again(operations, healed_s, tried=True):
         says = f"no {name} succeeded after the healing; the last success"
-        yield Finding(Invariant.PROGRESS, call.resource, says, (call,))
+        yield Violation(Invariant.PROGRESS, call.resource, says, (call,))
 
 
-def judge_calm(operations: Iterable[Operation], healed_s: float) -> Iterator[Finding]:
+def judge_calm(operations: Iterable[Operation], healed_s: float) -> Iterator[Violation]:
     """Yield that calls were refused, or had unknown outcomes, long after the healing."""
     # The SDK does not report what came of a release.
     late = [
@@ -53,10 +53,10 @@ def judge_calm(operations: Iterable[Operation], healed_s: float) -> Iterator[Fin
     failed = [call for call in late if call.admission_refused or call.outcome is Outcome.UNKNOWN]
     if len(failed) > _UNANSWERED_SHARE_MAX * len(late):
         says = f"{len(failed)} of {len(late)} calls failed long after the healing; the first one"
-        yield Finding(Invariant.PROGRESS, failed[0].resource, says, (failed[0],))
+        yield Violation(Invariant.PROGRESS, failed[0].resource, says, (failed[0],))
 
 
-def judge_forgotten(operations: Iterable[Operation], faults: Sequence[Fault]) -> Iterator[Finding]:
+def judge_forgotten(operations: Iterable[Operation], faults: Sequence[Fault]) -> Iterator[Violation]:
     """Yield what was granted, renewed or shown held while a majority had forgotten."""
     wiped = [fault for fault in faults if fault.kind == MAJORITY_WIPED]
     if not wiped:
@@ -67,7 +67,7 @@ def judge_forgotten(operations: Iterable[Operation], faults: Sequence[Fault]) ->
         for fault in wiped:
             if fault.began_s < call.invoked_s and answered_s(call) < fault.ended_s:
                 says = f"{call.kind} succeeded although a majority had forgotten"
-                yield Finding(Invariant.PROGRESS, call.resource, says, (call,))
+                yield Violation(Invariant.PROGRESS, call.resource, says, (call,))
 
 
 def untried_services(operations: Sequence[Operation], healed_s: float) -> list[str]:

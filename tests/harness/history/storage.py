@@ -15,7 +15,7 @@ from math import inf
 
 from harness.history.calls import answered_s, greater, over_s
 from harness.history.records import Kind, Operation, Outcome
-from harness.history.verdict import Finding, Invariant
+from harness.history.verdict import Invariant, Violation
 
 _RANKS = {Outcome.OK: 0, Outcome.UNKNOWN: 1, Outcome.FAILED: 2}
 
@@ -42,7 +42,7 @@ class _Entry:
 
 def judge_storage(
     resource: str, calls: Sequence[Operation], kept: Sequence[str], ended_s: float
-) -> Iterator[Finding]:
+) -> Iterator[Violation]:
     """Yield what breaks F for one resource.
 
     Args:
@@ -57,7 +57,7 @@ def judge_storage(
     yield from _judge_positions(resource, entries, kept)
 
 
-def _judge_fence(calls: Sequence[Operation]) -> Iterator[Finding]:
+def _judge_fence(calls: Sequence[Operation]) -> Iterator[Violation]:
     accepted = [call for call in calls if call.outcome is Outcome.OK]
     answered = sorted(accepted, key=answered_s)
     highest: Operation | None = None
@@ -68,7 +68,7 @@ def _judge_fence(calls: Sequence[Operation]) -> Iterator[Finding]:
             position += 1
         if highest is not None and highest.token > call.token:
             says = "a stale token was accepted after a greater one"
-            yield Finding(Invariant.FENCED, call.resource, says, (highest, call))
+            yield Violation(Invariant.FENCED, call.resource, says, (highest, call))
 
 
 def _entries(calls: Sequence[Operation]) -> dict[str, _Entry]:
@@ -91,7 +91,7 @@ def _entries(calls: Sequence[Operation]) -> dict[str, _Entry]:
 
 def _judge_presence(
     resource: str, entries: Mapping[str, _Entry], kept: Sequence[str], ended_s: float
-) -> Iterator[Finding]:
+) -> Iterator[Violation]:
     counts = Counter(kept)
     overlapping = _Overlaps(call for entry in entries.values() for call in entry.possible)
     for name, entry in entries.items():
@@ -104,10 +104,13 @@ def _judge_presence(
             says = "an acknowledged append is lost"
         else:
             continue
-        yield Finding(Invariant.FENCED, resource, says, (entry.call,))
+        yield Violation(Invariant.FENCED, resource, says, (entry.call,))
     for name in counts:
-        yield Finding(
-            Invariant.FENCED, resource, f"an entry is there that no client appended: {name!r}", at_s=ended_s
+        yield Violation(
+            Invariant.FENCED,
+            resource,
+            f"an entry is there that no client appended: {name!r}",
+            shown_s=ended_s,
         )
 
 
@@ -141,19 +144,21 @@ class _Overlaps:
         return begun - over > own
 
 
-def _judge_positions(resource: str, entries: Mapping[str, _Entry], kept: Sequence[str]) -> Iterator[Finding]:
+def _judge_positions(
+    resource: str, entries: Mapping[str, _Entry], kept: Sequence[str]
+) -> Iterator[Violation]:
     known = [entry for name in kept if (entry := entries.get(name)) is not None and entry.invoked_s < inf]
     first: _Entry | None = None
     for entry in reversed(known):
         if first is not None and first.acknowledged_s < entry.invoked_s:
             says = "an entry stands before one that was acknowledged before it was sent"
-            yield Finding(Invariant.FENCED, resource, says, (first.call, entry.call))
+            yield Violation(Invariant.FENCED, resource, says, (first.call, entry.call))
         if first is None or entry.acknowledged_s < first.acknowledged_s:
             first = entry
     highest: _Entry | None = None
     for entry in known:
         if highest is not None and highest.least_token > entry.greatest_token:
             says = "an entry with a smaller token stands after one with a greater token"
-            yield Finding(Invariant.FENCED, resource, says, (highest.call, entry.call))
+            yield Violation(Invariant.FENCED, resource, says, (highest.call, entry.call))
         if highest is None or entry.least_token > highest.least_token:
             highest = entry

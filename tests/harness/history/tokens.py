@@ -18,7 +18,7 @@ from itertools import accumulate
 
 from harness.history.calls import ResourceCalls, answered_s, greater, over_s
 from harness.history.records import Kind, Operation, Outcome
-from harness.history.verdict import Finding, Invariant
+from harness.history.verdict import Invariant, Violation
 
 # The contract: 0 < token < 2^53.
 _TOKEN_BOUND = 2**53
@@ -40,7 +40,7 @@ class _Grant:
         return answered_s(self.acquire)
 
 
-def judge_tokens(resource: ResourceCalls) -> Iterator[Finding]:
+def judge_tokens(resource: ResourceCalls) -> Iterator[Violation]:
     """Yield what breaks T1 or T2 in the calls for one resource."""
     grants: list[_Grant] = []
     for calls in resource.leases.values():
@@ -65,7 +65,7 @@ def _grants(calls: list[Operation]) -> list[_Grant]:
     return grants
 
 
-def _judge_unique(resource: ResourceCalls) -> Iterator[Finding]:
+def _judge_unique(resource: ResourceCalls) -> Iterator[Violation]:
     owners: dict[int, Operation] = {}
     for calls in resource.leases.values():
         for call in calls:
@@ -74,15 +74,15 @@ def _judge_unique(resource: ResourceCalls) -> Iterator[Finding]:
             if call.kind is Kind.RENEW and call.token == 0:
                 continue  # the nodes that answered did not agree on the token
             if not 0 < call.token < _TOKEN_BOUND:
-                yield Finding(Invariant.UNIQUE, resource.name, "a token is out of bounds", (call,))
+                yield Violation(Invariant.UNIQUE, resource.name, "a token is out of bounds", (call,))
                 continue
             owner = owners.setdefault(call.token, call)
             if owner.lease != call.lease:
                 says = f"two leases have token {call.token}"
-                yield Finding(Invariant.UNIQUE, resource.name, says, (owner, call))
+                yield Violation(Invariant.UNIQUE, resource.name, says, (owner, call))
 
 
-def _judge_renewed_tokens(calls: list[Operation]) -> Iterator[Finding]:
+def _judge_renewed_tokens(calls: list[Operation]) -> Iterator[Violation]:
     """Yield renewals that returned a token that their lease was never granted."""
     renewals = [
         call for call in calls if call.kind is Kind.RENEW and call.outcome is Outcome.OK and call.token
@@ -96,10 +96,10 @@ def _judge_renewed_tokens(calls: list[Operation]) -> Iterator[Finding]:
     for renewal in renewals:
         if renewal.token not in granted:
             says = f"a renewal returned a token that its lease was not granted, but {sorted(granted)}"
-            yield Finding(Invariant.UNIQUE, renewal.resource, says, (*acquires[-1:], renewal))
+            yield Violation(Invariant.UNIQUE, renewal.resource, says, (*acquires[-1:], renewal))
 
 
-def _judge_order(grants: list[_Grant]) -> Iterator[Finding]:
+def _judge_order(grants: list[_Grant]) -> Iterator[Violation]:
     """Yield grants with a smaller token than an earlier answered grant of another lease."""
     answered = sorted(grants, key=lambda grant: grant.answered_s)
     greatest: Operation | None = None
@@ -113,10 +113,10 @@ def _judge_order(grants: list[_Grant]) -> Iterator[Finding]:
         # T1 reports equal tokens. The rule for repeats reports a token below that of its own lease.
         if greatest is not None and greatest.token > acquire.token and greatest.lease != acquire.lease:
             says = f"token {acquire.token} was granted after token {greatest.token}"
-            yield Finding(Invariant.ORDERED, acquire.resource, says, (greatest, acquire))
+            yield Violation(Invariant.ORDERED, acquire.resource, says, (greatest, acquire))
 
 
-def _judge_repeats(grants: list[_Grant], calls: list[Operation]) -> Iterator[Finding]:
+def _judge_repeats(grants: list[_Grant], calls: list[Operation]) -> Iterator[Violation]:
     """Yield grants of one lease whose token is below an earlier one's, or not above it after a release."""
     answered = sorted(grants, key=lambda grant: grant.answered_s)
     instants = [grant.answered_s for grant in answered]
@@ -137,4 +137,4 @@ def _judge_repeats(grants: list[_Grant], calls: list[Operation]) -> Iterator[Fin
             if not before or greatest[before - 1].token < acquire.token:
                 continue
             says = "a lease that was released was granted again with its old token"
-        yield Finding(Invariant.ORDERED, acquire.resource, says, (greatest[before - 1], acquire))
+        yield Violation(Invariant.ORDERED, acquire.resource, says, (greatest[before - 1], acquire))

@@ -27,37 +27,35 @@ class Invariant(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One broken promise, as a rule finds it.
+class Violation:
+    """One broken promise.
 
     Attributes:
         says: what happened, without the calls.
-        calls: the calls that show it, the last one last; empty where the lack of a call shows it.
-        at_s: when it showed; if None, the end of its last call.
+        calls: the calls that show it; empty where the lack of a call shows it.
+        shown_s: when it showed; if None, at the last end of a call.
+        began_s: the instant from which `words` counts.
     """
 
     invariant: Invariant
     resource: str
     says: str
     calls: tuple[Operation, ...] = ()
-    at_s: float | None = None
+    shown_s: float | None = None
+    began_s: float = 0.0
 
+    @property
+    def at_s(self) -> float:
+        """When it showed, on the clock of the records."""
+        if self.shown_s is not None:
+            return self.shown_s
+        return max(call.invoked_s if call.completed_s is None else call.completed_s for call in self.calls)
 
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One broken promise, in words for people.
-
-    Attributes:
-        words: what happened, with every call that shows it.
-        at_s: when it showed, on the clock of the records.
-        operations: the calls that show it.
-    """
-
-    invariant: Invariant
-    resource: str
-    words: str
-    at_s: float
-    operations: tuple[Operation, ...] = ()
+    @property
+    def words(self) -> str:
+        """What happened, with every call that shows it."""
+        calls = " and ".join(_call_in_words(call, self.began_s) for call in self.calls)
+        return f"{self.says}: {calls}" if calls else self.says
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +97,6 @@ class Verdict:
     def clean(self) -> bool:
         """Whether the run is valid and broke no promise."""
         return not self.violations and not self.invalid
-
-
-def in_words(finding: Finding, began_s: float) -> Violation:
-    """Return a finding with its calls in words; instants count from `began_s`."""
-    at_s = finding.at_s
-    if at_s is None:
-        at_s = max(call.invoked_s if call.completed_s is None else call.completed_s for call in finding.calls)
-    calls = " and ".join(_call_in_words(call, began_s) for call in finding.calls)
-    words = f"{finding.says}: {calls}" if calls else finding.says
-    return Violation(finding.invariant, finding.resource, words, at_s, finding.calls)
 
 
 def _call_in_words(call: Operation, began_s: float) -> str:

@@ -53,16 +53,14 @@ def soak(wanted: Wanted, *, folder: Path, binary: RedisBinary, say: Callable[[st
 def _start_load(
     commands: CommandProcesses, site: FuzzSite, wanted: Wanted
 ) -> tuple[list[CommandProcess], CommandProcess]:
-    def start(module: str, *arguments: object) -> CommandProcess:
-        words = (site.server_address, *map(str, arguments))
-        return commands.start(
-            *(sys.executable, "-m", f"harness.soak.{module}", *words), environment={"PYTHONPATH": str(_TESTS)}
-        )
+    def start(*arguments: object) -> CommandProcess:
+        words = ("-m", "harness.soak.load", site.server_address, *map(str, arguments))
+        return commands.start(sys.executable, *words, environment={"PYTHONPATH": str(_TESTS)})
 
     life_s = min(_LIFE_MAX_S, wanted.seconds / 4)
-    streams = start("streams_load", wanted.streams, life_s)
+    streams = start("streams", wanted.streams, life_s)
     share = wanted.pairs_per_second / _PAIRS_PROCESSES
-    return [start("pairs_load", share, number) for number in range(_PAIRS_PROCESSES)], streams
+    return [start("pairs", share, number) for number in range(_PAIRS_PROCESSES)], streams
 
 
 def _wait_for_streams(streams: CommandProcess, count: int) -> None:

@@ -54,7 +54,7 @@ model: $(READY) ## search and walk the algorithm on every core: docs/model and t
 # For how long faults come; half of it to 3 nodes, half of it to 5. SEED unset: a random one, which is printed.
 MINUTES ?= 5
 SEED    ?=
-chaos: $(READY) ## processes under every fault, and a judge of what clients were told: make chaos MINUTES=60 SEED=7
+chaos: $(READY) ## processes under every fault, and a checker of what clients were told: make chaos MINUTES=60 SEED=7
 	@PYTHONPATH=tests $(BIN)/python -m harness.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 	  --report chaos-reports/chaos.json $(ARGS)
 

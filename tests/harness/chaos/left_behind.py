@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import hiredis
 
@@ -10,7 +11,7 @@ from harness.chaos.cluster import TTL_MS_MAX, ChaosCluster
 from harness.chaos.services import ServerProcess
 from harness.processes.process_look import look_at_process
 from harness.processes.redis_nodes import RedisNode
-from harness.processes.servers import until
+from harness.processes.servers import locks_left, until, until_no_locks
 from redfence_server.redis_io.scripts import Keyspace
 
 # Every lease has ended by then.
@@ -57,40 +58,19 @@ async def _files_left(server: ServerProcess, name: str) -> list[str]:
 
 async def _keys_left(node: RedisNode, name: str, gone_s: float) -> list[str]:
     try:
-        endless = await _endless(node)
-        holds = await _lasting_holds(node, gone_s)
+        keys = await node.call("KEYS", "*")
+        assert isinstance(keys, list)
+        own = (_KEYS.node.encode(), _KEYS.high.encode())
+        endless = [key for key in keys if key not in own and await node.call("PTTL", key) == -1]
+        with suppress(AssertionError):
+            await until_no_locks([node], timeout_s=gone_s)
+        holds = await locks_left([node])
     except (OSError, hiredis.HiredisError) as error:
         return [f"{name} cannot be asked what it has kept: {error!r}"]
     return [
-        *(f"{name} keeps {key!r}, which has no end" for key in endless),
-        *(f"{name} holds {key!r}, though nobody has had a lease for {gone_s:g} s" for key in holds),
+        *(f"{name} keeps {key.decode()!r}, which has no end" for key in endless),
+        *(
+            f"{name} holds {key.decode()!r}, though no client has had a lease for {gone_s:g} s"
+            for key in holds
+        ),
     ]
-
-
-async def _endless(node: RedisNode) -> list[str]:
-    return [
-        key
-        for key in await _keys(node)
-        if key not in (_KEYS.node, _KEYS.high) and await node.call("PTTL", key) == -1
-    ]
-
-
-async def _lasting_holds(node: RedisNode, gone_s: float) -> list[str]:
-    async def are_gone() -> bool:
-        return not await _holds(node)
-
-    try:
-        await until(are_gone, timeout_s=gone_s)
-    except AssertionError:
-        return await _holds(node)
-    return []
-
-
-async def _holds(node: RedisNode) -> list[str]:
-    return [key for key in await _keys(node) if key.startswith(_KEYS.lock(""))]
-
-
-async def _keys(node: RedisNode) -> list[str]:
-    keys = await node.call("KEYS", "*")
-    assert isinstance(keys, list)
-    return [key.decode() for key in keys]

@@ -334,7 +334,7 @@ async def test_a_server_that_was_out_of_files_tells_so_and_goes_on_by_itself(
 
 
 async def test_a_node_forgets_only_after_those_before_have_rejoined(injector: FaultInjector) -> None:
-    """redfence promises nothing if more than a minority forgets at a time."""
+    """Nothing is promised if more than a minority forgets at a time."""
     order: list[int] = []
 
     def wiped(index: int) -> FaultInjection:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,8 @@ import pytest
 
 import redfence
 from harness.doubles.grpc_fake import serving
-from harness.processes.commands import CommandProcess, CommandProcesses
+from harness.load.threaded import Threaded
+from harness.processes.commands import CommandProcesses
 from redfence.testing import FakeLockServer
 
 
@@ -37,15 +37,11 @@ def _at(address: str) -> Service:
 def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of `redfence dev`: a real server on real nodes, one for all tests of a module."""
     commands = CommandProcesses(tmp_path_factory.mktemp("redfence-dev"))
-    dev = commands.start_redfence("dev", "--listen", "127.0.0.1:0", "--storage-listen", "127.0.0.1:0")
     try:
-        yield asyncio.run(_address_of(dev))
+        _, ready = asyncio.run(commands.start_dev())
+        yield ready[1]
     finally:
         commands.close()
-
-
-async def _address_of(dev: CommandProcess) -> str:
-    return (await dev.wait_for_line(r"lock server on ([\d.:]+)", timeout_s=20))[1]
 
 
 @pytest.fixture(params=["memory", "grpc", "server"])
@@ -58,37 +54,6 @@ def service(request: pytest.FixtureRequest) -> Iterator[Service]:
             yield _at(grpc_fake.address)
     else:
         yield _at(request.getfixturevalue("real_server"))
-
-
-class Threaded:
-    """The client for threads, or a part of it, with awaitable methods: each runs in a thread of its own."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self.inner, name)
-        if name in {"acquire", "release", "get_lock", "check_token", "cluster_status", "close"}:
-            return lambda *args, **more: self._in_thread(value, *args, **more)
-        return Threaded(value) if name == "lost" else value
-
-    async def _in_thread(self, method: Callable[..., Any], *args: Any, **more: Any) -> Any:
-        result = await asyncio.to_thread(method, *args, **more)
-        return Threaded(result) if isinstance(result, redfence.Lease) else result
-
-    async def wait(self) -> bool:
-        return bool(await asyncio.to_thread(self.inner.wait))
-
-    @asynccontextmanager
-    async def lock(self, *args: Any, **more: Any) -> AsyncIterator[Any]:
-        lock = self.inner.lock(*args, **more)
-        lease = await asyncio.to_thread(lock.__enter__)
-        try:
-            yield Threaded(lease)
-        except BaseException as error:
-            await asyncio.to_thread(lock.__exit__, type(error), error, error.__traceback__)
-            raise
-        await asyncio.to_thread(lock.__exit__, None, None, None)
 
 
 @pytest.fixture(params=["asyncio", "threads"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
+from harness.doubles.grpc_fake import GrpcFake
+from harness.doubles.grpc_fake import serving as serving_fake
 from harness.load.session_caller import SessionCaller
 from harness.processes.fixture_types import FlushedNodes, FreshNodes
 from harness.processes.redis_nodes import RedisNode
@@ -47,10 +49,13 @@ async def serve() -> AsyncIterator[Serve]:
     """
     async with AsyncExitStack() as stack:
 
-        async def start(nodes: Sequence[RedisNode], *, proxied: bool = False, **settings: Any) -> LockServer:
+        async def start(
+            nodes: Sequence[RedisNode | str], *, proxied: bool = False, **settings: Any
+        ) -> LockServer:
             proxies: list[TcpProxy] = []
             if proxied:
-                proxies = [await stack.enter_async_context(TcpProxy(node.port)) for node in nodes]
+                known = [node for node in nodes if isinstance(node, RedisNode)]
+                proxies = [await stack.enter_async_context(TcpProxy(node.port)) for node in known]
             return await stack.enter_async_context(serving(nodes, proxies=proxies, **settings))
 
         yield start
@@ -70,3 +75,10 @@ async def session(server: LockServer) -> AsyncIterator[SessionCaller]:
     """A Session with that server."""
     async with SessionCaller(server) as session:
         yield session
+
+
+@pytest.fixture
+def fake() -> Iterator[GrpcFake]:
+    """A server behind real gRPC; the test sees its leases and switches its faults."""
+    with serving_fake() as grpc_fake:
+        yield grpc_fake

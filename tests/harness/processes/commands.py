@@ -11,11 +11,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from harness.processes.redis_nodes import RedisNode
 from harness.time import timeouts
 from redfence_server.embedded.parent_death import die_with_parent
 
 _LOOK_INTERVAL_S = 0.005
 _KILL_TIMEOUT_S = 10.0
+DEV = ("dev", "--listen", "127.0.0.1:0", "--storage-listen", "127.0.0.1:0")
+DEV_READY = r"^redfence ready: lock server on (\S+), storage on (\S+), (\d) nodes in (\S+); Ctrl-C stops all$"
+
+
+def node_flags(nodes: Sequence[RedisNode | str]) -> list[str]:
+    """Name nodes, or their URLs, on a command line."""
+    return [flag for node in nodes for flag in ("--node", node if isinstance(node, str) else node.url)]
 
 
 class CommandProcess:
@@ -95,6 +103,12 @@ class CommandProcess:
         self.send_signal(number)
         return await self.wait(timeout_s=timeout_s)
 
+    async def ended(self, *, status: int = 0, timeout_s: float = 30.0) -> str:
+        """Return all it wrote, once it has ended by itself with this status and without a traceback."""
+        assert await self.wait(timeout_s=timeout_s) == status, self._told("ended with another status")
+        assert "Traceback" not in self.stderr, self.stderr
+        return self.stdout + self.stderr
+
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal, SIGSTOP and SIGCONT included; nothing happens after the command's end."""
         self._popen.send_signal(number)
@@ -130,6 +144,19 @@ class CommandProcesses:
             *arguments,
             environment={"REDFENCE_NODE_TIMEOUT_MS": str(timeouts.NODE_TIMEOUT_MS), **(environment or {})},
         )
+
+    async def start_serve(self, nodes: Sequence[RedisNode | str], *flags: str) -> tuple[CommandProcess, str]:
+        """Start `redfence serve` over formed nodes on any free port; return it and its address."""
+        server = self.start_redfence("serve", "--listen", "127.0.0.1:0", *node_flags(nodes), *flags)
+        return server, (await server.wait_for_line(r"serving on ([\d.:]+)", timeout_s=20))[1]
+
+    async def start_dev(self, *options: str) -> tuple[CommandProcess, re.Match[str]]:
+        """Start `redfence dev` on free ports; return it and its ready line.
+
+        The groups of the line: addresses of lock server and storage, count of nodes, folder.
+        """
+        dev = self.start_redfence(*DEV, *options)
+        return dev, await dev.wait_for_line(DEV_READY, timeout_s=30)
 
     def close(self) -> None:
         """Kill whatever still runs; harmless to repeat."""

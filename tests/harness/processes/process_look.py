@@ -37,3 +37,11 @@ def look_at_process(pid: int) -> ProcessLook:
     except ProcessLookupError as error:
         # It ended between the opening of a file and its reading.
         raise FileNotFoundError(f"process {pid} has ended") from error
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process runs; one that has ended and was not collected yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -140,6 +140,16 @@ class RedisNode:
             self.wipe()
         await self.start()
 
+    async def follow(self, primary: RedisNode) -> None:
+        """Become a replica of another node, soon."""
+        for node, name, value in (
+            (primary, "repl-diskless-sync-delay", "0"),
+            (self, "masterauth", primary._password),
+        ):
+            node.disturbed = True
+            await node.call("CONFIG", "SET", name, value)
+        assert await self.call("REPLICAOF", "127.0.0.1", primary.port) == b"OK"
+
     async def step_clock(self, ms: float) -> None:
         """Move the node's wall clock, forward if above 0; return when the node lives by it, if it runs.
 

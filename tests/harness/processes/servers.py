@@ -105,13 +105,13 @@ class LockServer:
 
         await until(enough, timeout_s=timeout_s)
 
-    async def until_states(self, *states: lock_pb2.NodeState.ValueType) -> None:
+    async def until_states(self, *states: lock_pb2.NodeState.ValueType, timeout_s: float = 5.0) -> None:
         """Return once the nodes are in these states, by index."""
 
         async def reached() -> bool:
             return [node.state for node in (await self.status()).nodes] == list(states)
 
-        await until(reached)
+        await until(reached, timeout_s=timeout_s)
 
     async def until_detail(self, index: int, text: str) -> None:
         """Return once the detail of a node shows this text. It may come after the state."""
@@ -147,7 +147,7 @@ class Serve(Protocol):
     """Starts a lock server for one test."""
 
     async def __call__(
-        self, nodes: Sequence[RedisNode], *, proxied: bool = False, **settings: Any
+        self, nodes: Sequence[RedisNode | str], *, proxied: bool = False, **settings: Any
     ) -> LockServer: ...
 
 
@@ -159,13 +159,13 @@ class FormedNodes(Protocol):
 
 @asynccontextmanager
 async def serving(
-    nodes: Sequence[RedisNode], *, proxies: Sequence[TcpProxy] = (), **settings: Any
+    nodes: Sequence[RedisNode | str], *, proxies: Sequence[TcpProxy] = (), **settings: Any
 ) -> AsyncIterator[LockServer]:
     """Serve over formed nodes, through the proxies where there are some; nothing is left afterwards.
 
     A test in which nodes do not answer says for how long they are waited for: `node_timeout_ms`.
     """
-    urls = [node.url for node in nodes]
+    urls = urls_of(nodes)
     if proxies:
         urls = [proxy.url(url) for proxy, url in zip(proxies, urls, strict=True)]
     settings = {"listen": "127.0.0.1:0", "node_timeout_ms": timeouts.NODE_TIMEOUT_MS, **settings}
@@ -173,13 +173,19 @@ async def serving(
         composition.lock_server(config.load({"nodes": urls, **settings})) as running,
         grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel,
     ):
-        yield LockServer(channel, nodes=nodes, proxies=proxies, running=running)
+        known = [node for node in nodes if isinstance(node, RedisNode)]
+        yield LockServer(channel, nodes=known, proxies=proxies, running=running)
 
 
-async def form(nodes: Sequence[RedisNode], *, ttl_ms_max: int = bounds.TTL_MS_MAX_DEFAULT) -> str:
+def urls_of(nodes: Sequence[RedisNode | str]) -> list[str]:
+    """Return the addresses; one that is given stays as it is."""
+    return [node if isinstance(node, str) else node.url for node in nodes]
+
+
+async def form(nodes: Sequence[RedisNode | str], *, ttl_ms_max: int = bounds.TTL_MS_MAX_DEFAULT) -> str:
     """Form the nodes into one cluster and return its id."""
     return await forming.form(
-        check_urls([node.url for node in nodes]),
+        check_urls(urls_of(nodes)),
         keys=Keyspace(),
         ttl_ms_max=ttl_ms_max,
         randomness=SystemRandomness(),
@@ -217,6 +223,17 @@ async def memory(node: RedisNode) -> Memory:
 async def memories(nodes: Sequence[RedisNode]) -> list[Memory]:
     """Return everything that every node remembers."""
     return list(await asyncio.gather(*map(memory, nodes)))
+
+
+async def identity_field(node: RedisNode, name: str) -> bytes | None:
+    """Return a field of what the node remembers of itself, or None."""
+    value = await node.call("HGET", "redfence:node", name)
+    return value if isinstance(value, bytes) else None
+
+
+async def node_phases(nodes: Sequence[RedisNode]) -> list[bytes | None]:
+    """Return the phases that the nodes themselves say they are in."""
+    return [await identity_field(node, "state") for node in nodes]
 
 
 async def locks_left(nodes: Sequence[RedisNode]) -> list[bytes]:

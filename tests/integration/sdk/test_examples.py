@@ -6,7 +6,7 @@ import ast
 import asyncio
 import inspect
 import textwrap
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,29 +15,21 @@ import pytest
 import redfence
 import redfence.testing
 import redfence_storage.client
-from harness.doubles.grpc_fake import GrpcFake, serving
-from harness.processes.storage_server import serving as serving_storage
+from harness.doubles.grpc_fake import GrpcFake
+from harness.processes.storage_server import serving
 from redfence_storage.client import AsyncStorageClient, StorageClient
 from redfence_storage.client_messages import GetResult
 from redfence_storage.group_commit import GroupCommit
 from redfence_storage.sqlite_store import SqliteStore
 
-README = Path(__file__).resolve().parents[2] / "README.md"
 # As the examples name them.
 _LOCKS, _STORAGE = "127.0.0.1:50051", "127.0.0.1:50052"
 
 
 @pytest.fixture
-def locks() -> Iterator[GrpcFake]:
-    """A lock server."""
-    with serving() as fake:
-        yield fake
-
-
-@pytest.fixture
 async def storage(tmp_path: Path) -> AsyncIterator[str]:
     """The address of a storage."""
-    async with serving_storage(GroupCommit(SqliteStore.open(tmp_path / "storage.db"), queue_max=4)) as target:
+    async with serving(GroupCommit(SqliteStore.open(tmp_path / "storage.db"), queue_max=4)) as target:
         yield target
 
 
@@ -56,13 +48,13 @@ async def _run(example: str, names: dict[str, Any]) -> None:
         await running
 
 
-async def test_the_packages_own_example_writes_under_the_lock(locks: GrpcFake, storage: str) -> None:
+async def test_the_packages_own_example_writes_under_the_lock(fake: GrpcFake, storage: str) -> None:
     """What `help(redfence)` shows works with the product's own storage."""
     async with AsyncStorageClient(storage) as client:
-        example = _example(redfence.__doc__).replace(_LOCKS, locks.address)
+        example = _example(redfence.__doc__).replace(_LOCKS, fake.address)
         await _run(example, {"redfence": redfence, "storage": client})
         assert await client.get("orders/42", key="total") == GetResult(b"17", 1, 1)
-    assert locks.server.hold_of("orders/42") is None
+    assert fake.server.hold_of("orders/42") is None
 
 
 async def test_the_storage_clients_example_fences_and_writes(storage: str) -> None:
@@ -80,13 +72,3 @@ async def test_the_fakes_example_passes_as_the_test_that_it_is() -> None:
     names = {"FakeLockServer": redfence.testing.FakeLockServer, "redfence": redfence, "pytest": pytest}
     await _run(_example(redfence.testing.__doc__), names)
     await asyncio.to_thread(cast(Callable[[], None], names["test_billing"]))
-
-
-async def test_the_readmes_example_writes_under_the_lock(locks: GrpcFake, storage: str) -> None:
-    """The first thing that anybody copies."""
-    _, _, rest = README.read_text().partition("```python\n")
-    example = rest.partition("```")[0].replace(_LOCKS, locks.address).replace(_STORAGE, storage)
-    await asyncio.to_thread(exec, example, {})
-    async with AsyncStorageClient(storage) as client:
-        assert await client.get("orders/42", key="state") == GetResult(b"paid", 1, 1)
-    assert locks.server.hold_of("orders/42") is None

@@ -1,0 +1,74 @@
+"""Several servers: leases and calls survive as long as one server is well."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import redfence
+from harness.doubles.grpc_fake import GrpcFake, serving
+from harness.processes.ports import free_port
+from harness.time.eventually import eventually
+from redfence._clock import SystemClock
+from redfence._fake.server import FakeServer
+
+MakeClient = Callable[..., Any]
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[GrpcFake, GrpcFake]]:
+    """Two servers over the same leases, as two replicas over the same nodes are."""
+    shared = FakeServer(SystemClock())
+    with serving(shared) as first, serving(shared) as second:
+        yield first, second
+
+
+def _addresses(pair: tuple[GrpcFake, GrpcFake]) -> tuple[str, str]:
+    return pair[0].address, pair[1].address
+
+
+async def test_a_lease_survives_the_death_of_its_server(
+    pair: tuple[GrpcFake, GrpcFake], make_client: MakeClient
+) -> None:
+    """The client goes on at the other server and renews there, long before the deadline."""
+    client = make_client(*_addresses(pair))
+    async with client.lock("r", ttl=1.5) as lease:
+        await asyncio.to_thread(pair[0].stop)
+        renewals = pair[0].server.counts.get("renew", 0)
+        await eventually(lambda: pair[0].server.counts.get("renew", 0) > renewals)
+        lease.raise_if_lost()
+        assert await (await client.acquire("other", ttl=10)).release()
+
+
+async def test_an_unreachable_first_address_costs_no_error(pair: tuple[GrpcFake, GrpcFake]) -> None:
+    async with redfence.AsyncClient(f"127.0.0.1:{free_port()}", pair[0].address) as client:
+        async with asyncio.timeout(2):
+            assert (await client.cluster_status()).ready
+            assert await (await client.acquire("r", ttl=10)).release()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("listens", [False, True], ids=["nothing listens", "something else listens"])
+async def test_with_no_server_at_all_calls_fail_in_time_and_not_before(
+    make_client: MakeClient, *, listens: bool
+) -> None:
+    """A call never hangs: UnavailableError after the rpc timeout names what was tried."""
+
+    async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    # Time enough to try on a machine that stands still for a while.
+    options = redfence.ClientOptions(rpc_timeout_ms=1_000, connect_timeout_ms=500)
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1] if listens else free_port()
+        client = make_client(f"127.0.0.1:{port}", options=options)
+        calls = client.acquire("r", ttl=10), client.acquire("r", ttl=10, wait=0), client.cluster_status()
+        for call in calls:
+            with pytest.raises(redfence.UnavailableError) as failed:
+                await asyncio.wait_for(call, 3)
+            if not listens:
+                assert "refused the connection" in str(failed.value)
+                assert isinstance(failed.value.__cause__, redfence.UnavailableError)

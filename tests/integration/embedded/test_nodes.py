@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import hiredis
@@ -15,6 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from harness.processes.commands import CommandProcesses
+from harness.processes.process_look import is_alive
 from harness.time.eventually import eventually
 from redfence_server.embedded.binary import RedisBinary
 from redfence_server.embedded.nodes import NODE_DIED_EVENT, EmbeddedNodes, EmbeddedNodesError, free_port
@@ -42,43 +44,25 @@ async def ask(url: str, *command: str) -> object:
     return (await call(parts.port, ("AUTH", parts.password), command))[1]
 
 
-def is_alive(pid: int) -> bool:
-    """Whether there is such a process that is not merely waiting to be reaped."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def command_line(pid: int) -> str:
-    """What `ps` shows."""
-    return Path(f"/proc/{pid}/cmdline").read_text()
-
-
-def working_directory(pid: int) -> Path:
-    """Where the process works."""
-    return Path(f"/proc/{pid}/cwd").readlink()
-
-
-def open_files(pid: int) -> set[Path]:
-    """What the process has open."""
-    return {link.readlink() for link in Path(f"/proc/{pid}/fd").iterdir()}
-
-
-async def test_nodes_answer_on_their_urls_and_are_durable(tmp_path: Path, engine: RedisBinary) -> None:
-    """What admission will ask for as proof of durability is so."""
+async def test_nodes_answer_on_their_urls_and_are_durable_and_keep_their_data(
+    tmp_path: Path, engine: RedisBinary
+) -> None:
+    """Their settings are the proof of durability that admission asks for."""
+    settings = {
+        "appendonly": "yes",
+        "appendfsync": "always",
+        "aof-load-truncated": "no",
+        "save": "",
+        "maxmemory-policy": "noeviction",
+    }
     async with EmbeddedNodes(count=3, data_dir=tmp_path, binary=engine) as nodes:
         assert len({urlsplit(url).port for url in nodes.urls}) == 3
-        for url in nodes.urls:
-            assert await ask(url, "PING") == b"PONG"
-            for name, value in {
-                b"appendonly": b"yes",
-                b"appendfsync": b"always",
-                b"aof-load-truncated": b"no",
-                b"save": b"",
-                b"maxmemory-policy": b"noeviction",
-            }.items():
-                assert await ask(url, "CONFIG", "GET", name.decode()) == [name, value]
+        for index, url in enumerate(nodes.urls):
+            for name, value in settings.items():
+                assert await ask(url, "CONFIG", "GET", name) == [name.encode(), value.encode()]
+            await ask(url, "SET", "key", str(index))
+    async with EmbeddedNodes(count=3, data_dir=tmp_path, binary=engine) as nodes:
+        assert [await ask(url, "GET", "key") for url in nodes.urls] == [b"0", b"1", b"2"]
 
 
 async def test_others_on_the_machine_are_refused_and_cannot_see_the_password(
@@ -92,72 +76,54 @@ async def test_others_on_the_machine_are_refused_and_cannot_see_the_password(
         assert isinstance(refusal, hiredis.ReplyError)
         assert str(refusal).startswith("NOAUTH")
         assert parts.password is not None
-        assert parts.password not in command_line(nodes.pids[0])
+        assert parts.password not in Path(f"/proc/{nodes.pids[0]}/cmdline").read_text()
         assert (tmp_path / "node-0").stat().st_mode & 0o077 == 0
 
 
-async def test_a_restart_on_the_same_directory_keeps_the_data(tmp_path: Path, engine: RedisBinary) -> None:
-    """A node never forgets."""
-    async with EmbeddedNodes(count=3, data_dir=tmp_path, binary=engine) as nodes:
-        for index, url in enumerate(nodes.urls):
-            await ask(url, "SET", "key", str(index))
-    async with EmbeddedNodes(count=3, data_dir=tmp_path, binary=engine) as nodes:
-        assert [await ask(url, "GET", "key") for url in nodes.urls] == [b"0", b"1", b"2"]
-
-
 async def test_without_a_directory_nothing_is_left(redis_binary: RedisBinary) -> None:
-    """Temporary nodes leave neither files nor processes."""
     async with EmbeddedNodes(count=3, binary=redis_binary) as nodes:
         pids = nodes.pids
-        folder = working_directory(pids[0]).parent
+        folder = Path(f"/proc/{pids[0]}/cwd").readlink().parent
         assert folder.exists()
     assert not folder.exists()
-    assert not any(is_alive(pid) for pid in pids)
+    assert not any(map(is_alive, pids))
     await nodes.stop()
 
 
 @pytest.mark.slow
 async def test_a_second_server_on_the_directory_is_refused(tmp_path: Path, redis_binary: RedisBinary) -> None:
-    """The second says who has it; the first goes on."""
+    """The second says which process has it. Each node keeps the directory locked for as long as it lives."""
     async with EmbeddedNodes(count=1, data_dir=tmp_path, binary=redis_binary) as nodes:
         with pytest.raises(EmbeddedNodesError, match=rf"in use by another server \(process {os.getpid()}\)"):
             await EmbeddedNodes(count=1, data_dir=tmp_path, binary=redis_binary).start()
         assert await ask(nodes.urls[0], "PING") == b"PONG"
-
-
-async def test_a_node_whose_port_is_taken_gets_another(tmp_path: Path, engine: RedisBinary) -> None:
-    """A port is seen free a moment before it is used; somebody may be faster, and may even answer."""
-    with socket.create_server(("127.0.0.1", 0)) as rival:
-        taken = rival.getsockname()[1]
-        choices = [taken, taken]
-        nodes = EmbeddedNodes(
-            count=1,
-            data_dir=tmp_path,
-            binary=engine,
-            choose_port=lambda: choices.pop() if choices else free_port(),
-        )
-        async with nodes:
-            assert choices == []
-            assert urlsplit(nodes.urls[0]).port != taken
-            assert await ask(nodes.urls[0], "PING") == b"PONG"
+        files = {link.readlink() for link in Path(f"/proc/{nodes.pids[0]}/fd").iterdir()}
+        assert tmp_path / "lock" in files
 
 
 @pytest.mark.slow
-async def test_a_machine_without_a_free_port_is_an_error_in_the_end(
-    tmp_path: Path, redis_binary: RedisBinary
+async def test_a_node_whose_port_is_taken_gets_another_if_there_is_one(
+    tmp_path: Path, engine: RedisBinary
 ) -> None:
-    """Tries are bounded."""
+    """The product sees a port free a moment before it uses it; another program may be faster."""
     with socket.create_server(("127.0.0.1", 0)) as rival:
-        taken = rival.getsockname()[1]
-        nodes = EmbeddedNodes(count=1, data_dir=tmp_path, binary=redis_binary, choose_port=lambda: int(taken))
+        taken = int(rival.getsockname()[1])
+        choices = [taken, taken]
+        given: dict[str, Any] = {"count": 1, "data_dir": tmp_path, "binary": engine}
+        async with EmbeddedNodes(
+            **given, choose_port=lambda: choices.pop() if choices else free_port()
+        ) as nodes:
+            assert choices == []
+            assert urlsplit(nodes.urls[0]).port != taken
+            assert await ask(nodes.urls[0], "PING") == b"PONG"
         with pytest.raises(EmbeddedNodesError, match=r"(?i)address already in use"):
-            await nodes.start()
+            await EmbeddedNodes(**given, choose_port=lambda: taken).start()
 
 
 async def test_a_node_that_does_not_start_is_an_error_with_its_log_and_stops_the_others(
     tmp_path: Path, engine: RedisBinary
 ) -> None:
-    """A log whose end is damaged must not be loaded as if it were whole; the operator sees why."""
+    """A node must not load a damaged log as if it were whole; the operator sees why."""
     async with EmbeddedNodes(count=3, data_dir=tmp_path, binary=engine) as nodes:
         await ask(nodes.urls[1], "SET", "key", "value")
     [log] = (tmp_path / "node-1").glob("appendonlydir/*.incr.aof")
@@ -165,25 +131,24 @@ async def test_a_node_that_does_not_start_is_an_error_with_its_log_and_stops_the
     nodes = EmbeddedNodes(count=3, data_dir=tmp_path, binary=engine)
     with pytest.raises(EmbeddedNodesError, match=r"(?s)node-1 ended with status 1; its log .*end of file"):
         await nodes.start()
-    assert not any(is_alive(pid) for pid in nodes.pids)
+    assert not any(map(is_alive, nodes.pids))
 
 
 async def test_a_cancelled_start_leaves_nothing(tmp_path: Path, redis_binary: RedisBinary) -> None:
-    """Half-started nodes end with the start."""
     nodes = EmbeddedNodes(count=3, data_dir=tmp_path, binary=redis_binary)
     start = asyncio.create_task(nodes.start())
     await eventually((tmp_path / "node-2" / "node.log").exists)
     start.cancel()
     with pytest.raises(asyncio.CancelledError):
         await start
-    assert not any(is_alive(pid) for pid in nodes.pids)
+    assert not any(map(is_alive, nodes.pids))
     async with EmbeddedNodes(count=3, data_dir=tmp_path, binary=redis_binary):
         pass
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3])
 async def test_a_cancelled_stop_has_stopped(tmp_path: Path, redis_binary: RedisBinary, turns: int) -> None:
-    """Whoever is in a hurry gets kill -9, not orphans, whenever the cancellation comes."""
+    """The nodes get kill -9, whenever the cancellation comes; none lives on."""
     nodes = EmbeddedNodes(count=3, data_dir=tmp_path, binary=redis_binary)
     await nodes.start()
 
@@ -201,13 +166,12 @@ async def test_a_cancelled_stop_has_stopped(tmp_path: Path, redis_binary: RedisB
         stopping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await stopping
-    assert not any(is_alive(pid) for pid in nodes.pids)
+    assert not any(map(is_alive, nodes.pids))
 
 
 async def test_each_node_that_dies_is_reported_once_and_the_others_go_on(
     tmp_path: Path, redis_binary: RedisBinary
 ) -> None:
-    """Nobody is left to guess why a quorum is thinner."""
     with capture_logs() as logs:
         async with EmbeddedNodes(count=3, data_dir=tmp_path, binary=redis_binary) as nodes:
             os.kill(nodes.pids[0], signal.SIGKILL)
@@ -230,10 +194,10 @@ async def test_kill_9_of_the_server_leaves_no_node_and_the_directory_is_free_aga
     data_dir = tmp_path / "data"
     server = commands.start(sys.executable, "-c", _PARENT, str(data_dir), str(engine.path))
     pids = [int(pid) for pid in (await server.wait_for_line(r"^pids (.*)$"))[1].split()]
-    assert all(is_alive(pid) for pid in pids)
+    assert all(map(is_alive, pids))
     server.kill()
     try:
-        await eventually(lambda: not any(is_alive(pid) for pid in pids), interval_s=0.002)
+        await eventually(lambda: not any(map(is_alive, pids)), interval_s=0.002)
     finally:
         for pid in filter(is_alive, pids):
             os.kill(pid, signal.SIGKILL)
@@ -242,12 +206,6 @@ async def test_kill_9_of_the_server_leaves_no_node_and_the_directory_is_free_aga
 
 
 async def test_a_terminals_ctrl_c_does_not_reach_the_nodes(tmp_path: Path, redis_binary: RedisBinary) -> None:
-    """The server drains first: its nodes are in sessions of their own."""
+    """The nodes are in sessions of their own, so the server can drain first."""
     async with EmbeddedNodes(count=3, data_dir=tmp_path, binary=redis_binary) as nodes:
         assert all(os.getsid(pid) == pid for pid in nodes.pids)
-
-
-async def test_the_directory_is_locked_by_the_nodes_too(tmp_path: Path, redis_binary: RedisBinary) -> None:
-    """As long as one node lives, nobody else starts nodes on its files."""
-    async with EmbeddedNodes(count=1, data_dir=tmp_path, binary=redis_binary) as nodes:
-        assert tmp_path / "lock" in open_files(nodes.pids[0])

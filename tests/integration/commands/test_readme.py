@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
+import redfence
 from harness.processes.commands import CommandProcesses
+from redfence_storage.client import AsyncStorageClient
+from redfence_storage.client_messages import GetResult
 
-README = Path(__file__).parents[2] / "README.md"
+README = Path(__file__).parents[3] / "README.md"
 
 
 def blocks(language: str) -> list[str]:
-    """The fenced blocks of one language, in order."""
+    """Return the fenced blocks of one language, in order."""
     return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
 
 
@@ -22,18 +25,17 @@ def blocks(language: str) -> list[str]:
 async def test_the_python_example_and_the_shell_commands_do_what_the_readme_says(
     commands: CommandProcesses, tmp_path: Path
 ) -> None:
-    """Word for word, but for the ports, which others may use on this machine."""
-    dev = commands.start_redfence("dev", "--listen", "127.0.0.1:0", "--storage-listen", "127.0.0.1:0")
-    ready = await dev.wait_for_line(r"lock server on (\S+), storage on (\S+),", timeout_s=30)
-    ours = {"REDFENCE_SERVER": ready.group(1), "REDFENCE_STORAGE": ready.group(2)}
+    """They run word for word, but for the ports, which others may use on this machine."""
+    _, ready = await commands.start_dev()
+    locks, storage = ready[1], ready[2]
 
     (example,) = blocks("python")
     script = tmp_path / "example.py"
-    script.write_text(
-        example.replace("127.0.0.1:50051", ready.group(1)).replace("127.0.0.1:50052", ready.group(2))
-    )
-    run = commands.start(sys.executable, str(script))
-    assert await run.wait(timeout_s=30) == 0, run.stderr
+    script.write_text(example.replace("127.0.0.1:50051", locks).replace("127.0.0.1:50052", storage))
+    await commands.start(sys.executable, str(script)).ended()
+    async with redfence.AsyncClient(locks) as client, AsyncStorageClient(storage) as stored:
+        token = (await client.acquire("orders/42", ttl=10, wait=0)).token
+        assert await stored.get("orders/42", key="state") == GetResult(b"paid", token - 1, token - 1)
 
     lines = [line.partition("#")[0].split() for block in blocks("sh") for line in block.splitlines()]
     shown = [
@@ -41,8 +43,9 @@ async def test_the_python_example_and_the_shell_commands_do_what_the_readme_says
     ]
     shown = [words for words in shown if words[:2] != ["cluster", "init"]]
     assert [words[0] for words in shown] == ["lock", "demo", "demo", "cluster"]
+    ours = {"REDFENCE_SERVER": locks, "REDFENCE_STORAGE": storage}
     for words in shown:
         run = commands.start_redfence(*words, environment=ours)
-        assert await run.wait(timeout_s=30) == (1 if "--no-fencing" in words else 0), run.stderr
+        await run.ended(status=1 if "--no-fencing" in words else 0)
         if words[0] == "lock":
             assert re.search(r"^REDFENCE_TOKEN=[1-9]", run.stdout, re.MULTILINE)

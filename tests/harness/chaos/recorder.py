@@ -43,7 +43,7 @@ class Call:
 
     @property
     def outcome(self) -> Outcome:
-        """What is known so far."""
+        """The outcome that is known so far."""
         return self.operation.outcome
 
 

@@ -50,7 +50,7 @@ class SessionCaller:
     ) -> None:
         await self.cancel()
 
-    # --- commands --------------------------------------------------------------------------------
+    # --- commands ---------------------------------------------------------------------------------
 
     def send(
         self, command: lock_pb2.SessionCommand, *, command_id: int | None = None
@@ -91,7 +91,7 @@ class SessionCaller:
         """The id given to the last command."""
         return self._next_id - 1
 
-    # --- the stream ------------------------------------------------------------------------------
+    # --- the stream -------------------------------------------------------------------------------
 
     def half_close(self) -> None:
         """Send what was given so far, and then that no more commands come."""

@@ -1,14 +1,15 @@
 """A world in which everything that may happen to an Acquire happens at the worst moment, in any order.
 
-The attempts are the product's own (`redlock.Attempt` with its `Tally`); only the nodes and the network are the harness's. A world
-is moved by `moves()` and `make(move)`, so one driver can walk it at random and another one can search it whole.
+The attempts are the product's own (`Attempt` with its `Tally`); the nodes and the network are the
+harness's. `moves()` and `make(move)` move a world, so one driver can walk it at random and another one
+can search it whole.
 
-Time does not pass here: a hold ends when the world says so, at any moment, which is more than any clock can do. Hence only what must
-hold *under every fault* is checked:
+Time does not pass here: a hold ends at any moment, which is more than any clock can do. So the world
+checks only what must hold *under every fault*:
 
 T1  No two grants of different leases carry the same token.
 T2  A grant is greater than every grant of another lease that was answered before its attempt began.
-K   What a grant stands on is ended by its release or its expiry, and by nothing else: no undo of another attempt takes it away, and no
+K   Only the release or the expiry of a grant ends the holds under it: no undo of another attempt does, and no
     hand-over of another lease. A hand-over of the lease is its release.
 C   An undo leaves nothing of its attempt on the node, but what a retry shares.
 """
@@ -226,7 +227,7 @@ class World:
         self._wires = [_Wire(index, []) for index in range(node_count)]
         # Whether a copy shares its parts, which then are copied before they change.
         self._is_shared = False
-        # In a search, what came of a parcel at a node or an attempt in the same state before; all copies share it.
+        # In a search: the effect of a parcel on a node or an attempt in the same state. All copies share it.
         self._applied: dict[_Question, tuple[FakeNodeState, int, Parcel]] = {}
         self._reactions: dict[_Question, tuple[Player, int, tuple[Parcel, ...]]] = {}
         # What players and owners of leases may do, while none of them has changed.
@@ -286,7 +287,7 @@ class World:
             self.players[index] = self.players[index].copy()
         return self.players[index]
 
-    # --- what may happen ------------------------------------------------------------------------------------------
+    # --- what may happen --------------------------------------------------------------------------
 
     def moves(self) -> list[Move]:
         """Return everything that may happen next."""
@@ -390,7 +391,7 @@ class World:
                 self._begin(index, ends=Release(RESOURCE, lease, 0))
 
     def exchange(self, attempt: int, *nodes: int) -> None:
-        """Carry what an attempt has just sent to these nodes there, and the answers back: the beginning of a search."""
+        """Carry an attempt's new messages to these nodes, and their answers back, to begin a search."""
         for way in ((attempt, node) for node in nodes for _ in ("there", "back")):
             parcel = next(each for each in self.under_way if (each.attempt, each.node) == way)
             self.make(Arrive(parcel))
@@ -451,7 +452,7 @@ class World:
             ]
 
     def _is_awaited(self, parcel: Parcel) -> bool:
-        """Tell whether a reply can still change anything: after a grant, a late mint's can, and after a failure none."""
+        """Tell whether a reply still matters: after a grant a late mint's, after a failure none."""
         player = self.players[parcel.attempt]
         return not parcel.told and (player.is_open or (player.token > 0 and isinstance(parcel.command, Mint)))
 
@@ -506,7 +507,7 @@ class World:
         else:
             attempt._on_mint(parcel.node, reply)
 
-    # --- the invariants -------------------------------------------------------------------------------------------
+    # --- the invariants ---------------------------------------------------------------------------
 
     def _check_grant(self, index: int) -> None:
         check_grant(self.players, index)

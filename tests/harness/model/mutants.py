@@ -1,4 +1,4 @@
-"""The algorithm with one rule removed, rule by rule. Each of them must be caught, or the check that should is worth nothing."""
+"""The algorithm with one rule removed, rule by rule. A check must catch each of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MaxWithoutCommit(Tally):
 
 
 class TokenOfTheFirstQuorum(Tally):
-    """The token is fixed by the first quorum of mints; a node that minted more, and answers later, counts as well."""
+    """The first quorum of mints fixes the token; a later answer with a greater one counts as well."""
 
     _fixed = 0
 

@@ -1,4 +1,4 @@
-"""Two drivers of the adversary's world: a walk that picks every move by chance, and a search of everything that can happen."""
+"""Drive the adversary's world: a walk picks every move by chance, a search makes every possible move."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WEIGHTS: dict[type[Move], float] = {
 
 
 SLOWNESS = (1.0, 1.0, 0.03)
-"""How much less likely parcels move that are on one attempt's way to one node and of one kind: a slow way is overtaken by everything."""
+"""How much less likely some parcels move: those of one kind between one attempt and one node."""
 
 
 def walk(world: World, *, seed: int, moves_max: int = 400) -> int:
@@ -77,7 +77,7 @@ def walk(world: World, *, seed: int, moves_max: int = 400) -> int:
 
 
 def world_of(seed: int, rules: Rules | None = None) -> World:
-    """Return the beginning of a walk: 3 or 5 nodes that do not agree, and attempts for few leases, so that some are retries."""
+    """Return the start of a walk: 3 or 5 nodes that disagree, and attempts, some of them retries."""
     chance = random.Random(f"world {seed}")
     node_count = chance.choice((3, 3, 3, 5))
     counters = tuple(chance.choice((0, 0, 1, 2)) for _ in range(node_count))

@@ -50,9 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         counts.update(report.counts)
         if report.problems:
             ailing += 1
-            print(
-                f"seed {report.seed}: {len(report.problems)} problems; {replay_command(report.seed, options.mutant)}"
-            )
+            replay = replay_command(report.seed, options.mutant)
+            print(f"seed {report.seed}: {len(report.problems)} problems; {replay}")
             for problem in report.problems[:_PROBLEMS_SHOWN]:
                 print(f"  {problem}")
         if time.monotonic() - told_s > _TOLD_EVERY_S:

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated cluster: each seed draws some kinds of faults and strikes with them at random moments."""
+"""The faults of a simulated cluster: each seed draws some kinds and injects them at random moments."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def connection_reset(world: World) -> None:
 
 @_fault
 async def partition(world: World) -> None:
-    """Some servers and some nodes are cut off from each other, both ways or one; what is on the way may still arrive."""
+    """Cut some servers off from some nodes, both ways or one way; messages under way may still arrive."""
     chance = world.chance
     servers = [each for each in world.servers if chance.random() < 0.6]
     hosts = [each for each in world.hosts if chance.random() < 0.5]
@@ -163,13 +163,13 @@ async def callers_lose_messages(world: World) -> None:
 
 @_fault
 async def clock_set(world: World) -> None:
-    """A node's clock is set forward or back. Exclusion is not promised where no server sees it; tokens are."""
+    """Set a node's clock forward or back. Where no server sees it, only tokens are promised."""
     history = world.history
     place = world.chance.randrange(len(world.clocks))
     by_ms = world.chance.choice((-30_000.0, -700.0, -50.0, 50.0, 700.0, 30_000.0))
     history.clocks_were_set_back |= by_ms < 0
     history.clocks_set_at_ms.append(world.now_ms)
-    # One that has just started has seen nothing of before; and of two jumps between two looks nobody sees more than the sum.
+    # A new server knows no earlier time. Of two jumps between two samples, a server sees only the sum.
     if world.servers_die or world.now_ms - world.clock_set_at_ms.get(place, -math.inf) < _LOOKS_MS:
         history.clocks_missed_at_ms.append(world.now_ms)
     world.clock_set_at_ms[place] = world.now_ms
@@ -247,7 +247,7 @@ async def power_lost(world: World) -> None:
 
 @_fault
 async def server_clock_wrong(world: World) -> None:
-    """A server's own clock stands still, or runs slow. Other servers are not told that nodes' clocks were set."""
+    """Stop or slow a server's own clock. It must not tell other servers that nodes' clocks were set."""
     server = world.chance.choice(world.servers)
     rate = world.chance.choice((0.0, 0.985))
     server.clock.go_at(rate)

@@ -1,4 +1,4 @@
-"""What everybody asked for and was told, and whether it could be true: tokens, exclusion and storage, judged from outside."""
+"""Record all calls and answers, and judge from outside: tokens, exclusion and storage."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from redfence_storage.store import NO_TOKEN, admit
 
 @dataclass(slots=True)
 class Grant:
-    """One grant, as a server gave it and, if the answer arrived, as its holder counts on it. Instants are true ones, in ms.
+    """One grant, as a server gave it and as its holder counts on it. Instants are true ones, in ms.
 
     Attributes:
         called_at_ms: before the call that was answered was sent.
         told_at_ms: when the holder had the answer.
-        until_ms: until when the holder counts on it; from when on it is released or given up, if that is sooner.
+        until_ms: when the holder stops to count on it: the end of its validity, or its release.
     """
 
     resource: str
@@ -35,10 +35,11 @@ class History:
     Attributes:
         problems: what must not be, in words.
         clocks_set_at_ms: when a node's clock has jumped: a lease that was there then may have ended by it.
-        clocks_missed_at_ms: when no server need have seen it before it counted a vote: then another one may have been granted beside it.
+        clocks_missed_at_ms: when a clock jumped and a vote may have counted before a server saw it;
+            exclusion may fail then.
         clocks_were_set_back: a hold may last longer than its lease.
-        copies: of a node's data were started at the first instant, and voted for the greatest ttl at the second: a lease in
-            between may have another one beside it.
+        copies: when a copy of a node's data was started, and when it had voted for the greatest ttl;
+            exclusion may fail in between.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -89,7 +90,8 @@ class History:
             ):
                 self.problem(
                     grant.told_at_ms,
-                    f"L: {grant.resource}: token {grant.token} while {other.token} is valid until {other.until_ms:.0f} ms",
+                    f"L: {grant.resource}: token {grant.token} while {other.token} is valid"
+                    f" until {other.until_ms:.0f} ms",
                 )
         others.append(grant)
 
@@ -106,7 +108,7 @@ class History:
         grant.until_ms = max(grant.until_ms, until_ms)
 
     def told_lost(self, at_ms: float, grant: Grant) -> None:
-        """Note that a holder was told that its lease has ended: D, unless it has ended for the holder as well."""
+        """Note that a holder heard of the end of its lease. It breaks D if the holder still counted on it."""
         self.event(at_ms, "lost", grant.resource, grant.token)
         excused = _within(self.clocks_set_at_ms, grant.called_at_ms, at_ms) or self._is_copied(
             grant.called_at_ms, at_ms

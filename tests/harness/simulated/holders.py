@@ -1,4 +1,4 @@
-"""Callers of the simulated servers: they acquire, append to fenced storage while they hold, renew, release, are paused and die."""
+"""Callers of the simulated servers: they acquire, append to fenced storage, renew, release, pause and die."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KEEPS = 0.3
 
 
 def _least_validity_ms(ttl_ms: int, waited_ms: float) -> float:
-    """Return what the contract leaves of a ttl: 1 % and 2 ms less, 0.05 % of the wait but half of the ttl at most, in whole ms."""
+    """Return the validity by the contract: less 1 %, 2 ms, and 0.05 % of the wait up to half of the ttl."""
     return ttl_ms * 0.99 - 2 - min(waited_ms * 0.0005, ttl_ms * 0.5) - 1
 
 
@@ -116,7 +116,7 @@ class Holder:
                 return
 
     async def acquire(self, resource: str, lease: LeaseId, *, ttl_ms: int, wait_ms: int) -> Grant | None:
-        """Acquire, at one server after another while the outcome is unknown; None if it was not granted, as far as it knows."""
+        """Acquire at one server after another while the outcome is unknown; None without a grant."""
         around = self._around
         for _ in range(_TRIES_MAX):
             server = around.chance.choice(around.servers)
@@ -184,7 +184,7 @@ class Holder:
         until_ms = sent_at_ms + renewed.validity_ms
         if until_ms <= now_ms():
             return False
-        # Also where it comes after the time that the holder knew of: it may be told that it still has its lease, and believes it.
+        # This counts also after the validity that the holder knew: the answer says that it has its lease.
         around.history.renewed(now_ms(), grant, until_ms)
         return True
 

@@ -1,7 +1,8 @@
-"""The product with one rule removed, rule by rule. Each of them must be caught, or the simulation is worth nothing.
+"""The product with one rule removed, rule by rule. The simulation must catch each of them.
 
-Commits without condition or nonce only a rare order of events shows, and the searches and walks of tests/model do. Rules that a random
-world is too weak for are in `DIRECTED`; tests/simulation/test_two_processes.py shows each.
+Only a rare order of events shows commits without condition or nonce: the searches and walks of
+tests/model find them. `DIRECTED` has the rules for which a random world is too weak;
+tests/simulation/test_two_processes.py shows each.
 """
 
 from __future__ import annotations

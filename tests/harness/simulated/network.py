@@ -1,4 +1,4 @@
-"""Connections between simulated processes: ordered and reliable as TCP is, which means late, stalled or broken."""
+"""Connections between simulated processes: ordered and reliable as TCP, so late, stalled or broken."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from redfence_server.redis_io.dial import DialError, DialledNode, DialRefusedErr
 
 
 class Route:
-    """One way between two processes, which all connections between them take. What is sent while it is blocked stays on the way.
+    """One way between two processes, shared by their connections; while it is blocked, messages stay on it.
 
     Attributes:
         latency_ms: from the least to the most.
@@ -41,7 +41,7 @@ class Route:
         if self.blocked:
             self._waiting.append(stream)
         else:
-            # A paused process or a partition may change the order of these calls; the oldest bytes come first all the same.
+            # A pause or a partition may change the order of these calls; the oldest bytes still come first.
             stream.under_way.popleft()()
 
     def unblock(self) -> None:
@@ -91,7 +91,7 @@ class NodeHost:
 
 
 class Connection(DialledNode, asyncio.Transport):
-    """A connection of one server to one node: first for commands one at a time, then for the product's `NodeConnection`."""
+    """A connection of a server to a node, for single commands and then for the product's `NodeConnection`."""
 
     def __init__(
         self, server: Process, host: NodeHost, there: Route, back: Route, floors: dict[int, int]
@@ -108,7 +108,7 @@ class Connection(DialledNode, asyncio.Transport):
         self._open = True
         host.connections.append(self)
 
-    # --- both ways ------------------------------------------------------------------------------------------------
+    # --- both ways --------------------------------------------------------------------------------
 
     def write(self, data: Any) -> None:
         """Send to the node."""
@@ -158,7 +158,7 @@ class Connection(DialledNode, asyncio.Transport):
         if self._protocol is not None:
             self._protocol.connection_lost(error)
 
-    # --- DialledNode ------------------------------------------------------------------------------------------------
+    # --- DialledNode ------------------------------------------------------------------------------
 
     async def commands(self, *batch: Sequence[str | bytes | int]) -> list[Any]:
         """See `DialledNode`."""
@@ -186,7 +186,7 @@ class Connection(DialledNode, asyncio.Transport):
         """See `DialledNode`."""
         self.abort()
 
-    # --- asyncio.Transport ------------------------------------------------------------------------------------------
+    # --- asyncio.Transport ------------------------------------------------------------------------
 
     def abort(self) -> None:
         """Close at once; the protocol is told in the next turn."""
@@ -217,7 +217,7 @@ class Network:
         return self.routes[start, end]
 
     async def dial(self, server: Process, name: object, host: NodeHost, floors: dict[int, int]) -> Connection:
-        """Connect a server to a node, which takes a round trip; `floors` are what this run of the server knows.
+        """Connect a server to a node in one round trip; `floors` are those that this run of the server knows.
 
         Raises:
             DialError: the node is down, or the way to it or back is blocked.

@@ -200,7 +200,7 @@ class SimulatedRedis:
         self.clients.clear()
         self.run_id = self._new_run_id()
 
-    # --- commands -------------------------------------------------------------------------------------------------
+    # --- commands ---------------------------------------------------------------------------------
 
     def carry_out(self, command: Sequence[str], client: Client) -> object:  # noqa: PLR0911  (one return per command)
         """Return the answer to one command."""
@@ -261,7 +261,7 @@ class SimulatedRedis:
                 if client.channel == channel.encode():
                     client.send(encode(Push((b"message", client.channel, payload))))
 
-    # --- scripts --------------------------------------------------------------------------------------------------
+    # --- scripts ----------------------------------------------------------------------------------
 
     def _script(self, name: str, keys: Sequence[str], arguments: Sequence[str]) -> object:
         if name == "read_identity":

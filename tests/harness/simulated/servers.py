@@ -1,4 +1,4 @@
-"""A lock server as a simulated process: the product from its links to its queues, with a remote call for each of its methods."""
+"""A lock server as a simulated process: the product from links to queues, called over the network."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class ServerHost:
         process: the present run.
         service: what answers calls; None while it starts.
         calls: to be told when the process dies.
-        floors: for each run, by node index, the greatest floor that it raised, or under which it was admitted.
-        routed: by node index, the process that the index leads this server to, if it is another one than usual.
+        floors: for each run, by node index, the greatest floor that it raised or was admitted under.
+        routed: by node index, the other process that this server reaches at the address, if there is one.
     """
 
     def __init__(self, name: str, hosts: Sequence[NodeHost], network: Network, chance: Chance) -> None:
@@ -105,7 +105,7 @@ class ServerHost:
 
 
 class NotServingError(Exception):
-    """Nobody listens there: the call had no effect."""
+    """No process listens there: the call had no effect."""
 
 
 class UnknownOutcomeError(Exception):

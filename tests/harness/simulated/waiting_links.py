@@ -1,4 +1,4 @@
-"""What a waiting world is made of besides the product: seeded chance, and connections that it delays, breaks and silences."""
+"""The parts of a waiting world: seeded chance, and connections that it delays, breaks and silences."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Chance(random.Random):
 
 
 class Link(FakeNode):
-    """One server's connection to one node, with latency and a node timeout. It keeps for the node what a `NodeLink` keeps.
+    """One server's connection to one node, with latency and a node timeout. It replays as a `NodeLink` does.
 
     Both ways keep their order, as a connection does.
     """
@@ -61,7 +61,7 @@ class Link(FakeNode):
         self._there_at_s = 0.0
         self._back_at_s = 0.0
 
-    # --- LockNode -------------------------------------------------------------------------------------------------
+    # --- LockNode ---------------------------------------------------------------------------------
 
     def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> bool:
         """Carry out `command` after a latency, and tell its sender no later than the node timeout."""
@@ -94,7 +94,7 @@ class Link(FakeNode):
     def _after(self, last_s: float) -> float:
         return max(last_s + 1e-7, asyncio.get_running_loop().time() + self._chance.choice(LATENCIES_S))
 
-    # --- the network ----------------------------------------------------------------------------------------------
+    # --- the network ------------------------------------------------------------------------------
 
     def cut(self) -> None:
         """Lose the connection and whatever is under way."""

@@ -1,12 +1,12 @@
-"""Waiting under seeded chance: the product's `LockService` on several servers over fake nodes, on virtual time.
+"""Waiting under seeded chance: the product's `LockService` on several servers over fake nodes.
 
-One seed is one trace. In a quiet world nothing is lost, silent or repeated, so a lock that is free must be taken at once; otherwise faults
-come and go, and repeated Acquires with them. A world finds
+One seed is one trace, on virtual time. In a quiet world nothing is lost, silent or repeated, so a free lock
+must be taken at once. In the other worlds faults come and go, and Acquires are repeated. A world finds
 
-- a token that was granted twice, or a later one that is not greater; somebody granted within the validity of another;
-- a call that fails by no fault, is answered after its deadline, or hangs; whoever waits on and is not granted;
-- a lock that is free for long beside somebody who waits, while no fault and no notice lost to one can be the reason;
-- in a quiet world, a node held by somebody who is gone; in the end, anything left of anybody.
+- a token that was granted twice, or a later one that is not greater; a grant within the validity of another;
+- a call that fails without a fault, is answered after its deadline, or hangs; a waiter that is never granted;
+- a lock that is free for long while a waiter waits, without a fault or a lost notice as the reason;
+- in a quiet world, a hold of a caller that is gone; in the end, any remains of any caller.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RESOURCE = "orders/42"
 CALLERS = 120
 TTLS_MS = (200, 1_000, 5_000)
 FOR_EVER_MS = 3_600_000
-# For how long a lock may be free beside a waiter: a server holds back and no other one comes, or rivals split the nodes.
+# How long a lock may be free beside a waiter: a server holds back in vain, or rivals split the nodes.
 QUIET_FREE_MS_MAX, FREE_MS_MAX = 80, 250
 # For how long a node may be held by somebody who is gone: the undo is on its way.
 ORPHAN_MS_MAX = 20
@@ -114,7 +114,7 @@ class WaitingWorld:
         self._check_grants()
         self._check_leftovers(hung)
 
-    # --- who comes ------------------------------------------------------------------------------------------------
+    # --- who comes --------------------------------------------------------------------------------
 
     async def _call(self, lease: LeaseId) -> None:
         """Be one caller, of a kind that is chosen by chance."""
@@ -207,10 +207,10 @@ class WaitingWorld:
         if (task := self._fickle.get(digest)) is not None and self._chance.random() < 0.2:
             asyncio.get_running_loop().call_later(self._chance.choice((0, 0.0004, 0.001, 0.003)), task.cancel)
 
-    # --- what goes wrong ------------------------------------------------------------------------------------------
+    # --- what goes wrong --------------------------------------------------------------------------
 
     async def _make_faults(self) -> None:
-        """Break a connection, silence it or all those of one node, or lose its notices; and heal it; again and again."""
+        """Again and again break or silence a connection or a whole node, or lose its notices, and heal it."""
         chance = self._chance
         while self._faulty:
             await asyncio.sleep(chance.expovariate(4.0))
@@ -227,7 +227,7 @@ class WaitingWorld:
         for link in links:
             link.heal()
 
-    # --- what must hold -------------------------------------------------------------------------------------------
+    # --- what must hold ---------------------------------------------------------------------------
 
     def _found(self, problem: str) -> None:
         self.problems.append(f"at {now_ms():.0f} ms: {problem}")
@@ -264,7 +264,7 @@ class WaitingWorld:
                 self._found("a node is held by one that is gone")
 
     def _check_grants(self) -> None:
-        # Not by a `TokenHistory`: an Acquire that is repeated after its lease has expired is granted anew, with a greater token.
+        # No `TokenHistory`: an Acquire repeated after its lease expired gets a greater token.
         lease_of: dict[int, str] = {}
         for grant in self._grants:
             if lease_of.setdefault(grant.token, grant.digest) != grant.digest:

@@ -1,4 +1,4 @@
-"""One seeded run: nodes, servers, callers and a network, some seconds with faults, and then peace, in which everything has to work."""
+"""One seeded run: nodes, servers, callers and a network; some seconds of faults, then peace and recovery."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from redfence_server.membership.examination import Phase
 from redfence_server.model import LeaseId
 
 TROUBLE_S: Final = 8.0
-# How long everything may take to be well again: a quarantine, and the longest pause between two looks at a node.
+# How long recovery may take: a quarantine, and the longest pause between two examinations of a node.
 _RECOVERY_S: Final = 8.0
 _PROBE_TTLS: Final = 3
 # No run takes so long.
@@ -136,16 +136,16 @@ class World:
         """The true instant."""
         return now_ms()
 
-    # --- nodes ----------------------------------------------------------------------------------------------------
+    # --- nodes ------------------------------------------------------------------------------------
 
     def may_forget(self, host: NodeHost) -> bool:
-        """Whether no more than a minority has forgotten if this node does now: that is all that is promised."""
+        """Tell whether only a minority has forgotten if this node does now: more is not promised."""
         indices = range(len(self.hosts))
         forgetful = {index for index in indices if not self._remembers(index)} | {self.hosts.index(host)}
         return len(forgetful) <= (len(self.hosts) - 1) // 2
 
     def _remembers(self, index: int) -> bool:
-        """Whether the node votes, or will with all that it knew: what is admitted was noted in the present run."""
+        """Tell whether the node votes, or will vote with all that it knew in the present run."""
         host = self.hosts[index]
         state, redis = host.redis.state, host.redis
         if host.wiped or state.phase not in {Phase.READY, Phase.RESTARTED} or state.high is None:
@@ -196,7 +196,7 @@ class World:
                     self._disks[host] = host.redis.state.save()
             await asyncio.sleep(1.0)
 
-    # --- one run --------------------------------------------------------------------------------------------------
+    # --- one run ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Live through it; what must not be is in the history."""
@@ -273,10 +273,10 @@ class World:
                 )
 
     def _left_to_an_operator(self) -> set[int]:
-        """Return the nodes that docs/guarantees.md leaves to an operator, by what happened and not by what a server says.
+        """Return the nodes that docs/guarantees.md leaves to an operator, as the world knows.
 
-        The newest process at an index was lost, with every run of a server that knew it; or too few others are left for a
-        node that waits for its fence.
+        The newest process at an index was lost, with every run of a server that knew it. Or too few
+        others are left for a node that waits for its fence.
         """
         lost = {index for index in self.lost if self._is_unknown(index)}
         out = {
@@ -294,7 +294,7 @@ class World:
         return out
 
     def _is_unknown(self, index: int) -> bool:
-        """Tell whether the process at an index is not the newest one there, and no server that runs has known that one."""
+        """Tell whether a newer process was at an index, and no running server has known that one."""
         state = self.hosts[index].redis.state
         newest = max(floors.get(index, -1) for server in self.servers for floors in server.floors)
         is_old = not state.admission or state.floor < newest
@@ -373,7 +373,7 @@ def _simulate(seed: int, rules: Rules) -> Report:
         loop.bury()
         loop.close()
         asyncio.set_event_loop(None)
-        # Of a whole world, most of it in circles.
+        # A world is large, and most of it is in reference cycles.
         gc.collect()
         gc.unfreeze()
         gc.enable()

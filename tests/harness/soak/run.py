@@ -19,7 +19,7 @@ from redfence_server.embedded.binary import RedisBinary
 LOOK_INTERVAL_MAX_S: Final = 10.0
 _PAIRS_PROCESSES: Final = 2
 _LOOKS_LEAST: Final = 12
-# Of a thousand streams, twenty are ended and opened again each second.
+# The load ends and reopens twenty of a thousand streams each second.
 _LIFE_MAX_S: Final = 50.0
 _START_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.1

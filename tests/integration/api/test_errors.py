@@ -55,7 +55,7 @@ STORAGE_ONLY = {
 Request = AcquireRequest | ReleaseRequest | KeepAliveRequest | GetLockRequest | CheckTokenRequest
 
 
-# --- requests that break a bound ----------------------------------------------------------------
+# --- requests that break a bound ------------------------------------------------------------------
 
 
 def _acquire(**fields: Any) -> AcquireRequest:
@@ -236,7 +236,7 @@ async def test_a_malformed_lease_id_is_repeated_in_no_message_and_no_log(small_s
     assert almost_secret.lower() not in repr(logs).lower()
 
 
-# --- errors that depend on the situation --------------------------------------------------------
+# --- errors that depend on the situation ----------------------------------------------------------
 
 
 @dataclass

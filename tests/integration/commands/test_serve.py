@@ -152,7 +152,7 @@ async def test_a_flag_wins_over_the_environment_and_that_over_the_file(
         assert ready_line.groups() == (str(port), "3")
 
 
-# --- it refuses to start ----------------------------------------------------------------------------------
+# --- it refuses to start --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ async def test_nodes_that_are_no_quorum_of_one_cluster_are_refused_and_each_is_n
     assert "hunter2" not in processes[-1].stderr
 
 
-# --- cluster status ---------------------------------------------------------------------------------------
+# --- cluster status -------------------------------------------------------------------------------
 
 
 async def test_the_status_of_a_cluster_tells_what_a_server_knows_of_each_node(

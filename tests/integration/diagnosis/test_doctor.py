@@ -78,7 +78,7 @@ async def until_info(node: RedisNode, section: str, line: str) -> None:
     await until(told, timeout_s=20)
 
 
-# --- the command --------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 
 def start_doctor(
@@ -200,7 +200,7 @@ async def test_a_reader_that_stops_reading_ends_it_without_a_word(tmp_path: Path
     assert (process.returncode, told) == (141, b"")
 
 
-# --- reach --------------------------------------------------------------------------------------------------
+# --- reach ----------------------------------------------------------------------------------------
 
 
 async def test_a_node_that_is_down_or_stops_or_breaks_off_does_not_hold_the_others_up(
@@ -263,7 +263,7 @@ async def test_the_documented_access_list_is_enough_and_what_is_missing_is_named
         assert 0 not in diagnosis.voters
 
 
-# --- settings and process -----------------------------------------------------------------------------------
+# --- settings and process -------------------------------------------------------------------------
 
 
 async def test_nodes_that_would_lose_what_they_answered_are_told_apart(fresh_nodes: FreshNodes) -> None:
@@ -383,7 +383,7 @@ async def test_memory_that_runs_short_and_keys_that_were_dropped_are_told(
     assert "it has dropped" in text_of(diagnosis, Kind.FORGOT)
 
 
-# --- clocks -------------------------------------------------------------------------------------------------
+# --- clocks ---------------------------------------------------------------------------------------
 
 
 async def test_the_offset_of_each_clock_is_measured_and_a_clock_set_meanwhile_is_serious(

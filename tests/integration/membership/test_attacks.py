@@ -88,7 +88,7 @@ async def see_only(server: LockServer, count: int) -> None:
     await server.until_states(*[NODE_STATE_READY] * count, *[NODE_STATE_UNREACHABLE] * cut_off)
 
 
-# --- two processes at one node index ------------------------------------------------------------
+# --- two processes at one node index --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [3, 5])
@@ -198,7 +198,7 @@ async def test_tokens_stay_unique_while_a_node_and_its_copy_both_run(
     history.check()
 
 
-# --- nodes that hide or change what they are ----------------------------------------------------
+# --- nodes that hide or change what they are ------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ async def reached(events: Sequence[asyncio.Event]) -> None:
         await asyncio.gather(*(each.wait() for each in events))
 
 
-# --- the way it is meant ------------------------------------------------------------------------------------
+# --- the way it is meant --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -226,7 +226,7 @@ async def test_a_node_that_was_away_during_a_recovery_comes_back_by_a_replacemen
     history.check()
 
 
-# --- what it refuses ----------------------------------------------------------------------------------------
+# --- what it refuses ------------------------------------------------------------------------------
 
 
 async def test_nodes_that_need_no_recovery_or_cannot_have_one_are_named_and_not_changed(
@@ -272,7 +272,7 @@ async def test_a_recovery_that_the_start_of_a_node_would_spare_says_so(
     assert "if what cannot be reached comes back and has forgotten nothing, none of this is needed" in told
 
 
-# --- broken off ---------------------------------------------------------------------------------------------
+# --- broken off -----------------------------------------------------------------------------------
 
 
 async def test_ctrl_c_tells_that_the_nodes_are_out_and_that_it_has_to_be_repeated(

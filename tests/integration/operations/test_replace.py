@@ -66,7 +66,7 @@ async def reached(events: Sequence[asyncio.Event]) -> None:
         await asyncio.gather(*(each.wait() for each in events))
 
 
-# --- the way it is meant ------------------------------------------------------------------------------------
+# --- the way it is meant --------------------------------------------------------------------------
 
 
 async def test_a_dead_node_is_replaced_while_callers_go_on_and_servers_are_exchanged(
@@ -240,7 +240,7 @@ async def test_an_old_node_does_not_take_its_index_back_at_a_server_that_starts(
     assert await identity_field(old[0], "floor:2") == await identity_field(new, "floor")
 
 
-# --- what it refuses ----------------------------------------------------------------------------------------
+# --- what it refuses ------------------------------------------------------------------------------
 
 
 async def test_a_node_that_cannot_take_the_place_is_refused_and_nothing_is_changed(
@@ -308,7 +308,7 @@ async def test_a_replica_takes_no_place_until_it_is_promoted_and_then_it_has_for
     assert response.lease.fencing_token > before.fencing_token + 2**20
 
 
-# --- broken off, and two at once ----------------------------------------------------------------------------
+# --- broken off, and two at once ------------------------------------------------------------------
 
 
 async def test_two_replacements_of_one_node_at_once_leave_one_new_node_with_a_vote(

@@ -17,7 +17,7 @@
  * The invariant is an assertion at the step that could break it:
  *   exclusive   a lease that is granted or renewed is the only valid lease
  *
- * Every #ifdef but GOAL is a mutant: one rule is left out, and the checker must find a violation.
+ * Every #ifdef but GOAL and SEEN_n is a mutant: one rule is left out, and the checker must find a violation.
  * README.md tells more.
  */
 
@@ -272,6 +272,11 @@ inline answer(p)
   }
 }
 
+/*
+ * What must be possible. With GOAL set to one of these, the checker has to find it. With SEEN_1 to
+ * SEEN_3 set, a whole search prints which of them it has met. `told` is no part of a state.
+ */
+#define tell(goal) if :: (goal) -> c_code { static int told; if (!told) { told = 1; printf("seen: %s\n", #goal); } } :: else fi
 #define ON_THE_DOUBLE (!L.granted && (L.answered & bit(3)))
 #define AFTER_ANOTHER (!L.granted && lease[1 - a].granted)
 #define RENEWED_ON_THE_OLD (L.granted && (L.answered & bit(0)) && node[3].state == QUARANTINED && node[3].reserved)
@@ -285,6 +290,15 @@ inline succeed(p, q)
     if :: L.granted -> printf("lease %d is renewed\n", a) :: else -> printf("lease %d is granted\n", a) fi;
 #ifdef GOAL
     assert(!(GOAL));
+#endif
+#ifdef SEEN_1
+    tell(SEEN_1);
+#endif
+#ifdef SEEN_2
+    tell(SEEN_2);
+#endif
+#ifdef SEEN_3
+    tell(SEEN_3);
 #endif
     for (i : 0 .. LEASES - 1) { exclusive = exclusive && (i == a || !lease[i].valid) };
 #ifndef GOAL

@@ -10,7 +10,7 @@
  *   ordered  (T2)  a grant is greater than every grant of another lease that was given before its attempt began
  *   kept     (K)   no undo takes a hold that another attempt was told of, if that one has not given up
  *
- * Every #ifdef but GOAL is a mutant: one rule is left out, and the checker must find a violation. README.md beside this file tells which
+ * Every #ifdef but GOAL and SEEN_n is a mutant: one rule is left out, and the checker must find a violation. README.md beside this file tells which
  * sizes are checked, what is left out, and how to run it.
  */
 
@@ -418,7 +418,11 @@ inline commit_late(p)
 #define is_quorum(p, q) (A.stands[p] && A.stands[p] == A.stands[q] && (!A.target || A.stands[p] == A.target))
 #endif
 
-/* Grants that must be possible, or what else is found proves nothing: with GOAL set to one of these, the checker has to find it. */
+/*
+ * Grants that must be possible, or what else is found proves nothing. With GOAL set to one of these, the checker has to find it. With SEEN_1 to
+ * SEEN_3 set, a whole search prints which of them it has met. `told` is no part of a state.
+ */
+#define tell(goal) if :: (goal) -> c_code { static int told; if (!told) { told = 1; printf("seen: %s\n", #goal); } } :: else fi
 #define FAST_PATH (A.target == 0)
 #define COMMITTED (A.target != 0)
 #define AFTER_ANOTHER (A.above > 0)
@@ -438,6 +442,15 @@ inline grant(p, q)
     printf("attempt %d is granted %d\n", a, k);
 #ifdef GOAL
     assert(!(GOAL));
+#endif
+#ifdef SEEN_1
+    tell(SEEN_1);
+#endif
+#ifdef SEEN_2
+    tell(SEEN_2);
+#endif
+#ifdef SEEN_3
+    tell(SEEN_3);
 #endif
     for (i : 0 .. ATTEMPTS - 1) { unique = unique && (attempt[i].lease == A.lease || attempt[i].token != k) };
     ordered = k > A.above;

@@ -16,6 +16,10 @@ SPIN_MISSING = (
 _MEMORY_MB_MAX = 4_000
 _DEPTH_MAX = 10_000
 _TIMEOUT_S = 110
+# A higher level makes the largest searches faster, but its compilation takes longer than it saves.
+_OPTIMIZATION = "-Og"
+# The slots of the hash table, as powers of two. To clear a large table takes longer than a short search.
+_SMALL, _LARGE = 20, 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +30,13 @@ class Search:
         violated: the assertion that does not hold, or '' if all hold in all states.
         states: how many were looked at.
         steps: what led to the violation, one line each.
+        seen: the symbols `SEEN_…` whose condition some step met.
     """
 
     violated: str
     states: int
     steps: tuple[str, ...] = ()
+    seen: frozenset[str] = frozenset()
 
 
 def is_spin_here() -> bool:
@@ -38,14 +44,22 @@ def is_spin_here() -> bool:
     return shutil.which("spin") is not None and _compiler() is not None
 
 
-def search(model: Path, defines: Mapping[str, str | int], folder: Path, *, is_large: bool = False) -> Search:
+def search(
+    model: Path,
+    defines: Mapping[str, str | int],
+    folder: Path,
+    *,
+    is_large: bool = False,
+    checks_bounds: bool = True,
+) -> Search:
     """Search the whole of a model, or until an assertion fails.
 
     Args:
         model: its file.
         defines: preprocessor symbols that make up the configuration.
         folder: an empty one, for what the checker writes.
-        is_large: spend time on making a faster checker.
+        is_large: there are many states, so a faster checker is worth its compilation.
+        checks_bounds: fail also if an index is out of bounds, which takes time.
 
     Raises:
         AssertionError: the search was not carried out to the end, so it tells nothing.
@@ -56,10 +70,10 @@ def search(model: Path, defines: Mapping[str, str | int], folder: Path, *, is_la
     assert compiler is not None, SPIN_MISSING
     # Every step matters to an assertion, so there is nothing that partial order reduction could leave out.
     checker = ["-DSAFETY", "-DNOREDUCE", f"-DMEMLIM={_MEMORY_MB_MAX}"]
-    # The slow checker also checks that no index is out of bounds.
-    checker += ["-O1", "-DNOBOUNDCHECK"] if is_large else ["-O0"]
+    checker += [_OPTIMIZATION if is_large else "-O0"]
+    checker += [] if checks_bounds else ["-DNOBOUNDCHECK"]
     _run([compiler, *checker, "-o", "pan", "pan.c"], folder)
-    said = _run(["./pan", f"-m{_DEPTH_MAX}"], folder)
+    said = _run(["./pan", f"-m{_DEPTH_MAX}", f"-w{_LARGE if is_large else _SMALL}"], folder)
     states = re.search(r"^ *(\S+) states, stored", said, re.MULTILINE)
     assert states is not None, said
     count = int(float(states[1]))
@@ -67,7 +81,7 @@ def search(model: Path, defines: Mapping[str, str | int], folder: Path, *, is_la
     if violation is None:
         assert "errors: 0" in said, said
         assert "Search not completed" not in said, said
-        return Search("", count)
+        return Search("", count, seen=frozenset(re.findall(r"^seen: (\w+)$", said, re.MULTILINE)))
     assert violation[1].startswith("assertion violated "), said
     violated = violation[1].removeprefix("assertion violated ").strip()
     (trail,) = folder.glob("*.trail")

@@ -10,9 +10,9 @@ from redfence_server.locking.node import Command, Reply
 Way = tuple[int, int, type[Command]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Parcel:
-    """A command, or its reply, under way.
+    """A command, or its reply, under way. It never changes, but a frozen class would take twice as long to make.
 
     Attributes:
         attempt: whose it is; -1 for a release or a renewal.
@@ -35,11 +35,10 @@ class Parcel:
 
     def __post_init__(self) -> None:
         # A walk asks for these moves, and a search for the hash, many times.
-        put = object.__setattr__
-        put(self, "way", (self.attempt, self.node, type(self.command)))
-        put(self, "arrive", Arrive(self))
-        put(self, "miss", Lose(self) if self.told else TimeOut(self))
-        put(self, "key", hash((self.attempt, self.node, self.command, self.reply, self.told)))
+        self.way = (self.attempt, self.node, type(self.command))
+        self.arrive = Arrive(self)
+        self.miss = Lose(self) if self.told else TimeOut(self)
+        self.key = hash((self.attempt, self.node, self.command, self.reply, self.told))
 
     def __hash__(self) -> int:
         return self.key

@@ -69,7 +69,8 @@ class ProcessLoop(VirtualLoop):
             return super().call_at(when, callback, *args, context=context)
         timer = _Timer(when, callback, args, self, context)
         timer.process = process
-        return self.schedule(timer)
+        self.schedule(timer)
+        return timer
 
     def __init__(self) -> None:
         super().__init__()

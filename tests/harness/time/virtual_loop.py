@@ -49,13 +49,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         """Schedule a callback for an instant of the virtual time."""
-        return self.schedule(asyncio.TimerHandle(when, callback, args, self, context))
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self.schedule(timer)
+        return timer
 
-    def schedule(self, timer: Any) -> Any:
-        """Take a new timer, and return it."""
+    def schedule(self, timer: Any) -> None:
+        """Take a new timer."""
         timer._scheduled = True
         heappush(self._timers, (timer._when, timer))
-        return timer
 
     def _timer_handle_cancelled(self, handle: Any) -> None:
         if handle._scheduled:

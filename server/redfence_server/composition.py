@@ -54,7 +54,7 @@ def assemble(
     clock: WallClock,
     randomness: Randomness,
     dial: Dial,
-    adopts_empty_nodes: bool = False,
+    accept_empty_nodes: bool = False,
 ) -> tuple[NodeCluster, LockService]:
     """Return the parts that decide about locks, without gRPC. Nothing is started.
 
@@ -73,7 +73,7 @@ def assemble(
                 urls=urls,
                 admin=AdminSettings(keys, config.dial_timeout_ms, clock, dial),
                 assume_durable=config.assume_durable,
-                accept_empty_nodes=adopts_empty_nodes,
+                accept_empty_nodes=accept_empty_nodes,
                 fencing=asyncio.Lock(),
             ),
             heartbeat=HeartbeatSettings(config.heartbeat_interval_ms, keys, ClockWitnesses(len(urls))),
@@ -99,11 +99,11 @@ def assemble(
 
 @asynccontextmanager
 async def lock_server(
-    config: ServeConfig, *, adopts_empty_nodes: bool = False
+    config: ServeConfig, *, accept_empty_nodes: bool = False
 ) -> AsyncIterator[RunningServer]:
     """Run a lock server within `async with`: it answers from the entry on, and nothing of it is left after the exit.
 
-    `adopts_empty_nodes` takes an empty node for one that was wiped, also if this server has never seen it before. It is for
+    `accept_empty_nodes` takes an empty node for one that was wiped, also if this server has never seen it before. It is for
     a program that runs the nodes itself.
 
     Raises:
@@ -113,7 +113,7 @@ async def lock_server(
         raise ConfigError("refusing to run under python -O: assertions guard what must never happen")
     clock, randomness = SystemClock(), SystemRandomness()
     cluster, service = assemble(
-        config, clock=clock, randomness=randomness, dial=dial, adopts_empty_nodes=adopts_empty_nodes
+        config, clock=clock, randomness=randomness, dial=dial, accept_empty_nodes=accept_empty_nodes
     )
     servicer = LockServicer(
         service,
@@ -130,16 +130,16 @@ async def lock_server(
         # The port first: it is the likelier mistake, and needs no connection to a node.
         port = _bind(server, config.listen)
         await cluster.start(timeout_ms=config.start_timeout_ms)
-        await health.tell(serving=True)
+        await health.set_serving(serving=True)
         await server.start()
 
         async def drain() -> None:
-            await health.tell(serving=False)
+            await health.set_serving(serving=False)
             await servicer.drain()
 
         yield RunningServer(port, server, drain)
     finally:
-        await health.tell(serving=False)
+        await health.set_serving(serving=False)
         await server.stop(0)
         await cluster.close()
 

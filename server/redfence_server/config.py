@@ -126,11 +126,11 @@ def load(
     try:
         return FromFile(**flags)
     except ValidationError as error:
-        problems = (f"{'.'.join(map(str, each['loc']))}: {_words(each)}" for each in error.errors())
+        problems = (f"{'.'.join(map(str, each['loc']))}: {_describe(each)}" for each in error.errors())
         raise ConfigError("; ".join(problems)) from error
 
 
-def _words(problem: ErrorDetails) -> str:
+def _describe(problem: ErrorDetails) -> str:
     if problem["type"] == "missing" and problem["loc"] == ("nodes",):
         return f"name them by --node, {_ENV_PREFIX}NODES or nodes in a file for --config"
     return problem["msg"]

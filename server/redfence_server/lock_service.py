@@ -120,13 +120,13 @@ class LockService:
 
         Cancellation: whatever was minted is being undone.
         """
-        if self._queues.room.closed:
+        if self._queues.limiter.closed:
             raise DrainingError
         if call.answer_within_ms is None:
             return await self._try_and_wait(call)
-        patience_ms = max(call.answer_within_ms - _answer_margin_ms(call.answer_within_ms), 0.0)
+        time_limit_ms = max(call.answer_within_ms - _answer_margin_ms(call.answer_within_ms), 0.0)
         try:
-            async with asyncio.timeout(patience_ms / 1000):
+            async with asyncio.timeout(time_limit_ms / 1000):
                 return await self._try_and_wait(call)
         except TimeoutError as error:
             # The attempt under way was cancelled and so undone: the outcome is known.
@@ -157,8 +157,8 @@ class LockService:
             if isinstance(turn, Attempt):
                 outcome = await self._redlock.finish(turn)
             if not isinstance(turn, Attempt) or _needs_revalidation(outcome):
-                outcome = await self._attempt(_order(call, behind=queue.wants_notice(waiter)))
-            outcome = self._in_time(call, outcome)
+                outcome = await self._attempt(_order(call, watch_own_hold=queue.wants_notice(waiter)))
+            outcome = self._undo_if_late(call, outcome)
             too_late = None
             match outcome:
                 case AttemptGranted():
@@ -194,7 +194,7 @@ class LockService:
             await asyncio.sleep(next(pauses_ms) / 1000)
         return outcome
 
-    def _in_time(self, call: AcquireCall, outcome: AttemptOutcome) -> AttemptOutcome:
+    def _undo_if_late(self, call: AcquireCall, outcome: AttemptOutcome) -> AttemptOutcome:
         """Take back a grant whose validity was used up on the way to its waiter: the process was stopped in between."""
         if not isinstance(outcome, AttemptGranted):
             return outcome
@@ -261,8 +261,8 @@ class LockService:
         successor = None if queue is None else queue.released(digest)
         if queue is None or successor is None:
             return self._redlock.release(resource=resource, digest=digest, ttl_ms_max=self.ttl_ms_max)
-        order = _order(successor.call, behind=queue.wants_notice(successor))
-        attempt, released = self._redlock.hand_over(order, ends=digest, ttl_ms_max=self.ttl_ms_max)
+        order = _order(successor.call, watch_own_hold=queue.wants_notice(successor))
+        attempt, released = self._redlock.hand_over(order, release_first=digest, ttl_ms_max=self.ttl_ms_max)
         queue.hand_over(successor, attempt)
         return released
 
@@ -279,7 +279,7 @@ class LockService:
             )
         return released.verdict is ReleaseVerdict.RELEASED
 
-    async def look(self, resource: str, *, digest: str = "") -> LockView:
+    async def get_lock(self, resource: str, *, digest: str = "") -> LockView:
         """Show the hold of a resource, its waiters, and the position of the waiter whose lease id has this digest.
 
         Raises:
@@ -314,11 +314,11 @@ class LockService:
         return outcome.verdict
 
 
-def _order(call: AcquireCall, *, behind: bool = False) -> Order:
+def _order(call: AcquireCall, *, watch_own_hold: bool = False) -> Order:
     return Order(
         *(call.resource, call.lease_id.digest, call.ttl_ms, call.holder),
-        notify=call.wait_ms > 0,
-        behind=behind,
+        watch_blocking_hold=call.wait_ms > 0,
+        watch_own_hold=watch_own_hold,
     )
 
 

@@ -265,7 +265,16 @@ def mint(
     behind: bool = False,
 ) -> Mint:
     release = None if ends is None else Release(resource, ends, 0)
-    return Mint(resource, lease, nonce, holder, ttl_ms, ends=release, notify=notify, behind=behind)
+    return Mint(
+        resource,
+        lease,
+        nonce,
+        holder,
+        ttl_ms,
+        release_first=release,
+        watch_blocking_hold=notify,
+        watch_own_hold=behind,
+    )
 
 
 async def told_by(site: Site) -> tuple[str, ...]:

@@ -397,7 +397,12 @@ async def test_grants_and_the_identity_tell_the_nodes_clock_in_us(
             seconds, us = (int(each) for each in database.call("TIME"))
             return seconds * 1_000_000 + us
 
-        for command in (mint(), mint(nonce="n2"), replace(mint(B, "n3"), ends=Release(R, A, 0)), None):
+        for command in (
+            mint(),
+            mint(nonce="n2"),
+            replace(mint(B, "n3"), release_first=Release(R, A, 0)),
+            None,
+        ):
             before_us = clock_us()
             if command is None:
                 read(node)

@@ -217,8 +217,8 @@ def _mints(draw: st.DrawFn) -> Mint:
     return Mint(
         *(resource, lease, draw(_nonces), draw(_holders), draw(_ttls_ms)),
         None if ended in {None, lease} else Release(resource, str(ended), 0.0),
-        notify=draw(st.booleans()),
-        behind=draw(st.booleans()),
+        watch_blocking_hold=draw(st.booleans()),
+        watch_own_hold=draw(st.booleans()),
     )
 
 

@@ -148,7 +148,7 @@ async def released(here: Site) -> bool:
 async def handed_over(here: Site) -> bool:
     """Hand A over to B; tell whether A was held, and is not any more."""
     order = Order(R, B, TTL_MS, "next")
-    attempt, ended = here.lock.hand_over(order, ends=A, ttl_ms_max=TTL_MS_MAX)
+    attempt, ended = here.lock.hand_over(order, release_first=A, ttl_ms_max=TTL_MS_MAX)
     verdict = (await ended).verdict
     attempt.give_up()
     return verdict is ReleaseVerdict.RELEASED and A not in here.holders()
@@ -276,7 +276,7 @@ def test_what_finds_no_room_on_a_connection_is_sent_a_little_at_each_heartbeat(
 ) -> None:
     """Not only on the next connection, and not all at once, which would make a late node later still."""
     monkeypatch.setattr(node_connection, "_UNANSWERED_MAX", 20)
-    monkeypatch.setattr(node_link, "_KEPT_PER_HEARTBEAT", 2)
+    monkeypatch.setattr(node_link, "_REPLAYED_PER_HEARTBEAT", 2)
 
     async def test() -> None:
         async with site() as here:
@@ -291,7 +291,7 @@ def test_what_finds_no_room_on_a_connection_is_sent_a_little_at_each_heartbeat(
             counts = []
             for _ in range(10_000):
                 await asyncio.sleep(0.001)
-                counts.append(len(link._commands._kept._kept))
+                counts.append(len(link._commands._replay_queue._commands))
             assert list(dict.fromkeys(counts)) == [7, 5, 3, 1, 0]
             assert "undone" not in here.hosts[1].redis.state.holds
             assert [each.report().state_changes for each in here.links] == changes, (

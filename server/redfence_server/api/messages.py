@@ -241,7 +241,7 @@ def _node_status(index: int, report: NodeReport) -> lock_pb2.NodeStatus:
         detail=report.detail,
         run_id=report.run_id,
         since=duration(report.since_ms),
-        high=report.high,
+        high=report.max_token,
         durability=_DURABILITIES[report.durability],
         clock_distrusted_for=duration(math.ceil(report.clock_distrusted_ms)),
         state_changes=report.state_changes,

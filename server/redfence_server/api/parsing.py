@@ -28,7 +28,7 @@ class Malformed:
         self.problem = problem
 
 
-class TellMalformedMessages(grpc.aio.ServerInterceptor):
+class RejectMalformedMessages(grpc.aio.ServerInterceptor):
     """Answers unary calls INVALID_ARGUMENT / MALFORMED_MESSAGE, and hands `Malformed` to streams."""
 
     async def intercept_service(
@@ -47,13 +47,13 @@ class TellMalformedMessages(grpc.aio.ServerInterceptor):
 
 
 def _tolerant(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    def parse_or_tell(data: bytes) -> Any:
+    def parse_or_mark(data: bytes) -> Any:
         try:
             return parse(data)
         except DecodeError as error:
             return Malformed(f"the message cannot be parsed: {error}")
 
-    return parse_or_tell
+    return parse_or_mark
 
 
 def _guarded(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:

@@ -101,7 +101,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
     async def GetLock(self, request: lock_pb2.GetLockRequest, _: Context) -> lock_pb2.GetLockResponse:
         """See the contract."""
         resource, digest = messages.read_get_lock(request)
-        return messages.get_lock_response(resource, await self._service.look(resource, digest=digest))
+        return messages.get_lock_response(resource, await self._service.get_lock(resource, digest=digest))
 
     @_answers_errors
     async def CheckToken(

@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from redfence_proto import bounds
-from redfence_server.api.parsing import TellMalformedMessages
+from redfence_server.api.parsing import RejectMalformedMessages
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", bounds.MESSAGE_BYTES_MAX),
@@ -62,7 +62,7 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]  # the package ha
         self._statuses: dict[str, health_pb2.HealthCheckResponse.ServingStatus] = {}
         self._changed = asyncio.Event()
 
-    async def tell(self, *, serving: bool) -> None:
+    async def set_serving(self, *, serving: bool) -> None:
         """Set the health of every named service and of the server as a whole; no longer to serve is for good."""
         answers = health_pb2.HealthCheckResponse
         self._statuses = dict.fromkeys(self._names, answers.SERVING if serving else answers.NOT_SERVING)
@@ -75,13 +75,13 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]  # the package ha
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         """Tell every change, until the server as a whole serves no more."""
-        told = None
+        last_sent = None
         while True:
             changed = self._changed
             status = self._statuses.get(request.service, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
-            if status != told:
+            if status != last_sent:
                 await context.write(health_pb2.HealthCheckResponse(status=status))
-                told = status
+                last_sent = status
             if self._statuses.get("") == health_pb2.HealthCheckResponse.NOT_SERVING:
                 return
             await changed.wait()
@@ -89,7 +89,7 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]  # the package ha
 
 def new_server() -> grpc.aio.Server:
     """Return a server with redfence's limits and nothing on it yet."""
-    return grpc.aio.server(options=_OPTIONS, interceptors=[TellMalformedMessages()])
+    return grpc.aio.server(options=_OPTIONS, interceptors=[RejectMalformedMessages()])
 
 
 def add_health_and_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> Health:

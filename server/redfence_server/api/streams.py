@@ -50,11 +50,11 @@ class Stream(ABC, Generic[Item]):
         """Write results."""
 
     @abstractmethod
-    def _rules_broken(self) -> None:
+    def _on_protocol_error(self) -> None:
         """See to it that nothing under way holds up the end of the stream, which comes once all is answered."""
 
     @abstractmethod
-    def _ended(self) -> None:
+    def _clean_up(self) -> None:
         """Clean up: nothing more will be written."""
 
     def drain(self) -> None:
@@ -81,7 +81,7 @@ class Stream(ABC, Generic[Item]):
         finally:
             self._commands.cancel()
             reading.cancel()
-            self._ended()
+            self._clean_up()
             (outcome,) = await asyncio.gather(reading, return_exceptions=True)
         if isinstance(outcome, Exception):
             raise outcome
@@ -97,7 +97,7 @@ class Stream(ABC, Generic[Item]):
             await self._begin_all()
         except Exception:
             # The peer broke the rules, or this is a defect: this stream is not read any more.
-            self._rules_broken()
+            self._on_protocol_error()
             raise
         finally:
             self._commands.finish()
@@ -128,10 +128,10 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
         self._acquires: dict[int, asyncio.Task[None]] = {}
         self._open_ids: set[int] = set()
         # Grants that the peer surely has not been told of yet.
-        self._untold: dict[int, tuple[AcquireCall, Lease]] = {}
+        self._undelivered: dict[int, tuple[AcquireCall, Lease]] = {}
 
-    def _ended(self) -> None:
-        for call, lease in self._untold.values():
+    def _clean_up(self) -> None:
+        for call, lease in self._undelivered.values():
             self._service.undo_grant(call, lease)
 
     async def _write(self, items: list[lock_pb2.SessionResult | lock_pb2.Draining]) -> None:
@@ -143,7 +143,7 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
             response.results.append(item)
             self._open_ids.discard(item.id)
             # Before the write: one that fails or is cancelled may have reached the peer all the same.
-            self._untold.pop(item.id, None)
+            self._undelivered.pop(item.id, None)
         await self._context.write(response)
 
     def _begin(self, request: lock_pb2.SessionRequest) -> None:
@@ -151,7 +151,7 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
         for command in request.commands:
             self._start(command, arrived_at_ms)
 
-    def _rules_broken(self) -> None:
+    def _on_protocol_error(self) -> None:
         for acquire in self._acquires.values():
             acquire.cancel()
 
@@ -221,7 +221,7 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
                 )
                 outcome = await self._service.acquire(call)
                 if isinstance(outcome, Lease):
-                    self._untold[command.id] = (call, outcome)
+                    self._undelivered[command.id] = (call, outcome)
                 result.acquire.CopyFrom(messages.acquire_response(call, outcome))
             case "renew":
                 renewed = await self._service.renew(*messages.read_lease(command.renew))
@@ -265,10 +265,10 @@ class KeepAliveStream(Stream[lock_pb2.KeepAliveResponse]):
         # The last renewal under way of each lease.
         self._latest: dict[tuple[str, str], asyncio.Task[None]] = {}
 
-    def _rules_broken(self) -> None:
+    def _on_protocol_error(self) -> None:
         """A renewal ends within the node timeout, or two of them and `REVALIDATION_MS_MAX` where nodes are examined again."""
 
-    def _ended(self) -> None:
+    def _clean_up(self) -> None:
         """There is nothing to clean up: closing a KeepAlive releases nothing."""
 
     async def _write(self, items: list[lock_pb2.KeepAliveResponse]) -> None:

@@ -76,7 +76,7 @@ async def _run(arguments: argparse.Namespace) -> int:
             data_dir = arguments.data_dir or Path(stack.enter_context(_scratch()))
             settings = await stack.enter_async_context(_quorum(arguments, data_dir))
             running = await stack.enter_async_context(
-                composition.lock_server(settings, adopts_empty_nodes=True)
+                composition.lock_server(settings, accept_empty_nodes=True)
             )
             storage, storage_address = await stack.enter_async_context(
                 _storage(arguments, settings, data_dir)

@@ -64,7 +64,7 @@ class Attempt:
         self._clock = clock
         self._on_reply = on_reply
         self._contended = False
-        self._under = [""] * len(nodes)
+        self._admission_ids = [""] * len(nodes)
         self._may_hold = [False] * len(nodes)
         self._tally = Tally(len(nodes), nonce=mint.nonce)
         self._minted_at_ms = 0.0
@@ -87,7 +87,7 @@ class Attempt:
             self._on_reply(node, reply)
         if isinstance(reply, Granted):
             self._contended |= reply.contended
-            self._under[node] = reply.under
+            self._admission_ids[node] = reply.admission_id
         elif isinstance(reply, Held):
             # It mints at most once on a node, and that answer was it.
             self._may_hold[node] = False
@@ -120,7 +120,9 @@ class Attempt:
 
     def _commit(self, ask: Ask) -> None:
         for node, nonce in ask.targets:
-            commit = Commit(self._mint.resource, self._mint.digest, nonce, ask.token, self._under[node])
+            commit = Commit(
+                self._mint.resource, self._mint.digest, nonce, ask.token, self._admission_ids[node]
+            )
             self._nodes[node].send(commit, partial(self._on_commit, node, ask.token))
 
     def _undo(self) -> None:

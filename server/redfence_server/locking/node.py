@@ -27,9 +27,9 @@ class Mint:
 
     Attributes:
         nonce: the attempt's id.
-        ends: a release of the same resource to carry out in the same step, which makes this a hand-over.
-        notify: give this server a `Notice` when the hold that is in the way has ended.
-        behind: further callers wait at this server; give it a notice of the end of the hold that this makes.
+        release_first: a release of the same resource to carry out in the same step, which makes this a hand-over.
+        watch_blocking_hold: give this server a `Notice` when the hold that is in the way has ended.
+        watch_own_hold: further callers wait at this server; give it a notice of the end of the hold that this makes.
     """
 
     resource: str
@@ -37,9 +37,9 @@ class Mint:
     nonce: str
     holder: str
     ttl_ms: int
-    ends: Release | None = None
-    notify: bool = False
-    behind: bool = False
+    release_first: Release | None = None
+    watch_blocking_hold: bool = False
+    watch_own_hold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Commit:
     """Raise the hold that answered `nonce` to the token of the grant.
 
     Attributes:
-        under: the admission id under which the mint was answered. If the node has taken another one since, a fence was
+        admission_id: the admission id under which the mint was answered. If the node has taken another one since, a fence was
             raised on it, and an attempt that began before the fence must not be granted after it.
     """
 
@@ -55,7 +55,7 @@ class Commit:
     digest: str
     nonce: str
     token: int
-    under: str = field(default="", repr=False)
+    admission_id: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Granted:
         contended: other servers want a notice of this hold's end.
         released: of a hand-over: the lease to end did hold the lock here.
         counts: the vote may be counted: the node's clock has not been set lately.
-        under: the admission id under which it was granted.
+        admission_id: the admission id under which it was granted.
     """
 
     nonce: str
@@ -106,7 +106,7 @@ class Granted:
     contended: bool = False
     released: bool = False
     counts: bool = True
-    under: str = field(default="", repr=False, compare=False)
+    admission_id: str = field(default="", repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class NodeReport:
         run_id: of its present run; empty before it was first reached.
         latency_ms: how long the last answered command took; None before the first.
         since_ms: for how long it has been in this state.
-        high: the greatest token that it was last seen to have minted or learnt.
+        max_token: the greatest token that it was last seen to have minted or learnt.
         clock_offset_ms: its wall clock less this machine's; None before it was first asked.
         clock_distrusted_ms: for how much longer its votes for new grants do not count, because its clock was set.
         state_changes: since the server's start.
@@ -236,7 +236,7 @@ class NodeReport:
     latency_ms: float | None
     since_ms: float
     durability: Durability = Durability.UNKNOWN
-    high: int = 0
+    max_token: int = 0
     clock_offset_ms: float | None = None
     clock_distrusted_ms: float = 0.0
     state_changes: int = 0

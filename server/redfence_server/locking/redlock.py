@@ -53,16 +53,16 @@ class Order:
 
     Attributes:
         digest: of the lease id.
-        notify: have this server told when the holds in the way have ended.
-        behind: have it told when the granted lease has ended, for others wait here as well.
+        watch_blocking_hold: have this server told when the holds in the way have ended.
+        watch_own_hold: have it told when the granted lease has ended, for others wait here as well.
     """
 
     resource: str
     digest: str
     ttl_ms: int
     holder: str
-    notify: bool = False
-    behind: bool = False
+    watch_blocking_hold: bool = False
+    watch_own_hold: bool = False
 
 
 class Redlock:
@@ -79,14 +79,14 @@ class Redlock:
         return await self.finish(self._begin(order))
 
     def hand_over(
-        self, order: Order, *, ends: str, ttl_ms_max: int
+        self, order: Order, *, release_first: str, ttl_ms_max: int
     ) -> tuple[Attempt, Awaitable[Verdict[ReleaseVerdict]]]:
-        """End the lease with the digest `ends` as `release` does and, in the same step, begin an attempt.
+        """End the lease with the digest `release_first` as `release` does and, in the same step, begin an attempt.
 
         The caller sees to it that the attempt is finished or given up; the release does not depend on it.
         """
-        assert ends != order.digest, "a lease is not handed over to itself"
-        release = Release(order.resource, ends, self._clock.now_ms() + ttl_ms_max)
+        assert release_first != order.digest, "a lease is not handed over to itself"
+        release = Release(order.resource, release_first, self._clock.now_ms() + ttl_ms_max)
         poll = _Poll(self.nodes, release, quorum.judge_release, clock=self._clock)
 
         def note(node: int, reply: Reply) -> None:
@@ -96,7 +96,7 @@ class Redlock:
             else:
                 poll.note(1, node, quorum.release_part(reply))
 
-        return self._begin(order, ends=release, on_reply=note), poll.verdict
+        return self._begin(order, release_first=release, on_reply=note), poll.verdict
 
     async def finish(self, attempt: Attempt) -> AttemptOutcome:
         """Return what came of an attempt.
@@ -116,15 +116,15 @@ class Redlock:
         self,
         order: Order,
         *,
-        ends: Release | None = None,
+        release_first: Release | None = None,
         on_reply: Callable[[int, Reply], None] | None = None,
     ) -> Attempt:
         nonce = self._randomness.hex_id()
         mint = Mint(
             *(order.resource, order.digest, nonce, order.holder, order.ttl_ms),
-            ends=ends,
-            notify=order.notify,
-            behind=order.behind,
+            release_first=release_first,
+            watch_blocking_hold=order.watch_blocking_hold,
+            watch_own_hold=order.watch_own_hold,
         )
         attempt = Attempt(self.nodes, mint, clock=self._clock, on_reply=on_reply)
         attempt.start()
@@ -215,7 +215,7 @@ class _Poll(Generic[Judged]):
         """Note a node's answer to the question of one round."""
         self._released |= reply is Status.RELEASED
         if self.verdict.done() or asked_in != self._round:
-            self._leave_behind(node, reply)
+            self._resend_release(node, reply)
             return
         self._replies[node] = Status.RELEASED if self._released and reply is Status.NOT_HELD else reply
         replies = self._replies
@@ -232,9 +232,9 @@ class _Poll(Generic[Judged]):
 
     def _end(self, _: asyncio.Future[Verdict[Judged]]) -> None:
         for node, reply in enumerate(self._replies):
-            self._leave_behind(node, reply)
+            self._resend_release(node, reply)
 
-    def _leave_behind(self, node: int, reply: Reply | None) -> None:
+    def _resend_release(self, node: int, reply: Reply | None) -> None:
         """Have a node that missed a release carry it out once it votes again: this poll does not ask it any more."""
         if reply is NoReply.NOT_ADMITTED and self.verdict.done() and isinstance(self._command, Release):
             self._nodes[node].send(self._command)

@@ -77,7 +77,9 @@ class Tally:
         self._asked = [0] * node_count  # the greatest token this node was asked to commit
         self._greatest = 0
         self._granted = 0
-        self._repeats = False  # whether an earlier try of this lease was found, which may have been granted
+        self._found_earlier_try = (
+            False  # whether an earlier try of this lease was found, which may have been granted
+        )
 
     def minted(self, node: int, reply: Reply) -> Decision:
         """Note a node's answer to the mint."""
@@ -89,7 +91,7 @@ class Tally:
         if isinstance(reply, Granted):
             self._standing[node] = reply.token
             self._greatest = max(self._greatest, reply.token)
-            self._repeats |= self._nonce is not None and reply.nonce != self._nonce
+            self._found_earlier_try |= self._nonce is not None and reply.nonce != self._nonce
         return self._decide()
 
     def committed(self, node: int, token: int, reply: Reply) -> Decision:
@@ -111,7 +113,7 @@ class Tally:
             return Grant(token)
         standing = len(self._standing) - self._standing.count(0)
         if standing >= self._quorum:
-            return WAIT if self._may_repeat() else self._ask(self._greatest)
+            return WAIT if self._awaits_earlier_grant() else self._ask(self._greatest)
         if standing + self._replies.count(None) < self._quorum:
             return self._refuse()
         return WAIT
@@ -124,13 +126,13 @@ class Tally:
         candidates = {self._greatest} if any(self._asked) else set(self._standing)
         return next((each for each in candidates if each and self._standing.count(each) >= self._quorum), 0)
 
-    def _may_repeat(self) -> bool:
+    def _awaits_earlier_grant(self) -> bool:
         """Tell whether the answers still missing can show the grant of an earlier try.
 
         It is worth waiting for: a retried Acquire shall get the same token, and a node that was ahead and missed by the first try shows a
         greater one.
         """
-        if not self._repeats or any(self._asked):
+        if not self._found_earlier_try or any(self._asked):
             return False
         most = max(self._standing.count(each) for each in self._standing if each)
         return None in self._replies and most + self._replies.count(None) >= self._quorum

@@ -71,7 +71,7 @@ class NodeCluster:
         self._witnesses = settings.heartbeat.witnesses
         self._clock = clock
         self._is_clock_wrong = False
-        self._blink: asyncio.TimerHandle | None = None
+        self._quorum_timer: asyncio.TimerHandle | None = None
         self.on_quorum_lost: Callable[[], None] = lambda: None
         self.links = [
             NodeLink(
@@ -129,7 +129,7 @@ class NodeCluster:
     async def close(self) -> None:
         """End all links."""
         await asyncio.gather(*(link.close() for link in self.links))
-        self._end_blink()
+        self._stop_quorum_timer()
 
     def _sample_clocks(self) -> None:
         for link in self.links:
@@ -152,22 +152,22 @@ class NodeCluster:
         # A clock is a witness for the time since its first sample. So all are sampled again as soon as one is new.
         self._sample_clocks()
         if self._has_quorum():
-            self._end_blink()
+            self._stop_quorum_timer()
         elif not self._has_quorum(NodeState.UNREACHABLE):
             self.on_quorum_lost()
-        elif self._blink is None:
-            self._blink = asyncio.get_running_loop().call_later(
-                REVALIDATION_MS_MAX / 1000, self._on_long_blink
+        elif self._quorum_timer is None:
+            self._quorum_timer = asyncio.get_running_loop().call_later(
+                REVALIDATION_MS_MAX / 1000, self._on_quorum_timeout
             )
 
-    def _on_long_blink(self) -> None:
-        self._blink = None
+    def _on_quorum_timeout(self) -> None:
+        self._quorum_timer = None
         self.on_quorum_lost()
 
-    def _end_blink(self) -> None:
-        if self._blink is not None:
-            self._blink.cancel()
-            self._blink = None
+    def _stop_quorum_timer(self) -> None:
+        if self._quorum_timer is not None:
+            self._quorum_timer.cancel()
+            self._quorum_timer = None
 
     def _has_quorum(self, *also: NodeState) -> bool:
         """Tell whether a quorum of nodes votes, or would if those in the other states did."""
@@ -176,9 +176,9 @@ class NodeCluster:
 
     def _refuse_misconfigured(self) -> None:
         for link in self.links:
-            away = link.admission_refused
-            if away is not None and away.reason is not None and away.reason.misconfigured:
-                raise NodeRejectedError(f"node {link.index} ({link.report().address}): {away.detail}")
+            refused = link.admission_refused
+            if refused is not None and refused.reason is not None and refused.reason.misconfigured:
+                raise NodeRejectedError(f"node {link.index} ({link.report().address}): {refused.detail}")
 
     def _problems(self) -> str:
         reports = [(link.index, link.report()) for link in self.links]

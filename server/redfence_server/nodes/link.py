@@ -40,9 +40,9 @@ from redfence_server.redis_io.dial import DialError, DialledNode, DialRefusedErr
 _BACKOFF_MS_FIRST: Final = 50
 _BACKOFF_MS_LAST: Final = 2_000
 # A connection that lasted so long is made again at once.
-_SERVED_WELL_MS: Final = 1_000
+_STABLE_CONNECTION_MS: Final = 1_000
 # How many of the commands kept for the node are sent after each heartbeat.
-_KEPT_PER_HEARTBEAT: Final = 100
+_REPLAYED_PER_HEARTBEAT: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class NodeLink:
         self._url = settings.joining.urls[index]
         self._settings = settings
         self._memory = memory
-        self._place = memory.nodes[index]
+        self._node_memory = memory.nodes[index]
         self._clock = clock
         self._randomness = randomness
         self._log = structlog.get_logger().bind(node_index=index, node_address=self._url.address)
@@ -113,7 +113,7 @@ class NodeLink:
         # Every command goes this way, so there is no method in between.
         self.send = self._commands.send
         self.drop_if_superseded = self._commands.drop_if_superseded
-        self._notice_gap = ""
+        self._notice_problem = ""
         self._on_notice: Callable[[Notice], None] = lambda _: None  # until the lock service listens
         self._task: asyncio.Task[None] | None = None
         self.admission_refused: AdmissionRefusedError | None = None
@@ -137,15 +137,15 @@ class NodeLink:
         return NodeReport(
             address=self._url.address,
             state=self._state.state,
-            detail=self._state.detail or clock_set or self._notice_gap,
+            detail=self._state.detail or clock_set or self._notice_problem,
             run_id=self.joining.run_id,
             latency_ms=self._last_connection.latency_ms if self._last_connection else None,
             since_ms=now_ms - self._state.since_ms,
             durability=self._durability(),
-            high=self._place.token,
+            max_token=self._node_memory.token,
             clock_offset_ms=None if offset_ms is None else offset_ms + now_ms - self._clock.wall_ms(),
             clock_distrusted_ms=distrusted_ms,
-            state_changes=self._state.changes,
+            state_changes=self._state.change_count,
         )
 
     def _durability(self) -> Durability:
@@ -158,7 +158,7 @@ class NodeLink:
     def start(self) -> None:
         """Begin to connect, and stay connected until `close`."""
         self._task = asyncio.create_task(self._run(), name=f"node-link-{self.index}")
-        self._task.add_done_callback(self._note_death)
+        self._task.add_done_callback(self._on_task_done)
 
     async def close(self) -> None:
         """End the connection and wait for it; commands under way are told `NoReply.DISCONNECTED`. May be repeated."""
@@ -166,7 +166,7 @@ class NodeLink:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _note_death(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         """Tell of a defect that ended the link: the node stays lost until the server is started anew."""
         if not task.cancelled() and (defect := task.exception()) is not None:
             self._log.error("internal_error", where="node_link", exc_info=defect)
@@ -182,16 +182,16 @@ class NodeLink:
                 await self._join_and_serve()
                 backoff_ms = _BACKOFF_MS_FIRST
                 # Most often it has only got a new admission id: examine it at once, but not over and over.
-                pause_ms = 0 if self._clock.now_ms() - began_ms > _SERVED_WELL_MS else _BACKOFF_MS_FIRST
+                pause_ms = 0 if self._clock.now_ms() - began_ms > _STABLE_CONNECTION_MS else _BACKOFF_MS_FIRST
             except (
                 DialError,
                 OSError,
             ) as error:  # the latter when the machine refuses a file, which may pass
-                self._commands.stop_waiting()
+                self._commands.end_revalidation()
                 self._become(NodeState.UNREACHABLE, str(error))
                 backoff_ms = min(2 * backoff_ms, _BACKOFF_MS_LAST)
             except AdmissionRefusedError as error:
-                self._commands.stop_waiting()
+                self._commands.end_revalidation()
                 self.admission_refused = error
                 self._become(NodeState.QUARANTINED, error.detail)
                 pause_ms = error.recheck_ms
@@ -213,7 +213,7 @@ class NodeLink:
             speaks_resp3 = await self._ask_for_resp3(dialled)
             self._last_connection = connection = NodeConnection(
                 node_timeout_ms=self._settings.node_timeout_ms,
-                on_lost=partial(self._note_loss, lost),
+                on_lost=partial(self._on_lost, lost),
                 on_notice=self._on_raw_notice,
             )
             dialled.hand_over(connection)
@@ -234,21 +234,21 @@ class NodeLink:
         self.examined.set()
         self.drop_if_superseded()
         # After each heartbeat there is room for commands that found none. A few at a time: a late node must not get later.
-        send_some_kept = partial(self._commands.send_kept, at_most=_KEPT_PER_HEARTBEAT)
+        replay_some = partial(self._commands.replay, at_most=_REPLAYED_PER_HEARTBEAT)
         heartbeat = asyncio.create_task(
-            self.heartbeat.run(connection, send_some_kept), name=f"heartbeat-{self.index}"
+            self.heartbeat.run(connection, replay_some), name=f"heartbeat-{self.index}"
         )
         either: set[asyncio.Future[Any]] = {lost, heartbeat}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not lost.done():
-                self._note_end(heartbeat.result())
+                self._on_heartbeat_end(heartbeat.result())
             self._become(NodeState.UNREACHABLE, await lost)
         finally:
             heartbeat.cancel()
             await asyncio.gather(heartbeat, return_exceptions=True)
 
-    def _note_end(self, end: NotAdmitted) -> None:
+    def _on_heartbeat_end(self, end: NotAdmitted) -> None:
         if end.admission_is_void:
             self._commands.revalidate(end.reason)
         else:
@@ -264,10 +264,10 @@ class NodeLink:
         return True
 
     def _on_subscribed(self, refusal: str) -> None:
-        self._notice_gap = ""
+        self._notice_problem = ""
         if refusal:
             # It votes all the same: only expiry then wakes waiters.
-            self._notice_gap = f"it refuses to give notices: {refusal}"
+            self._notice_problem = f"it refuses to give notices: {refusal}"
             self._log.warning("node_notices_refused", problem=refusal)
 
     def _on_raw_notice(self, payload: bytes) -> None:
@@ -278,7 +278,7 @@ class NodeLink:
             return
         self._on_notice(notice)
 
-    def _note_loss(self, lost: asyncio.Future[str], reason: str) -> None:
+    def _on_lost(self, lost: asyncio.Future[str], reason: str) -> None:
         self._commands.connection = None
         if not lost.done():
             lost.set_result(reason)

@@ -23,14 +23,14 @@ class LinkState:
         self.state = NodeState.JOINING
         self.detail = "connecting for the first time"
         self.since_ms = clock.now_ms()
-        self.changes = 0
+        self.change_count = 0
 
     def become(self, state: NodeState, detail: str, *, run_id: str) -> None:
         """Note the state of a node in this run."""
         before, self.state, self.detail = self.state, state, detail
         if state is not before:
             self.since_ms = self._clock.now_ms()
-            self.changes += 1
+            self.change_count += 1
             self._on_change()
         # A node that stays away is dialled again and again; that is told once.
         if state is NodeState.JOINING or state is self._logged:

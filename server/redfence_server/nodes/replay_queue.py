@@ -21,23 +21,23 @@ class ReplayQueue:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, str], Undo | Release] = {}
+        self._commands: dict[tuple[str, str], Undo | Release] = {}
 
     def keep(self, command: Command) -> None:
         """Keep a command that did not reach the node, if it is worth anything later."""
-        ends = command.ends if isinstance(command, Mint) else command
-        if not isinstance(ends, Undo | Release):
+        ended = command.release_first if isinstance(command, Mint) else command
+        if not isinstance(ended, Undo | Release):
             return
-        key = ends.nonce if isinstance(ends, Undo) else ends.digest
-        self._kept[ends.resource, key] = ends
-        if len(self._kept) > _KEPT_MAX:
-            del self._kept[next(iter(self._kept))]
+        key = ended.nonce if isinstance(ended, Undo) else ended.digest
+        self._commands[ended.resource, key] = ended
+        if len(self._commands) > _KEPT_MAX:
+            del self._commands[next(iter(self._commands))]
 
     def take(self, *, now_ms: float, at_most: int | None = None) -> list[Undo | Release]:
         """Return, and keep no longer, the oldest that can still end something; all if `at_most` is None."""
         taken: list[Undo | Release] = []
-        while self._kept and len(taken) != at_most:
-            command = self._kept.pop(next(iter(self._kept)))
+        while self._commands and len(taken) != at_most:
+            command = self._commands.pop(next(iter(self._commands)))
             if command.expires_at_ms > now_ms:
                 taken.append(command)
         return taken

@@ -148,7 +148,7 @@ class DialledNode:
             raise DialLoadingError(f"{name}: {error}") from error
         except (RedisError, OSError) as error:
             raise DialError(f"{name}: {error}") from error
-        _pass_on_cancellation()
+        _raise_swallowed_cancellation()
         return answers
 
     def hand_over(self, protocol: asyncio.BufferedProtocol) -> None:
@@ -196,7 +196,7 @@ async def dial(node: NodeUrl, *, timeout_ms: int) -> DialledNode:
     try:
         async with asyncio.timeout(2 * timeout_ms / 1000):
             await connection.connect()
-            _pass_on_cancellation()
+            _raise_swallowed_cancellation()
         # A label for CLIENT LIST. A refusal is an answer like any other.
         await dialled.commands(("CLIENT", "SETNAME", "redfence"))
     except BaseException as error:
@@ -213,7 +213,7 @@ async def dial(node: NodeUrl, *, timeout_ms: int) -> DialledNode:
 _DENIED: Final = (AuthenticationError, AuthorizationError, NoPermissionError)
 
 
-def _pass_on_cancellation() -> None:
+def _raise_swallowed_cancellation() -> None:
     """Raise the cancellation that redis-py swallowed.
 
     It sends by `asyncio.wait_for`, which before Python 3.12 forgets a cancellation that comes when the bytes are just out.

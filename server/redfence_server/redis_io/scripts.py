@@ -110,7 +110,7 @@ class Packer:
     """
 
     # Stands for the admission id in what is packed once; no caller can send it, for names have no control characters.
-    _HOLE: Final = "\0" * ADMISSION_DIGITS
+    _PLACEHOLDER: Final = "\0" * ADMISSION_DIGITS
 
     def __init__(self, keys: Keyspace, *, channel: str) -> None:
         self._keys = keys
@@ -118,25 +118,25 @@ class Packer:
         self._command: Command | None = None
         self._head = self._tail = b""
 
-    def pack(self, command: Command, admission: str) -> bytes:
-        """Return the bytes to send for `command` to a node that admitted the server under `admission`."""
-        assert len(admission) == ADMISSION_DIGITS, "the hole is as long as what fills it"
+    def pack(self, command: Command, admission_id: str) -> bytes:
+        """Return the bytes to send for `command` to a node that admitted the server under `admission_id`."""
+        assert len(admission_id) == ADMISSION_DIGITS, "the hole is as long as what fills it"
         if command is not self._command:
             packed: bytes = hiredis.pack_command(self._parts(command))  # type: ignore[arg-type]  # its stub says: a tuple of one
-            self._head, _, self._tail = packed.partition(self._HOLE.encode())
+            self._head, _, self._tail = packed.partition(self._PLACEHOLDER.encode())
             self._command = command
-        return self._head + admission.encode() + self._tail
+        return self._head + admission_id.encode() + self._tail
 
     def _parts(self, command: Command) -> tuple[str | int, ...]:
         keys, resource = self._keys, command.resource
         evalsha, lock = ("EVALSHA", _SHAS[type(command)]), keys.lock(resource)
-        hold_alone = (*evalsha, 2, keys.node, lock, self._HOLE)
-        with_numbers = (*evalsha, 4, keys.node, keys.high, lock, keys.counter(resource), self._HOLE)
+        hold_alone = (*evalsha, 2, keys.node, lock, self._PLACEHOLDER)
+        with_numbers = (*evalsha, 4, keys.node, keys.high, lock, keys.counter(resource), self._PLACEHOLDER)
         match command:
-            case Mint(_, digest, nonce, holder, ttl_ms, ends, notify, behind):
-                told = (self._channel, int(notify), int(behind))
-                ended = ends.digest if ends else ""
-                return (*with_numbers, digest, nonce, holder, ttl_ms, keys.counter_idle_ms, ended, *told)
+            case Mint(_, digest, nonce, holder, ttl_ms, release_first, watch_blocking_hold, watch_own_hold):
+                notices = (self._channel, int(watch_blocking_hold), int(watch_own_hold))
+                ended = release_first.digest if release_first else ""
+                return (*with_numbers, digest, nonce, holder, ttl_ms, keys.counter_idle_ms, ended, *notices)
             case Commit(_, digest, nonce, token, _):
                 return (*with_numbers, digest, nonce, token, keys.counter_idle_ms)
             case Undo(_, nonce):
@@ -178,7 +178,7 @@ def read_clock_ms(raw: list[Any]) -> float:
     return clock_us / 1000
 
 
-def read_reply(raw: list[Any], *, under: str = "") -> Reply:
+def read_reply(raw: list[Any], *, admission_id: str = "") -> Reply:
     """Return what a script answered, which was sent under an admission id.
 
     Raises:
@@ -193,7 +193,7 @@ def read_reply(raw: list[Any], *, under: str = "") -> Reply:
         if word == b"granted":
             if len(raw) != 6:
                 raise ValueError(f"no script answers {raw!r}")
-            return Granted(raw[1].decode(), raw[2], raw[3] > 0, raw[4] == 1, under=under)
+            return Granted(raw[1].decode(), raw[2], raw[3] > 0, raw[4] == 1, admission_id=admission_id)
         if word == b"held":
             # PTTL is negative for a hold that expires in this very millisecond.
             return Held(raw[1].decode(), raw[2], raw[3].decode(errors="replace"), max(0, raw[4]))

@@ -28,9 +28,11 @@ class HoldWatch:
 
     def __init__(self, node_count: int) -> None:
         self._node_count = node_count
-        self._seen: dict[int, int] = {}  # the token of the hold in the way, by node
-        self._ended: dict[int, int] = {}  # the token of the last hold of which a notice told the end, by node
-        self._silent = 0
+        self._blocking_tokens: dict[int, int] = {}  # the token of the hold in the way, by node
+        self._ended_tokens: dict[
+            int, int
+        ] = {}  # the token of the last hold of which a notice told the end, by node
+        self._silent_count = 0
         self._hold: Held | None = None
         self.try_at_ms = 0.0
         """When a try is worth its while at the latest: the time of the hold is up."""
@@ -38,11 +40,11 @@ class HoldWatch:
     def refused(self, refusal: Refusal, now_ms: float) -> None:
         """Learn from an attempt that was refused just now."""
         holds = [hold for _, hold in refusal.held]
-        self._seen = {node: hold.token for node, hold in refusal.held}
-        self._silent = len(refusal.silent)
+        self._blocking_tokens = {node: hold.token for node, hold in refusal.held}
+        self._silent_count = len(refusal.silent)
         majority = quorum.majority(self._node_count)
         self._hold = quorum.present_hold(holds, quorum=majority)
-        missing = majority - (self._node_count - self._silent - len(holds))
+        missing = majority - (self._node_count - self._silent_count - len(holds))
         remaining = sorted(hold.remaining_ms for hold in holds)
         # Nothing is in the way of a quorum if the holds ended between mint and commit.
         wait_ms = remaining[min(missing, len(remaining)) - 1] if missing > 0 and remaining else 0
@@ -52,8 +54,8 @@ class HoldWatch:
 
     def granted(self, *, digest: str, holder: str, token: int, ends_at_ms: float) -> None:
         """Learn from a lease that this server granted."""
-        self._seen = dict.fromkeys(range(self._node_count), token)
-        self._silent = 0
+        self._blocking_tokens = dict.fromkeys(range(self._node_count), token)
+        self._silent_count = 0
         self._hold = Held(digest, token, holder, 0)
         self.try_at_ms = ends_at_ms + _ROUNDING_MS
 
@@ -64,13 +66,15 @@ class HoldWatch:
 
     def ended(self, notice: Notice) -> None:
         """Learn from a notice of an end."""
-        self._ended[notice.node] = notice.token
+        self._ended_tokens[notice.node] = notice.token
 
     @property
     def may_be_free(self) -> bool:
         """Tell whether a quorum of nodes may be free although the time of the hold is not up."""
-        blocking = sum(self._ended.get(node, 0) < token for node, token in self._seen.items())
-        return self._node_count - self._silent - blocking >= quorum.majority(self._node_count)
+        blocking = sum(
+            self._ended_tokens.get(node, 0) < token for node, token in self._blocking_tokens.items()
+        )
+        return self._node_count - self._silent_count - blocking >= quorum.majority(self._node_count)
 
     @property
     def digest(self) -> str:

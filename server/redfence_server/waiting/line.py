@@ -42,17 +42,17 @@ class Waiter:
 
     Attributes:
         counted: it has a place in the waiting room.
-        asked: its last mint asked for a notice of the end of the hold that it would make.
+        asked_for_notice: its last mint asked_for_notice for a notice of the end of the hold that it would make.
         is_retry: when it came, its own lease held the lock.
         future: tells it what to do; None while it does not wait to be told.
     """
 
-    __slots__ = ("_pauses", "asked", "call", "counted", "future", "is_retry")
+    __slots__ = ("_pauses", "asked_for_notice", "call", "counted", "future", "is_retry")
 
     def __init__(self, call: AcquireCall) -> None:
         self.call = call
         self.counted = False
-        self.asked = False
+        self.asked_for_notice = False
         self.is_retry = False
         self.future: asyncio.Future[Turn | Attempt] | None = None
         self._pauses: Iterator[float] | None = None
@@ -67,7 +67,7 @@ class Waiter:
         """Tell whether it waits to be told what to do."""
         return self.future is not None and not self.future.done()
 
-    def tell(self, turn: Turn | Attempt) -> None:
+    def wake(self, turn: Turn | Attempt) -> None:
         """Tell it what to do, unless it was told already."""
         if self.future is not None and not self.future.done():
             self.future.set_result(turn)
@@ -83,7 +83,7 @@ class Waiter:
             self._pauses = pauses(randomness)
         return next(self._pauses)
 
-    def forget_pauses(self) -> None:
+    def reset_pauses(self) -> None:
         """Begin with a short pause the next time."""
         self._pauses = None
 
@@ -122,7 +122,7 @@ class WaitingLine:
 
     def position(self, waiter: Waiter) -> int:
         """Return the place of a waiter; 1 is the head's."""
-        return next(place for place, each in enumerate(self._waiters, 1) if each is waiter)
+        return next(position for position, each in enumerate(self._waiters, 1) if each is waiter)
 
     def view(self, digest: str, now_ms: float) -> QueueView:
         """Show the waiters, and the place of the first one with this lease id; 0 if there is none."""

@@ -32,21 +32,21 @@ from redfence_server.waiting.waiter_limiter import WaiterLimiter
 
 
 class WaitQueue:
-    """The waiters for one resource, and when they try. `at_rest` is called once: the queue is empty and remembers nothing."""
+    """The waiters for one resource, and when they try. `on_idle` is called once: the queue is empty and remembers nothing."""
 
     def __init__(
         self,
         *,
         node_count: int,
-        room: WaiterLimiter,
+        limiter: WaiterLimiter,
         clock: Clock,
         randomness: Randomness,
-        at_rest: Callable[[], object],
+        on_idle: Callable[[], object],
     ) -> None:
         self.line = WaitingLine()
-        self._room = room
+        self._limiter = limiter
         self._clock = clock
-        self._at_rest = at_rest
+        self._on_idle = on_idle
         self._schedule = TrySchedule(node_count, randomness)
         self._timer: asyncio.TimerHandle | None = None
 
@@ -54,7 +54,7 @@ class WaitQueue:
         """Add a waiter at the end."""
         with suppress(TooManyWaitersError):
             # It takes its place before its first try, or later waiters would. Without a place it may still be granted at once.
-            self._room.enter(waiter.call)
+            self._limiter.enter(waiter.call)
             waiter.counted = True
         self.line.add(waiter)
         waiter.is_retry = self._schedule.watch.digest == waiter.digest
@@ -65,7 +65,7 @@ class WaitQueue:
         """Remove a waiter."""
         self.line.remove(waiter)
         if waiter.counted:
-            self._room.leave(waiter.call)
+            self._limiter.leave(waiter.call)
         self._schedule.left(waiter, self._clock.now_ms())
         self._arm()
 
@@ -90,24 +90,24 @@ class WaitQueue:
         if schedule.trying is None and self.line.head is waiter and schedule.due_at_ms <= now_ms:
             schedule.begin(waiter)
             return Turn.TRY
-        if self._room.closed:
+        if self._limiter.closed:
             raise DrainingError
         if give_up_at_ms <= now_ms:
             return Turn.GIVE_UP
         if not waiter.counted:
-            self._room.enter(waiter.call)
+            self._limiter.enter(waiter.call)
             waiter.counted = True
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Turn | Attempt] = loop.create_future()
         waiter.future = future
-        timer = loop.call_later((give_up_at_ms - now_ms) / 1000, waiter.tell, Turn.GIVE_UP)
+        timer = loop.call_later((give_up_at_ms - now_ms) / 1000, waiter.wake, Turn.GIVE_UP)
         try:
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                told = future.result()
-                if isinstance(told, Attempt):
-                    told.give_up()
+                turn = future.result()
+                if isinstance(turn, Attempt):
+                    turn.give_up()
             raise
         finally:
             timer.cancel()
@@ -115,23 +115,23 @@ class WaitQueue:
 
     def wants_notice(self, waiter: Waiter) -> bool:
         """Tell whether the next mint is to ask for a notice of the end of its hold, because others wait."""
-        waiter.asked = len(self.line) > 1
-        return waiter.asked
+        waiter.asked_for_notice = len(self.line) > 1
+        return waiter.asked_for_notice
 
     def granted(self, waiter: Waiter, grant: AttemptGranted) -> None:
         """Note a grant: the next waiter waits for its end."""
         self._schedule.granted(waiter, grant, self._clock.now_ms())
-        self._tell_retries()
+        self._wake_retries()
         self._arm()
 
     def refused(self, waiter: Waiter, refusal: Refusal) -> None:
         """Note a refusal: the head waits for the end of the hold."""
         self._schedule.refused(waiter, refusal, self._clock.now_ms())
-        self._tell_retries()
+        self._wake_retries()
         self._arm()
 
     def failed(self, waiter: Waiter) -> None:
-        """Note a try that was too late and told nothing of the lock."""
+        """Note a try that was too late and turn nothing of the lock."""
         self._schedule.failed(waiter, self._clock.now_ms())
         self._arm()
 
@@ -155,12 +155,12 @@ class WaitQueue:
     def hand_over(self, waiter: Waiter, attempt: Attempt) -> None:
         """Give the head the attempt that a hand-over began for it."""
         self._schedule.begin(waiter, by_hand_over=True)
-        waiter.tell(attempt)
+        waiter.wake(attempt)
 
-    def _tell_retries(self) -> None:
+    def _wake_retries(self) -> None:
         """Let the waiters try whose own lease holds the lock."""
         for waiter in self.line.of_lease(self._schedule.watch.digest):
-            waiter.tell(Turn.TRY)
+            waiter.wake(Turn.TRY)
 
     def _arm(self) -> None:
         """Let the head try if its try is due; otherwise set the timer, which comes back here."""
@@ -175,7 +175,7 @@ class WaitQueue:
         if delay_ms > 0:
             self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._arm)
         elif head is None:
-            self._at_rest()
+            self._on_idle()
         elif head.idle:
             schedule.begin(head)
-            head.tell(Turn.TRY)
+            head.wake(Turn.TRY)

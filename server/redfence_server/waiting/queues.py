@@ -21,7 +21,7 @@ class WaitQueues:
     def __init__(
         self, *, node_count: int, clock: Clock, randomness: Randomness, limits: WaiterLimits
     ) -> None:
-        self.room = WaiterLimiter(limits)
+        self.limiter = WaiterLimiter(limits)
         self._node_count = node_count
         self._clock = clock
         self._randomness = randomness
@@ -49,7 +49,7 @@ class WaitQueues:
 
     def drain(self) -> None:
         """Send every waiter away, now and from now on."""
-        self.room.closed = True
+        self.limiter.closed = True
         self.fail(DrainingError)
 
     def fail(self, error: Callable[[], RedfenceServerError]) -> None:
@@ -60,9 +60,9 @@ class WaitQueues:
     def _add(self, resource: str) -> WaitQueue:
         queue = self._queues[resource] = WaitQueue(
             node_count=self._node_count,
-            room=self.room,
+            limiter=self.limiter,
             clock=self._clock,
             randomness=self._randomness,
-            at_rest=lambda: self._queues.pop(resource),
+            on_idle=lambda: self._queues.pop(resource),
         )
         return queue

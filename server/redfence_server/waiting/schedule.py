@@ -37,7 +37,7 @@ _HOLD_BACK_ROUND_TRIPS: Final = 3
 # silent node has to decide costs a node timeout. The spread keeps servers apart that wait for the same end.
 _AFTER_END_MS: Final = (20.0, 40.0)
 # How soon after an arrival the head tries. Lower: arrivals cost more mints, at most one in this time.
-_LOOK_MS: Final = 100.0
+_RECHECK_MS: Final = 100.0
 
 
 class TryEnd(Enum):
@@ -110,7 +110,7 @@ class TrySchedule:
 
     def arrived(self, now_ms: float) -> None:
         """Note that a waiter came."""
-        self._try_within(_LOOK_MS, now_ms)
+        self._try_within(_RECHECK_MS, now_ms)
 
     def begin(self, waiter: Waiter, *, by_hand_over: bool = False) -> None:
         """Let a waiter try. News that comes from now on may call for another try after this one."""
@@ -134,7 +134,7 @@ class TrySchedule:
         self._try_at_ms = math.inf
         # Without a notice to come, the next waiter tries, and so asks for one. The lease may even have ended already:
         # another server released it, and the notices came together with the grant.
-        self._end(waiter, TryEnd.GRANTED, now_ms, notice_to_come=in_turn and waiter.asked)
+        self._end(waiter, TryEnd.GRANTED, now_ms, notice_to_come=in_turn and waiter.asked_for_notice)
 
     def refused(self, waiter: Waiter, refusal: Refusal, now_ms: float) -> None:
         """Note a refusal, and what it told of the hold."""
@@ -155,7 +155,7 @@ class TrySchedule:
         self.watch.ended(notice)
         # The other nodes may tell nothing: they need not have the same list of servers to tell.
         is_free = self.trying is None and self.watch.may_be_free
-        self._try_within(0 if is_free else _LOOK_MS, now_ms)
+        self._try_within(0 if is_free else _RECHECK_MS, now_ms)
 
     def may_hand_over(self, digest: str, now_ms: float) -> bool:
         """Tell whether the release of a lease is to be a hand-over, if the head wants the lock.
@@ -182,7 +182,7 @@ class TrySchedule:
                 self._try_at_ms = -math.inf
             case NextTry.AT_END if self.watch.may_be_free or not notice_to_come:
                 self._try_within(0, now_ms)
-        waiter.forget_pauses()
+        waiter.reset_pauses()
 
     def _try_within(self, delay_ms: float, now_ms: float) -> None:
         """Have the head try no later than after this time."""

@@ -89,11 +89,11 @@ async def _serve(store: SqliteStore, *, listen: str, db: Path) -> int:
         storage_pb2_grpc.add_StorageServiceServicer_to_server(StorageServicer(commit), server)
         health = grpc_serving.add_health_and_reflection(server, [SERVICE_NAME])
         port = grpc_serving.bind(server, listen)
-        await health.tell(serving=True)
+        await health.set_serving(serving=True)
         await server.start()
 
         async def set_not_serving() -> None:
-            await health.tell(serving=False)
+            await health.set_serving(serving=False)
 
         # Comes before the ready line, because its reader may send a signal at once.
         stop = grpc_serving.stop_signal()

@@ -308,19 +308,21 @@ class FakeNodeState:
         if hold is not None and hold.token <= self.waited_floor:
             hold = None
         is_older = hold is not None and hold.digest == mint.digest and hold.token <= self.floor
-        handed_over = hold is not None and mint.ends is not None and hold.digest == mint.ends.digest
+        handed_over = (
+            hold is not None and mint.release_first is not None and hold.digest == mint.release_first.digest
+        )
         others = tuple(each for each in hold.notify if each != channel) if hold else ()
         if hold is not None and not handed_over and hold.digest != mint.digest:
-            if mint.notify and channel not in hold.notify and len(others) < NOTIFY_MAX:
+            if mint.watch_blocking_hold and channel not in hold.notify and len(others) < NOTIFY_MAX:
                 self.holds[mint.resource] = replace(hold, notify=(*hold.notify, channel))
             return _held(hold, now_ms)
         expires_at_ms = now_ms + mint.ttl_ms
         if hold is not None and not handed_over and not is_older:
-            notify = (*others, channel) if mint.behind else hold.notify
+            notify = (*others, channel) if mint.watch_own_hold else hold.notify
             self.holds[mint.resource] = replace(
                 hold, shared=True, ttl_ms=mint.ttl_ms, expires_at_ms=expires_at_ms, notify=notify
             )
-            return Granted(hold.nonce, hold.token, contended=bool(others), under=self.admission)
+            return Granted(hold.nonce, hold.token, contended=bool(others), admission_id=self.admission)
         assert self.high is not None, "an admitted node has a high"
         token = max(self._counted(mint.resource, now_ms), self.floor) + 1
         if token >= TOKENS_END:
@@ -328,12 +330,12 @@ class FakeNodeState:
         if handed_over and hold is not None and hold.expires_at_ms > expires_at_ms:
             self.published += [(each, mint.resource, hold.token) for each in others]
         self._count(mint.resource, token, now_ms)
-        notify = (*others, channel) if mint.behind else others
+        notify = (*others, channel) if mint.watch_own_hold else others
         self.holds[mint.resource] = Hold(
             mint.digest, mint.nonce, is_older, token, mint.holder, mint.ttl_ms, expires_at_ms, notify
         )
         contended = bool(others)
-        return Granted(mint.nonce, token, contended, released=handed_over, under=self.admission)
+        return Granted(mint.nonce, token, contended, released=handed_over, admission_id=self.admission)
 
     def _commit(self, commit: Commit, hold: Hold | None, now_ms: float) -> Reply:
         if hold is None or (hold.digest, hold.nonce) != (commit.digest, commit.nonce):

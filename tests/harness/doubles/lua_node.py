@@ -184,7 +184,7 @@ class LuaNode:
         packed = self._packer(channel).pack(command, admission or "-" * scripts.ADMISSION_DIGITS)
         (self.raw,) = self._database.exchange(packed, 1)
         try:
-            return scripts.read_reply(self.raw, under=admission)
+            return scripts.read_reply(self.raw, admission_id=admission)
         except scripts.NotAdmittedError:
             return NoReply.NOT_ADMITTED
         except scripts.NumbersExhaustedError:

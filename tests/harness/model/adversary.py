@@ -172,7 +172,7 @@ def _copy(original: T) -> T:
 
 def _copy_attempt(attempt: Attempt) -> Attempt:
     twin = _copy(attempt)
-    twin._under, twin._may_hold = attempt._under.copy(), attempt._may_hold.copy()
+    twin._admission_ids, twin._may_hold = attempt._admission_ids.copy(), attempt._may_hold.copy()
     tally = twin._tally = _copy(attempt._tally)
     tally._replies, tally._standing, tally._asked = (
         *(tally._replies.copy(), tally._standing.copy(), tally._asked.copy()),
@@ -365,9 +365,11 @@ class World:
                 self._take(parcel)
                 if parcel.reply is None:
                     self.under_way.append(parcel.given_up())
-                if isinstance(parcel.command, Mint) and parcel.command.ends is not None:
+                if isinstance(parcel.command, Mint) and parcel.command.release_first is not None:
                     # The link keeps the release for when the node is back.
-                    self.under_way.append(replace(parcel, command=parcel.command.ends, reply=None, told=True))
+                    self.under_way.append(
+                        replace(parcel, command=parcel.command.release_first, reply=None, told=True)
+                    )
                 self._tell(parcel, NoReply.TIMED_OUT)
             case Lose(parcel):
                 self._spend("losses")
@@ -421,7 +423,7 @@ class World:
         player = self._player(index)
         rivals = (each for each in self.players if each.lease != player.lease)
         player.floor = max((rival.token for rival in rivals), default=0)
-        mint = Mint(RESOURCE, player.lease, f"nonce-{index}", "", TTL_MS, ends=ends)
+        mint = Mint(RESOURCE, player.lease, f"nonce-{index}", "", TTL_MS, release_first=ends)
         player.attempt = self.rules.attempt(self._wires, mint, clock=_StandingStill())
         player.attempt._tally = self.rules.tally(len(self.nodes))
         player.attempt.start()

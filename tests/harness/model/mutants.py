@@ -105,8 +105,8 @@ class HandOverEndsAnyLease(FakeNodeState):
     """A hand-over ends whatever lease holds the lock."""
 
     def _mint(self, mint: Mint, hold: Hold | None, now_ms: float, channel: str) -> Reply:
-        if mint.ends is not None and hold is not None and hold.digest != mint.digest:
-            mint = replace(mint, ends=replace(mint.ends, digest=hold.digest))
+        if mint.release_first is not None and hold is not None and hold.digest != mint.digest:
+            mint = replace(mint, release_first=replace(mint.release_first, digest=hold.digest))
         return super()._mint(mint, hold, now_ms, channel)
 
 

@@ -313,7 +313,7 @@ class World:
                 queues = server.service._queues
                 # A hold on a node whose clock was set back is remembered as much longer.
                 was_set_back = self.history.clocks_were_set_back
-                if not (counts_no_waiter(queues.room) if was_set_back else keeps_no_waiter(queues)):
+                if not (counts_no_waiter(queues.limiter) if was_set_back else keeps_no_waiter(queues)):
                     self.history.problem(now_ms(), f"C: {server.name} keeps a queue")
             await server.end()
             if server.process.tasks:

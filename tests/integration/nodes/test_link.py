@@ -130,7 +130,7 @@ def undo(nonce: str = "n1") -> Undo:
 
 def hand_over(lease: str = B, nonce: str = "n2", *, ends: str = A) -> Mint:
     """Return a hand-over whose release stays worth sending for a minute."""
-    return Mint(R, lease, nonce, "", TTL_MS, ends=Release(R, ends, SystemClock().now_ms() + TTL_MS))
+    return Mint(R, lease, nonce, "", TTL_MS, release_first=Release(R, ends, SystemClock().now_ms() + TTL_MS))
 
 
 def is_ready(link: NodeLink) -> bool:
@@ -236,7 +236,7 @@ async def test_notices_come_again_after_a_reconnect(node: RedisNode, start_proxy
     async with linked(new_link(node.url, channel="theirs")) as holding, linked(waiting):
         for number in (1, 2, 3):
             await ask(holding, mint(nonce=f"n{number}"))
-            asks = Mint(R, B, "theirs", "", TTL_MS, notify=True)
+            asks = Mint(R, B, "theirs", "", TTL_MS, watch_blocking_hold=True)
             assert isinstance(await ask(waiting, asks), Held)
             proxy.reset()
             await ready_again(waiting)
@@ -260,7 +260,7 @@ async def votes_without_notices(url: str, *, refused: str) -> None:
             ]
             assert is_ready(link)
             assert refused in link.report().detail.lower()
-            await ask(link, Mint(R, A, "n1", "", TTL_MS, behind=True))
+            await ask(link, Mint(R, A, "n1", "", TTL_MS, watch_own_hold=True))
             assert await ask(link, Release(R, A, 0)) is Status.RELEASED
             assert await ask(link, Inspect(R)) is Status.FREE
     (told,) = (entry for entry in logs if entry["event"] == "node_notices_refused")
@@ -311,7 +311,7 @@ async def test_other_messages_on_the_channel_are_logged_and_ignored(
         heard: list[Notice] = []
         link.listen(heard.append)
         async with linked(link):
-            await ask(link, Mint(R, A, "n1", "", TTL_MS, behind=True))
+            await ask(link, Mint(R, A, "n1", "", TTL_MS, watch_own_hold=True))
             for rubbish in (b"", b"rubbish", b"\xff\xfe", b"x redfence:lock:a", b"1 elsewhere"):
                 assert await node.call("PUBLISH", CHANNEL, rubbish) == 1
             assert isinstance(await ask(link, Inspect(R)), Held)
@@ -358,9 +358,9 @@ async def test_an_attempt_that_began_before_a_fence_is_not_committed_after_it(
         granted = await ask(link, mint())
         assert isinstance(granted, Granted)
         await raise_floor(nodes[0], 1_000)
-        assert await ask(link, Commit(R, A, "n1", 2_000, granted.under)) is NoReply.NOT_ADMITTED
+        assert await ask(link, Commit(R, A, "n1", 2_000, granted.admission_id)) is NoReply.NOT_ADMITTED
         await ready_again(link)
-        assert await ask(link, Commit(R, A, "n1", 2_000, granted.under)) is NoReply.NOT_ADMITTED
+        assert await ask(link, Commit(R, A, "n1", 2_000, granted.admission_id)) is NoReply.NOT_ADMITTED
         assert is_ready(link), "a late commit tells nothing of the present admission"
         assert await ask(link, Renew(R, A)) == Renewed(1, TTL_MS)
         assert await ask(link, mint(B, "n2", "other")) == Granted("n2", 1_001)

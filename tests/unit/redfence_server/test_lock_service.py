@@ -78,7 +78,7 @@ async def test_a_waiter_gets_the_lock_soon_after_its_release() -> None:
     waiting = asyncio.ensure_future(server.acquire(call(wait_ms=FOREVER_MS)))
     await asyncio.sleep(3)
     assert not waiting.done()
-    assert (await server.look(R)).queue.count == 1
+    assert (await server.get_lock(R)).queue.count == 1
     await other.release(R, THEIRS)
     released_ms = now_ms()
     lease = await waiting
@@ -87,7 +87,7 @@ async def test_a_waiter_gets_the_lock_soon_after_its_release() -> None:
     assert now_ms() - released_ms < 1
     # A half of a per mille of the three seconds is for the clocks.
     assert lease.validity_ms == pytest.approx(now_ms() + TTL_MS - 102 - 1.5, abs=1)
-    assert (await server.look(R)).queue.count == 0
+    assert (await server.get_lock(R)).queue.count == 0
 
 
 @pytest.mark.parametrize(
@@ -192,10 +192,10 @@ async def test_looking_and_checking_need_a_quorum_of_answers() -> None:
     assert (await server.check_token(R, 1)).verdict is TokenVerdict.LIVE
     assert (await server.check_token(R, 2)).verdict is TokenVerdict.NOT_LIVE
     nodes[0].unreachable = True
-    assert (await server.look(R)).current == Held(MINE.digest, 1, f"holder {MINE.digest[:2]}", TTL_MS)
+    assert (await server.get_lock(R)).current == Held(MINE.digest, 1, f"holder {MINE.digest[:2]}", TTL_MS)
     nodes[1].unreachable = True
     with pytest.raises(NoQuorumError):
-        await server.look(R)
+        await server.get_lock(R)
     with pytest.raises(NoQuorumError):
         await server.check_token(R, 1)
     with pytest.raises(NoQuorumError):

@@ -27,7 +27,7 @@ def test_everything_that_is_known_of_a_node_is_told() -> None:
             latency_ms=0.25,
             since_ms=2_000.0,
             durability=Durability.PROVEN,
-            high=2**53 - 1,
+            max_token=2**53 - 1,
             clock_offset_ms=-1500.25,
             clock_distrusted_ms=30_000.0,
             state_changes=4,

@@ -94,7 +94,7 @@ def tell(nodes: Iterable[FakeNode], deed: Callable[[FakeNode], None]) -> None:
 
 
 def hand_over(lock: Redlock) -> tuple[Attempt, Awaitable[Verdict[ReleaseVerdict]]]:
-    return lock.hand_over(Order(R, B, TTL_MS, "h"), ends=A, ttl_ms_max=TTL_MS_MAX)
+    return lock.hand_over(Order(R, B, TTL_MS, "h"), release_first=A, ttl_ms_max=TTL_MS_MAX)
 
 
 def held_on(nodes: list[FakeNode]) -> list[int]:
@@ -509,10 +509,10 @@ async def test_a_grant_tells_whether_another_server_waits_for_its_end() -> None:
         FakeNode(node.index, now_ms=LoopClock().now_ms, state=node.state, channel="there") for node in nodes
     ]
     lock, other = redlock(nodes), redlock(elsewhere, first_id=100)
-    first = await lock.attempt(Order(R, A, TTL_MS, "h", behind=True))
+    first = await lock.attempt(Order(R, A, TTL_MS, "h", watch_own_hold=True))
     assert isinstance(first, Grant)
     assert not first.contended
-    assert isinstance(await other.attempt(Order(R, C, TTL_MS, "h", notify=True)), Refusal)
+    assert isinstance(await other.attempt(Order(R, C, TTL_MS, "h", watch_blocking_hold=True)), Refusal)
     attempt, _ = hand_over(lock)
     second = await lock.finish(attempt)
     assert isinstance(second, Grant)
@@ -523,8 +523,8 @@ async def test_a_grant_tells_whether_another_server_waits_for_its_end() -> None:
 async def test_an_order_tells_each_node_which_notices_it_asks_for() -> None:
     nodes = fake_nodes(1)
     lock = redlock(nodes)
-    await lock.attempt(Order(R, A, TTL_MS, "h", notify=True))
-    await lock.attempt(Order(R, A, TTL_MS, "h", behind=True))
+    await lock.attempt(Order(R, A, TTL_MS, "h", watch_blocking_hold=True))
+    await lock.attempt(Order(R, A, TTL_MS, "h", watch_own_hold=True))
     notify, behind = nodes[0].sent
-    assert notify == Mint(R, A, "nonce-0", "h", TTL_MS, notify=True)
-    assert behind == Mint(R, A, "nonce-1", "h", TTL_MS, behind=True)
+    assert notify == Mint(R, A, "nonce-0", "h", TTL_MS, watch_blocking_hold=True)
+    assert behind == Mint(R, A, "nonce-1", "h", TTL_MS, watch_own_hold=True)

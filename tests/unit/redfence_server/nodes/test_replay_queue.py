@@ -21,7 +21,7 @@ def test_only_what_ends_a_hold_is_kept_also_that_of_a_hand_over() -> None:
         Renew("r", "a"),
         Inspect("r"),
         Mint("r", "b", "n", "", 10),
-        Mint("r", "b", "n", "", 10, ends=release),
+        Mint("r", "b", "n", "", 10, release_first=release),
     ):
         kept.keep(command)
     assert kept.take(now_ms=0.0) == [undo(1), release]

@@ -27,7 +27,16 @@ KEYS = scripts.Keyspace(prefix="p:", counter_idle_ms=5_000)
 ONE, TWO = "1" * 32, "2" * 32
 COMMANDS: tuple[Command, ...] = (
     Mint("r", "digest", "nonce", "żółć", 900),
-    Mint("r", "digest", "nonce", "", 900, ends=Release("r", "ended", 0), notify=True, behind=True),
+    Mint(
+        "r",
+        "digest",
+        "nonce",
+        "",
+        900,
+        release_first=Release("r", "ended", 0),
+        watch_blocking_hold=True,
+        watch_own_hold=True,
+    ),
     Commit("r", "digest", "nonce", 2**53 - 1),
     Undo("r", "nonce", 7.0),
     Renew("r", "digest"),

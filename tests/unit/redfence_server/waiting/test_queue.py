@@ -83,7 +83,7 @@ class Server:
         return sum(isinstance(each, Mint) for each in self.sent)
 
     async def waiters(self) -> int:
-        return (await self.service.look(R)).queue.count
+        return (await self.service.get_lock(R)).queue.count
 
     def at_rest(self) -> bool:
         return keeps_no_waiter(self.service._queues)
@@ -185,7 +185,7 @@ async def test_a_wait_that_is_over_tells_its_place_and_the_holder() -> None:
     waiting = [server.wait(lease_id(number)) for number in range(3)]
     last = server.wait(lease_id(9), wait_ms=2_000)
     await call_off(waiting[1])
-    view = (await server.service.look(R, digest=lease_id(9).digest)).queue
+    view = (await server.service.get_lock(R, digest=lease_id(9).digest)).queue
     assert (view.count, view.position) == (3, 3)
     assert [label for label, _ in view.first] == ["holder 00", "holder 02", "holder 09"]
     outcome = await last
@@ -194,7 +194,7 @@ async def test_a_wait_that_is_over_tells_its_place_and_the_holder() -> None:
     assert outcome.current is not None
     assert outcome.current.holder == "holder ff"
     assert outcome.current.remaining_ms == pytest.approx(TTL_MS - 2_000, abs=2)
-    assert (await server.service.look(R, digest=lease_id(9).digest)).queue.position == 0
+    assert (await server.service.get_lock(R, digest=lease_id(9).digest)).queue.position == 0
     await call_off(waiting[0], waiting[2])
 
 
@@ -766,7 +766,7 @@ async def test_a_repeated_waiting_acquire_has_the_place_of_the_first_that_is_lef
     same = waiting[::2]
 
     async def place() -> int:
-        return (await server.service.look(R, digest=lease_id(1).digest)).queue.position
+        return (await server.service.get_lock(R, digest=lease_id(1).digest)).queue.position
 
     assert await place() == 1
     await call_off(same.pop(leaves))

@@ -1,1 +1,1 @@
-"""The gRPC services: requests in, replies and streams out. It decides nothing."""
+"""The gRPC services: requests in, replies and streams out. This room decides nothing."""

@@ -1,7 +1,7 @@
-"""The commands under way on one stream, and their results on the way back.
+"""Run the commands of one stream at the same time, and write their results back in batches.
 
-Every command is a task of its own, so a slow one holds up no other. Results that are ready together leave together. The
-stream ends once `finish` was called and every result has been written.
+Each command is its own task, so a slow command delays no other. The stream ends after `finish`, once every
+result has been written.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Item = TypeVar("Item")
 
 
 class CommandStream(Generic[Item]):
-    """Runs a stream's commands and hands their results to one writer.
+    """Runs a stream's commands and passes their results to one writer.
 
     Args:
-        open_max: how many commands may be without a written result; it bounds the memory of a peer that does not read.
-        batch_max: how many results leave in one write at most.
+        open_max: the most commands without a written result; bounds the memory of a peer that does not read.
+        batch_max: the most results in one write.
     """
 
     def __init__(self, *, open_max: int, batch_max: int) -> None:
@@ -42,10 +42,10 @@ class CommandStream(Generic[Item]):
     ) -> asyncio.Task[None]:
         """Run the command that `begin` returns, and write its result.
 
-        `never_begun` returns the result of a command that was cancelled before its first step.
+        `never_begun` returns the result of a command that is cancelled before its first step.
 
         Raises:
-            TooManyCommandsError: the bound is reached; the command was not begun.
+            TooManyCommandsError: `open_max` is reached; the command was not started.
         """
         if len(self._tasks) + len(self._outbox) >= self._open_max:
             raise TooManyCommandsError(self._open_max)
@@ -56,22 +56,22 @@ class CommandStream(Generic[Item]):
         return task
 
     def put(self, item: Item) -> None:
-        """Write a result, or whatever else the peer is to be told."""
+        """Queue a result or a notice to write."""
         self._outbox.append(item)
         self._wake.set()
 
     def finish(self) -> None:
-        """End the stream once the commands under way are answered."""
+        """End the stream once every started command is answered."""
         self._no_more_commands = True
         self._wake.set()
 
     def cancel(self) -> None:
-        """Cancel every command under way."""
+        """Cancel every unfinished command."""
         for task in self._tasks:
             task.cancel()
 
     async def write_all(self, write: Callable[[list[Item]], Awaitable[None]]) -> None:
-        """Write results as they come; return when the stream is finished and nothing is left to write."""
+        """Write results as they come; return when the stream is finished and every result is written."""
         outbox = self._outbox
         while True:
             if outbox:
@@ -85,7 +85,7 @@ class CommandStream(Generic[Item]):
 
     async def _carry_out(self, command: Coroutine[None, None, Item]) -> None:
         item = await command
-        # From here on its result counts, and not both.
+        # `open_max` counts a command or its result, never both.
         task = asyncio.current_task()
         assert task is not None
         self._tasks.discard(task)
@@ -97,7 +97,7 @@ class CommandStream(Generic[Item]):
         never_begun: Callable[[], Item] | None,
         task: asyncio.Task[None],
     ) -> None:
-        # Python would warn of a command that never ran.
+        # Close it, or Python warns about a coroutine that never ran.
         never_ran = inspect.getcoroutinestate(command) == inspect.CORO_CREATED
         command.close()
         self._tasks.discard(task)

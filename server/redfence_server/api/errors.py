@@ -1,4 +1,4 @@
-"""One table: what went wrong in the server's terms -> the status code and reason that callers see."""
+"""Map each error of the server to the status code and reason that callers see."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from redfence_server.errors import (
 )
 
 _UNAVAILABLE, _EXHAUSTED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED
-# The status, the reason, and in how many ms a retry can help. A link to a node is dialled again within its time.
+# The status, the reason, and after how many ms a retry can help. A lost node is dialled again within 200 ms.
 _CODES: dict[type[Exception], tuple[grpc.StatusCode, lock_pb2.ErrorReason.ValueType, int | None]] = {
     NoQuorumError: (_UNAVAILABLE, lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE, 200),
     ValidityExhaustedError: (_UNAVAILABLE, lock_pb2.ERROR_REASON_VALIDITY_EXHAUSTED, 100),
@@ -28,14 +28,14 @@ _CODES: dict[type[Exception], tuple[grpc.StatusCode, lock_pb2.ErrorReason.ValueT
     TooManyWaitersError: (_EXHAUSTED, lock_pb2.ERROR_REASON_TOO_MANY_WAITERS, 1_000),
     TooManyCommandsError: (_EXHAUSTED, lock_pb2.ERROR_REASON_TOO_MANY_COMMANDS, None),
 }
-_INTERNAL = RichError(lock_pb2.ERROR_REASON_INTERNAL, "a defect in the server; see its log")
+_INTERNAL = RichError(lock_pb2.ERROR_REASON_INTERNAL, "internal error in the server; see its log")
 CANCELLED = RichError(
     lock_pb2.ERROR_REASON_CANCELLED, "cancelled by the caller, or with its stream; nothing was granted"
 )
 
 
 def describe(error: Exception, *, where: str) -> tuple[grpc.StatusCode, RichError]:
-    """Return what a caller is told of `error`. An error of no known class is a defect, and is logged."""
+    """Return the status and details that a caller sees; log an error of an unknown class as internal."""
     if isinstance(error, InvalidFieldError):
         metadata = {"field": error.field_name, **error.metadata} if error.field_name else {}
         return grpc.StatusCode.INVALID_ARGUMENT, RichError(error.reason, str(error), metadata)
@@ -62,13 +62,13 @@ def _metadata(error: Exception) -> dict[str, str]:
 async def abort(
     context: grpc.aio.ServicerContext[object, object], code: grpc.StatusCode, error: RichError
 ) -> NoReturn:
-    """End a call with a rich status."""
+    """End a call with a status that carries the error's details."""
     await context.abort(code, error.message, to_trailing_metadata(code.value[0], error))
     raise AssertionError("abort raises")  # pragma: no cover
 
 
 def to_message(code: grpc.StatusCode, error: RichError) -> lock_pb2.Error:
-    """Return the error as the result of a stream's command."""
+    """Return the error as the result of a command on a stream."""
     message = lock_pb2.Error(
         code=code.value[0], reason=error.reason, message=error.message, metadata=error.metadata
     )

@@ -1,4 +1,4 @@
-"""Proto <-> values. No decisions: a message that cannot be a value is an error that names the field."""
+"""Translate between proto messages and checked values; an error names the invalid field."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DURATION_SECONDS_MAX = 315_576_000_000
 
 
 def duration(milliseconds: float) -> Duration:
-    """Return a wire duration, in whole milliseconds and never negative."""
+    """Return a wire duration in whole milliseconds; a negative one becomes zero."""
     whole = max(0, int(milliseconds))
     return Duration(seconds=whole // 1000, nanos=whole % 1000 * 1_000_000)
 
@@ -31,7 +31,7 @@ def _nanoseconds(message: Message, field: str) -> int | None:
     """Return a duration field in ns, or None if it is unset.
 
     Raises:
-        ValueError: it is none that the standard allows.
+        ValueError: the standard does not allow the duration.
     """
     if not message.HasField(field):
         return None
@@ -39,10 +39,10 @@ def _nanoseconds(message: Message, field: str) -> int | None:
     in_range = abs(wire.seconds) <= _DURATION_SECONDS_MAX and abs(wire.nanos) < 1_000_000_000
     if not in_range:
         raise ValueError(
-            "is out of the range of a Duration: seconds within 315,576,000,000, nanos within 999,999,999"
+            "is outside the range of a Duration: seconds within ±315,576,000,000, nanos within ±999,999,999"
         )
     if wire.seconds * wire.nanos < 0:
-        raise ValueError("is no Duration: its seconds and nanos have different signs")
+        raise ValueError("is not a valid Duration: its seconds and nanos have different signs")
     return wire.seconds * 1_000_000_000 + wire.nanos
 
 
@@ -79,7 +79,7 @@ def read_acquire(
     connection: str,
     answer_within_ms: float | None = None,
 ) -> AcquireCall:
-    """Return the checked call.
+    """Return an Acquire request as a checked call.
 
     Raises:
         InvalidFieldError: a field is malformed or out of bounds.
@@ -97,7 +97,7 @@ def read_acquire(
 
 
 def read_lease(request: lock_pb2.ReleaseRequest | lock_pb2.KeepAliveRequest) -> tuple[str, LeaseId]:
-    """Return which lease a request is about.
+    """Return the resource and the lease id of a request.
 
     Raises:
         InvalidFieldError: a field is malformed.
@@ -106,7 +106,7 @@ def read_lease(request: lock_pb2.ReleaseRequest | lock_pb2.KeepAliveRequest) -> 
 
 
 def read_get_lock(request: lock_pb2.GetLockRequest) -> tuple[str, str]:
-    """Return which resource to look at, and the digest of the lease id that was asked about; empty if none was.
+    """Return the resource and the digest of the lease id to look for; the digest is empty if none is given.
 
     Raises:
         InvalidFieldError: a field is malformed.
@@ -116,7 +116,7 @@ def read_get_lock(request: lock_pb2.GetLockRequest) -> tuple[str, str]:
 
 
 def acquire_response(call: AcquireCall, outcome: Lease | NotGranted) -> lock_pb2.AcquireResponse:
-    """Answer an Acquire."""
+    """Return the answer to an Acquire."""
     if isinstance(outcome, Lease):
         return lock_pb2.AcquireResponse(
             outcome=lock_pb2.ACQUIRE_OUTCOME_GRANTED,
@@ -134,8 +134,8 @@ def acquire_response(call: AcquireCall, outcome: Lease | NotGranted) -> lock_pb2
     )
 
 
-def release_response(released: bool) -> lock_pb2.ReleaseResponse:  # noqa: FBT001  (the one thing it says)
-    """Answer a Release."""
+def release_response(released: bool) -> lock_pb2.ReleaseResponse:  # noqa: FBT001  (its only content)
+    """Return the answer to a Release."""
     outcome = lock_pb2.RELEASE_OUTCOME_RELEASED if released else lock_pb2.RELEASE_OUTCOME_NOT_HELD
     return lock_pb2.ReleaseResponse(outcome=outcome)
 
@@ -150,7 +150,7 @@ _STATES = {
 def keep_alive_response(
     request: lock_pb2.KeepAliveRequest, renewed: RenewOutcome
 ) -> lock_pb2.KeepAliveResponse:
-    """Answer one renewal."""
+    """Return the answer to one renewal."""
     state, reason = _STATES[renewed.verdict]
     response = lock_pb2.KeepAliveResponse(
         resource=request.resource, sequence=request.sequence, state=state, reason=reason
@@ -162,7 +162,7 @@ def keep_alive_response(
 
 
 def get_lock_response(resource: str, view: LockView) -> lock_pb2.GetLockResponse:
-    """Answer a GetLock."""
+    """Return the answer to a GetLock."""
     return lock_pb2.GetLockResponse(
         resource=resource,
         current=_current(view.current),
@@ -223,7 +223,7 @@ _DURABILITIES = {
 
 
 def cluster_status_response(view: ClusterView, *, server_version: str) -> lock_pb2.ClusterStatusResponse:
-    """Answer a ClusterStatus."""
+    """Return the answer to a ClusterStatus."""
     return lock_pb2.ClusterStatusResponse(
         cluster_id=view.cluster_id,
         quorum=view.quorum,
@@ -249,6 +249,6 @@ def _node_status(index: int, report: NodeReport) -> lock_pb2.NodeStatus:
     if report.latency_ms is not None:
         status.latency.FromMicroseconds(int(report.latency_ms * 1000))
     if report.clock_offset_ms is not None:
-        # Not by `duration`: this one may be negative.
+        # Not by `duration`, because an offset may be negative.
         status.clock_offset.FromMicroseconds(round(report.clock_offset_ms * 1000))
     return status

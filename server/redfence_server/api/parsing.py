@@ -1,6 +1,6 @@
-"""Bytes that are no message, and strings that are not UTF-8: refused with a reason, like any other bad argument.
+"""Refuse requests that cannot be parsed with a reason, as any other bad argument.
 
-gRPC parses a request before any code of ours sees it, and answers UNKNOWN, or raises in the middle of a stream, when that fails.
+gRPC parses a request before redfence's code runs. If that fails, it answers UNKNOWN, or raises in a stream.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from redfence_proto.rich_error import RichError
 from redfence_proto.v1 import lock_pb2
 from redfence_server.api import errors
 
-# Health and reflection keep the ways of their own libraries.
+# Health and reflection keep the behaviour of their own libraries.
 _OURS = "/redfence."
 
 
 class Malformed:
-    """Stands in a stream for a message that could not be parsed."""
+    """Takes the place of a message that could not be parsed."""
 
     __slots__ = ("problem",)
 
@@ -29,14 +29,14 @@ class Malformed:
 
 
 class RejectMalformedMessages(grpc.aio.ServerInterceptor):
-    """Answers unary calls INVALID_ARGUMENT / MALFORMED_MESSAGE, and hands `Malformed` to streams."""
+    """Answers unary calls INVALID_ARGUMENT / MALFORMED_MESSAGE, and passes `Malformed` to streams."""
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Replace the parser of one call."""
+        """Replace the parser of a call to a redfence service."""
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(_OURS):
             return handler

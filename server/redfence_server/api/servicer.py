@@ -1,4 +1,4 @@
-"""The gRPC services: calls in, statuses out. No decisions."""
+"""The gRPC services: they translate calls to use cases, and errors to statuses. They decide nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from redfence_server.lock_service import LockService
 from redfence_server.nodes.cluster import ClusterView
 from redfence_server.randomness import Randomness
 
-# Read from a file, which a server that has run out of them cannot do any more.
+# Read once: a server without free file descriptors could not read it later.
 _VERSION: Final = version("redfence")
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -31,7 +31,7 @@ Method = Callable[[Self, Request, Context], Awaitable[Response]]
 
 
 def _answers_errors(method: Method[Self, Request, Response]) -> Method[Self, Request, Response]:
-    """Make a call end with a rich status whatever goes wrong in it: the boundary where no exception passes."""
+    """End the call with a status for every exception; no exception passes this boundary."""
 
     @wraps(method)
     async def call(servicer: Self, request: Request, context: Context) -> Response:
@@ -46,11 +46,11 @@ def _answers_errors(method: Method[Self, Request, Response]) -> Method[Self, Req
 
 
 class LockServicer(lock_pb2_grpc.LockServiceServicer):
-    """LockService over a `LockService` use-case object.
+    """Serves the LockService of the contract from the use cases of lock_service.py.
 
     Args:
-        commands_max: how many commands of one stream may be unanswered.
-        drain_grace_ms: what a draining server tells its peers.
+        commands_max: the most unanswered commands of one stream.
+        drain_grace_ms: how long a draining server waits for unfinished calls; the notice to peers says it.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
         self._streams: set[Stream[Any]] = set()
 
     async def drain(self) -> None:
-        """Tell waiters and streams to go elsewhere, and end the streams once their commands are answered."""
+        """End every wait with DRAINING, and end each stream once its commands are answered."""
         self._draining = True
         self._service.drain()
         for stream in self._streams:
@@ -112,7 +112,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
         token = model.check_token(request.fencing_token)
         return messages.check_token_response(await self._service.check_token(resource, token))
 
-    # grpc.aio also takes a coroutine that reads and writes by itself; the stubs know only generators.
+    # grpc.aio also accepts a coroutine that reads and writes by itself; the type stubs know only generators.
 
     @_answers_errors
     async def KeepAlive(self, _: object, context: Context) -> None:  # type: ignore[override]
@@ -142,7 +142,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
 
     async def _serve(self, stream: Stream[Any]) -> None:
         self._streams.add(stream)
-        if self._draining:  # it was on its way when the drain began
+        if self._draining:  # the call was on its way when the drain began
             stream.drain()
         try:
             await stream.serve()
@@ -151,7 +151,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
 
 
 class AdminServicer(lock_pb2_grpc.AdminServiceServicer):
-    """AdminService: what this server knows of its nodes."""
+    """Serves the AdminService of the contract: what this server knows about its nodes."""
 
     def __init__(self, status: Callable[[], ClusterView]) -> None:
         self._status = status

@@ -1,7 +1,7 @@
-"""How redfence runs a gRPC server: limits, health, reflection, and an orderly end.
+"""Run a gRPC server with redfence's limits, health, reflection, and an orderly end.
 
-The limits were measured. Without the pending-request options, a burst of a thousand calls is cancelled at random. Without the
-ping options, a frozen peer is noticed after half a minute. Without a bound on streams, a flood of resets takes memory.
+The limits were measured. Without the pending-request options, gRPC cancels calls of a burst of a thousand at
+random. Without the ping options, a frozen peer is noticed only after half a minute.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from redfence_server.api.parsing import RejectMalformedMessages
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", bounds.MESSAGE_BYTES_MAX),
     ("grpc.max_metadata_size", 16 * 1024),
-    # Calls and streams of one connection. More are refused (UNAVAILABLE) until the client has learnt the bound, then they
-    # queue at the client. Measured: a burst of 3,000 calls on a new connection loses a third at 1,000 and none at
-    # 4,000; a flood of 20,000 reset calls then costs 31 MB, and 110 MB without a bound.
+    # Calls and streams of one connection. Beyond it calls fail with UNAVAILABLE until the client has learnt
+    # the bound; then they queue at the client. A burst of 3,000 calls on a new connection loses a third at a
+    # bound of 1,000, and none at 4,000. A flood of 20,000 reset calls costs 31 MB; without a bound, 110 MB.
     ("grpc.max_concurrent_streams", 4_000),
     ("grpc.server.max_pending_requests", 100_000),
     ("grpc.server.max_pending_requests_hard_limit", 200_000),
-    # A client may ping every 5 s without data, and a client that does not answer ours is dropped after 5 s.
+    # A client may ping every 5 s without data. A client that leaves a ping unanswered for 5 s is dropped.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
@@ -37,23 +37,23 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.server_handshake_timeout_ms", 10_000),
-    # No bound on a connection's age: it would cut every waiting call and stream for nothing.
+    # No bound on a connection's age: it would end waiting calls and streams without need.
     ("grpc.max_connection_idle_ms", 600_000),
-    # Two servers on one port would share the calls at random; better an error.
+    # Two servers on one port would share the calls at random; an error is better.
     ("grpc.so_reuseport", 0),
 )
-# How long a draining server goes on to answer that it is draining: a few round trips, and a load balancer's look at health.
+# How long a draining server still answers DRAINING: a few round trips, and one check by a load balancer.
 _LAME_DUCK_S = 0.25
 
 
 class ListenError(Exception):
-    """The address cannot be served on; the message says which and why."""
+    """The server cannot listen on the address; the message names the address and the cause."""
 
 
 class Health(health.aio.HealthServicer):  # type: ignore[misc]  # the package has no types
-    """The standard health service, but for its watches: they end when serving does.
+    """Serves the standard health service; its watches end when the server stops serving.
 
-    The package's own keeps each open for ever, and so one watcher makes every drain take its whole grace.
+    The package's own service never ends a watch, so one watcher would make every drain take its whole grace.
     """
 
     def __init__(self, service_names: Sequence[str]) -> None:
@@ -63,7 +63,7 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]  # the package ha
         self._changed = asyncio.Event()
 
     async def set_serving(self, *, serving: bool) -> None:
-        """Set the health of every named service and of the server as a whole; no longer to serve is for good."""
+        """Set the health of every named service and of the server; NOT_SERVING ends every watch."""
         answers = health_pb2.HealthCheckResponse
         self._statuses = dict.fromkeys(self._names, answers.SERVING if serving else answers.NOT_SERVING)
         for name, status in self._statuses.items():
@@ -74,7 +74,7 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]  # the package ha
     async def Watch(  # noqa: N802  (the contract's name)
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        """Tell every change, until the server as a whole serves no more."""
+        """Send each change of health, until the server stops serving."""
         last_sent = None
         while True:
             changed = self._changed
@@ -88,12 +88,12 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]  # the package ha
 
 
 def new_server() -> grpc.aio.Server:
-    """Return a server with redfence's limits and nothing on it yet."""
+    """Return a server with redfence's limits and no services yet."""
     return grpc.aio.server(options=_OPTIONS, interceptors=[RejectMalformedMessages()])
 
 
 def add_health_and_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> Health:
-    """Add the standard health and reflection services; set the health before the server starts to serve."""
+    """Add the standard health and reflection services; the caller sets the health before serving starts."""
     servicer = Health(service_names)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     reflection.enable_server_reflection(
@@ -103,7 +103,7 @@ def add_health_and_reflection(server: grpc.aio.Server, service_names: Sequence[s
 
 
 def bind(server: grpc.aio.Server, listen: str) -> int:
-    """Bind HOST:PORT (port 0: any free one) and return the port.
+    """Bind HOST:PORT and return the port; port 0 takes any free one.
 
     Raises:
         ListenError: the address is malformed or in use.
@@ -119,7 +119,7 @@ def bind(server: grpc.aio.Server, listen: str) -> int:
 
 
 def _probe(host: str, port: int, listen: str) -> None:
-    """Fail with the system's own reason; gRPC would write a line of its own to standard error and give none."""
+    """Fail with the system's reason; gRPC gives none, and writes its own line to standard error."""
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             with socket.socket(family, kind, protocol) as probe:
@@ -130,19 +130,19 @@ def _probe(host: str, port: int, listen: str) -> None:
 
 
 def stop_signal() -> asyncio.Future[signal.Signals]:
-    """Catch SIGTERM and SIGINT from now on; the future is done with the first. A second one has its default effect."""
+    """Return a future of the first SIGTERM or SIGINT; a second signal ends the process."""
     loop = asyncio.get_running_loop()
     received: asyncio.Future[signal.Signals] = loop.create_future()
 
-    def note(number: signal.Signals) -> None:
+    def on_signal(number: signal.Signals) -> None:
         if not received.done():
             received.set_result(number)
-        # A second signal ends the process now.
+        # From now on the default handlers apply.
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(each)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, note, number)
+        loop.add_signal_handler(number, on_signal, number)
     return received
 
 
@@ -153,12 +153,12 @@ async def run_until_signal(
     grace_s: float,
     stop: asyncio.Future[signal.Signals],
 ) -> None:
-    """Serve until `stop`, then send callers elsewhere, and return when all calls have ended, after `grace_s` at the latest.
+    """Serve until `stop`, then drain; return when all calls have ended, after `grace_s` at the latest.
 
-    `stop` comes from `stop_signal`, which must catch the signals before the server says that it is ready.
+    Call `stop_signal` for `stop` before the server reports that it is ready.
 
-    `on_drain` ends the open streams, for which `server.stop` alone would wait the whole grace, and has new calls answered with
-    a reason. The server stops only after that: gRPC cancels a call to a stopped server without a reason.
+    `on_drain` must end the open streams, because `server.stop` would wait the whole grace for them. It must
+    have new calls answered with a reason, because gRPC cancels a call to a stopped server without one.
     """
     number = await stop
     structlog.get_logger().info("draining", signal=number.name, grace_s=grace_s)

@@ -1,4 +1,4 @@
-"""The streaming calls: Session and KeepAlive. Proto in, proto out; what to do is decided by lock_service.py."""
+"""The streaming calls, Session and KeepAlive: proto in, proto out. lock_service.py decides."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from redfence_server.randomness import Randomness
 # A result is below 1 KiB and a message below 64 KiB.
 _RESULTS_PER_MESSAGE_MAX: Final = 60
 
-# A release that was begun, or why it could not be.
+# A release under way, or the error that prevented it.
 Released = Awaitable[Verdict[ReleaseVerdict]] | InvalidFieldError
 StreamContext = grpc.aio.ServicerContext[Any, Any]
 Item = TypeVar("Item")
 
 
 class Stream(ABC, Generic[Item]):
-    """Reads until the peer closes, answers as results come, and ends in order; `notice` is written when the server drains."""
+    """Reads until the peer closes; writes results as they come, and `notice` when the server drains."""
 
     def __init__(self, context: StreamContext, *, commands: CommandStream[Item], notice: Item) -> None:
         self._context = context
@@ -51,27 +51,27 @@ class Stream(ABC, Generic[Item]):
 
     @abstractmethod
     def _on_protocol_error(self) -> None:
-        """See to it that nothing under way holds up the end of the stream, which comes once all is answered."""
+        """End the commands that could delay the end of the stream, after a peer broke the protocol."""
 
     @abstractmethod
     def _clean_up(self) -> None:
-        """Clean up: nothing more will be written."""
+        """Clean up after the last write."""
 
     def drain(self) -> None:
-        """Tell the peer at once, begin nothing more, and end when what is under way is answered."""
+        """Write the notice, start no more commands, and end when the started ones are answered."""
         if self._draining:
             return
         self._draining = True
         self._commands.put(self._notice)
         self._commands.finish()
-        # A peer that never pauses would otherwise never let the stream end.
+        # Otherwise a peer that never pauses would keep the stream open.
         if self._reading is not None:
             self._reading.cancel()
 
     async def serve(self) -> None:
-        """Carry out commands until the peer closes, the server drains, or the peer breaks the rules.
+        """Run commands until the peer closes, the server drains, or the peer breaks the protocol.
 
-        Cancellation: acquires under way are cancelled, and so undone.
+        Cancellation: unfinished acquires are cancelled, and so undone.
         """
         self._reading = reading = asyncio.create_task(self._read(), name="stream-read")
         if self._draining:
@@ -96,7 +96,7 @@ class Stream(ABC, Generic[Item]):
         try:
             await self._begin_all()
         except Exception:
-            # The peer broke the rules, or this is a defect: this stream is not read any more.
+            # The peer broke the protocol, or the server has a defect: stop reading this stream.
             self._on_protocol_error()
             raise
         finally:
@@ -104,7 +104,7 @@ class Stream(ABC, Generic[Item]):
 
 
 class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
-    """One Session call."""
+    """Serves one Session call."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
         self._connection = context.peer()
         self._acquires: dict[int, asyncio.Task[None]] = {}
         self._open_ids: set[int] = set()
-        # Grants that the peer surely has not been told of yet.
+        # Grants that certainly have not reached the peer yet.
         self._undelivered: dict[int, tuple[AcquireCall, Lease]] = {}
 
     def _clean_up(self) -> None:
@@ -142,7 +142,7 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
                 continue
             response.results.append(item)
             self._open_ids.discard(item.id)
-            # Before the write: one that fails or is cancelled may have reached the peer all the same.
+            # Before the write, because a failed or cancelled write may still have reached the peer.
             self._undelivered.pop(item.id, None)
         await self._context.write(response)
 
@@ -165,7 +165,7 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
             )
         task = self._commands.start(
             partial(self._begin_command, command, arrived_at_ms),
-            # A cancel of the same message may come first.
+            # A cancel command in the same message may come first.
             never_begun=partial(_cancelled, command_id),
         )
         self._open_ids.add(command_id)
@@ -178,7 +178,7 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
     ) -> Coroutine[None, None, lock_pb2.SessionResult]:
         released: Released | None = None
         if command.HasField("release"):
-            # A waiter may need the lock, so the release leaves ahead of all other commands of the message.
+            # A waiter may need the lock, so send the release before the other commands of the message.
             try:
                 released = self._service.begin_release(*messages.read_lease(command.release))
             except InvalidFieldError as error:
@@ -195,7 +195,7 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
             else:
                 await self._carry_out(command, arrived_at_ms, result)
         except asyncio.CancelledError:
-            # A cancel command came; or the stream has ended, and this is never read.
+            # A cancel command came, or the stream has ended and drops this result.
             return _cancelled(command.id)
         except Exception as error:
             result.error.CopyFrom(errors.to_message(*errors.describe(error, where="session")))
@@ -234,7 +234,7 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
             case _:
                 raise InvalidFieldError(
                     "commands.command",
-                    "is missing, or of a kind that this server does not know",
+                    "is missing, or this server does not know its kind",
                     lock_pb2.ERROR_REASON_UNKNOWN_COMMAND,
                     {"command_id": str(command.id)},
                 )
@@ -246,7 +246,7 @@ def _cancelled(command_id: int) -> lock_pb2.SessionResult:
 
 
 class KeepAliveStream(Stream[lock_pb2.KeepAliveResponse]):
-    """One KeepAlive call."""
+    """Serves one KeepAlive call."""
 
     def __init__(
         self,
@@ -262,22 +262,22 @@ class KeepAliveStream(Stream[lock_pb2.KeepAliveResponse]):
             notice=lock_pb2.KeepAliveResponse(draining=draining),
         )
         self._service = service
-        # The last renewal under way of each lease.
+        # The latest unfinished renewal of each lease.
         self._latest: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def _on_protocol_error(self) -> None:
-        """A renewal ends within the node timeout, or two of them and `REVALIDATION_MS_MAX` where nodes are examined again."""
+        """Do nothing: every renewal ends within two node timeouts and `REVALIDATION_MS_MAX`."""
 
     def _clean_up(self) -> None:
-        """There is nothing to clean up: closing a KeepAlive releases nothing."""
+        """Do nothing: closing a KeepAlive releases nothing."""
 
     async def _write(self, items: list[lock_pb2.KeepAliveResponse]) -> None:
         for response in items:
             await self._context.write(response)
 
     def _begin(self, request: lock_pb2.KeepAliveRequest) -> None:
-        # Renewals of one lease are answered in order: one that still waits for a slow node might otherwise be told ACTIVE
-        # after a later one was told LOST.
+        # Answer the renewals of one lease in order. Otherwise a renewal that waits for a slow node could
+        # report ACTIVE after a later one has reported LOST.
         lease = (request.resource, request.lease_id)
         task = self._commands.start(partial(self._answer, request, after=self._latest.get(lease)))
         self._latest[lease] = task

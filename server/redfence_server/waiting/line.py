@@ -1,4 +1,4 @@
-"""The waiters for one resource at one server, in the order of their arrival."""
+"""Keep the waiters for one resource at one server in the order of their arrival."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from redfence_server.locking.backoff import pauses
 from redfence_server.model import AcquireCall
 from redfence_server.randomness import Randomness
 
-# A view shows this many waiters: each takes up to 300 bytes of a message of 64 KiB.
+# The most waiters that a view shows: each takes up to 300 bytes of a message of 64 KiB.
 _SHOWN_MAX: Final = 100
 
 
@@ -23,14 +23,14 @@ class Turn(Enum):
     """What the queue tells a waiter to do."""
 
     TRY = auto()
-    """Make an attempt, and tell the queue its outcome."""
+    """Make an attempt, and report its outcome to the queue."""
     GIVE_UP = auto()
-    """The wait is over."""
+    """Stop waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """The waiters for a resource, the head first: label, and how long already in ms. Cut at 100; `count` is not."""
+    """How many waiters there are, the label and waiting time in ms of the first 100, and one position."""
 
     count: int
     first: tuple[tuple[str, float], ...]
@@ -41,10 +41,10 @@ class Waiter:
     """An Acquire that waits.
 
     Attributes:
-        counted: it has a place in the waiting room.
-        asked_for_notice: its last mint asked_for_notice for a notice of the end of the hold that it would make.
-        is_retry: when it came, its own lease held the lock.
-        future: tells it what to do; None while it does not wait to be told.
+        counted: the limiter counts it.
+        asked_for_notice: its last mint asked for a notice when the new hold ends.
+        is_retry: its own lease held the lock when it arrived.
+        future: resolves to its turn; None while it is not waiting for one.
     """
 
     __slots__ = ("_pauses", "asked_for_notice", "call", "counted", "future", "is_retry")
@@ -64,32 +64,32 @@ class Waiter:
 
     @property
     def idle(self) -> bool:
-        """Tell whether it waits to be told what to do."""
+        """Tell whether it waits for its turn."""
         return self.future is not None and not self.future.done()
 
     def wake(self, turn: Turn | Attempt) -> None:
-        """Tell it what to do, unless it was told already."""
+        """Give it its turn, unless it has one already."""
         if self.future is not None and not self.future.done():
             self.future.set_result(turn)
 
     def fail(self, error: RedfenceServerError) -> None:
-        """End its wait with an error, unless it was told what to do already."""
+        """End its wait with an error, unless it has its turn already."""
         if self.future is not None and not self.future.done():
             self.future.set_exception(error)
 
     def next_pause_ms(self, randomness: Randomness) -> float:
-        """Return how long to pause before its next try. Each pause is longer than the one before."""
+        """Return how long to pause before its next try; pauses grow until `reset_pauses`."""
         if self._pauses is None:
             self._pauses = pauses(randomness)
         return next(self._pauses)
 
     def reset_pauses(self) -> None:
-        """Begin with a short pause the next time."""
+        """Start again with a short pause."""
         self._pauses = None
 
 
 class WaitingLine:
-    """Keeps the waiters in order. Any of them may leave at any time."""
+    """Keeps the waiters in order; any waiter may leave at any time."""
 
     def __init__(self) -> None:
         self._waiters: dict[Waiter, None] = {}
@@ -101,7 +101,7 @@ class WaitingLine:
         self._by_digest.setdefault(waiter.digest, []).append(waiter)
 
     def remove(self, waiter: Waiter) -> None:
-        """Remove a waiter from any place."""
+        """Remove a waiter at any position."""
         del self._waiters[waiter]
         same = self._by_digest[waiter.digest]
         same.remove(waiter)
@@ -121,11 +121,11 @@ class WaitingLine:
         return self._by_digest.get(digest, ())
 
     def position(self, waiter: Waiter) -> int:
-        """Return the place of a waiter; 1 is the head's."""
+        """Return the position of a waiter; the head has 1."""
         return next(position for position, each in enumerate(self._waiters, 1) if each is waiter)
 
     def view(self, digest: str, now_ms: float) -> QueueView:
-        """Show the waiters, and the place of the first one with this lease id; 0 if there is none."""
+        """Show the waiters, and the position of the first one with this digest; 0 if there is none."""
         same = self.of_lease(digest)
         first = islice(self._waiters, _SHOWN_MAX)
         return QueueView(

@@ -1,17 +1,17 @@
-"""The waiters for one resource at one server, and their turns.
+"""Give the waiters for one resource at one server their turns.
 
-First come, first granted. Only the head of the queue tries, so a lock that becomes free costs one mint and not one from
-every waiter, and waiting costs memory alone. waiting/schedule.py decides when the head tries. It need not try when the holder
-releases through this server: the release is a hand-over (locking/redlock.py), which mints for the head in the same step.
+First come, first granted. Only the head of the queue tries, so a free lock costs one mint, and a waiter costs
+only memory. waiting/schedule.py decides when the head tries. If the holder releases through this server, no
+try is needed: the release is a hand-over (locking/redlock.py), which mints for the head in the same step.
 
-One waiter tries wherever it stands: one whose own lease holds the lock. Its Acquire was granted before, and the caller
-repeats it because it lost the answer. In its place in the queue it would wait for the end of its own lease.
+A retry tries at any position: its own lease holds the lock, and the caller lost the answer to the grant. In
+its turn it would wait for the end of its own lease.
 
-The order holds within one server. While another server waits too, a server hands the lock over a bounded number of times in
-a row. Then it releases the lock openly and holds back until the other one has had the time to take it.
+The order holds within one server. While another server waits too, this server makes a limited number of
+hand-overs in a row. Then it releases the lock openly, and holds back so that the other server can take it.
 
-Two other designs are worse. Polling costs each waiter half a period, and the nodes one mint for each waiter and period. A
-queue in the nodes stops at a waiter that died, until some server removes it. Here a waiter exists exactly as long as its call.
+Two other designs are worse. Polling costs a waiter half a period, and the nodes one mint for each waiter and
+period. A queue on the nodes stops at a dead waiter until a server removes it. Here it ends with its call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from redfence_server.waiting.waiter_limiter import WaiterLimiter
 
 
 class WaitQueue:
-    """The waiters for one resource, and when they try. `on_idle` is called once: the queue is empty and remembers nothing."""
+    """Queues the waiters for one resource; calls `on_idle` once it is empty and has nothing to remember."""
 
     def __init__(
         self,
@@ -53,7 +53,8 @@ class WaitQueue:
     def enter(self, waiter: Waiter) -> None:
         """Add a waiter at the end."""
         with suppress(TooManyWaitersError):
-            # It takes its place before its first try, or later waiters would. Without a place it may still be granted at once.
+            # Count it before its first try, or later waiters would take its place. Uncounted, it can only be
+            # granted at once.
             self._limiter.enter(waiter.call)
             waiter.counted = True
         self.line.add(waiter)
@@ -70,17 +71,17 @@ class WaitQueue:
         self._arm()
 
     def current(self) -> Held | None:
-        """Return the hold, as last seen."""
+        """Return the hold as last seen."""
         return self._schedule.watch.current(self._clock.now_ms())
 
     async def turn(self, waiter: Waiter, give_up_at_ms: float) -> Turn | Attempt:
-        """Wait until there is something to do for a waiter: try, finish the attempt that a hand-over began, or give up.
+        """Wait for a waiter's turn: to try, to finish the attempt of a hand-over, or to give up.
 
         Raises:
             TooManyWaitersError: it would have to wait, and a limit is reached.
-            RedfenceServerError: the error with which every wait was ended.
+            RedfenceServerError: every wait was ended with this error.
 
-        Cancellation: an attempt that was begun for it is given up.
+        Cancellation: gives up an attempt that was started for the waiter.
         """
         now_ms = self._clock.now_ms()
         if waiter.is_retry:
@@ -114,29 +115,29 @@ class WaitQueue:
             waiter.future = None
 
     def wants_notice(self, waiter: Waiter) -> bool:
-        """Tell whether the next mint is to ask for a notice of the end of its hold, because others wait."""
+        """Tell whether the waiter's mint must ask for a notice of its hold's end, because others wait."""
         waiter.asked_for_notice = len(self.line) > 1
         return waiter.asked_for_notice
 
     def granted(self, waiter: Waiter, grant: AttemptGranted) -> None:
-        """Note a grant: the next waiter waits for its end."""
+        """Note a grant; the next waiter waits for its end."""
         self._schedule.granted(waiter, grant, self._clock.now_ms())
         self._wake_retries()
         self._arm()
 
     def refused(self, waiter: Waiter, refusal: Refusal) -> None:
-        """Note a refusal: the head waits for the end of the hold."""
+        """Note a refusal; the head waits for the end of the hold."""
         self._schedule.refused(waiter, refusal, self._clock.now_ms())
         self._wake_retries()
         self._arm()
 
     def failed(self, waiter: Waiter) -> None:
-        """Note a try that was too late and turn nothing of the lock."""
+        """Note a try that was too late and showed nothing of the lock."""
         self._schedule.failed(waiter, self._clock.now_ms())
         self._arm()
 
     def renewed(self, digest: str, ends_at_ms: float) -> None:
-        """Note that a lease was renewed. If it holds the lock, its end is later."""
+        """Note that a lease was renewed; if it holds the lock, the hold ends later."""
         self._schedule.watch.renewed(digest, ends_at_ms)
 
     def noticed(self, notice: Notice) -> None:
@@ -145,7 +146,7 @@ class WaitQueue:
         self._arm()
 
     def released(self, digest: str) -> Waiter | None:
-        """Note that a lease is being released; return the waiter to hand the lock over to. None: release it openly."""
+        """Return the waiter to hand the released lock over to; None means release it openly."""
         if not self._schedule.may_hand_over(digest, self._clock.now_ms()):
             self._arm()
             return None
@@ -153,17 +154,17 @@ class WaitQueue:
         return head if head is not None and head.idle and head.digest != digest else None
 
     def hand_over(self, waiter: Waiter, attempt: Attempt) -> None:
-        """Give the head the attempt that a hand-over began for it."""
+        """Give the head the attempt that a hand-over started for it."""
         self._schedule.begin(waiter, by_hand_over=True)
         waiter.wake(attempt)
 
     def _wake_retries(self) -> None:
-        """Let the waiters try whose own lease holds the lock."""
+        """Let each waiter try whose own lease holds the lock."""
         for waiter in self.line.of_lease(self._schedule.watch.digest):
             waiter.wake(Turn.TRY)
 
     def _arm(self) -> None:
-        """Let the head try if its try is due; otherwise set the timer, which comes back here."""
+        """Let the head try if its try is due; otherwise set a timer that calls this again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

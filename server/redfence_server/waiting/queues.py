@@ -1,4 +1,4 @@
-"""The queues of all resources that have waiters at this server."""
+"""Hold the queue of each resource that has waiters at this server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from redfence_server.waiting.waiter_limiter import WaiterLimiter, WaiterLimits
 
 
 class WaitQueues:
-    """Makes a queue for the first waiter, and forgets it when it is at rest."""
+    """Makes a queue for the first waiter of a resource, and drops it when it is idle."""
 
     def __init__(
         self, *, node_count: int, clock: Clock, randomness: Randomness, limits: WaiterLimits
@@ -29,7 +29,7 @@ class WaitQueues:
 
     @contextmanager
     def enter(self, call: AcquireCall) -> Iterator[tuple[WaitQueue, Waiter]]:
-        """Give an acquire the last place in the queue of its resource, for as long as the context lasts."""
+        """Queue an acquire at the end of its resource's queue until the context exits."""
         queue = self._queues.get(call.resource) or self._add(call.resource)
         waiter = Waiter(call)
         queue.enter(waiter)
@@ -43,12 +43,12 @@ class WaitQueues:
         return self._queues.get(resource)
 
     def on_notice(self, notice: Notice) -> None:
-        """Pass a notice on to the queue of its resource, if there is one."""
+        """Pass a notice to the queue of its resource, if there is one."""
         if (queue := self._queues.get(notice.resource)) is not None:
             queue.noticed(notice)
 
     def drain(self) -> None:
-        """Send every waiter away, now and from now on."""
+        """End every wait with `DrainingError`, and refuse every later one."""
         self.limiter.closed = True
         self.fail(DrainingError)
 

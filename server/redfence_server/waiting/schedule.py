@@ -1,13 +1,13 @@
-"""When the head of a queue tries. Pure: events and the present instant go in, the instant of the next try comes out.
+"""Decide when the head of a queue tries. Pure: events and the present instant in, the next try's instant out.
 
-The head tries at `due_at_ms`: as soon as something calls for a try, or at the end of the known hold, but never while this
-server holds back for another one. `NEXT_TRY` says what the end of each try calls for. What else moves the instant:
+The head tries at `due_at_ms`: when an event calls for a try, or at the end of the known hold, but never while
+this server holds back for another server. `NEXT_TRY` says what the end of a try calls for. Other events are:
 
-- an arrival: within 100 ms, in case this server's knowledge of the hold is out of date;
-- a notice: at once if a quorum of nodes may be free, otherwise within 100 ms;
-- a renewal through this server: the end of the hold is later;
-- a release through this server: no try is needed, the lock is handed over. After `HAND_OVERS_MAX` in a row while another
-  server waits, the release is open instead, and the head holds back.
+- an arrival: try within 100 ms, in case this server's knowledge of the hold is out of date;
+- a notice: try at once if a quorum of nodes may be free, otherwise within 100 ms;
+- a renewal through this server: the hold ends later;
+- a release through this server: the lock is handed over without a try. After `HAND_OVERS_MAX` in a row while
+  another server waits, the release is open instead, and the head holds back.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from redfence_server.waiting.hold_watch import HoldWatch
 from redfence_server.waiting.line import Waiter
 
 HAND_OVERS_MAX: Final = 16
-"""How often a server hands a lock over in a row while another server waits for it. Higher: the lock changes servers less
-often, which costs some round trips each time. Lower: the other server waits less."""
+"""How many hand-overs a server makes in a row while another server waits. Higher: the lock changes servers
+less often, which costs some round trips each time. Lower: the other server waits less."""
 
-# How long a server holds back after that: a fixed part for the event loop of the other server, and round trips as measured
-# here for a notice and a mint. With the fixed part alone, servers far from their nodes would always be too late.
+# How long a server then holds back: a fixed part for the event loop of the other server, and measured round
+# trips for a notice and a mint. With the fixed part alone, servers far from their nodes would never win.
 _HOLD_BACK_MS: Final = (8.0, 12.0)
 _HOLD_BACK_ROUND_TRIPS: Final = 3
-# How long after the end of a hold the head tries. The nodes end it some milliseconds apart, and a try in between that a
-# silent node has to decide costs a node timeout. The spread keeps servers apart that wait for the same end.
+# How long after the end of a hold the head tries. Nodes end a hold some milliseconds apart; a try in between
+# costs a node timeout if a silent node has to decide it. The spread keeps waiting servers apart.
 _AFTER_END_MS: Final = (20.0, 40.0)
-# How soon after an arrival the head tries. Lower: arrivals cost more mints, at most one in this time.
+# How soon after an arrival the head tries. Lower: arrivals cost more mints, up to one in this time.
 _RECHECK_MS: Final = 100.0
 
 
@@ -47,9 +47,9 @@ class TryEnd(Enum):
     HELD = auto()
     """Another lease holds the lock."""
     SPLIT = auto()
-    """No lease has a quorum: several tried at once."""
+    """No lease has a quorum, because several tried at once."""
     FAILED = auto()
-    """It was too late, and told nothing about the lock."""
+    """The try was too late, and showed nothing about the lock."""
     LEFT = auto()
     """The waiter left during the try."""
 
@@ -59,9 +59,9 @@ class NextTry(Enum):
 
     AT_ONCE = auto()
     AT_END = auto()
-    """When the hold ends. At once if no notice of its end is to come."""
+    """When the hold ends; at once if no notice of its end will come."""
     AFTER_PAUSE = auto()
-    """After a pause of the waiter, each longer than the one before, so that other servers come first."""
+    """After the waiter's next, longer pause, so that other servers come first."""
 
 
 NEXT_TRY: Final[Mapping[TryEnd, NextTry]] = MappingProxyType(
@@ -76,13 +76,13 @@ NEXT_TRY: Final[Mapping[TryEnd, NextTry]] = MappingProxyType(
 
 
 class TrySchedule:
-    """What one server knows of one lock, and when the head of its queue tries.
+    """Schedules the tries of one queue from what this server knows of the lock.
 
-    In the beginning it knows nothing, and a try is due. At most one try is under way.
+    At first it knows nothing, and a try is due. At most one try runs at a time.
 
     Attributes:
-        watch: what is known of the hold.
-        trying: the waiter whose try is under way; None if there is none.
+        watch: what this server knows of the hold.
+        trying: the waiter that is trying; None if there is none.
     """
 
     def __init__(self, node_count: int, randomness: Randomness) -> None:
@@ -98,13 +98,13 @@ class TrySchedule:
 
     @property
     def due_at_ms(self) -> float:
-        """When the head tries. No try begins during another one."""
+        """When the head tries; no try starts during another one."""
         end_ms = self.watch.try_at_ms + self._after_end_ms
         return max(self._not_before_ms, min(self._try_at_ms, end_ms))
 
     @property
     def forget_at_ms(self) -> float:
-        """When an empty queue may be forgotten: it neither holds back nor counts hand-overs, so returning waiters lose nothing."""
+        """When an empty queue may be dropped: it holds back no more, and counts no hand-overs."""
         counted_until_ms = self.watch.try_at_ms if self._hand_overs else -math.inf
         return max(self._not_before_ms, counted_until_ms)
 
@@ -113,13 +113,13 @@ class TrySchedule:
         self._try_within(_RECHECK_MS, now_ms)
 
     def begin(self, waiter: Waiter, *, by_hand_over: bool = False) -> None:
-        """Let a waiter try. News that comes from now on may call for another try after this one."""
+        """Let a waiter try; later events may call for another try after this one."""
         self.trying = waiter
         self._handing_over = by_hand_over
         self._try_at_ms = math.inf
 
     def granted(self, waiter: Waiter, grant: AttemptGranted, now_ms: float) -> None:
-        """Note a grant: to the waiter whose turn it was, or to one that repeated its Acquire."""
+        """Note a grant to the waiter that was trying, or to one that repeated its Acquire."""
         in_turn = self.trying is waiter
         if in_turn:
             self._hand_overs = self._hand_overs + 1 if self._handing_over and grant.contended else 0
@@ -132,12 +132,12 @@ class TrySchedule:
         )
         # An earlier reason to try does not outlive this grant.
         self._try_at_ms = math.inf
-        # Without a notice to come, the next waiter tries, and so asks for one. The lease may even have ended already:
-        # another server released it, and the notices came together with the grant.
+        # If no notice will come, the next waiter tries, and so asks for one. The lease may even have ended
+        # already: another server released it, and the notices came with the grant.
         self._end(waiter, TryEnd.GRANTED, now_ms, notice_to_come=in_turn and waiter.asked_for_notice)
 
     def refused(self, waiter: Waiter, refusal: Refusal, now_ms: float) -> None:
-        """Note a refusal, and what it told of the hold."""
+        """Note a refusal, and what it shows of the hold."""
         self.watch.refused(refusal, now_ms)
         self._end(waiter, TryEnd.SPLIT if refusal.failure is Failure.SPLIT else TryEnd.HELD, now_ms)
 
@@ -146,21 +146,21 @@ class TrySchedule:
         self._end(waiter, TryEnd.FAILED, now_ms)
 
     def left(self, waiter: Waiter, now_ms: float) -> None:
-        """Note that a waiter left. The undo of what it minted goes out before the next mint."""
+        """Note that a waiter left; the undo of its mint is sent before the next mint."""
         if self.trying is waiter:
             self._end(waiter, TryEnd.LEFT, now_ms)
 
     def noticed(self, notice: Notice, now_ms: float) -> None:
         """Note that a hold has ended on a node."""
         self.watch.ended(notice)
-        # The other nodes may tell nothing: they need not have the same list of servers to tell.
+        # Other nodes may send no notice, because their holds may list other servers.
         is_free = self.trying is None and self.watch.may_be_free
         self._try_within(0 if is_free else _RECHECK_MS, now_ms)
 
     def may_hand_over(self, digest: str, now_ms: float) -> bool:
-        """Tell whether the release of a lease is to be a hand-over, if the head wants the lock.
+        """Tell whether the release of a lease may be a hand-over, and hold back if too many came in a row.
 
-        Only the lease that is known to hold the lock counts. The release of another one would cost the head a try for nothing.
+        Only the known holder's lease counts: the release of another lease would cost the head a useless try.
         """
         if self.trying is not None or self.watch.digest != digest:
             return False
@@ -185,10 +185,10 @@ class TrySchedule:
         waiter.reset_pauses()
 
     def _try_within(self, delay_ms: float, now_ms: float) -> None:
-        """Have the head try no later than after this time."""
+        """Make the head try after this time at the latest."""
         self._try_at_ms = min(self._try_at_ms, now_ms + delay_ms)
 
     def _hold_back(self, pause_ms: float, now_ms: float) -> None:
-        """Have the head try after a pause, and not before."""
+        """Make the head try after a pause, and not before."""
         self._not_before_ms = now_ms + pause_ms
         self._try_within(0, now_ms)

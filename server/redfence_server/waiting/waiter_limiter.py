@@ -1,4 +1,4 @@
-"""How many acquires wait at this server, and whether one more may."""
+"""Limit how many acquires wait at this server, for one resource, and on one connection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from redfence_server.model import AcquireCall
 
 @dataclass(frozen=True, slots=True)
 class WaiterLimits:
-    """How many acquires may wait: at this server, for one resource, and on one connection."""
+    """The most acquires that may wait at this server, for one resource, and on one connection."""
 
     server: int
     resource: int
@@ -19,7 +19,7 @@ class WaiterLimits:
 
 
 class WaiterLimiter:
-    """Counts the acquires that wait. While it is `closed`, it refuses every acquire."""
+    """Counts the acquires that wait; refuses every acquire while it is `closed`."""
 
     def __init__(self, limits: WaiterLimits) -> None:
         self._limits = limits
@@ -29,10 +29,10 @@ class WaiterLimiter:
         self._by_connection: Counter[str] = Counter()
 
     def enter(self, call: AcquireCall) -> None:
-        """Count one more.
+        """Count one more waiting acquire.
 
         Raises:
-            DrainingError: the room is closed.
+            DrainingError: the limiter is closed.
             TooManyWaitersError: a limit is reached.
         """
         if self.closed:
@@ -50,7 +50,7 @@ class WaiterLimiter:
         self._by_connection[call.connection] += 1
 
     def leave(self, call: AcquireCall) -> None:
-        """Count one less."""
+        """Count one waiting acquire less."""
         self._count -= 1
         for counts, key in ((self._by_resource, call.resource), (self._by_connection, call.connection)):
             counts[key] -= 1

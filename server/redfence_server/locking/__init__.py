@@ -1,1 +1,1 @@
-"""The algorithm: mint, decide on a quorum, commit, undo."""
+"""The algorithm: mint on all nodes, decide on a quorum, commit, undo."""

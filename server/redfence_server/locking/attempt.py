@@ -1,7 +1,7 @@
-"""One attempt to grant one lease: mint on all nodes, commit where needed, undo what failed.
+"""Run one attempt to grant one lease: mint on all nodes, commit where needed, undo after a failure.
 
-An attempt is callbacks on one object, not a task per node. The quorum is reached in the turn of the event loop in which the
-deciding reply is read, and slower nodes are not waited for.
+An attempt is one object with callbacks, not a task for each node. The deciding reply decides it in the same
+turn of the event loop, without a wait for slower nodes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class AttemptGranted:
 
     Attributes:
         token: greater than every token granted before for the resource.
-        minted_at_ms: the instant before the mint was sent, from which the ttl counts.
-        nonce: of the attempt, for `undo_grant`.
-        contended: another server wants to be told of the end of this lease.
+        minted_at_ms: the instant before the mint was sent; the ttl counts from it.
+        nonce: the attempt's, for `undo_grant`.
+        contended: another server wants a notice when this lease ends.
     """
 
     token: int
@@ -36,7 +36,7 @@ class AttemptGranted:
 
 @dataclass(frozen=True, slots=True)
 class TooLate:
-    """A quorum granted when nothing of the ttl was left; it is being undone."""
+    """A quorum granted when no validity was left; an undo is on its way."""
 
     elapsed_ms: float
 
@@ -45,10 +45,10 @@ AttemptOutcome = AttemptGranted | TooLate | Refusal
 
 
 class Attempt:
-    """One try to grant one lease. Its nonce is new, and it mints at most once on each node.
+    """Tries once to grant one lease, under a new nonce, with at most one mint on each node.
 
     Args:
-        on_reply: is told every node's answer to the mint, also when the attempt is over.
+        on_reply: called with each node's reply to the mint, also after the attempt is over.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Attempt:
             self._may_hold[node.index] = node.send(self._mint, partial(self._on_mint, node.index))
 
     def give_up(self) -> None:
-        """Undo whatever was or will be minted. Later replies change nothing."""
+        """Undo every mint of this attempt, also one that is still on its way; ignore later replies."""
         self._undo()
         if not self.outcome.done():
             self.outcome.cancel()
@@ -89,7 +89,7 @@ class Attempt:
             self._contended |= reply.contended
             self._admission_ids[node] = reply.admission_id
         elif isinstance(reply, Held):
-            # It mints at most once on a node, and that answer was it.
+            # The attempt mints at most once on a node, and this was the reply.
             self._may_hold[node] = False
         if not self.outcome.done():
             self._act(self._tally.minted(node, reply))
@@ -105,7 +105,7 @@ class Attempt:
             case Ask():
                 self._commit(decision)
             case Grant(token):
-                # Counted from before the send, and checked after everything else (field note 5: others count from the reply).
+                # Count from before the send, and check last: a count from the reply would be too optimistic.
                 elapsed_ms = self._clock.now_ms() - self._minted_at_ms
                 if quorum.validity_left_ms(self._mint.ttl_ms, elapsed_ms) > 0:
                     self.outcome.set_result(
@@ -126,9 +126,9 @@ class Attempt:
             self._nodes[node].send(commit, partial(self._on_commit, node, ask.token))
 
     def _undo(self) -> None:
-        """Undo on every node that may hold something, also the silent ones: a mint that timed out may still be applied, but before this.
+        """Undo on every node that may have the hold; a mint that timed out runs before this undo or never.
 
-        Not where the mint never went: such undos are kept, and would push out those that a waiter needs.
+        A node to which the mint was never sent gets no undo: it would fill the replay queue.
         """
         expires_at_ms = self._clock.now_ms() + self._mint.ttl_ms
         undo = Undo(self._mint.resource, self._mint.nonce, expires_at_ms)

@@ -1,4 +1,4 @@
-"""How long to pause before a try is made again."""
+"""Yield the pauses between repeated tries."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Final
 
 from redfence_server.randomness import Randomness
 
-# The first pause is about a round trip; the last is long beside any, so that a few dozen rivals part.
+# The first pause is about one round trip. The last is much longer, so that a few dozen rivals spread out.
 _SPLIT_MS_FIRST: Final = 4.0
 _SPLIT_MS_LAST: Final = 128.0
-# To examine a node again takes some ten round trips.
+# An examination of a node takes about ten round trips.
 _REVALIDATION_MS_FIRST: Final = 10.0
 _REVALIDATION_MS_LAST: Final = 80.0
 
 
 def pauses(randomness: Randomness) -> Iterator[float]:
-    """Yield pauses in ms for rivals that split the nodes so that none was granted: doubling, bounded, and spread."""
+    """Yield doubling, bounded, jittered pauses in ms for rivals that split the nodes between them."""
     longest = _SPLIT_MS_FIRST
     while True:
         yield randomness.uniform(0.25 * longest, longest)
@@ -24,7 +24,7 @@ def pauses(randomness: Randomness) -> Iterator[float]:
 
 
 def revalidation_pauses() -> Iterator[float]:
-    """Yield pauses in ms for a command that met nodes which have to be examined again: doubling and bounded."""
+    """Yield doubling, bounded pauses in ms for a command to nodes that must be examined again."""
     pause_ms = _REVALIDATION_MS_FIRST
     while True:
         yield pause_ms

@@ -1,7 +1,6 @@
-"""What the algorithm says to one node, and what it hears back: the seam between the quorum and the wire.
+"""Define the commands to one node and its replies: the seam between the quorum and the wire.
 
-`NodeLink` implements it over a real connection; the tests' fake node implements it in memory and is held to the
-real one by one contract suite (tests/contract/test_lock_node.py).
+`NodeLink` implements `LockNode` over the wire, the tests' fake node in memory. tests/contract tests both.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Final, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Delete the hold of a lease, where it holds. A node that cannot be reached gets it later, as it does an `Undo`."""
+    """End the hold of a lease. A node that cannot be reached gets the command later, as with `Undo`."""
 
     resource: str
     digest: str
@@ -27,9 +26,9 @@ class Mint:
 
     Attributes:
         nonce: the attempt's id.
-        release_first: a release of the same resource to carry out in the same step, which makes this a hand-over.
-        watch_blocking_hold: give this server a `Notice` when the hold that is in the way has ended.
-        watch_own_hold: further callers wait at this server; give it a notice of the end of the hold that this makes.
+        release_first: a release of the same resource, done in the same step; it makes the mint a hand-over.
+        watch_blocking_hold: send this server a `Notice` when the hold that refuses the mint ends.
+        watch_own_hold: send this server a `Notice` when the new hold ends, because others wait here.
     """
 
     resource: str
@@ -44,11 +43,11 @@ class Mint:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Raise the hold that answered `nonce` to the token of the grant.
+    """Raise the hold with this nonce to the token of the grant.
 
     Attributes:
-        admission_id: the admission id under which the mint was answered. If the node has taken another one since, a fence was
-            raised on it, and an attempt that began before the fence must not be granted after it.
+        admission_id: the one under which the node answered the mint. A node with a new one was fenced since,
+            and an attempt from before the fence must not be granted after it.
     """
 
     resource: str
@@ -62,8 +61,8 @@ class Commit:
 class Undo:
     """Delete the hold that the attempt `nonce` made, unless a retry shares it.
 
-    A node that cannot be reached gets it when it is back, unless that is after `expires_at_ms` on the server's clock,
-    when the hold has expired by itself.
+    A node that cannot be reached gets the command when it is back. After `expires_at_ms` on the server's
+    clock it does not, because the hold has expired.
     """
 
     resource: str
@@ -73,7 +72,7 @@ class Undo:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Start the ttl of a lease anew, where it holds."""
+    """Restart the ttl of a lease, if it holds the lock."""
 
     resource: str
     digest: str
@@ -81,24 +80,24 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
-    """Tell who holds the lock."""
+    """Return the hold of the lock."""
 
     resource: str
 
 
 Command = Mint | Commit | Undo | Renew | Release | Inspect
-"""One for each Lua script of the algorithm."""
+"""Each Lua script of the algorithm has one command."""
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The lease holds the lock on this node; nonce and token are those of the hold, which a retry may have found there.
+    """The lease holds the lock on this node; a retry gets the nonce and the token of the existing hold.
 
     Attributes:
-        contended: other servers want a notice of this hold's end.
-        released: of a hand-over: the lease to end did hold the lock here.
-        counts: the vote may be counted: the node's clock has not been set lately.
-        admission_id: the admission id under which it was granted.
+        contended: other servers want a notice when this hold ends.
+        released: in a hand-over, the released lease held the lock here.
+        counts: the vote counts, because the node's clock was not set lately.
+        admission_id: the one under which the node granted.
     """
 
     nonce: str
@@ -111,7 +110,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A lease with this digest holds the lock on this node; or on most nodes, where their answers are summed up."""
+    """Another lease holds the lock on this node; in a summary of several answers, on most nodes."""
 
     digest: str
     token: int
@@ -121,51 +120,50 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """The lease still holds the lock on this node and its ttl starts anew."""
+    """The lease still holds the lock on this node, and its ttl has restarted."""
 
     token: int
     ttl_ms: int
 
 
 class Status(Enum):
-    """Replies that carry nothing but themselves."""
+    """Replies without further values."""
 
     COMMITTED = auto()
     """The hold lasted without a gap from its mint to this commit."""
     LOST = auto()
-    """The hold to commit is not there any more."""
+    """The hold to commit does not exist any more."""
     UNDONE = auto()
-    """The hold was this attempt's alone and is gone."""
+    """Only this attempt had the hold, and the hold has ended."""
     KEPT = auto()
-    """There was nothing to undo, or a retry shares it."""
+    """The attempt has no hold here, or a retry shares it."""
     NOT_HELD = auto()
     """The lease does not hold the lock on this node."""
     RELEASED = auto()
-    """The lease held the lock on this node and does not any more."""
+    """The lease held the lock on this node until this release."""
     FREE = auto()
     """The lock is free on this node."""
 
 
 class NoReply(Enum):
-    """Why there is no reply that counts. The command may have been applied, except for UNREACHABLE and QUARANTINED; see NOT_ADMITTED."""
+    """Why no reply counts. The node may have run the command, except where a member says otherwise."""
 
     TIMED_OUT = auto()
     """No reply came within the node timeout."""
     UNREACHABLE = auto()
-    """The command was not sent, for there is no admitted connection or too much is unanswered on it; or it was refused, and then the node
-    was lost."""
+    """The command was not run: there is no admitted connection, or too many commands on it are unanswered."""
     QUARANTINED = auto()
-    """The command was not sent, or was refused: the node answers and must not vote."""
+    """The command was not run: the node answers, but must not vote."""
     DISCONNECTED = auto()
     """The connection broke before the reply came."""
     REFUSED = auto()
     """The node answered with an error."""
     NOT_ADMITTED = auto()
-    """This server has to examine the node again before the node takes commands, and is about to. A mint or commit has
-    changed nothing, or only what an undo will find. Make a command to several nodes again whole: replies from before and
-    after an examination must not be combined."""
+    """This server must examine the node again, and will do so at once. A mint or a commit changed nothing, or
+    only what an undo finds. Repeat a command to several nodes as a whole: replies from before and after an
+    examination must not be combined."""
     CLOCK_SET = auto()
-    """It answered, but its clock was set lately: its vote for a new grant does not count."""
+    """The node's clock was set lately, so its vote for a new grant does not count."""
 
 
 Reply = Granted | Held | Renewed | Status | NoReply
@@ -173,9 +171,9 @@ Reply = Granted | Held | Renewed | Status | NoReply
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """The hold with this token has ended on a node, by index, before its time.
+    """The hold with this token has ended on a node before its ttl was over.
 
-    This is a hint: it may be lost, and another lease may hold the lock by now.
+    A notice is a hint: it may be lost, and another lease may hold the lock by now.
     """
 
     node: int
@@ -184,20 +182,20 @@ class Notice:
 
 
 class Durability(Enum):
-    """Whether the present run of a node loses nothing at a crash, so that it votes again at once after a restart."""
+    """Whether the present run of a node survives a crash without loss, and so votes again after a restart."""
 
     UNKNOWN = auto()
-    """It was not looked at yet."""
+    """The server has not examined the node yet."""
     PROVEN = auto()
-    """By its settings, from the run's beginning."""
+    """Its settings prove it since the start of the run."""
     DECLARED = auto()
-    """By the operator's word alone."""
+    """Only the operator declares it."""
     NONE = auto()
-    """A restart means quarantine."""
+    """A restart leads to quarantine."""
 
 
 REVALIDATION_MS_MAX: Final = 800
-"""To examine a node again takes some ten round trips. A node that is not back after so long counts as lost."""
+"""How long a node under re-examination is not lost yet. An examination takes about ten round trips."""
 
 
 class NodeState(Enum):
@@ -208,25 +206,25 @@ class NodeState(Enum):
     READY = auto()
     """It votes."""
     QUARANTINED = auto()
-    """It is reachable but not trusted."""
+    """It is reachable, but must not vote."""
     UNREACHABLE = auto()
-    """There is no connection to it."""
+    """The server has no connection to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """This server's knowledge of one node.
+    """What this server knows about one node.
 
     Attributes:
         address: HOST:PORT or a socket's path, never with a password.
-        detail: why it does not vote, or what is wrong with it although it does; empty when all is well.
-        run_id: of its present run; empty before it was first reached.
+        detail: why it does not vote, or what is wrong although it votes; empty when all is well.
+        run_id: the id of its present run; empty until the server first reaches it.
         latency_ms: how long the last answered command took; None before the first.
         since_ms: for how long it has been in this state.
-        max_token: the greatest token that it was last seen to have minted or learnt.
-        clock_offset_ms: its wall clock less this machine's; None before it was first asked.
-        clock_distrusted_ms: for how much longer its votes for new grants do not count, because its clock was set.
-        state_changes: since the server's start.
+        max_token: the greatest token that the server knows it minted or learnt.
+        clock_offset_ms: its wall clock minus this machine's; None until the server first reads it.
+        clock_distrusted_ms: how much longer its votes for new grants do not count, because its clock was set.
+        state_changes: how many there were since the server's start.
     """
 
     address: str
@@ -243,23 +241,22 @@ class NodeReport:
 
 
 class LockNode(Protocol):
-    """One node. `index` is its place in the cluster, from 0."""
+    """One node of the cluster; `index` is its node index."""
 
     index: int
 
     def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> bool:
-        """Carry out `command` and tell `on_reply` exactly once, never before `send` has returned.
+        """Send `command`, and call `on_reply` exactly once within the node timeout, but not before returning.
 
-        Return whether it is on its way to the node. If not, an undo or a release follows when the node votes again.
-
-        Commands of one node are applied in the order they were sent. A reply or a `NoReply` comes within the node timeout.
+        Return whether the command is on its way. If not, the node gets an undo or a release when it votes
+        again. A node runs commands in the order in which they were sent.
         """
         ...
 
     def listen(self, on_notice: Callable[[Notice], None]) -> None:
-        """Pass on the notices that this server asked for, in order with the replies of the node."""
+        """Pass the notices for this server to `on_notice`, in order with the node's replies."""
         ...
 
     def report(self) -> NodeReport:
-        """Tell what is known of the node, without asking it."""
+        """Return what this server knows about the node, without asking it."""
         ...

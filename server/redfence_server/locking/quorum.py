@@ -1,6 +1,6 @@
-"""Decide a renewal, a release or a token check from what the nodes answered; and what a quorum is. Pure.
+"""Decide a renewal, a release or a token check from the replies of the nodes. Pure.
 
-A vector of replies has one reply for each node, and None where none has come yet. A judge returns None while it waits for more.
+`Replies` has one reply for each node, or None where none has come yet. A judge returns None to wait for more.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from enum import Enum, auto
 from redfence_server.locking.node import Granted, Held, NoReply, Renewed, Reply, Status
 
 NODE_COUNTS = (1, 3, 5, 7)
-"""An even number of nodes tolerates no more failures than the odd number below it, and can split in two halves."""
+"""An even number of nodes tolerates no more failures than one node less, and can split into two halves."""
 
 DRIFT_RATIO = 0.01
-"""How much of a ttl node clocks may gain on ours. Raised: leases are shorter for their holders. Lowered: a fast
-node clock frees the lock while its holder still counts on it."""
+"""How far a node's clock may gain on the server's, as a part of the ttl. Higher: leases are shorter for their
+holders. Lower: a fast node clock frees the lock while its holder still counts on it."""
 DRIFT_FIXED_MS = 2
 """Twice the rounding of expiry on the nodes (1 ms), which shortens a short ttl."""
 
@@ -28,18 +28,18 @@ def majority(node_count: int) -> int:
 
 
 def validity_left_ms(ttl_ms: int, elapsed_ms: float) -> float:
-    """Return how long a lease can still be counted on, `elapsed_ms` after the instant its ttl is counted from."""
+    """Return the validity that is left `elapsed_ms` after the start of the ttl."""
     return ttl_ms - elapsed_ms - (ttl_ms * DRIFT_RATIO + DRIFT_FIXED_MS)
 
 
 WAIT_DRIFT_RATIO = 0.0005
-"""How much the clocks of a caller and of this server may part while the caller waits: as much as a clock is ever slewed."""
+"""How far the clocks of a caller and a server may part in a wait: clocks are never slewed faster."""
 
 
 def wait_drift_ms(ttl_ms: int, waited_ms: float) -> float:
-    """Return what to take from the validity of a lease after a wait, because the caller counts from its sending.
+    """Return how much a wait shortens the validity, because the caller counts from its request.
 
-    It is at most half of the ttl, so that the lease is worth something. A caller that waited so long renews at once.
+    It is at most half of the ttl, so that some validity is left. A caller that waited so long renews at once.
     """
     return min(waited_ms * WAIT_DRIFT_RATIO, ttl_ms / 2)
 
@@ -53,14 +53,14 @@ class RenewVerdict(Enum):
     ACTIVE = auto()
     """Renewed on a quorum."""
     LOST = auto()
-    """So many nodes do not hold the lease that it can never again have a quorum."""
+    """So many nodes do not have the hold that the lease can never have a quorum again."""
     AT_RISK = auto()
-    """Too few nodes answered to tell."""
+    """Too few nodes answered to decide."""
 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """The verdict; when ACTIVE the ttl and the token, which is 0 if no quorum of the answers agrees on it."""
+    """A verdict; if ACTIVE, with the ttl and the token, which is 0 if no quorum of replies agrees on one."""
 
     verdict: RenewVerdict
     token: int = 0
@@ -68,7 +68,7 @@ class Renewal:
 
 
 def judge_renew(replies: Replies) -> Renewal | None:
-    """Decide a renewal."""
+    """Return the verdict on a renewal, or None to wait for more replies."""
     quorum = majority(len(replies))
     renewed = [reply for reply in replies if isinstance(reply, Renewed)]
     if len(renewed) >= quorum:
@@ -84,15 +84,15 @@ class ReleaseVerdict(Enum):
     """The outcome of a release."""
 
     RELEASED = auto()
-    """The lease held the lock on a node and does not any more."""
+    """The lease held the lock on a node until this release."""
     NOT_HELD = auto()
-    """A quorum does not hold the lease, so it was not held."""
+    """A quorum does not have the hold, so the lease was not held."""
     NO_QUORUM = auto()
-    """Too few nodes answered to tell."""
+    """Too few nodes answered to decide."""
 
 
 def judge_release(replies: Replies) -> ReleaseVerdict | None:
-    """Decide a release: a lease that was held has a node in every quorum of answers."""
+    """Return the verdict on a release: a held lease has a node in every quorum of replies."""
     quorum = majority(len(replies))
     released = replies.count(Status.RELEASED)
     if released + replies.count(Status.NOT_HELD) >= quorum:
@@ -101,7 +101,7 @@ def judge_release(replies: Replies) -> ReleaseVerdict | None:
 
 
 def release_part(reply: Reply) -> Reply:
-    """Return what a node's answer to a hand-over says of the lease that was to end."""
+    """Return what a node's reply to a hand-over says about the released lease."""
     match reply:
         case Granted(released=True):
             return Status.RELEASED
@@ -111,33 +111,33 @@ def release_part(reply: Reply) -> Reply:
 
 
 class TokenVerdict(Enum):
-    """Whether a token is that of the lease which holds the lock."""
+    """Whether the lease with a token holds the lock."""
 
     LIVE = auto()
     """The lease with this token holds a quorum."""
     NOT_LIVE = auto()
-    """It cannot hold a quorum."""
+    """The lease with this token cannot hold a quorum."""
     NO_QUORUM = auto()
-    """Too few nodes answered to tell."""
+    """Too few nodes answered to decide."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenJudgement:
-    """The verdict, and the hold that most of the nodes asked so far see."""
+    """A verdict, and the hold that most nodes report so far."""
 
     verdict: TokenVerdict
     current: Held | None
 
 
 def judge_token(replies: Replies, token: int) -> TokenJudgement | None:
-    """Decide whether the lease with this token holds a quorum."""
+    """Return whether the lease with this token holds a quorum, or None to wait for more replies."""
     quorum = majority(len(replies))
     holds = [reply for reply in replies if isinstance(reply, Held)]
     unknown = len(replies) - len(holds) - replies.count(Status.FREE)
     groups = [[hold.token for hold in group] for group in by_lease(holds)]
     if any(_shows(group, token, quorum) for group in groups):
         verdict = TokenVerdict.LIVE
-    # An unknown node can at best show the token itself, for whichever lease.
+    # An unknown node can at best report the token itself, for any lease.
     elif not any(_shows(group + [token] * unknown, token, quorum) for group in [*groups, []]):
         verdict = TokenVerdict.NOT_LIVE
     elif None in replies:
@@ -148,22 +148,22 @@ def judge_token(replies: Replies, token: int) -> TokenJudgement | None:
 
 
 def _shows(tokens: Sequence[int], token: int, quorum: int) -> bool:
-    """Tell whether what nodes show for one lease proves that this is its token.
+    """Tell whether the tokens that nodes report for one lease prove that `token` is the granted one.
 
-    A node the grant never reached may show another number for the lease, even one that an earlier lease was granted. But that
-    lease's quorum shares a node with any quorum of this one, and there this one minted more: so the greatest number of a
-    quorum is never a stale one, and a smaller one counts only if a quorum shows it.
+    A node that the commit never reached may report another token, even one granted to an earlier lease. But
+    the quorum of that lease shares a node with any quorum of this one, and there this lease minted more. So
+    the greatest token of a quorum is never stale, and a smaller one counts only if a quorum reports it.
     """
     return tokens.count(token) >= quorum or (len(tokens) >= quorum and token == max(tokens))
 
 
 def silent_nodes(replies: Replies) -> tuple[tuple[int, NoReply], ...]:
-    """Return the nodes that surely will not answer, by index, and why."""
+    """Return the nodes that certainly will not answer, by index, each with the reason."""
     return tuple((node, reply) for node, reply in enumerate(replies) if isinstance(reply, NoReply))
 
 
 def judge_all_answered(replies: Replies) -> Replies | None:
-    """Wait for every node; each answers in bounded time."""
+    """Return the replies once every node has answered; each answers in bounded time."""
     return None if None in replies else replies
 
 
@@ -178,9 +178,9 @@ def by_lease(holds: Sequence[Held]) -> list[list[Held]]:
 
 
 def present_hold(holds: Sequence[Held], *, quorum: int) -> Held | None:
-    """Sum up what the nodes say of the lease that is on most of them, for a human; None if there is no hold.
+    """Return the hold that most nodes report, for a human to read; None if there is no hold.
 
-    If the lease is on a quorum, the token is never that of an earlier lease; `_shows` says why.
+    If it is on a quorum, its token is never the one of an earlier lease; `_shows` gives the reason.
     """
     groups = by_lease(holds)
     if not groups:

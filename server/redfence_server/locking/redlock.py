@@ -1,11 +1,12 @@
-"""The algorithm: mint on all nodes, decide on a quorum, commit where needed, undo what failed.
+"""Run the algorithm: mint on all nodes, decide on a quorum, commit where needed, undo after a failure.
 
-Two grants of one resource never carry one token, and a later grant never the smaller one, whatever clocks, pauses, delays and
-lost replies do. docs/algorithm.md has the argument. It rests on three rules that locking/attempt.py and locking/tally.py keep:
+Two grants of one resource never have the same token, and a later grant never has the smaller one, whatever
+clocks, pauses, delays and lost replies do. docs/algorithm.md has the argument. It rests on three rules in
+locking/attempt.py and locking/tally.py:
 
-1. A node counts only if it *stands at* the token of the grant: it minted that token, or acknowledged a commit of it.
-2. A commit goes to the very hold that the mint answered, told by its nonce, and under the admission id of that mint.
-3. A failed attempt undoes by its nonce all that it may have minted. Cancelling the caller does not cancel the undo.
+1. A node counts only if it *stands at* the token of the grant: it minted it, or acknowledged a commit of it.
+2. A commit goes to the hold that the mint answered, by its nonce, and under the admission id of that mint.
+3. A failed attempt undoes all it may have minted, by its nonce. A cancelled caller does not cancel the undo.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Judged = TypeVar("Judged")
 
 @dataclass(frozen=True, slots=True)
 class Verdict(Generic[Judged]):
-    """A verdict, and the replies that it rests on: None where none had come yet."""
+    """A verdict, and the replies that decided it; None for a node that had not answered."""
 
     verdict: Judged
     replies: quorum.Replies
@@ -52,9 +53,9 @@ class Order:
     """The lease that an attempt tries to grant.
 
     Attributes:
-        digest: of the lease id.
-        watch_blocking_hold: have this server told when the holds in the way have ended.
-        watch_own_hold: have it told when the granted lease has ended, for others wait here as well.
+        digest: the digest of the lease id.
+        watch_blocking_hold: send this server notices when the holds that refuse the attempt end.
+        watch_own_hold: send this server notices when the granted lease ends, because others wait here.
     """
 
     resource: str
@@ -81,9 +82,9 @@ class Redlock:
     def hand_over(
         self, order: Order, *, release_first: str, ttl_ms_max: int
     ) -> tuple[Attempt, Awaitable[Verdict[ReleaseVerdict]]]:
-        """End the lease with the digest `release_first` as `release` does and, in the same step, begin an attempt.
+        """Release the lease with the digest `release_first` and, in the same step, begin an attempt.
 
-        The caller sees to it that the attempt is finished or given up; the release does not depend on it.
+        The caller must finish the attempt or give it up; the release does not depend on it.
         """
         assert release_first != order.digest, "a lease is not handed over to itself"
         release = Release(order.resource, release_first, self._clock.now_ms() + ttl_ms_max)
@@ -91,7 +92,7 @@ class Redlock:
 
         def note(node: int, reply: Reply) -> None:
             if reply is NoReply.REFUSED:
-                # A node that cannot mint, out of memory or out of tokens, can still delete.
+                # A node without memory or tokens cannot mint, but it can still delete.
                 poll.ask(node)
             else:
                 poll.note(1, node, quorum.release_part(reply))
@@ -99,16 +100,14 @@ class Redlock:
         return self._begin(order, release_first=release, on_reply=note), poll.verdict
 
     async def finish(self, attempt: Attempt) -> AttemptOutcome:
-        """Return what came of an attempt.
+        """Return the outcome of an attempt; any failure has sent an undo to every node that may have a hold.
 
-        After any other outcome than `AttemptGranted`, an undo is on its way to every node that may hold something.
-
-        Cancellation: as any failure; the undo does not depend on the cancelled caller.
+        Cancellation: counts as a failure; the undo does not depend on the cancelled caller.
         """
         try:
             return await attempt.outcome
         except asyncio.CancelledError:
-            # Also when the grant came in this very turn of the loop: nobody will be told of it.
+            # Also if the grant came in this turn of the loop, because the caller will never see it.
             attempt.give_up()
             raise
 
@@ -131,19 +130,19 @@ class Redlock:
         return attempt
 
     def undo_grant(self, *, resource: str, nonce: str, ttl_ms: int) -> None:
-        """Undo a grant that its caller was not told of. A retry of the same Acquire that shares it keeps it."""
+        """Undo a grant that its caller never saw, unless a retry of the same Acquire shares it."""
         undo = Undo(resource, nonce, self._clock.now_ms() + ttl_ms)
         for node in self.nodes:
             node.send(undo)
 
     async def renew(self, *, resource: str, digest: str) -> Renewal:
-        """Start the ttl of a lease anew on every node where it holds."""
+        """Restart the ttl of a lease on every node where it holds the lock."""
         return (await self._ask_all(Renew(resource, digest), quorum.judge_renew)).verdict
 
     def release(self, *, resource: str, digest: str, ttl_ms_max: int) -> Awaitable[Verdict[ReleaseVerdict]]:
-        """End a lease on every node, also on those that come back within the greatest ttl a lease can have.
+        """End a lease on every node, also on a node that comes back within the greatest ttl.
 
-        It was sent to every node when this returns, and goes on whatever becomes of the caller.
+        When this returns, the release was sent to every node. Cancelling the caller does not stop it.
         """
         expires_at_ms = self._clock.now_ms() + ttl_ms_max
         release = Release(resource, digest, expires_at_ms)
@@ -154,27 +153,27 @@ class Redlock:
         return await self._ask_all(Inspect(resource), partial(quorum.judge_token, token=token))
 
     async def inspect(self, resource: str) -> quorum.Replies:
-        """Return what each node says of the resource, in order of the nodes; waits for the slowest, within its timeout."""
+        """Return each node's reply about the resource, by index; wait for the slowest within its timeout."""
         return (await self._ask_all(Inspect(resource), quorum.judge_all_answered)).replies
 
     def _ask_all(
         self, command: Command, judge: Callable[[quorum.Replies], Judged | None]
     ) -> Awaitable[Verdict[Judged]]:
-        """Send to every node at once; the first verdict that the replies allow is to be awaited."""
+        """Send to every node at once; return an awaitable of the first verdict that the replies allow."""
         poll = _Poll(self.nodes, command, judge, clock=self._clock)
         poll.ask_all()
         return poll.verdict
 
 
 class _Poll(Generic[Judged]):
-    """One question to all nodes. `verdict` is the first one that the answers of one round allow.
+    """Sends one command to all nodes; `verdict` is the first one that the replies of one round allow.
 
-    A node that has to be examined again does not answer in this round. If the others cannot decide without it, all nodes
-    are asked anew: answers from before and after an examination are never combined, for another process may have
-    got a node index, and another lease the lock, in between.
+    A node that must be examined again does not answer in a round. If the others cannot decide without it, all
+    nodes are asked again. Replies from before and after an examination are never combined: in between,
+    another process may have got a node index, and another lease the lock.
 
     Args:
-        judge: returns the verdict that the answers allow, or None.
+        judge: returns the verdict that the replies allow, or None.
     """
 
     def __init__(
@@ -193,9 +192,9 @@ class _Poll(Generic[Judged]):
         self._pauses = revalidation_pauses()
         self._round = 0
         self._replies: list[Reply | None] = []
-        self._released = False  # a node held the lease until this release, whatever later rounds find
+        self._released = False  # a node had the hold until this release, whatever later rounds find
         self.verdict: asyncio.Future[Verdict[Judged]] = asyncio.get_running_loop().create_future()
-        self.verdict.add_done_callback(self._end)  # also when its caller goes away
+        self.verdict.add_done_callback(self._end)  # also when the caller is cancelled
         self._begin_round()
 
     def _begin_round(self) -> None:
@@ -203,16 +202,16 @@ class _Poll(Generic[Judged]):
         self._replies = [None] * len(self._nodes)
 
     def ask_all(self) -> None:
-        """Send the question to every node."""
+        """Send the command to every node."""
         for node in self._nodes:
             self.ask(node.index)
 
     def ask(self, node: int) -> None:
-        """Send the question to a node, also when it is decided already: what ends a hold is to end it on every node."""
+        """Send the command to a node, even after the verdict, because a release must reach every node."""
         self._nodes[node].send(self._command, partial(self.note, self._round, node))
 
     def note(self, asked_in: int, node: int, reply: Reply) -> None:
-        """Note a node's answer to the question of one round."""
+        """Note a node's reply in one round."""
         self._released |= reply is Status.RELEASED
         if self.verdict.done() or asked_in != self._round:
             self._resend_release(node, reply)
@@ -235,6 +234,6 @@ class _Poll(Generic[Judged]):
             self._resend_release(node, reply)
 
     def _resend_release(self, node: int, reply: Reply | None) -> None:
-        """Have a node that missed a release carry it out once it votes again: this poll does not ask it any more."""
+        """Send a missed release again without a callback, so that the link replays it when the node votes."""
         if reply is NoReply.NOT_ADMITTED and self.verdict.done() and isinstance(self._command, Release):
             self._nodes[node].send(self._command)

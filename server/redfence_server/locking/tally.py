@@ -1,13 +1,13 @@
-"""Decide one attempt to grant a lease from what the nodes answered. Pure: no clock, no I/O, no randomness.
+"""Decide one attempt to grant a lease from the replies of the nodes. Pure: no clock, no I/O, no randomness.
 
-One rule decides. A node *stands at* the token it minted for the attempt, raised to M once it has acknowledged a commit of M.
-The attempt is granted when a quorum stands at one token. Until then, nodes below M, the greatest token that any node has
-answered so far, are asked to commit it. In the steady state a quorum mints M at once, and nothing is committed.
+One rule decides. A node *stands at* the token it minted for the attempt, or at M once it has acknowledged a
+commit of M. M is the greatest token answered so far. The attempt is granted once a quorum stands at one token.
+Until then the nodes below M are asked to commit M. In the steady state a quorum mints M without a commit.
 
-Why a node counts only at exactly that token: it must not have minted more, for its mint proves that the token is greater
-than those before. So a late, greater answer raises M and the commits start over; that happens at most once per node.
+A node counts only at exactly that token. If it had minted more, the token might not exceed all earlier ones.
+So a late, greater reply raises M, and the commits start over, at most once for each node.
 
-docs/algorithm.md has the safety argument. tests/unit/redfence_server/locking/test_quorum.py enumerates all reply vectors.
+docs/algorithm.md has the argument. tests/unit/redfence_server/locking/test_quorum.py tries all reply vectors.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from redfence_server.locking.node import Granted, Held, NoReply, Reply, Status
 
 
 class Failure(Enum):
-    """Why an attempt cannot be granted any more."""
+    """Why an attempt can no longer be granted."""
 
     HELD = auto()
-    """Enough nodes are held by other leases, and one of those may have a quorum."""
+    """Other leases hold too many nodes, and one of them may have a quorum."""
     SPLIT = auto()
-    """Enough nodes are held by other leases, but none of those has a quorum: no lease will be granted."""
+    """Other leases hold too many nodes, but none of them has a quorum: no lease will be granted."""
     NO_QUORUM = auto()
     """Fewer than a quorum of nodes answered."""
     EXPIRED = auto()
-    """Holds ended between mint and commit: the nodes were slower than the ttl is long."""
+    """Holds ended between mint and commit, because the nodes took longer than the ttl."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Send a commit of `token` to these nodes (index, nonce); an empty tuple means wait."""
+    """Send a commit of `token` to the targets (node index, nonce); without targets, wait."""
 
     token: int
     targets: tuple[tuple[int, str], ...]
@@ -49,7 +49,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The attempt has failed. `held` are the holds in its way and `silent` the nodes that did not answer, each by node index."""
+    """The attempt has failed; by node index, the holds that refused it and the nodes that did not answer."""
 
     failure: Failure
     held: tuple[tuple[int, Held], ...]
@@ -61,20 +61,20 @@ WAIT = Ask(0, ())
 
 
 class Tally:
-    """The answers to one attempt so far. Feed it every answer; it returns what to do next."""
+    """Takes every reply to one attempt, and returns what to do next."""
 
     def __init__(self, node_count: int, *, nonce: str | None = None) -> None:
-        """Begin with no answers.
+        """Begin without replies.
 
         Args:
-            node_count: of the configured nodes.
-            nonce: the attempt's own. A node that answers another shows the hold of an earlier try of this lease.
+            node_count: the number of configured nodes.
+            nonce: the attempt's. A node that answers another one has the hold of this lease's earlier try.
         """
         self._quorum = quorum.majority(node_count)
         self._nonce = nonce
         self._replies: list[Reply | None] = [None] * node_count
-        self._standing = [0] * node_count  # 0: not granted here, or the hold was lost
-        self._asked = [0] * node_count  # the greatest token this node was asked to commit
+        self._standing = [0] * node_count  # 0: no grant here, or the hold was lost
+        self._asked = [0] * node_count  # the greatest token that the node was asked to commit
         self._greatest = 0
         self._granted = 0
         self._found_earlier_try = (
@@ -82,10 +82,10 @@ class Tally:
         )
 
     def minted(self, node: int, reply: Reply) -> Decision:
-        """Note a node's answer to the mint."""
+        """Note a node's reply to the mint."""
         assert self._replies[node] is None, "a mint is answered once"
         if isinstance(reply, Granted) and not reply.counts:
-            # The hold that was in the way may have ended before its time.
+            # An earlier hold may have ended before its ttl was over.
             reply = NoReply.CLOCK_SET
         self._replies[node] = reply
         if isinstance(reply, Granted):
@@ -95,9 +95,9 @@ class Tally:
         return self._decide()
 
     def committed(self, node: int, token: int, reply: Reply) -> Decision:
-        """Note a node's answer to the commit of `token`."""
+        """Note a node's reply to the commit of `token`."""
         if reply is Status.COMMITTED:
-            # A hold lost to an earlier commit's silence stays lost: being wrong in that direction is safe.
+            # A node whose earlier commit went unanswered stays lost: this error is safe.
             if self._standing[node]:
                 self._standing[node] = max(self._standing[node], token)
         else:
@@ -107,7 +107,7 @@ class Tally:
         return self._decide()
 
     def _decide(self) -> Decision:
-        # The order matters: a grant is sound whatever else was answered.
+        # The order matters: a grant is sound whatever the other replies are.
         if token := self._token_of_a_quorum():
             self._granted = token
             return Grant(token)
@@ -121,16 +121,16 @@ class Tally:
     def _token_of_a_quorum(self) -> int:
         """Return the token at which a quorum stands, or 0.
 
-        Below the greatest only before any commit was asked for: the nodes asked may stand higher by now than we know.
+        After the first commit only the greatest token counts: a node may stand higher than its replies show.
         """
         candidates = {self._greatest} if any(self._asked) else set(self._standing)
         return next((each for each in candidates if each and self._standing.count(each) >= self._quorum), 0)
 
     def _awaits_earlier_grant(self) -> bool:
-        """Tell whether the answers still missing can show the grant of an earlier try.
+        """Tell whether the missing replies can show the grant of an earlier try.
 
-        It is worth waiting for: a retried Acquire shall get the same token, and a node that was ahead and missed by the first try shows a
-        greater one.
+        Then the attempt waits for them, so that a retried Acquire gets the same token again. A node that the
+        first try did not reach may answer a greater one.
         """
         if not self._found_earlier_try or any(self._asked):
             return False
@@ -138,7 +138,7 @@ class Tally:
         return None in self._replies and most + self._replies.count(None) >= self._quorum
 
     def late(self, node: int, reply: Reply) -> Ask:
-        """Note a mint answered after the grant. A node left behind is aligned, so that the next attempt needs no commit."""
+        """Note a mint answered after the grant; align the node, so that the next attempt needs no commit."""
         assert self._replies[node] is None, "a mint is answered once"
         self._replies[node] = reply
         if isinstance(reply, Granted) and reply.token < self._granted:
@@ -161,7 +161,7 @@ class Tally:
         if len(silent) > node_count - self._quorum:
             return Refusal(Failure.NO_QUORUM, held, silent)
         if node_count - self._replies.count(None) - len(silent) < self._quorum:
-            # Fewer nodes than a quorum must not decide that the lock is held: there may be no quorum at all.
+            # Fewer nodes than a quorum must not decide that the lock is held, because there may be no quorum.
             return WAIT
         if not held:
             return Refusal(Failure.EXPIRED, held, silent)

@@ -1,7 +1,7 @@
 """Decide one attempt to grant a lease from the replies of the nodes. Pure: no clock, no I/O, no randomness.
 
 One rule decides. A node *stands at* the token it minted for the attempt, or at M once it has acknowledged a
-commit of M. M is the greatest token answered so far. The attempt is granted once a quorum stands at one token.
+commit of M. M is the greatest token answered so far. A quorum that stands at one token grants the attempt.
 Until then the nodes below M are asked to commit M. In the steady state a quorum mints M without a commit.
 
 A node counts only at exactly that token. If it had minted more, the token might not exceed all earlier ones.

@@ -1,1 +1,1 @@
-"""The links to the nodes: sockets, commands and their replies, replay after a break."""
+"""The links to the nodes: sockets, commands and replies, and replay after a break."""

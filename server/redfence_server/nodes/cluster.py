@@ -1,4 +1,4 @@
-"""All links of one server, and whether it may start with them."""
+"""Start and close all links of one server; refuse to start without a quorum."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from redfence_server.redis_io.dial import NodeUrl
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """What this server knows of its cluster. `cluster_id` is empty while no node was admitted."""
+    """What this server knows about its cluster; `cluster_id` is empty until a node is admitted."""
 
     cluster_id: str
     quorum: int
@@ -29,10 +29,10 @@ class ClusterView:
 
 
 def check_urls(urls: Sequence[str]) -> tuple[NodeUrl, ...]:
-    """Return the nodes' addresses, in the order that is their index.
+    """Return the checked URLs of the nodes, in the order of their index.
 
     Raises:
-        ConfigError: a URL is malformed, a node is named twice, or their number is not 1, 3, 5 or 7.
+        ConfigError: a URL is malformed or named twice, or the number of nodes is not 1, 3, 5 or 7.
     """
     nodes = tuple(_check_url(index, url) for index, url in enumerate(urls))
     seen: dict[str, int] = {}
@@ -44,8 +44,8 @@ def check_urls(urls: Sequence[str]) -> tuple[NodeUrl, ...]:
         seen[node.address] = index
     if len(nodes) not in quorum.NODE_COUNTS:
         raise ConfigError(
-            f"node: {len(nodes)} nodes are configured; 1, 3, 5 or 7 are needed, for an even number tolerates no more "
-            "failures than one less"
+            f"node: {len(nodes)} nodes are configured; a quorum needs 1, 3, 5 or 7, because an even number "
+            "tolerates no more failures than one less"
         )
     return nodes
 
@@ -58,11 +58,10 @@ def _check_url(index: int, url: str) -> NodeUrl:
 
 
 class NodeCluster:
-    """Starts and ends the links; a server without a quorum at its start does not start.
+    """Starts and closes the links, and reports the loss of a quorum.
 
     Attributes:
-        on_quorum_lost: told when no quorum votes, and none will in a moment: nodes that have to be
-            examined again are back after some round trips.
+        on_quorum_lost: called when no quorum votes, or could after the re-examinations of its nodes.
     """
 
     def __init__(self, *, settings: LinkSettings, clock: WallClock, randomness: Randomness) -> None:
@@ -89,7 +88,7 @@ class NodeCluster:
         self._witnesses.on_confirmed = lambda index: self.links[index].heartbeat.bring_forward()
 
     def ttl_ms_max(self) -> int:
-        """Return the greatest ttl the cluster allows."""
+        """Return the greatest ttl that the cluster allows."""
         assert self._memory.ttl_ms_max is not None, "asked before a node was admitted"
         return self._memory.ttl_ms_max
 
@@ -98,7 +97,7 @@ class NodeCluster:
         return self._blink is not None
 
     def view(self) -> ClusterView:
-        """Tell what is known, without asking a node."""
+        """Return what is known, without asking a node."""
         return ClusterView(
             cluster_id=self._memory.cluster_id or "",
             quorum=quorum.majority(len(self.links)),
@@ -110,7 +109,7 @@ class NodeCluster:
         """Connect to all nodes; return once each was tried and a quorum is ready.
 
         Raises:
-            NodeRejectedError: a node is misconfigured, or no quorum was ready in time. The message names the nodes.
+            NodeRejectedError: a node is misconfigured, or no quorum was ready in time; the message names it.
         """
         for link in self.links:
             link.start()
@@ -127,7 +126,7 @@ class NodeCluster:
                 raise NodeRejectedError(f"no quorum of nodes is ready: {self._problems()}") from error
 
     async def close(self) -> None:
-        """End all links."""
+        """Close all links."""
         await asyncio.gather(*(link.close() for link in self.links))
         self._stop_quorum_timer()
 
@@ -136,7 +135,7 @@ class NodeCluster:
             link.heartbeat.bring_forward()
 
     def _on_step(self) -> None:
-        """Look at every clock at once: whose clock moved decides whether other servers have to know."""
+        """Sample every clock at once, to tell a wrong clock of this server from one of a node."""
         self._sample_clocks()
         together = self._witnesses.stepped_together(now_ms=self._clock.now_ms())
         was_wrong = self._is_clock_wrong
@@ -144,12 +143,12 @@ class NodeCluster:
         if self._is_clock_wrong and not was_wrong:
             structlog.get_logger().error(
                 "server_clock_wrong",
-                consequence="a quorum of node clocks moved together against this server's clock: it stood still or runs "
-                "wrong; this server grants nothing until the greatest ttl is over; other servers are not told",
+                consequence="a quorum of node clocks moved together against this server's wrong clock; "
+                "this server grants nothing until the greatest ttl is over, and tells no other server",
             )
 
     def _on_state(self) -> None:
-        # A clock is a witness for the time since its first sample. So all are sampled again as soon as one is new.
+        # A clock is a witness only for the time since its first sample, so sample all when one is new.
         self._sample_clocks()
         if self._has_quorum():
             self._stop_quorum_timer()
@@ -170,7 +169,7 @@ class NodeCluster:
             self._quorum_timer = None
 
     def _has_quorum(self, *also: NodeState) -> bool:
-        """Tell whether a quorum of nodes votes, or would if those in the other states did."""
+        """Tell whether a quorum of nodes votes, counting also the nodes in the given other states."""
         counted = sum(link.report().state in {NodeState.READY, *also} for link in self.links)
         return counted >= quorum.majority(len(self.links))
 

@@ -1,7 +1,7 @@
-"""The commands to one node, and its replies. While the node is away, what ends a hold is kept for it.
+"""Send commands to one node and read its replies; keep releases and undos while the node is unavailable.
 
-A command goes out only under the admission id of the present connection, so a node is sent nothing before it was admitted on
-that very connection.
+A command leaves only under the admission id of the present connection. So a node gets no command before this
+server has admitted it on that connection.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from redfence_server.nodes.link_state import LinkState
 from redfence_server.nodes.replay_queue import ReplayQueue
 from redfence_server.redis_io import scripts
 
-# Scripts flushed, turned into a replica, password or rights changed: admission finds out what it is.
+# Scripts flushed, node made a replica, password or rights changed: the next admission finds the cause.
 _FIXED_BY_RECONNECTING: Final = frozenset({"NOSCRIPT", "READONLY", "NOAUTH", "NOPERM"})
 
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """A command on its way, under an admission id; `on_reply` is called exactly once."""
+    """A command that was sent under an admission id; `on_reply` is called exactly once."""
 
     command: Command
     on_reply: Callable[[Reply], None] | None
@@ -46,11 +46,11 @@ class _Sent:
 
 
 class NodeCommands:
-    """Sends commands while the node is admitted. A reply that shows that it no longer is ends the connection.
+    """Sends commands while the node is admitted; drops the connection when a reply shows that it is not.
 
     Attributes:
-        connection: to the node that was admitted; None while there is none.
-        identity: the one under which the node was last admitted.
+        connection: the admitted connection; None while there is none.
+        identity: the identity at the last admission.
     """
 
     def __init__(
@@ -79,18 +79,18 @@ class NodeCommands:
         self._void_admission_id = ""
 
     def begin(self, connection: NodeConnection, identity: Identity | None) -> None:
-        """Send over a connection on which the node was just admitted, first of all what was kept for it."""
+        """Send over a newly admitted connection, beginning with the kept commands."""
         self.identity, self.connection = identity, connection
         self._revalidating_until_ms = 0.0
         self.replay()
         self._last_error_code = ""
 
     def end_revalidation(self) -> None:
-        """Expect the node back soon no longer: it was examined and did not get its vote, or cannot be examined."""
+        """Stop answering NOT_ADMITTED: the node did not get its vote back, or cannot be examined."""
         self._revalidating_until_ms = 0.0
 
     def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> bool:
-        """Carry out `command` and tell `on_reply` exactly once, later; see `LockNode`."""
+        """Send `command`, and later call `on_reply` exactly once; see `LockNode`."""
         if self.connection is not None and self.identity is not None:
             admission_id = self.identity.admission
             if isinstance(command, Commit) and command.admission_id:
@@ -105,7 +105,7 @@ class NodeCommands:
         return False
 
     def _keep(self, command: Command, reason: NoReply, *, is_awaited: bool) -> None:
-        """Keep what ends a hold for later, unless its caller makes it again: that one must be the first to arrive."""
+        """Keep a release or an undo for later, unless its caller sends it again, which must arrive first."""
         if not (is_awaited and reason is NoReply.NOT_ADMITTED):
             self._replay_queue.keep(command)
 
@@ -116,19 +116,19 @@ class NodeCommands:
         return NoReply.QUARANTINED if self._state.state is NodeState.QUARANTINED else NoReply.UNREACHABLE
 
     def replay(self, *, at_most: int | None = None) -> None:
-        """Send what was kept for the node, the oldest first."""
+        """Send the kept commands, oldest first."""
         for command in self._replay_queue.take(now_ms=self._clock.now_ms(), at_most=at_most):
             self.send(command)
 
     def _on_raw(self, sent: _Sent, raw: Any) -> None:
-        """Take what came of a command that was sent."""
+        """Turn the outcome of a sent command into a reply, and pass it on."""
         reply: Reply
         if isinstance(raw, ReplyError):
             reply = self._on_error_reply(sent.command, str(raw))
         elif isinstance(raw, NoReply):
-            # A node refuses a void admission id for ever, so it has refused what it did not answer as well.
+            # A node refuses a void admission id for ever, so it also refused the unanswered commands.
             reply = NoReply.NOT_ADMITTED if sent.admission_id == self._void_admission_id else raw
-            # What timed out may still be carried out; but if the connection is given up, it is not. Once more is no harm.
+            # A timed-out command may never run, if the connection is given up; to run it twice does no harm.
             self._keep(sent.command, reply, is_awaited=sent.on_reply is not None)
         else:
             reply = self._read_reply(sent, raw)
@@ -136,14 +136,14 @@ class NodeCommands:
             sent.on_reply(reply)
 
     def _read_reply(self, sent: _Sent, raw: Any) -> Reply:
-        """Return what a script answered."""
+        """Return the reply of a script."""
         if self._last_error_code:
             self._last_error_code = self._state.detail = ""
         try:
             reply = scripts.read_reply(raw, admission_id=sent.admission_id)
         except scripts.NotAdmittedError:
             self._keep(sent.command, NoReply.NOT_ADMITTED, is_awaited=sent.on_reply is not None)
-            # A late commit of an attempt that began under an earlier id tells nothing of the present one.
+            # A late commit under an earlier id shows nothing about the present id.
             if self.identity is not None and sent.admission_id == self.identity.admission:
                 self.revalidate("it refused a command: not_admitted")
             return NoReply.NOT_ADMITTED
@@ -151,40 +151,40 @@ class NodeCommands:
             self._log.error("node_numbers_exhausted")
             return NoReply.REFUSED
         except ValueError:
-            # Another program has written redfence's keys. The answer has a digest, so it is not logged.
+            # Another program has written redfence's keys. The reply has a digest, so it is not logged.
             return self._reconnect("an answer that no script gives")
         return self._observe_grant(reply, raw) if isinstance(reply, Granted) else reply
 
     def _observe_grant(self, reply: Granted, raw: list[Any]) -> Granted:
-        """Take from a granted mint what it shows of the node's memory and clock."""
+        """Check the token and the clock in the reply to a granted mint."""
         assert self.identity is not None, "a node that answers was admitted"
         self._memory.see_token(self._index, floor=self.identity.floor, token=reply.token)
         return reply if self._heartbeat.counts(scripts.read_clock_ms(raw)) else replace(reply, counts=False)
 
     def _on_error_reply(self, command: Command, problem: str) -> NoReply:
-        """Take an error reply: start over where a new connection can mend it, and otherwise go on."""
+        """Handle an error reply: reconnect if that can fix the cause, otherwise go on."""
         code = problem.partition(" ")[0]
         if code not in _FIXED_BY_RECONNECTING:
-            # Out of memory, disk full, a busy script: it may pass, and reconnecting would only take the others along.
+            # Out of memory, disk full, a busy script: it may pass, and a reconnect would fail other commands.
             if code != self._last_error_code:
                 self._log.warning("node_command_failed", problem=problem)
             self._last_error_code = code
-            # It answers, and yet is of no use: an operator has to see why.
+            # The node answers but is of no use, so an operator has to see the reason.
             self._state.detail = f"its last answer was an error: {problem}"
             return NoReply.REFUSED
         if code == "NOSCRIPT":
-            self._replay_queue.keep(command)  # the next connection loads it
+            self._replay_queue.keep(command)  # the next connection loads the script
         return self._reconnect(problem)
 
     def _reconnect(self, problem: str) -> NoReply:
-        """Start over with the node: its role or its scripts are not what was found at admission."""
+        """Drop the connection: the node's role or scripts have changed since its admission."""
         if self.connection is not None:
             self._log.warning("node_refused_command", problem=problem)
             self.drop(f"it refused a command: {problem}")
         return NoReply.REFUSED
 
     def revalidate(self, reason: str) -> None:
-        """Examine the node again on a new connection, for the admission id is void; until then commands are NOT_ADMITTED."""
+        """Drop a connection with a void admission id; answer NOT_ADMITTED until the next examination."""
         if self.connection is not None and self.identity is not None:
             self._void_admission_id = self.identity.admission
             self._revalidating_until_ms = self._clock.now_ms() + REVALIDATION_MS_MAX
@@ -198,9 +198,9 @@ class NodeCommands:
             connection.abort(reason)
 
     def drop_if_superseded(self) -> None:
-        """Drop the node if another process has got its index since it was admitted."""
+        """Drop the node if another process has got its node index since the admission."""
         if self.identity is not None and self.connection is not None:
             floor, known = self.identity.floor, self._memory.nodes[self._index].floor
             if floor < known:
                 self._log.warning("node_superseded", floor=floor, floor_known=known)
-                self.drop("another process has been given its node index since")
+                self.drop("another process has got its node index since")

@@ -1,11 +1,10 @@
-"""One socket to one node that carries the commands of every caller.
+"""Carry the commands of all callers to one node over one socket.
 
-Commands issued in one turn of the event loop leave in one write, and the node answers them with one fsync. Replies come in
-order, so a queue matches them. Only this class reads the socket, so a caller that goes away cannot leave a reply for the
-next one. Timeouts need one timer for the whole queue: the oldest command is the first to be overdue.
+Commands from one turn of the event loop leave in one write, and cost the node one fsync. Replies come in
+order, so a queue matches them. Only this class reads the socket, so a cancelled caller leaves no reply for
+the next one. One timer serves the whole queue, because the oldest command is the first to be overdue.
 
-Notices come over the same socket, which speaks RESP3: it tells what was pushed from what was asked for. So a notice can
-neither overtake the reply to an earlier command nor be overtaken by the reply to a later one.
+Notices come over the same socket. RESP3 marks them, so notices and replies stay in order.
 """
 
 from __future__ import annotations
@@ -21,30 +20,30 @@ import hiredis
 from redfence_server.locking.node import NoReply
 from redfence_server.redis_io.dial import DialError, DialRefusedError
 
-# Above this many unanswered commands the node is as good as unreachable; each takes about half a kilobyte.
+# With more unanswered commands the node counts as unreachable; each takes about half a kilobyte.
 _UNANSWERED_MAX: Final = 20_000
-# A socket whose oldest command is unanswered for this many node timeouts is given up and dialled anew.
+# If the oldest command is unanswered for this many node timeouts, the socket is closed and dialled again.
 _STALLED_AFTER_TIMEOUTS: Final = 4
-# A read takes this much at most; more waits in the kernel for the next turn of the loop.
+# The most that one read takes; the kernel keeps the rest for the next turn of the loop.
 _READ_BYTES_MAX: Final = 65_536
 _INCOMPLETE: Final = object()
 
-# The callback for the reply, and when the command was issued, in seconds of the event loop.
+# The callback for the reply, and when the command was sent, in seconds of the event loop.
 _Unanswered = tuple[Callable[[Any], None], float]
 
 ReplyError: type[Exception] = hiredis.ReplyError
 
 
 class NodeConnection(asyncio.BufferedProtocol):
-    """Pipelines packed commands over one transport.
+    """Pipelines packed commands over one transport, and calls back once for each.
 
-    It reads into one buffer of its own. asyncio would allocate 256 KiB for each read and shrink it to the few hundred bytes
-    that came, thousands of times a second. Other objects would settle in the gaps, and the heap would grow for hours.
+    It reads into one buffer. asyncio would allocate 256 KiB for each read and shrink it to a few hundred
+    bytes, thousands of times a second. Other objects would fill the gaps, so that the heap grows for hours.
 
     Args:
-        node_timeout_ms: a command without a reply for this long is told `NoReply.TIMED_OUT`. Its late reply is dropped.
-        on_lost: told once, with the reason, when the connection has ended; every unanswered command has been told by then.
-        on_notice: told the payload of each message published on the channel that was subscribed to.
+        node_timeout_ms: after this time without a reply, a command gets `NoReply.TIMED_OUT`.
+        on_lost: called once with the reason when the connection has ended, after all callbacks of commands.
+        on_notice: called with the payload of each message on the subscribed channel.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._timeout_s = node_timeout_ms / 1000
         self._on_lost = on_lost
         self._on_notice = on_notice
-        # Told whether a subscription was granted; the node answers it before anything that is sent later.
+        # Set while a subscription is unanswered; the node answers it before any later command.
         self._on_subscribed: Callable[[str], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
@@ -61,16 +60,16 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._outbox: list[bytes] = []
         self._unanswered: deque[_Unanswered] = deque()
-        # Commands already told TIMED_OUT whose replies are still owed by the node; always older than `_unanswered`.
+        # Timed-out commands whose replies may still come; always older than `_unanswered`.
         self._overdue: deque[_Unanswered] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._end_reason = ""
         self.latency_ms: float | None = None
 
     def call(self, packed: bytes, on_raw: Callable[[Any], None]) -> bool:
-        """Send a packed command; `on_raw` is told the parsed reply, a `ReplyError`, or a `NoReply`, exactly once and later.
+        """Send a packed command; later call `on_raw` once with the reply, a `ReplyError` or a `NoReply`.
 
-        Returns False, and tells nothing, if the connection has ended or too much is unanswered.
+        Return False without a call if the connection has ended or too many commands are unanswered.
         """
         if self._transport is None or len(self._unanswered) + len(self._overdue) >= _UNANSWERED_MAX:
             return False
@@ -84,18 +83,18 @@ class NodeConnection(asyncio.BufferedProtocol):
         return True
 
     async def commands(self, *batch: Sequence[str | bytes | int]) -> list[Any]:
-        """Return the answers to raw commands, in order; a `DialRefusedError` stands for one that is an error.
+        """Return the replies to raw commands, in order; an error reply is a `DialRefusedError` in the list.
 
-        Cancellation: the answers are dropped.
+        Cancellation: the replies are dropped.
 
         Raises:
-            DialError: the connection ended, takes no more, or an answer came too late.
+            DialError: the connection ended or takes no more commands, or a reply came too late.
         """
         answers: list[asyncio.Future[Any]] = [self._loop.create_future() for _ in batch]
         for parts, answer in zip(batch, answers, strict=True):
             packed: bytes = hiredis.pack_command(tuple(parts))  # type: ignore[arg-type]  # its stub says: a tuple of one
             if not self.call(packed, partial(_settle, answer)):
-                raise DialError(f"{parts[0]!s}: the connection takes no command")
+                raise DialError(f"{parts[0]!s}: the connection takes no more commands")
         values = [await answer for answer in answers]
         for parts, value in zip(batch, values, strict=True):
             if isinstance(value, NoReply):
@@ -106,12 +105,12 @@ class NodeConnection(asyncio.BufferedProtocol):
         ]
 
     def subscribe(self, channel: str, on_subscribed: Callable[[str], None]) -> None:
-        """Begin to take the notices of a channel: the first thing to send, and once at most.
+        """Subscribe to the notices of a channel, once, before any command.
 
-        `on_subscribed` is told why the node refuses, or nothing.
+        `on_subscribed` is called with the node's reason to refuse, or an empty text.
         """
         assert self._transport is not None
-        assert not self._unanswered, "the answer is told by its place"
+        assert not self._unanswered, "the first reply answers the subscription"
         self._on_subscribed = on_subscribed
         self._transport.write(hiredis.pack_command(("SUBSCRIBE", channel)))  # type: ignore[arg-type]  # its stub says: a tuple of one
 
@@ -132,14 +131,14 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._timer = self._loop.call_at(when, self._expire)
 
     def _expire(self) -> None:
-        """Tell the overdue, and give the connection up if the node owes replies for too long."""
+        """Time out overdue commands; abort the connection if a reply is overdue for too long."""
         now = self._loop.time()
         while self._unanswered and now - self._unanswered[0][1] >= self._timeout_s:
             entry = self._unanswered.popleft()
             self._overdue.append(entry)
-            entry[0](NoReply.TIMED_OUT)  # may call `call`, which leaves the timer to us
+            entry[0](NoReply.TIMED_OUT)  # may call `call`, which leaves the timer to this method
         if self._overdue and now - self._overdue[0][1] >= _STALLED_AFTER_TIMEOUTS * self._timeout_s:
-            self.abort("it answers nothing any more")
+            self.abort("it no longer answers")
             return
         self._timer = None
         if self._unanswered:
@@ -148,12 +147,12 @@ class NodeConnection(asyncio.BufferedProtocol):
             self._arm(self._overdue[0][1] + _STALLED_AFTER_TIMEOUTS * self._timeout_s)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start to carry commands."""
+        """Accept commands from now on."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  (asyncio's)
-        """Return where the next bytes are to be put."""
+        """Return the buffer for the next bytes."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -189,7 +188,7 @@ class NodeConnection(asyncio.BufferedProtocol):
             self._on_notice(raw[2])
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell every waiting caller, then the owner."""
+        """Answer every command with DISCONNECTED, then call `on_lost`."""
         self._transport = None
         if self._timer is not None:
             self._timer.cancel()

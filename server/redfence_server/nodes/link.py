@@ -1,11 +1,11 @@
-"""The server's lasting link to one node: dial, admission, commands, and again after every break.
+"""Keep a link to one node: dial, admit, send commands, and start again after every break.
 
-States: JOINING until it was first reached; then READY; UNREACHABLE while there is no connection; QUARANTINED while the node
-answers but must not vote. Commands go out only in READY, so a node is sent nothing before it was admitted on that very
-connection.
+A link is JOINING until the server first reaches the node, then READY. It is UNREACHABLE without a connection,
+and QUARANTINED while the node answers but must not vote. Commands leave only in READY, so a node gets no
+command before its admission on that connection.
 
-While the node votes, membership/heartbeat.py examines it again and again. A node that would not be admitted now is dropped and
-examined on a new connection.
+While the node votes, membership/heartbeat.py examines it at intervals. A node that would not be admitted now
+is dropped, and examined on a new connection.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from redfence_server.randomness import Randomness
 from redfence_server.redis_io import scripts
 from redfence_server.redis_io.dial import DialError, DialledNode, DialRefusedError
 
-# How long to wait before dialling again: doubled from the first to the last, with jitter of a half.
+# How long to wait before dialling again: doubles from the first to the last, and jitter takes up to half.
 _BACKOFF_MS_FIRST: Final = 50
 _BACKOFF_MS_LAST: Final = 2_000
-# A connection that lasted so long is made again at once.
+# A connection that lasted this long is dialled again at once.
 _STABLE_CONNECTION_MS: Final = 1_000
-# How many of the commands kept for the node are sent after each heartbeat.
+# How many kept commands are sent after each heartbeat.
 _REPLAYED_PER_HEARTBEAT: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """What every link of a server shares.
+    """What all links of a server share.
 
     Attributes:
-        packer: one for all links, so that a command for all nodes is packed once.
-        channel: on which this server is given notices.
+        packer: shared, so that a command for all nodes is packed once.
+        channel: the channel of this server's notices.
         node_timeout_ms: how long a command may stay unanswered.
     """
 
@@ -63,11 +63,11 @@ class LinkSettings:
 
 
 class NodeLink:
-    """A `LockNode` over the wire. Start it once; it keeps itself connected until closed.
+    """Implements `LockNode` over the wire; stays connected from `start` until `close`.
 
     Attributes:
-        admission_refused: why the node must not vote; None if the node was not turned away.
-        examined: set once the first try to join has ended, good or bad.
+        admission_refused: why the node must not vote; None if it was not refused.
+        examined: set when the first try to join has ended, with or without success.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class NodeLink:
             clock=clock,
             log=self._log,
         )
-        # Every command goes this way, so there is no method in between.
+        # Bound directly, because every command takes this path.
         self.send = self._commands.send
         self.drop_if_superseded = self._commands.drop_if_superseded
         self._notice_problem = ""
@@ -120,11 +120,11 @@ class NodeLink:
         self.examined = asyncio.Event()
 
     def listen(self, on_notice: Callable[[Notice], None]) -> None:
-        """Pass on the notices that this server asked for; see `LockNode`."""
+        """Pass the notices for this server to `on_notice`; see `LockNode`."""
         self._on_notice = on_notice
 
     def report(self) -> NodeReport:
-        """Tell what is known of the node, without asking it."""
+        """Return what this server knows about the node, without asking it."""
         now_ms = self._clock.now_ms()
         node_clock = self.heartbeat.node_clock
         offset_ms = node_clock.offset_ms if node_clock else None
@@ -156,21 +156,21 @@ class NodeLink:
         return Durability.DECLARED if self._settings.joining.assume_durable else Durability.NONE
 
     def start(self) -> None:
-        """Begin to connect, and stay connected until `close`."""
+        """Connect, and stay connected until `close`."""
         self._task = asyncio.create_task(self._run(), name=f"node-link-{self.index}")
         self._task.add_done_callback(self._on_task_done)
 
     async def close(self) -> None:
-        """End the connection and wait for it; commands under way are told `NoReply.DISCONNECTED`. May be repeated."""
+        """Close the connection, answer unanswered commands with `NoReply.DISCONNECTED`; safe to repeat."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        """Tell of a defect that ended the link: the node stays lost until the server is started anew."""
+        """Report a defect that ended the link; the node stays lost until the server restarts."""
         if not task.cancelled() and (defect := task.exception()) is not None:
             self._log.error("internal_error", where="node_link", exc_info=defect)
-            self._become(NodeState.UNREACHABLE, f"a defect ended the link: {defect!r}")
+            self._become(NodeState.UNREACHABLE, f"an internal error ended the link: {defect!r}")
             self.examined.set()
 
     async def _run(self) -> None:
@@ -181,12 +181,9 @@ class NodeLink:
             try:
                 await self._join_and_serve()
                 backoff_ms = _BACKOFF_MS_FIRST
-                # Most often it has only got a new admission id: examine it at once, but not over and over.
+                # Usually the node only has a new admission id: examine it at once, but not in a tight loop.
                 pause_ms = 0 if self._clock.now_ms() - began_ms > _STABLE_CONNECTION_MS else _BACKOFF_MS_FIRST
-            except (
-                DialError,
-                OSError,
-            ) as error:  # the latter when the machine refuses a file, which may pass
+            except (DialError, OSError) as error:  # OSError: no file descriptor is free, which may pass
                 self._commands.end_revalidation()
                 self._become(NodeState.UNREACHABLE, str(error))
                 backoff_ms = min(2 * backoff_ms, _BACKOFF_MS_LAST)
@@ -199,9 +196,9 @@ class NodeLink:
             await asyncio.sleep(pause_ms * self._randomness.uniform(0.5, 1.0) / 1000)
 
     async def _join_and_serve(self) -> None:
-        """Return when a connection that was admitted has ended."""
-        visiting = self._settings.joining.admin
-        dialled = await visiting.dial(self._url, timeout_ms=visiting.dial_timeout_ms)
+        """Dial and admit the node, and serve it until the connection ends."""
+        admin = self._settings.joining.admin
+        dialled = await admin.dial(self._url, timeout_ms=admin.dial_timeout_ms)
         try:
             found = await self.joining.join(dialled)
             for answer in await dialled.commands(
@@ -226,14 +223,14 @@ class NodeLink:
             await dialled.close()
 
     async def _serve(self, connection: NodeConnection, found: Findings, lost: asyncio.Future[str]) -> None:
-        """Send commands to a node that was admitted, until the connection ends."""
+        """Send commands to an admitted node until the connection ends."""
         self.admission_refused = None
         self.heartbeat.begin(found)
         self._commands.begin(connection, found.identity)
         self._become(NodeState.READY, "")
         self.examined.set()
         self.drop_if_superseded()
-        # After each heartbeat there is room for commands that found none. A few at a time: a late node must not get later.
+        # Each heartbeat replays a few commands that did not fit before; more would slow down a slow node.
         replay_some = partial(self._commands.replay, at_most=_REPLAYED_PER_HEARTBEAT)
         heartbeat = asyncio.create_task(
             self.heartbeat.run(connection, replay_some), name=f"heartbeat-{self.index}"
@@ -266,8 +263,8 @@ class NodeLink:
     def _on_subscribed(self, refusal: str) -> None:
         self._notice_problem = ""
         if refusal:
-            # It votes all the same: only expiry then wakes waiters.
-            self._notice_problem = f"it refuses to give notices: {refusal}"
+            # The node still votes, but waiters then wake only when a ttl ends.
+            self._notice_problem = f"it refuses to send notices: {refusal}"
             self._log.warning("node_notices_refused", problem=refusal)
 
     def _on_raw_notice(self, payload: bytes) -> None:

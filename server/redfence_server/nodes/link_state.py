@@ -1,4 +1,4 @@
-"""The state that the link to a node is in, since when and why. A change is counted, passed on, and logged once."""
+"""Keep the state of the link to a node; count, report and log each change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from redfence_server.locking.node import NodeState
 
 
 class LinkState:
-    """Begins as JOINING. `detail` says why the node is in its state since `since_ms`; it is empty when all is well."""
+    """Holds the state since `since_ms`, at first JOINING; `detail` says why, or is empty if all is well."""
 
     def __init__(
         self, *, clock: Clock, log: structlog.typing.FilteringBoundLogger, on_change: Callable[[], None]
@@ -26,20 +26,20 @@ class LinkState:
         self.change_count = 0
 
     def become(self, state: NodeState, detail: str, *, run_id: str) -> None:
-        """Note the state of a node in this run."""
+        """Take a new state; log it unless it was the last one logged."""
         before, self.state, self.detail = self.state, state, detail
         if state is not before:
             self.since_ms = self._clock.now_ms()
             self.change_count += 1
             self._on_change()
-        # A node that stays away is dialled again and again; that is told once.
+        # An unavailable node is dialled again and again, but logged once.
         if state is NodeState.JOINING or state is self._logged:
             return
         logged, self._logged = self._logged, state
         if state is NodeState.READY and logged is None:
             self._log.info("node_ready", run_id=run_id)
         elif state is NodeState.READY:
-            # At the level of its loss: an operator who was told of the loss waits for this.
+            # The level of the loss, because an operator who saw the loss waits for this.
             self._log.warning("node_recovered", run_id=run_id)
         else:
             self._log.warning("node_unavailable", state=state.name.lower(), detail=detail)

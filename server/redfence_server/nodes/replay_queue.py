@@ -1,4 +1,4 @@
-"""Releases and undos kept for a node that is away, and replayed when it votes again.
+"""Keep releases and undos for an unavailable node, and replay them when it votes again.
 
 A missed one would block the lock until its ttl ends.
 """
@@ -9,22 +9,25 @@ from typing import Final
 
 from redfence_server.locking.node import Command, Mint, Release, Undo
 
-# Beyond it the oldest are dropped: their holds end by their ttl.
+# Beyond this number the oldest are dropped: their holds end by their ttl.
 _KEPT_MAX: Final = 10_000
 
 
 class ReplayQueue:
-    """Undos and releases, each once, in the order in which they were first to be sent.
+    """Queues undos and releases, each once, in the order of their first sending.
 
-    An undo goes by an attempt's nonce and so can end nothing else; a release goes by the lease id, which the contract tells
-    callers never to use for a second acquisition. For a hand-over, only the release is kept; the attempt undoes its own mint.
+    A late replay is safe. An undo ends only the hold with its nonce. A release ends only the hold with its
+    lease id, and the contract forbids a second acquisition with one lease id.
     """
 
     def __init__(self) -> None:
         self._commands: dict[tuple[str, str], Undo | Release] = {}
 
     def keep(self, command: Command) -> None:
-        """Keep a command that did not reach the node, if it is worth anything later."""
+        """Queue a release or an undo that did not reach the node; ignore any other command.
+
+        For a hand-over, queue only the release; the attempt undoes its own mint.
+        """
         ended = command.release_first if isinstance(command, Mint) else command
         if not isinstance(ended, Undo | Release):
             return
@@ -34,7 +37,7 @@ class ReplayQueue:
             del self._commands[next(iter(self._commands))]
 
     def take(self, *, now_ms: float, at_most: int | None = None) -> list[Undo | Release]:
-        """Return, and keep no longer, the oldest that can still end something; all if `at_most` is None."""
+        """Remove and return the oldest commands that can still end a hold; all if `at_most` is None."""
         taken: list[Undo | Release] = []
         while self._commands and len(taken) != at_most:
             command = self._commands.pop(next(iter(self._commands)))

@@ -166,7 +166,7 @@ async def test_a_node_that_owes_answers_for_four_timeouts_is_given_up() -> None:
     await asyncio.sleep(0.06)
     assert bench.wire.aborted
     assert bench.told == {"first": [NoReply.TIMED_OUT], "last": [NoReply.DISCONNECTED]}
-    assert bench.lost == ["it answers nothing any more"]
+    assert bench.lost == ["it no longer answers"]
     assert not bench.call("too late")
     assert "too late" not in bench.told
 

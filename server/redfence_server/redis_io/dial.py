@@ -1,6 +1,7 @@
-"""Open a connection to a node: redis-py does the URL, TLS, authentication and database, and then hands the socket over.
+"""Open a connection to a node with redis-py: URL, TLS, authentication, database; then take over its socket.
 
-The commands of the algorithm do not go through redis-py: they share one pipelined connection per node (nodes/connection.py).
+The commands of the algorithm bypass redis-py: they share one pipelined connection per node
+(nodes/connection.py).
 """
 
 from __future__ import annotations
@@ -29,27 +30,27 @@ class DialError(Exception):
     """No usable connection: the node is unreachable, refuses it, or does not answer as a node does."""
 
     def __str__(self) -> str:
-        """Say something also for a time-out of the system, which may have no text."""
+        """Return the cause; a timeout of the system may have no text of its own."""
         return super().__str__() or "no answer in time"
 
 
 class DialDeniedError(DialError):
-    """The node does not let this user in: unknown, wrong password, or without the rights that every connection needs."""
+    """The node rejects the user: unknown, wrong password, or without the rights that a connection needs."""
 
 
 class DialRefusedError(DialError):
-    """The node answered a command with an error; the connection goes on."""
+    """The node answered a command with an error; the connection stays usable."""
 
 
 class DialLoadingError(DialError):
-    """The node is loading its data, and answers no command that needs it. The connection has ended."""
+    """The node is loading its data and cannot answer yet; the connection has ended."""
 
 
 class DialAnswerError(DialError):
     """Another kind of server answered, or another program has written redfence's keys."""
 
 
-# All other options that redis-py reads from a URL would change how commands are sent, retried or read.
+# Other options that redis-py reads from a URL would change how it sends, retries or reads commands.
 _URL_OPTIONS: Final = frozenset(
     {
         "db",
@@ -65,7 +66,7 @@ _URL_OPTIONS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class NodeUrl:
-    """Where a node is, checked when it is made; the password stays out of its repr and of every message.
+    """A checked URL of a node; its repr and its messages never show the password.
 
     Raises:
         ValueError: the URL is malformed.
@@ -84,13 +85,13 @@ class NodeUrl:
             port = parts.port
             parsed = parse_url(self.url)
         except ValueError:
-            # Not the parser's reason: it quotes what it could not read, and that may be half a password.
+            # Without the parser's reason, which quotes the part it could not read: perhaps half a password.
             raise ValueError(
                 f"the {scheme}:// URL is malformed; percent-encode / ? # @ in the user and the password"
             ) from None
         if options.keys() - _URL_OPTIONS:
             raise ValueError(
-                f"the {scheme}:// URL has an option that is none of {', '.join(sorted(_URL_OPTIONS))}"
+                f"the {scheme}:// URL has an unknown option; allowed are {', '.join(sorted(_URL_OPTIONS))}"
             )
         if "path" in parsed:
             address = str(parsed["path"])
@@ -102,19 +103,19 @@ class NodeUrl:
 
 
 class DialledNode:
-    """An open, authenticated connection, for commands one at a time until it is handed over."""
+    """An open, authenticated connection; it takes one batch of commands at a time until its hand-over."""
 
     def __init__(self, connection: redis_asyncio.Connection) -> None:
         self._connection = connection
 
     async def command(self, *parts: str | bytes | int) -> Any:
-        """Return the node's answer.
+        """Return the node's reply to one command.
 
-        Cancellation: the connection is off by one afterwards; close it.
+        Cancellation: close the connection, because its next reply belongs to this command.
 
         Raises:
             DialRefusedError: the node answered with an error.
-            DialLoadingError: it is loading its data.
+            DialLoadingError: the node is loading its data.
             DialError: the connection broke or timed out.
         """
         (answer,) = await self.commands(parts)
@@ -123,9 +124,9 @@ class DialledNode:
         return answer
 
     async def commands(self, *batch: Sequence[str | bytes | int]) -> list[Any]:
-        """Return the node's answers, in one round trip; a `DialRefusedError` stands for one that is an error.
+        """Return the node's replies, in one round trip; an error reply is a `DialRefusedError` in the list.
 
-        Cancellation: the connection is off by some answers afterwards; close it.
+        Cancellation: close the connection, because its next replies belong to these commands.
 
         Raises:
             DialLoadingError: the node is loading its data.
@@ -133,7 +134,7 @@ class DialledNode:
         """
         name = str(batch[0][0])
         if not self._connection.is_connected:
-            # redis-py would connect anew, perhaps to another run of the node than the one that was examined.
+            # redis-py would reconnect, perhaps to another run of the node than the examined one.
             raise DialError(f"{name}: the connection has ended")
         answers: list[Any] = []
         try:
@@ -152,8 +153,8 @@ class DialledNode:
         return answers
 
     def hand_over(self, protocol: asyncio.BufferedProtocol) -> None:
-        """Give the socket to `protocol`. No answer may be outstanding. The connection must still be closed through this object."""
-        # redis-py has no public way to lend its socket; tests/contract/test_redis_dial.py watches this one.
+        """Give the socket to `protocol` when no reply is outstanding; this object must still close it."""
+        # redis-py has no public way to lend its socket; tests/contract/test_redis_dial.py checks this one.
         writer = self._connection._writer  # noqa: SLF001
         assert writer is not None
         transport = writer.transport
@@ -162,12 +163,12 @@ class DialledNode:
         protocol.connection_made(transport)
 
     async def close(self) -> None:
-        """Close at once, without waiting for the peer. May be repeated."""
+        """Close at once, without waiting for the peer; safe to repeat."""
         await self._connection.disconnect(nowait=True)
 
 
 class Dial(Protocol):
-    """`dial`, or what stands for it where there is no network."""
+    """The signature of `dial`; the simulation implements it without a network."""
 
     async def __call__(self, node: NodeUrl, *, timeout_ms: int) -> DialledNode:
         """Return an open, authenticated connection; see `dial`."""
@@ -175,18 +176,18 @@ class Dial(Protocol):
 
 
 async def dial(node: NodeUrl, *, timeout_ms: int) -> DialledNode:
-    """Return an open, authenticated connection. The timeout bounds connecting, and each command until the hand-over.
+    """Return an open, authenticated connection; `timeout_ms` also limits each command until the hand-over.
 
     Raises:
-        DialDeniedError: the node does not let this user in.
-        DialError: it could not be opened.
+        DialDeniedError: the node rejects the user.
+        DialError: the connection could not be opened.
 
     Cancellation: nothing stays open.
     """
     pool = redis_asyncio.ConnectionPool.from_url(
         node.url,
         protocol=2,
-        # redis-py's own retries would run a command twice after a lost reply.
+        # redis-py's retries would run a command twice after a lost reply.
         retry=Retry(NoBackoff(), 0),
         socket_timeout=timeout_ms / 1000,
         socket_connect_timeout=timeout_ms / 1000,
@@ -197,11 +198,11 @@ async def dial(node: NodeUrl, *, timeout_ms: int) -> DialledNode:
         async with asyncio.timeout(2 * timeout_ms / 1000):
             await connection.connect()
             _raise_swallowed_cancellation()
-        # A label for CLIENT LIST. A refusal is an answer like any other.
+        # A label for CLIENT LIST; a refusal does no harm.
         await dialled.commands(("CLIENT", "SETNAME", "redfence"))
     except BaseException as error:
         await dialled.close()
-        # The cause tells that the node wants a password, and the URL has none.
+        # Only the cause shows that the node wants a password and the URL has none.
         if isinstance(error, _DENIED) or isinstance(error.__cause__, AuthenticationError):
             raise DialDeniedError(str(error)) from error
         if isinstance(error, RedisError | OSError):
@@ -216,8 +217,8 @@ _DENIED: Final = (AuthenticationError, AuthorizationError, NoPermissionError)
 def _raise_swallowed_cancellation() -> None:
     """Raise the cancellation that redis-py swallowed.
 
-    It sends by `asyncio.wait_for`, which before Python 3.12 forgets a cancellation that comes when the bytes are just out.
-    A task that waits for the cancelled one would never return (test_a_server_can_be_stopped_at_every_step_of_connecting).
+    It sends by `asyncio.wait_for`, which before Python 3.12 drops a cancellation that comes right after the
+    bytes left. A close would then wait for ever (test_a_server_can_be_stopped_at_every_step_of_connecting).
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

@@ -1,6 +1,6 @@
-"""The Lua scripts: how a command becomes an EVALSHA, and how its reply is read.
+"""Turn commands into EVALSHA calls of the Lua scripts, and read the replies.
 
-One file per operation under lua/, loaded once; each file's head is its contract.
+lua/ has one file for each operation, loaded once; the head of each file is its contract.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from redfence_server.locking.node import (
 )
 
 REDIS_VERSION_MIN: Final = (6, 2)
-"""Of Redis, for the commands in the scripts; every Valkey is newer."""
+"""The oldest Redis with all commands of the scripts; every Valkey is newer."""
 ADMISSION_DIGITS: Final = 32
 COUNTER_IDLE_MS_DEFAULT = 24 * 3_600_000
 COUNTER_IDLE_MS_MAX = 365 * COUNTER_IDLE_MS_DEFAULT
 
 
-# Read once: a server that has run out of files can still examine its nodes, and finish a rejoin that it began.
+# Read once, so that a server without free file descriptors can still examine its nodes and finish a rejoin.
 _LUA: Final = {
     file.name.removesuffix(".lua"): file.read_bytes()
     for file in resources.files(__package__).joinpath("lua").iterdir()
@@ -49,12 +49,12 @@ def load(name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Keyspace:
-    """Names of the keys on a node.
+    """Returns the names of the keys on a node.
 
     Attributes:
-        prefix: what every key starts with.
-        counter_idle_ms: how long the counter of a resource is kept after its last use. It then starts again at the node's
-            `high`, so any value is safe; a short one saves memory and makes numbers jump.
+        prefix: the start of every key.
+        counter_idle_ms: how long a node keeps an unused counter. It then starts again at `high`, so any value
+            is safe; a short one saves memory and makes tokens jump.
     """
 
     prefix: str = "redfence:"
@@ -62,24 +62,24 @@ class Keyspace:
 
     @property
     def node(self) -> str:
-        """The node's identity."""
+        """The key of the node's identity."""
         return f"{self.prefix}node"
 
     @property
     def high(self) -> str:
-        """The greatest number the node ever minted or learnt."""
+        """The key of the greatest token that the node ever minted or learnt."""
         return f"{self.prefix}high"
 
     def lock(self, resource: str) -> str:
-        """The hold of a resource."""
+        """Return the key of a resource's hold."""
         return f"{self.prefix}lock:{resource}"
 
     def counter(self, resource: str) -> str:
-        """The last number minted or learnt for a resource."""
+        """Return the key of the last token minted or learnt for a resource."""
         return f"{self.prefix}counter:{resource}"
 
     def channel(self, server_id: str) -> str:
-        """The channel on which one server is told that a hold has ended. Other servers do not hear it."""
+        """Return the channel of the notices for one server."""
         return f"{self.prefix}notice:{server_id}"
 
 
@@ -92,24 +92,24 @@ _NAMES: dict[type[Command], str] = {
     Inspect: "inspect",
 }
 _SOURCES = {kind: load(name) for kind, name in _NAMES.items()}
-# SHA-1 is the name that EVALSHA wants, not a protection.
+# EVALSHA names a script by its SHA-1; this is no protection.
 _SHAS = {kind: hashlib.sha1(source, usedforsecurity=False).hexdigest() for kind, source in _SOURCES.items()}
 
 
 def sources() -> list[bytes]:
-    """Return every script that a connection must have loaded before its first command."""
+    """Return the scripts that a node must load before its first command."""
     return list(_SOURCES.values())
 
 
 class Packer:
-    """Turns commands into the bytes to send. A command for N nodes is packed once: only the admission id differs.
+    """Packs a command once for all nodes; only the admission id differs between them.
 
     Args:
-        keys: the names on the nodes.
-        channel: of this server, for notices.
+        keys: the names of the keys on the nodes.
+        channel: the channel of this server's notices.
     """
 
-    # Stands for the admission id in what is packed once; no caller can send it, for names have no control characters.
+    # Marks the place of the admission id. No caller can send it, because names have no control characters.
     _PLACEHOLDER: Final = "\0" * ADMISSION_DIGITS
 
     def __init__(self, keys: Keyspace, *, channel: str) -> None:
@@ -120,7 +120,7 @@ class Packer:
 
     def pack(self, command: Command, admission_id: str) -> bytes:
         """Return the bytes to send for `command` to a node that admitted the server under `admission_id`."""
-        assert len(admission_id) == ADMISSION_DIGITS, "the hole is as long as what fills it"
+        assert len(admission_id) == ADMISSION_DIGITS, "the placeholder is as long as the id"
         if command is not self._command:
             packed: bytes = hiredis.pack_command(self._parts(command))  # type: ignore[arg-type]  # its stub says: a tuple of one
             self._head, _, self._tail = packed.partition(self._PLACEHOLDER.encode())
@@ -148,11 +148,11 @@ class Packer:
 
 
 class NotAdmittedError(Exception):
-    """The node is not the one the server was admitted to: its identity is gone or was changed by another server."""
+    """The node's admission id is another one: its identity is lost, or another server changed it."""
 
 
 class NumbersExhaustedError(Exception):
-    """The node has minted every number below 2^53."""
+    """The node has no token below 2^53 left to mint."""
 
 
 def read_notice(payload: bytes, *, keys: Keyspace, node: int) -> Notice:
@@ -168,23 +168,23 @@ def read_notice(payload: bytes, *, keys: Keyspace, node: int) -> Notice:
     return Notice(node, key.removeprefix(start), int(token))
 
 
-# The scripts answer the name of the status.
+# A script answers with the name of the status.
 _STATUSES = {status.name.lower().encode(): status for status in Status}
 
 
 def read_clock_ms(raw: list[Any]) -> float:
-    """Return the node's clock, from a `granted` that `read_reply` has read."""
+    """Return the node's clock from a `granted` that `read_reply` has accepted."""
     clock_us: int = raw[5]
     return clock_us / 1000
 
 
 def read_reply(raw: list[Any], *, admission_id: str = "") -> Reply:
-    """Return what a script answered, which was sent under an admission id.
+    """Return the reply of a script that was sent under an admission id.
 
     Raises:
-        NotAdmittedError: the script changed nothing because the admission id was wrong.
-        NumbersExhaustedError: no number is left to mint.
-        ValueError: the answer is none of those that the scripts give.
+        NotAdmittedError: the admission id was wrong, and the script changed nothing.
+        NumbersExhaustedError: no token is left to mint.
+        ValueError: no script gives this reply.
     """
     try:
         word = raw[0]
@@ -195,7 +195,7 @@ def read_reply(raw: list[Any], *, admission_id: str = "") -> Reply:
                 raise ValueError(f"no script answers {raw!r}")
             return Granted(raw[1].decode(), raw[2], raw[3] > 0, raw[4] == 1, admission_id=admission_id)
         if word == b"held":
-            # PTTL is negative for a hold that expires in this very millisecond.
+            # PTTL is negative for a hold that expires in this millisecond.
             return Held(raw[1].decode(), raw[2], raw[3].decode(errors="replace"), max(0, raw[4]))
         if word == b"renewed":
             return Renewed(raw[1], raw[2])

@@ -1,4 +1,4 @@
--- commit: raise the token of one hold, and the numbers it was minted from, to the token of the grant.
+-- commit: raise the token of one hold, and the node's counters, to the token of the grant.
 --
 -- KEYS  1 node, 2 high, 3 lock, 4 counter: as in mint.lua
 -- ARGV  1 admission id
@@ -6,12 +6,12 @@
 --       3 nonce that this node answered to the mint
 --       4 token of the grant
 --       5 how long an unused counter is kept, in ms
--- Returns  {'committed'}     the hold that was minted has lasted without a gap until now and knows the token
---          {'lost'}          it has not; nothing was changed
+-- Returns  {'committed'}     the minted hold has lasted without a gap, and has the token now
+--          {'lost'}          the minted hold has ended; nothing was changed
 --          {'not_admitted'}  as in mint.lua
 --
--- Atomic because the proof that tokens are ordered needs hold and counter to be judged at one instant. The nonce is
--- part of the condition: without it, a late commit of a first attempt could land in a second hold of the same lease.
+-- Atomic because the proof that tokens are ordered needs hold and counter at one instant. The nonce is part
+-- of the condition: without it, a late commit of a first attempt could reach a second hold of the same lease.
 local high = tonumber(redis.call('GET', KEYS[2]) or nil)
 if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] or not (high and high >= 0) then
   return {'not_admitted'}

@@ -1,4 +1,4 @@
--- form: give an empty node its place in a new cluster, or confirm the place it was given.
+-- form: give an empty node its node index in a new cluster, or confirm the index that it has.
 --
 -- KEYS  1 node, 2 high: as in mint.lua
 -- ARGV  1 cluster id
@@ -7,16 +7,16 @@
 --       4 greatest ttl the cluster allows, in ms
 --       5 admission id to give
 --       6 the node's run_id
---       7 state to reach: 'forming', then 'assembled' once every node is forming, then 'ready' once every node is assembled
+--       7 state to reach: 'forming'; 'assembled' once every node is forming; 'ready' once each is assembled
 --       8 '1' if the node's present run loses nothing at a crash, else '0'
 --       9 how many keys the node has evicted in this run
 -- Returns  {'formed'}      the node has this identity and state
 --          {'not_empty'}   the node holds keys but no identity; nothing was changed
---          {'ahead'}       the node has this identity, and another state than the one asked for; nothing was changed
+--          {'ahead'}       the node has this identity, but is not in the state before; nothing was changed
 --          {'other'}       the node has another identity, or none; nothing was changed
 --
--- Atomic because two operators may form at once, and because an identity must never be given to a node that already
--- holds anything: it would vote as if it had never forgotten.
+-- Atomic because two operators may form at the same time. A node that already holds keys must never get an
+-- identity, because it would vote as if it had never forgotten.
 local identity = redis.call('HMGET', KEYS[1], 'cluster_id', 'index', 'nodes', 'state')
 if not identity[1] then
   if ARGV[7] ~= 'forming' then
@@ -26,8 +26,8 @@ if not identity[1] then
     return {'not_empty'}
   end
   redis.call('SET', KEYS[2], '0')
-  redis.call('HSET', KEYS[1], 'cluster_id', ARGV[1], 'index', ARGV[2], 'nodes', ARGV[3], 'max_ttl_ms', ARGV[4],
-    'admission', ARGV[5], 'run_id', ARGV[6], 'durable', ARGV[8], 'evicted', ARGV[9],
+  redis.call('HSET', KEYS[1], 'cluster_id', ARGV[1], 'index', ARGV[2], 'nodes', ARGV[3],
+    'max_ttl_ms', ARGV[4], 'admission', ARGV[5], 'run_id', ARGV[6], 'durable', ARGV[8], 'evicted', ARGV[9],
     'state', 'forming')
   return {'formed'}
 end

@@ -1,4 +1,4 @@
--- inspect: tell who holds the lock on this node. Changes nothing.
+-- inspect: return the hold of the lock on this node. Changes nothing.
 --
 -- KEYS  1 node, 2 lock: as in mint.lua
 -- ARGV  1 admission id
@@ -12,7 +12,7 @@ if node[1] ~= ARGV[1] then
   return {'not_admitted'}
 end
 
--- One from before a wait has ended, as for mint.lua.
+-- A hold from before a wait has ended, as in mint.lua.
 local hold = redis.call('HMGET', KEYS[2], 'digest', 'token', 'holder')
 if not hold[1] or tonumber(hold[2]) <= tonumber(node[2] or 0) then
   return {'free'}

@@ -1,4 +1,4 @@
--- quarantine: take a node's vote away: its process is new, or it may have forgotten what it promised.
+-- quarantine: take a node's vote away, because its process is new or may have forgotten holds.
 --
 -- KEYS  1 node: as in mint.lua
 -- ARGV  1 admission id found before the decision, '' for no identity
@@ -10,16 +10,16 @@
 --      10 the least floor that a process at this index is known to need; 0 for none
 --      11 '1' if the present run loses nothing at a crash, else '0'
 -- Returns  {'quarantined'}
---          {'changed'}     the identity is not the one the decision was made on: look again; nothing was changed
---          {'not_empty'}   the node has no identity and yet holds keys, which may be anybody's; nothing was changed
+--          {'changed'}     the identity has changed since the decision, so examine again; nothing was changed
+--          {'not_empty'}   the node has no identity but holds keys of an unknown owner; nothing was changed
 --
--- Holds, counters and numbers stay, but no server is admitted under the id of a quarantine. A floor that an earlier
--- quarantine reserved does not count in this one.
+-- Holds, counters and `high` stay, but no server is admitted under the id of a quarantine. A floor that an
+-- earlier quarantine reserved does not count in this one.
 --
--- The floor tells a node that forgot from one that has been replaced since: a server that knows a greater floor does not
--- give this process the vote.
+-- The floor distinguishes a node that forgot from one that was replaced since: a server that knows a greater
+-- floor does not restore this process's vote.
 --
--- Atomic because another server may have taken the node out, or given its vote back, meanwhile.
+-- Atomic because another server may quarantine the node, or restore its vote, at the same time.
 local identity = redis.call('HMGET', KEYS[1], 'admission', 'run_id', 'floor')
 if (identity[1] or '') ~= ARGV[1] or (identity[2] or '') ~= ARGV[2] then
   return {'changed'}

@@ -1,4 +1,4 @@
--- release: end a lease on this node, and tell the servers that wait for it.
+-- release: end the hold of a lease on this node, and notify the servers that wait for its end.
 --
 -- KEYS  1 node, 2 lock: as in mint.lua
 -- ARGV  1 admission id
@@ -6,9 +6,9 @@
 -- Returns  {'released'}
 --          {'not_held'}      the lease does not hold the lock here; nothing was changed
 --          {'not_admitted'}  as in mint.lua
--- Publishes  'TOKEN KEY' on each channel in the hold's `notify`: the token that the hold had here, and the lock key
+-- Publishes  'TOKEN KEY' on each channel in the hold's `notify`: the token of the hold here, and the lock key
 --
--- Atomic because the hold must not change owner between the look and the deletion.
+-- Atomic because the hold must not change owner between the check and the deletion.
 if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] then
   return {'not_admitted'}
 end
@@ -19,7 +19,7 @@ if hold[1] ~= ARGV[2] then
 end
 redis.call('DEL', KEYS[2])
 for channel in string.gmatch(hold[3] or '', '%S+') do
-  -- A notice is a hint: without the right to publish the lease is ended all the same.
+  -- A notice is only a hint: without the right to publish, the hold still ends.
   redis.pcall('PUBLISH', channel, hold[2] .. ' ' .. KEYS[2])
 end
 return {'released'}

@@ -1,4 +1,4 @@
--- restore_vote: end one quarantine: the node votes again, with tokens above everything it may have forgotten.
+-- restore_vote: end one quarantine; the node votes again, with tokens above all that it may have forgotten.
 --
 -- KEYS  1 node, 2 high: as in mint.lua
 -- ARGV  1 id of the quarantine
@@ -7,16 +7,16 @@
 --       4 run_id of the present run
 --       5 '1' if the present run loses nothing at a crash, else '0'
 --       6 how many keys the node has evicted in this run
---       7 and on: for each node index the least floor that a process there needs to vote; 0 for none. Then as many ids: the
---         beginning of the quarantine's id for which each floor was raised; '' if that is not known
+--       7 and on: for each node index the least floor that a process there needs to vote; 0 for none. Then as
+--         many ids: the first digits of the quarantine's id for which each floor was raised; '' if not known
 -- Returns  {'restored'}
---          {'changed'}     the node has left that quarantine, or another floor was reserved since; nothing was changed
+--          {'changed'}     the node has left that quarantine or reserved another floor; nothing was changed
 --
--- `voted_floor` tells later under which floor this process voted last: a reservation alone may have raised `floor`.
+-- `voted_floor` is the floor under which this process voted last: a reservation may have raised `floor`.
 --
--- A node that restarted with proof keeps its holds. Any other has waited until every hold has ended: `waited_floor` says so.
+-- A node that restarted with proof keeps its holds. Others wait until every hold ended: see `waited_floor`.
 --
--- Atomic because another server may have taken the node out again, or given its vote back, meanwhile.
+-- Atomic because another server may quarantine the node, or restore its vote, at the same time.
 local identity = redis.call('HMGET', KEYS[1], 'admission', 'state', 'reserved')
 if identity[1] ~= ARGV[1] or identity[2] == 'ready' or identity[3] ~= ARGV[3] then
   return {'changed'}
@@ -28,9 +28,10 @@ end
 local count = math.floor((#ARGV - 6) / 2)
 for index = 0, count - 1 do
   if tonumber(ARGV[7 + index]) > tonumber(redis.call('HGET', KEYS[1], 'floor:' .. index) or 0) then
-    -- Never a whole id: the floor was not raised here, so it is no part of a fence.
-    redis.call('HSET', KEYS[1], 'floor:' .. index, ARGV[7 + index], 'fence:' .. index, ARGV[7 + count + index])
-    if ARGV[7 + count + index] == '' then
+    -- Never a whole id: the floor was not raised here, so it does not count for a fence.
+    local fence = ARGV[7 + count + index]
+    redis.call('HSET', KEYS[1], 'floor:' .. index, ARGV[7 + index], 'fence:' .. index, fence)
+    if fence == '' then
       redis.call('HDEL', KEYS[1], 'fence:' .. index)
     end
   end

@@ -1,16 +1,15 @@
--- undo: take back what a failed attempt minted on this node, and tell the servers that it was in the way of.
+-- undo: end the hold that a failed attempt made on this node, and notify the servers that wait for its end.
 --
 -- KEYS  1 node, 2 lock: as in mint.lua
 -- ARGV  1 admission id
 --       2 nonce: the id of the attempt
--- Returns  {'undone'}        the hold was this attempt's alone and is gone
+-- Returns  {'undone'}        only this attempt had the hold, and it has ended
 --          {'kept'}          there is no such hold, or a retry of the same lease shares it
 --          {'not_admitted'}  as in mint.lua
 -- Publishes  as release.lua
 --
--- Atomic because the hold must not change owner between the look and the deletion. It goes by the nonce and not
--- by the lease: deleting by lease would end a grant that another server made to a retry of the same Acquire. The
--- numbers stay used.
+-- Atomic because the hold must not change owner between the check and the deletion. The nonce decides, not
+-- the lease: deleting by lease would end a grant that another server made to a retry of the same Acquire.
 if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] then
   return {'not_admitted'}
 end

@@ -1,16 +1,16 @@
-"""Time, as a thing that is passed in."""
+"""Define the clocks that other parts are given, and the system's own."""
 
 from __future__ import annotations
 
 import time
 from typing import Protocol
 
-# CLOCK_MONOTONIC stops while a Linux machine is suspended; a lease does not. Elsewhere the ordinary clock must do.
+# Only Linux has it. CLOCK_MONOTONIC stops while the machine is suspended, but a lease goes on.
 _BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 class Clock(Protocol):
-    """A clock that never goes back and never stops. Its zero means nothing."""
+    """A clock that never goes back and never stops; its zero has no meaning."""
 
     def now_ms(self) -> float:
         """Return the present instant in milliseconds."""
@@ -18,7 +18,7 @@ class Clock(Protocol):
 
 
 class WallClock(Clock, Protocol):
-    """A clock that also tells the time of day, which may be set at any moment: for people, and never to decide by."""
+    """A clock that also gives the time of day, which may be set at any moment, so no decision may use it."""
 
     def wall_ms(self) -> float:
         """Return the milliseconds since 1970."""
@@ -26,7 +26,7 @@ class WallClock(Clock, Protocol):
 
 
 class SystemClock:
-    """The machine's clock, which goes on while the machine sleeps."""
+    """The machine's clock, which also runs while the machine is suspended."""
 
     def now_ms(self) -> float:
         """Return the present instant in milliseconds."""

@@ -1,4 +1,4 @@
-"""Put the parts together: the only place that makes real clocks, randomness, nodes and servers."""
+"""Build the server from its parts: the only place that makes real clocks, randomness, nodes and servers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SERVICE_NAMES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A lock server that answers. `drain` tells every waiter, stream and health watch to go elsewhere."""
+    """A lock server that answers calls; `drain` ends every wait, stream and health watch."""
 
     port: int
     grpc_server: grpc.aio.Server
@@ -56,10 +56,10 @@ def assemble(
     dial: Dial,
     accept_empty_nodes: bool = False,
 ) -> tuple[NodeCluster, LockService]:
-    """Return the parts that decide about locks, without gRPC. Nothing is started.
+    """Build the parts that decide about locks, without gRPC, and start nothing.
 
     Raises:
-        ConfigError: the nodes are no cluster.
+        ConfigError: the nodes' URLs or their number are wrong.
     """
     keys = keyspace(config)
     channel = keys.channel(randomness.hex_id())
@@ -101,16 +101,16 @@ def assemble(
 async def lock_server(
     config: ServeConfig, *, accept_empty_nodes: bool = False
 ) -> AsyncIterator[RunningServer]:
-    """Run a lock server within `async with`: it answers from the entry on, and nothing of it is left after the exit.
+    """Run a lock server within `async with`, from the entry until the exit.
 
-    `accept_empty_nodes` takes an empty node for one that was wiped, also if this server has never seen it before. It is for
-    a program that runs the nodes itself.
+    `accept_empty_nodes` takes an empty node for a wiped one, even if this server has never seen it. Only a
+    program that runs the nodes itself may set it.
 
     Raises:
         StartupError: a setting is wrong, a node must not vote, or there is no quorum.
     """
     if not __debug__:
-        raise ConfigError("refusing to run under python -O: assertions guard what must never happen")
+        raise ConfigError("refusing to run under python -O, because assertions guard the safety of locks")
     clock, randomness = SystemClock(), SystemRandomness()
     cluster, service = assemble(
         config, clock=clock, randomness=randomness, dial=dial, accept_empty_nodes=accept_empty_nodes
@@ -127,7 +127,7 @@ async def lock_server(
     lock_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster.view), server)
     health = grpc_serving.add_health_and_reflection(server, SERVICE_NAMES)
     try:
-        # The port first: it is the likelier mistake, and needs no connection to a node.
+        # The port first, because it is the likelier mistake and needs no connection to a node.
         port = _bind(server, config.listen)
         await cluster.start(timeout_ms=config.start_timeout_ms)
         await health.set_serving(serving=True)
@@ -164,7 +164,7 @@ async def serve_until_signal(config: ServeConfig, *, on_ready: Callable[[Running
 
 
 async def drain_at(stop: asyncio.Future[signal.Signals], running: RunningServer, *, grace_ms: int) -> None:
-    """Serve until `stop`, then drain."""
+    """Serve until `stop`, then drain for `grace_ms` at most."""
     await grpc_serving.run_until_signal(
         running.grpc_server, on_drain=running.drain, grace_s=grace_ms / 1000, stop=stop
     )

@@ -1,7 +1,7 @@
-"""The settings of an operator: by flag, by environment (`REDFENCE_…`), or in a TOML file, in this order of precedence.
+"""Read and check the settings: a flag wins over the environment (`REDFENCE_…`), which wins over a TOML file.
 
-Every setting has one name everywhere: `node_timeout_ms` is `--node-timeout-ms`, `REDFENCE_NODE_TIMEOUT_MS`, and
-`node_timeout_ms` in the file. Values are checked once, here, and do not change afterwards.
+Every setting has one name everywhere: `node_timeout_ms` is `--node-timeout-ms`, `REDFENCE_NODE_TIMEOUT_MS`,
+and `node_timeout_ms` in the file. Values are checked once, here, and never change.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class ServeConfig(BaseSettings):
     fallbacks: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     nodes: Annotated[tuple[str, ...], NoDecode] = Field(
-        description="URLs of the nodes, redis://[[USER]:PASSWORD@]HOST:PORT[/DB] or rediss://…, in the order in which the "
-        "cluster was formed (as a flag: --node, repeated; in the environment: separated by commas)"
+        description="URLs of the nodes, redis://[[USER]:PASSWORD@]HOST:PORT[/DB] or rediss://…, in the order "
+        "in which the cluster was formed (flag: repeat --node; environment: separate by commas)"
     )
     listen: str = Field("127.0.0.1:50051", description="HOST:PORT to serve on; port 0 takes any free one")
     key_prefix: str = Field(
-        "redfence:", description="what every key on the nodes starts with", pattern=r"^[^{}\s]*$"
+        "redfence:", description="prefix of every key on the nodes", pattern=r"^[^{}\s]*$"
     )
     node_timeout_ms: int = Field(
-        500, ge=10, le=60_000, description="how long a node may take to answer before it does not count"
+        500, ge=10, le=60_000, description="how long a node may take to answer a command"
     )
     dial_timeout_ms: int = Field(
         2_000, ge=10, le=60_000, description="how long each step of connecting to a node may take"
@@ -78,11 +78,11 @@ class ServeConfig(BaseSettings):
         10_000, ge=1, le=1_000_000, description="how many commands of one stream may be unanswered"
     )
     drain_grace_ms: int = Field(
-        10_000, ge=0, le=600_000, description="how long calls under way may take to end after SIGTERM"
+        10_000, ge=0, le=600_000, description="how long unfinished calls may take after SIGTERM"
     )
     assume_durable: bool = Field(
         default=False,
-        description="your word that a node which restarted has forgotten nothing, when it cannot prove it",
+        description="declare that a restarted node has forgotten nothing, if the node cannot prove it",
     )
     log_format: LogFormat = Field(LogFormat.AUTO, description="json, console, or auto: console on a terminal")
     log_level: LogLevel = Field(LogLevel.INFO, description="debug, info, warning or error")
@@ -101,7 +101,7 @@ class ServeConfig(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Order the sources: flags, environment, file and defaults of the command."""
+        """Order the sources: flags, then environment, then the file and the command's defaults."""
         del dotenv_settings, file_secret_settings
         fallbacks = InitSettingsSource(settings_cls, init_kwargs=dict(cls.fallbacks))
         return (init_settings, env_settings, fallbacks)
@@ -113,7 +113,7 @@ def load(
     config_file: Path | None = None,
     command_defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> ServeConfig:
-    """Return the settings. A flag, the environment or the TOML file wins over a default of the command.
+    """Return the checked settings; a flag, the environment or the file wins over the command's defaults.
 
     Raises:
         ConfigError: a value is wrong or a setting unknown; the message names it.
@@ -132,7 +132,7 @@ def load(
 
 def _describe(problem: ErrorDetails) -> str:
     if problem["type"] == "missing" and problem["loc"] == ("nodes",):
-        return f"name them by --node, {_ENV_PREFIX}NODES or nodes in a file for --config"
+        return f"missing; name them by --node, {_ENV_PREFIX}NODES, or nodes in the file for --config"
     return problem["msg"]
 
 
@@ -146,7 +146,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, names: Collection[str] | None = None) -> None:
-    """Give the parser one flag for each setting, or those named. A flag that is not given leaves no attribute behind."""
+    """Add one flag for each setting, or for those named; a flag that is not given sets no attribute."""
     for name, info in ServeConfig.model_fields.items():
         if names is not None and name not in names:
             continue

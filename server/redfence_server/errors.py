@@ -1,6 +1,6 @@
-"""The server's errors in its own terms; api/errors.py maps each class to a status and a reason.
+"""Define the server's errors; api/errors.py maps each class to a status and a reason.
 
-Losing to another holder is no error: it is an outcome.
+A held lock is not an error but an outcome.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from redfence_proto.v1 import lock_pb2
 
 
 class RedfenceServerError(Exception):
-    """Base of every error that this package raises on purpose and lets a caller or an operator see."""
+    """Base of every error that this package raises for a caller or an operator to see."""
 
 
 class StartupError(RedfenceServerError):
@@ -26,7 +26,7 @@ class ConfigError(StartupError):
 
 
 class NodeRejectedError(StartupError):
-    """A configured node must not vote, for example a replica or a node of another cluster; the message names it."""
+    """A configured node must not vote, for example because it is a replica; the message names the node."""
 
 
 @dataclass(eq=False)
@@ -34,10 +34,10 @@ class InvalidFieldError(RedfenceServerError):
     """A caller's field is malformed or out of bounds.
 
     Attributes:
-        field_name: as the proto spells it; empty where no field can be named.
-        problem: a sentence without the field's name; never repeats a secret.
+        field_name: as the proto spells it; empty if no field can be named.
+        problem: a sentence without the field's name; never shows a secret.
         reason: the contract's reason.
-        metadata: more for machines, e.g. the bounds.
+        metadata: values for machines, for example the bounds.
     """
 
     field_name: str
@@ -46,7 +46,7 @@ class InvalidFieldError(RedfenceServerError):
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Name the field first."""
+        """Return the field's name and the problem."""
         return f"{self.field_name} {self.problem}".lstrip()
 
 
@@ -55,8 +55,8 @@ class NoQuorumError(RedfenceServerError):
     """Fewer than a quorum of nodes answered.
 
     Attributes:
-        detail: for humans.
-        silent: which nodes did not answer and why, e.g. "1=timed_out,2=unreachable"; empty if not known.
+        detail: the cause, for humans.
+        silent: the nodes without an answer and why, as "1=timed_out,2=unreachable"; empty if not known.
     """
 
     detail: str
@@ -64,62 +64,62 @@ class NoQuorumError(RedfenceServerError):
 
     @classmethod
     def naming(cls, silent: Iterable[tuple[int, Enum]], *, also: str = "") -> Self:
-        """Return the error that names the silent nodes, each by index and why, and says what follows from it."""
+        """Return the error that names the silent nodes with their reasons; `also` says what follows."""
         named = [(node, why.name.lower()) for node, why in silent]
         words = ", ".join(f"node {node} {why.replace('_', ' ')}" for node, why in named)
         return cls(words + also, ",".join(f"{node}={why}" for node, why in named))
 
     def __str__(self) -> str:
-        """Tell what is known."""
+        """Return the message with the cause."""
         return f"no quorum of nodes answered: {self.detail}"
 
 
 @dataclass(eq=False)
 class ValidityExhaustedError(RedfenceServerError):
-    """A quorum granted so late that nothing of the ttl was left; the grant was undone."""
+    """A quorum granted so late that no validity was left; the grant was undone."""
 
     elapsed_ms: float
     ttl_ms: int
 
     def __str__(self) -> str:
-        """Tell what to change."""
-        return f"the nodes took {self.elapsed_ms:.0f} ms to grant a ttl of {self.ttl_ms} ms; ask for a longer ttl"
+        """Return how long the nodes took, and the fix."""
+        return f"the nodes took {self.elapsed_ms:.0f} ms to grant a ttl of {self.ttl_ms} ms; use a longer ttl"
 
 
 class DrainingError(RedfenceServerError):
-    """This server is stopping; another one can take the call."""
+    """This server is stopping; another server can take the call."""
 
     def __str__(self) -> str:
-        """Tell where to go."""
-        return "this server is stopping; go on at another one, with the same lease id"
+        """Return the message with the fix."""
+        return "this server is stopping; use another server, with the same lease id"
 
 
 @dataclass(eq=False)
 class OverloadedError(RedfenceServerError):
-    """A bound on waiting acquires or on unanswered commands is reached."""
+    """A limit of waiting acquires or of unanswered commands is reached."""
 
     limit: int
 
 
 @dataclass(eq=False)
 class TooManyWaitersError(OverloadedError):
-    """So many acquires wait that no more are taken; the scope of the bound is "resource", "server" or "connection"."""
+    """The limit of waiting acquires is reached; its scope is "resource", "server" or "connection"."""
 
     scope: str
 
     def __str__(self) -> str:
-        """Name the bound."""
+        """Return the message with the limit."""
         where = {
             "resource": "for this resource",
             "server": "at this server",
             "connection": "on this connection",
         }
-        return f"{self.limit} acquires are waiting {where[self.scope]}; no more are taken"
+        return f"{self.limit} acquires are waiting {where[self.scope]}, which is the limit"
 
 
 class TooManyCommandsError(OverloadedError):
-    """So many commands of one stream are unanswered that it takes no more."""
+    """The limit of unanswered commands on one stream is reached."""
 
     def __str__(self) -> str:
-        """Name the bound."""
-        return f"{self.limit} commands are unanswered on this stream; it takes no more"
+        """Return the message with the limit."""
+        return f"{self.limit} commands are unanswered on this stream, which is the limit"

@@ -1,4 +1,4 @@
-"""The use cases of the lock server, in checked values (model.py) and domain errors. Knows neither gRPC nor Redis."""
+"""Carry out the use cases of the lock server, in checked values and domain errors, without gRPC or Redis."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from redfence_server.waiting.queue import WaitQueue
 from redfence_server.waiting.queues import WaitQueues
 from redfence_server.waiting.waiter_limiter import WaiterLimits
 
-# The server answers this much before the caller's deadline, for half a network round trip and a busy event loop; but it
-# does not give away more than a share of a short one.
+# The server answers this much before the caller's deadline, for half a network round trip and a busy event
+# loop, but never earlier than by a share of a short deadline.
 _ANSWER_MARGIN_MS_MAX: Final = 50
 _ANSWER_MARGIN_SHARE: Final = 0.25
-# How often an attempt is made anew when the nodes are split between callers and no caller was granted.
+# How often an attempt is repeated when callers split the nodes, so that no caller was granted.
 _SPLIT_TRIES_MAX: Final = 4
 _EMPTY_QUEUE: Final = QueueView(0, (), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class NotGranted:
-    """The resource is held.
+    """The resource is held by another lease.
 
     Attributes:
-        waited: the caller had asked to wait, and the wait is over.
-        position: its place in the queue then; 0 if it had none.
+        waited: the caller asked to wait, and the wait is over.
+        position: its position in the queue at that time; 0 if it had none.
     """
 
     current: Held | None
@@ -56,7 +56,7 @@ class NotGranted:
 
 @dataclass(frozen=True, slots=True)
 class RenewOutcome:
-    """The outcome of a renewal. `validity_ms` counts from the instant the caller sent it."""
+    """The outcome of a renewal; `validity_ms` counts from the instant at which the caller sent it."""
 
     verdict: RenewVerdict
     token: int
@@ -65,7 +65,7 @@ class RenewOutcome:
 
 @dataclass(frozen=True, slots=True)
 class LockView:
-    """The present hold of a resource, the answer of each node by index, and the waiters at this server."""
+    """The present hold of a resource, each node's reply by index, and the waiters at this server."""
 
     current: Held | None
     queue: QueueView
@@ -73,7 +73,7 @@ class LockView:
 
 
 class LockService:
-    """The use cases. Stateless but for the calls under way: every lease lives in the nodes."""
+    """Carries out the use cases; it has no state but unfinished calls, because leases live on the nodes."""
 
     def __init__(
         self,
@@ -98,27 +98,27 @@ class LockService:
 
     @property
     def ttl_ms_max(self) -> int:
-        """The greatest ttl the cluster allows."""
+        """The greatest ttl that the cluster allows."""
         return self._ttl_ms_max()
 
     def drain(self) -> None:
-        """Take no more acquires, and tell those that wait to go elsewhere."""
+        """Refuse new acquires, and end every wait with `DrainingError`."""
         self._queues.drain()
 
     def quorum_lost(self) -> None:
-        """End every wait: no lease can be granted, and each waiter would find that out at its turn."""
+        """End every wait, because without a quorum no lease can be granted."""
         reports = ((node.index, node.report().state) for node in self._redlock.nodes)
         away = [(index, state) for index, state in reports if state is not NodeState.READY]
         self._queues.fail(partial(NoQuorumError.naming, away))
 
     async def acquire(self, call: AcquireCall) -> Lease | NotGranted:
-        """Grant the lease, or tell who holds the resource.
+        """Grant the lease, or return the hold that blocks it.
 
         Raises:
-            NoQuorumError, ValidityExhaustedError, DrainingError: see errors.py; whatever was minted is being undone.
+            NoQuorumError, ValidityExhaustedError, DrainingError: see errors.py; every mint is being undone.
             TooManyWaitersError: too many acquires wait here.
 
-        Cancellation: whatever was minted is being undone.
+        Cancellation: every mint is being undone.
         """
         if self._queues.limiter.closed:
             raise DrainingError
@@ -129,19 +129,17 @@ class LockService:
             async with asyncio.timeout(time_limit_ms / 1000):
                 return await self._try_and_wait(call)
         except TimeoutError as error:
-            # The attempt under way was cancelled and so undone: the outcome is known.
-            raise NoQuorumError(
-                "the call's deadline came first; what this call minted is being undone"
-            ) from error
+            # The attempt was cancelled and so undone: the outcome is known.
+            raise NoQuorumError("the call's deadline came first; its mints are being undone") from error
 
     def undo_grant(self, call: AcquireCall, lease: Lease) -> None:
-        """Undo a grant that its caller surely was not told of; see `Redlock.undo_grant`."""
+        """Undo a grant that certainly did not reach its caller; see `Redlock.undo_grant`."""
         self._redlock.undo_grant(resource=call.resource, nonce=lease.nonce, ttl_ms=call.ttl_ms)
 
     async def _try_and_wait(self, call: AcquireCall) -> Lease | NotGranted:
         wait_ms = float(call.wait_ms)
         if call.answer_within_ms is not None:
-            # Twice the margin, so that the last try can end before the patience does.
+            # Twice the margin, so that the last try can end before the deadline.
             margin_ms = 2 * _answer_margin_ms(call.answer_within_ms)
             wait_ms = min(wait_ms, call.answer_within_ms - margin_ms)
         if wait_ms <= 0:
@@ -150,7 +148,7 @@ class LockService:
             return await self._wait(queue, waiter, call.arrived_at_ms + wait_ms)
 
     async def _wait(self, queue: WaitQueue, waiter: Waiter, give_up_at_ms: float) -> Lease | NotGranted:
-        """Try when it is this waiter's turn, until it is granted or its time is up."""
+        """Try at each of this waiter's turns, until it is granted or its wait ends."""
         call = waiter.call
         too_late: ValidityExhaustedError | None = None
         while (turn := await queue.turn(waiter, give_up_at_ms)) is not Turn.GIVE_UP:
@@ -165,14 +163,14 @@ class LockService:
                     queue.granted(waiter, outcome)
                     return _lease(call, outcome)
                 case TooLate() | Refusal(Failure.EXPIRED):
-                    # It was undone; the next try may be faster, and there is time for it.
+                    # The attempt was undone; the next try may be faster, and there is time for it.
                     too_late = self._too_late(call, outcome)
                     queue.failed(waiter)
                 case Refusal(Failure.NO_QUORUM) if _broke(outcome) or self._quorum_may_return():
                     # Connections are being made again. If too few are, `quorum_lost` ends this wait.
                     queue.failed(waiter)
                 case Refusal(Failure.NO_QUORUM):
-                    # For the other waiters as well: no lease can be granted, and each would find that out in its turn.
+                    # End the other waits too, because no lease can be granted without a quorum.
                     queue.line.fail(partial(NoQuorumError.naming, outcome.silent))
                     raise NoQuorumError.naming(outcome.silent)
                 case Refusal():
@@ -182,9 +180,9 @@ class LockService:
         return NotGranted(queue.current(), waited=True, position=queue.line.position(waiter))
 
     async def _attempt(self, order: Order) -> AttemptOutcome:
-        """Try once; and again for as long as nodes only have to be examined again, because a fence was raised on them.
+        """Try once; repeat while nodes must be examined again, because a fence was raised on them.
 
-        Each time it is a new attempt: what was minted before a fence must not count beside what is minted after it (membership/fence.py).
+        Each repeat is a new attempt, because mints from before and after a fence must not count together.
         """
         give_up_at_ms = self._clock.now_ms() + REVALIDATION_MS_MAX
         pauses_ms = revalidation_pauses()
@@ -195,7 +193,7 @@ class LockService:
         return outcome
 
     def _undo_if_late(self, call: AcquireCall, outcome: AttemptOutcome) -> AttemptOutcome:
-        """Take back a grant whose validity was used up on the way to its waiter: the process was stopped in between."""
+        """Undo a grant whose validity ended on the way to its waiter, because the process was suspended."""
         if not isinstance(outcome, AttemptGranted):
             return outcome
         elapsed_ms = self._clock.now_ms() - outcome.minted_at_ms
@@ -205,7 +203,7 @@ class LockService:
         return TooLate(elapsed_ms)
 
     async def _try(self, call: AcquireCall) -> Lease | NotGranted:
-        """Attempt once, or a few times while rivals split the nodes so that no caller is granted."""
+        """Try once, or a few times while rivals split the nodes so that no caller is granted."""
         split_pauses = pauses(self._randomness)
         for tries_left in reversed(range(_SPLIT_TRIES_MAX)):
             outcome = await self._attempt(_order(call))
@@ -229,7 +227,7 @@ class LockService:
         return ValidityExhaustedError(elapsed_ms, call.ttl_ms)
 
     async def renew(self, resource: str, lease_id: LeaseId) -> RenewOutcome:
-        """Start the lease's ttl anew; a renewal that comes too late to be worth anything is AT_RISK."""
+        """Restart the lease's ttl; a renewal that leaves no validity is AT_RISK."""
         sent_at_ms = self._clock.now_ms()
         renewal: Renewal = await self._redlock.renew(resource=resource, digest=lease_id.digest)
         if renewal.verdict is not RenewVerdict.ACTIVE:
@@ -244,17 +242,17 @@ class LockService:
         )
 
     async def release(self, resource: str, lease_id: LeaseId) -> bool:
-        """End the lease; tell whether it was held.
+        """End the lease; return whether it was held.
 
         Raises:
-            NoQuorumError: too few nodes answered to tell.
+            NoQuorumError: too few nodes answered to decide.
         """
         return self.was_held(await self.begin_release(resource, lease_id))
 
     def begin_release(self, resource: str, lease_id: LeaseId) -> Awaitable[Verdict[ReleaseVerdict]]:
         """Hand the lock over to the first waiter at this server, or release it openly.
 
-        The release is on its way to every node when this returns. Await the result and give it to `was_held`.
+        The release is on its way to every node on return. Await the result, and pass it to `was_held`.
         """
         digest = lease_id.digest
         queue = self._queues.find(resource)
@@ -271,7 +269,7 @@ class LockService:
         """Tell whether the released lease was held.
 
         Raises:
-            NoQuorumError: too few nodes answered to tell.
+            NoQuorumError: too few nodes answered to decide.
         """
         if released.verdict is ReleaseVerdict.NO_QUORUM:
             raise NoQuorumError.naming(
@@ -280,7 +278,7 @@ class LockService:
         return released.verdict is ReleaseVerdict.RELEASED
 
     async def get_lock(self, resource: str, *, digest: str = "") -> LockView:
-        """Show the hold of a resource, its waiters, and the position of the waiter whose lease id has this digest.
+        """Return the hold of a resource, its waiters, and the position of the waiter with this digest.
 
         Raises:
             NoQuorumError: too few nodes answered.
@@ -303,13 +301,13 @@ class LockService:
         """Tell whether the lease with this token holds the resource: LIVE or NOT_LIVE.
 
         Raises:
-            NoQuorumError: the answering nodes cannot decide it.
+            NoQuorumError: the nodes that answered cannot decide it.
         """
         outcome = await self._redlock.check_token(resource=resource, token=token)
         if outcome.verdict.verdict is TokenVerdict.NO_QUORUM:
             raise NoQuorumError.naming(
                 quorum.silent_nodes(outcome.replies),
-                also="; the others cannot tell whether the token is live",
+                also="; the other nodes cannot decide whether the token is live",
             )
         return outcome.verdict
 
@@ -329,7 +327,7 @@ def _lease(call: AcquireCall, grant: AttemptGranted) -> Lease:
 
 
 def _needs_revalidation(outcome: AttemptOutcome) -> bool:
-    """Tell whether an attempt failed because nodes have to be examined again."""
+    """Tell whether an attempt failed because nodes must be examined again."""
     match outcome:
         case Refusal(Failure.NO_QUORUM, silent=silent):
             return any(reply is NoReply.NOT_ADMITTED for _, reply in silent)

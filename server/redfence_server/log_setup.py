@@ -1,7 +1,7 @@
-"""Structured logs on standard error: one event a line, JSON for machines or columns for a terminal.
+"""Write structured logs to standard error: one event a line, JSON for machines or columns for a terminal.
 
-Levels go by consequence. Debug is for a reader of the code. Info is a change of state that was asked for. Warning is a loss
-that the server mends by itself (one node). Error is something that a caller notices (a quorum, a database).
+The level is the consequence. Debug is for a reader of the code. Info is an expected change of state. Warning
+is a loss that the server repairs itself (one node). Error is a loss that callers notice (a quorum).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import structlog
 
 
 class LogFormat(StrEnum):
-    """How events are written; AUTO is CONSOLE on a terminal and JSON elsewhere."""
+    """The format of events; AUTO is CONSOLE on a terminal and JSON elsewhere."""
 
     AUTO = "auto"
     JSON = "json"
@@ -22,7 +22,7 @@ class LogFormat(StrEnum):
 
 
 class LogLevel(StrEnum):
-    """The lowest level that is written."""
+    """The lowest level that is logged."""
 
     DEBUG = "debug"
     INFO = "info"

@@ -1,6 +1,6 @@
-"""What callers ask for and are told, as frozen values; a value that exists is valid.
+"""Define the values of calls and answers; each is frozen, and checked when it is made.
 
-The bounds are the contract's (redfence_proto.bounds); the messages name the field as the proto spells it.
+The bounds are the contract's (redfence_proto.bounds); errors name the field as the proto spells it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from redfence_server.errors import InvalidFieldError
 
 
 def check_resource(resource: str) -> str:
-    """Return a valid resource name.
+    """Return the resource name if it is valid.
 
     Raises:
-        InvalidFieldError: it breaks its bounds.
+        InvalidFieldError: the name is not valid.
     """
     if problem := bounds.resource_problem(resource):
         raise InvalidFieldError("resource", problem, lock_pb2.ERROR_REASON_INVALID_RESOURCE)
@@ -25,10 +25,10 @@ def check_resource(resource: str) -> str:
 
 
 def check_holder(holder: str) -> str:
-    """Return a valid holder label.
+    """Return the holder label if it is valid.
 
     Raises:
-        InvalidFieldError: it breaks its bounds.
+        InvalidFieldError: the label is not valid.
     """
     if problem := bounds.text_problem(holder, bytes_max=bounds.HOLDER_BYTES_MAX):
         raise InvalidFieldError("holder", problem, lock_pb2.ERROR_REASON_INVALID_HOLDER)
@@ -36,10 +36,10 @@ def check_holder(holder: str) -> str:
 
 
 def check_ttl_ms(ttl_ms: int | None, *, ttl_ms_max: int) -> int:
-    """Return a valid ttl; None stands for a missing one.
+    """Return the ttl if it is valid; None stands for a missing one.
 
     Raises:
-        InvalidFieldError: it is missing or out of bounds.
+        InvalidFieldError: the ttl is missing or out of bounds.
     """
     if ttl_ms is None:
         raise invalid_ttl("is missing", ttl_ms_max=ttl_ms_max)
@@ -49,17 +49,17 @@ def check_ttl_ms(ttl_ms: int | None, *, ttl_ms_max: int) -> int:
 
 
 def invalid_ttl(problem: str, *, ttl_ms_max: int) -> InvalidFieldError:
-    """Return the error for a ttl, with the bounds for humans and machines."""
+    """Return the error for a ttl; its message and its metadata have the bounds."""
     limits = f"at least {bounds.TTL_MS_MIN} ms and at most {ttl_ms_max} ms are allowed"
     metadata = {"min": f"{bounds.TTL_MS_MIN}ms", "max": f"{ttl_ms_max}ms"}
     return InvalidFieldError("ttl", f"{problem}; {limits}", lock_pb2.ERROR_REASON_INVALID_TTL, metadata)
 
 
 def check_token(token: int) -> int:
-    """Return a valid fencing token.
+    """Return the fencing token if it is valid.
 
     Raises:
-        InvalidFieldError: it is zero or 2^53 or more.
+        InvalidFieldError: the token is zero or at least 2^53.
     """
     if problem := bounds.fencing_token_problem(token):
         raise InvalidFieldError("fencing_token", problem, lock_pb2.ERROR_REASON_INVALID_FENCING_TOKEN)
@@ -68,11 +68,11 @@ def check_token(token: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LeaseId:
-    """The secret that proves ownership of a lease. Its repr hides it, so that no log can show it.
+    """The secret that proves ownership of a lease; its repr hides the secret from logs.
 
     Attributes:
         secret: 32 lower-case hex digits.
-        digest: what the nodes store; it proves nothing.
+        digest: the hash that the nodes store; it proves nothing.
     """
 
     secret: str = field(repr=False)
@@ -89,8 +89,8 @@ class AcquireCall:
     """A checked Acquire.
 
     Attributes:
-        wait_ms: how long to wait for a held resource; 0 is try-once.
-        answer_within_ms: how long after its arrival the caller gives up; None if it never does.
+        wait_ms: how long to wait for a held resource; 0 means try once.
+        answer_within_ms: the time from arrival to the caller's deadline; None if it has none.
     """
 
     resource: str
@@ -105,11 +105,11 @@ class AcquireCall:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A grant.
+    """A granted lease.
 
     Attributes:
-        validity_ms: counted from the instant the caller sent its request.
-        nonce: of the attempt that was granted; only for taking it back.
+        validity_ms: counts from the instant at which the caller sent its request.
+        nonce: the nonce of the granted attempt, for an undo.
     """
 
     token: int

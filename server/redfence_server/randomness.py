@@ -1,4 +1,4 @@
-"""Chance, as a thing that is passed in."""
+"""Define the randomness that other parts are given, and the system's own."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Protocol
 
 
 class Randomness(Protocol):
-    """A source of ids that cannot be guessed, and of numbers for jitter."""
+    """A source of unguessable ids, and of numbers for jitter."""
 
     def hex_id(self) -> str:
         """Return 128 fresh random bits as 32 lower-case hex digits."""
         ...
 
     def uniform(self, low: float, high: float) -> float:
-        """Return a number between `low` and `high`, for jitter; it may be guessable."""
+        """Return a number between `low` and `high` for jitter; it may be guessable."""
         ...
 
 

@@ -24,8 +24,8 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", bounds.MESSAGE_BYTES_MAX),
     ("grpc.max_metadata_size", 16 * 1024),
     # Calls and streams of one connection. Beyond it calls fail with UNAVAILABLE until the client has learnt
-    # the bound; then they queue at the client. A burst of 3,000 calls on a new connection loses a third at a
-    # bound of 1,000, and none at 4,000. A flood of 20,000 reset calls costs 31 MB; without a bound, 110 MB.
+    # the limit; then they queue at the client. A burst of 3,000 calls on a new connection loses a third at a
+    # limit of 1,000, and none at 4,000. A flood of 20,000 reset calls costs 31 MB; without a limit, 110 MB.
     ("grpc.max_concurrent_streams", 4_000),
     ("grpc.server.max_pending_requests", 100_000),
     ("grpc.server.max_pending_requests_hard_limit", 200_000),
@@ -37,7 +37,7 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.server_handshake_timeout_ms", 10_000),
-    # No bound on a connection's age: it would end waiting calls and streams without need.
+    # No limit on a connection's age: it would end waiting calls and streams without need.
     ("grpc.max_connection_idle_ms", 600_000),
     # Two servers on one port would share the calls at random; an error is better.
     ("grpc.so_reuseport", 0),

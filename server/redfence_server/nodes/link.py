@@ -19,12 +19,7 @@ from typing import Any, Final
 import structlog
 
 from redfence_server.clock import WallClock
-from redfence_server.locking.node import (
-    Durability,
-    NodeReport,
-    NodeState,
-    Notice,
-)
+from redfence_server.locking.node import Durability, NodeReport, NodeState, Notice
 from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.examination import Findings
 from redfence_server.membership.heartbeat import Heartbeat, HeartbeatSettings, NotAdmitted

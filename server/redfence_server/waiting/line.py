@@ -20,7 +20,7 @@ _SHOWN_MAX: Final = 100
 
 
 class Turn(Enum):
-    """What the queue tells a waiter to do."""
+    """What a waiter does next."""
 
     TRY = auto()
     """Make an attempt, and report its outcome to the queue."""

@@ -31,8 +31,8 @@ from redfence_server.waiting.queue import WaitQueue
 from redfence_server.waiting.queues import WaitQueues
 from redfence_server.waiting.waiter_limiter import WaiterLimits
 
-# The server answers this much before the caller's deadline, for half a network round trip and a busy event
-# loop, but never earlier than by a share of a short deadline.
+# The server answers this much before the caller's deadline: half a network round trip, and a busy event loop.
+# The share limits it for a short deadline.
 _ANSWER_MARGIN_MS_MAX: Final = 50
 _ANSWER_MARGIN_SHARE: Final = 0.25
 # How often an attempt is repeated when callers split the nodes, so that no caller was granted.

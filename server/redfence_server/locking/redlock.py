@@ -1,8 +1,8 @@
 """Run the algorithm: mint on all nodes, decide on a quorum, commit where needed, undo after a failure.
 
-Two grants of one resource never have the same token, and a later grant never has the smaller one, whatever
-clocks, pauses, delays and lost replies do. docs/algorithm.md has the argument. It rests on three rules in
-locking/attempt.py and locking/tally.py:
+Two grants of one resource never have the same token, and a later grant never has the smaller one. Clocks,
+pauses, delays and lost replies cannot change that. docs/algorithm.md has the argument. It rests on three
+rules in locking/attempt.py and locking/tally.py:
 
 1. A node counts only if it *stands at* the token of the grant: it minted it, or acknowledged a commit of it.
 2. A commit goes to the hold that the mint answered, by its nonce, and under the admission id of that mint.

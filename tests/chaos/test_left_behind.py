@@ -1,4 +1,4 @@
-"""What is left of a cluster that nobody uses any more is told, each in its own words; and nothing else is."""
+"""The watch over a cluster names each process, port and file that its end leaves behind."""
 
 from __future__ import annotations
 

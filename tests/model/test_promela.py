@@ -32,7 +32,7 @@ class Configuration:
         deep: those of the mutants that show only after many states.
         protects: the invariants of which one breaks without such a rule.
         seen: what must be possible here, or that nothing was found proves nothing.
-        reached: what must be possible as well, but needs a search of its own, because states must remember more.
+        reached: goals that need a search of their own, because states must remember more.
     """
 
     size: dict[str, int]
@@ -219,7 +219,7 @@ def checker() -> None:
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_no_order_of_events_breaks_an_invariant(name: str, tmp_path: Path) -> None:
-    """Every state that this size has is reached, and no assertion fails in any of them; what must be possible is met on the way."""
+    """Spin reaches every state of this size, no assertion fails in any, and each goal is met."""
     configuration = CONFIGURATIONS[name]
     found = configuration.search(tmp_path)
     assert not found.violated, "\n".join(found.steps)

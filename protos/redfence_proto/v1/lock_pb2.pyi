@@ -881,23 +881,23 @@ class SessionResult(_message.Message):
     """The id of the command."""
     @_builtins.property
     def acquire(self) -> Global___AcquireResponse:
-        """Of an acquire."""
+        """The result of an acquire."""
 
     @_builtins.property
     def release(self) -> Global___ReleaseResponse:
-        """Of a release."""
+        """The result of a release."""
 
     @_builtins.property
     def renew(self) -> Global___KeepAliveResponse:
-        """Of a renew."""
+        """The result of a renew."""
 
     @_builtins.property
     def cancel(self) -> Global___CancelResult:
-        """Of a cancel: sent whether or not an acquire with that id was pending."""
+        """The result of a cancel, whether or not an acquire with that id was pending."""
 
     @_builtins.property
     def error(self) -> Global___Error:
-        """Of any command that failed."""
+        """The failure of any command."""
 
     def __init__(
         self,

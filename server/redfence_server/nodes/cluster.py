@@ -94,7 +94,7 @@ class NodeCluster:
 
     def quorum_may_return(self) -> bool:
         """Tell whether no quorum votes, but was lost so lately that it may vote again in a moment."""
-        return self._blink is not None
+        return self._quorum_timer is not None
 
     def view(self) -> ClusterView:
         """Return what is known, without asking a node."""

@@ -44,7 +44,7 @@ class NodeDisk:
         return cls(folder)
 
     def unmount(self) -> None:
-        """Give it back. Nobody may use it any more."""
+        """Give the disk back. Every process that uses it must have ended."""
         subprocess.run(("umount", str(self.folder)), check=True, timeout=_MOUNT_TIMEOUT_S)
 
     @property

@@ -1,4 +1,4 @@
-"""What may happen in the adversary's world (model/adversary.py), one value per event; a list of them is a trace."""
+"""The events of the adversary's world (model/adversary.py); a list of them is a trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Way = tuple[int, int, type[Command]]
 
 @dataclass(slots=True)
 class Parcel:
-    """A command, or its reply, under way. It never changes, but a frozen class would take twice as long to make.
+    """A command or its reply under way. It never changes, but a frozen class is twice as slow to make.
 
     Attributes:
         attempt: whose it is; -1 for a release or a renewal.
@@ -101,7 +101,7 @@ class End(NamedTuple):
 
 
 class HandOver(NamedTuple):
-    """A release of a lease, the first or another one, reaches a server that begins an attempt for a waiter with it."""
+    """A release reaches a server, which begins an attempt for a waiter with it."""
 
     lease: str
     attempt: int

@@ -1,4 +1,4 @@
-"""Runs the model checker Spin on a Promela model: every state that can be reached, or the first one that breaks an assertion."""
+"""Run the model checker Spin on a Promela model: all reachable states, or the first broken assertion."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ async def clock_set(world: World) -> None:
     by_ms = world.chance.choice((-30_000.0, -700.0, -50.0, 50.0, 700.0, 30_000.0))
     history.clocks_were_set_back |= by_ms < 0
     history.clocks_set_at_ms.append(world.now_ms)
-    # A new server knows no earlier time. Of two jumps between two samples, a server sees only the sum.
+    # A new server knows no earlier time. A server sees only the sum of two jumps between two samples.
     if world.servers_die or world.now_ms - world.clock_set_at_ms.get(place, -math.inf) < _LOOKS_MS:
         history.clocks_missed_at_ms.append(world.now_ms)
     world.clock_set_at_ms[place] = world.now_ms

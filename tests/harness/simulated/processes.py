@@ -35,7 +35,7 @@ class _Timer(_OfProcess, asyncio.TimerHandle):
 
 
 class ProcessLoop(VirtualLoop):
-    """Runs what belongs to a process only while that runs: everything that was scheduled from inside it, directly or not."""
+    """Run callbacks of a process, and whatever they schedule, only while the process runs."""
 
     def call_soon(
         self,
@@ -79,7 +79,7 @@ class ProcessLoop(VirtualLoop):
         self.processes: list[Process] = []
 
     def bury(self) -> None:
-        """Let go of what dead processes have left, when all is over: a coroutine that is dropped runs its `finally`, and must not be heard."""
+        """Drop the remains of dead processes at the end: their coroutines run `finally` without effect."""
         self._over = True
         for process in self.processes:
             for task in process.tasks:
@@ -110,7 +110,7 @@ def _make_task(
 
 
 class Process:
-    """One process: what is started in it, and whatever that starts, runs only while it is neither paused nor dead.
+    """One process: its tasks, and the tasks that they start, run only while it is neither paused nor dead.
 
     Attributes:
         name: for people.
@@ -128,7 +128,7 @@ class Process:
         self._held: deque[_OfProcess] = deque()
         self._context = contextvars.copy_context()
         self._context.run(_process.set, self)
-        # In the order of their creation, and kept until they end: whatever is dropped in between would not be the same in every run.
+        # In the order of their creation, and kept until they end, so that every run is the same.
         self.tasks: dict[asyncio.Task[Any], None] = {}
         loop = asyncio.get_running_loop()
         assert isinstance(loop, ProcessLoop)

@@ -76,7 +76,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             heappop(timers)[1]._scheduled = False
 
     def _run_once(self) -> None:
-        """Jump to the first timer if nothing else is due; then run what is due, but not what that schedules."""
+        """Jump to the first timer if nothing is due; then run the due callbacks, not those they schedule."""
         self._remove_cancelled()
         ready, timers = self._ready, self._timers
         if not ready and not self._stopping:  # type: ignore[attr-defined]  # its stub leaves it out

@@ -27,7 +27,7 @@ REQUIRE_CC = "REDFENCE_REQUIRE_CC"
 REQUIRE_OPENSSL = "REDFENCE_REQUIRE_OPENSSL"
 
 UNMARKED_TEST_S_MAX = 1.0
-"""For a test that `make test` runs, without the time for which tasks of this machine waited."""
+"""For a test that `make test` runs, without the time by which a busy machine slowed it."""
 
 _STANDSTILLS = StandstillWatch()
 _STARTED = pytest.StashKey[MachineMark]()
@@ -68,7 +68,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         return report
     started = item.stash[_STARTED]
     if report.when == "call" and report.passed and item.get_closest_marker("slow") is None:
-        own_s = report.duration - _STANDSTILLS.waited_s(started)
+        own_s = report.duration - _STANDSTILLS.slowed_s(started)
         if own_s > UNMARKED_TEST_S_MAX:
             report.outcome = "failed"
             report.longrepr = f"it takes {own_s:.1f} s: make it faster, or mark it with @pytest.mark.slow"

@@ -125,6 +125,7 @@ def perfect(seed: int) -> History:
     )
 
 
+@pytest.mark.slow
 @given(seed=SEEDS)
 @settings(max_examples=100, deadline=None)
 def test_a_perfect_lock_breaks_no_promise(seed: int) -> None:

@@ -63,13 +63,17 @@ class StandstillWatch:
         """Return the present instant."""
         return MachineMark(time.monotonic(), _waited_ms())
 
-    @staticmethod
-    def waited_s(mark: MachineMark) -> float:
-        """Return how long tasks of this machine have waited since then; infinity if Linux does not tell."""
+    def slowed_s(self, mark: MachineMark) -> float:
+        """Return by how much the machine may have slowed a test since then; infinity if Linux does not tell.
+
+        Linux counts the time for which at least one task waited, however many did. Two cores run two tests,
+        so each second counts twice.
+        """
         waited_ms = _waited_ms()
         if not waited_ms:
             return math.inf
-        return sum(waited_ms.values()) / 1e3 - sum(mark.waited_ms.values()) / 1e3
+        late_ms = sum(noted.late_ms for noted in self._noted if noted.at_s > mark.at_s)
+        return (2 * (sum(waited_ms.values()) - sum(mark.waited_ms.values())) + late_ms) / 1e3
 
     def told_since(self, mark: MachineMark) -> str:
         """Return what of the machine may explain a failure since then, a line each."""

@@ -432,6 +432,7 @@ async def test_a_head_that_goes_away_while_it_tries_leaves_the_try_to_the_next_o
     assert any(isinstance(each, Undo) for each in here.sent)
 
 
+@pytest.mark.slow
 @on_virtual_time
 async def test_a_thousand_waiters_called_off_at_random_leave_nothing_behind() -> None:
     chance = random.Random(20_261_121)

@@ -181,7 +181,7 @@ async def test_settings_that_it_cannot_run_with_end_it_with_2(
 
 async def test_its_help_tells_what_its_exit_status_means(commands: CommandProcesses) -> None:
     text = " ".join((await commands.start_redfence("doctor", "--help").ended()).split())
-    for words in ("exit status: 0 nothing serious", "1 something serious", "2 it could not run"):
+    for words in ("exit status: 0 no serious finding", "1 a serious finding", "2 it could not run"):
         assert words in text
 
 

@@ -97,7 +97,7 @@ async def test_a_cluster_is_formed_also_while_nodes_of_it_are_out(
 
 @pytest.mark.parametrize(
     ("count", "consequence"),
-    [(1, "`redfence cluster recover`"), (3, "quarantined for 2.5 s, the greatest ttl, and then rejoins")],
+    [(1, "`redfence cluster recover`"), (3, "quarantined for 2.5 s, the greatest ttl")],
 )
 async def test_forming_nodes_that_are_not_durable_tells_what_is_missing_and_what_follows(
     commands: CommandProcesses, fresh_nodes: FreshNodes, count: int, consequence: str

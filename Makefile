@@ -12,7 +12,7 @@ SOURCES := protos server client_sdk storage_demo tests bench
 # Tests share nothing: one process for each core. One without work takes some from another.
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: help setup run demo test slow test-all unit model sim chaos fuzz soak check fmt fix lint type proto proto-check bench \
+.PHONY: help setup run demo test slow test-all unit model sim chaos fuzz soak check house fmt fix lint type proto proto-check bench \
   clean
 
 help: ## list the targets
@@ -69,14 +69,17 @@ soak: MINUTES = 30
 soak: $(READY) ## a load at one pace for MINUTES=30; fails if the server's memory or open files grow
 	@PYTHONPATH=tests $(BIN)/python -m harness.soak --minutes $(MINUTES) $(ARGS)
 
-check: lint type proto-check ## everything a reviewer should not have to look for
+check: lint type proto-check house ## everything a reviewer should not have to look for
 
-lint: $(READY)
+house: $(READY) ## the rules of the house: layers, sizes, language
+	@$(BIN)/python -m pytest -q tests/project
+
+lint: $(READY) ## format and lint
 	@$(BIN)/ruff format --check $(SOURCES)
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/buf lint
 
-type: $(READY)
+type: $(READY) ## types
 	@$(BIN)/mypy $(SOURCES)
 
 fmt fix: $(READY) ## repair what `make lint` complains about, where a tool can

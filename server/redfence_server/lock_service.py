@@ -150,24 +150,25 @@ class LockService:
     async def _wait(self, queue: WaitQueue, waiter: Waiter, give_up_at_ms: float) -> Lease | NotGranted:
         """Try at each of this waiter's turns, until it is granted or its wait ends."""
         call = waiter.call
-        too_late: ValidityExhaustedError | None = None
+        failed: ValidityExhaustedError | NoQuorumError | None = None
         while (turn := await queue.turn(waiter, give_up_at_ms)) is not Turn.GIVE_UP:
             if isinstance(turn, Attempt):
                 outcome = await self._redlock.finish(turn)
             if not isinstance(turn, Attempt) or _needs_revalidation(outcome):
                 outcome = await self._attempt(_order(call, watch_own_hold=queue.wants_notice(waiter)))
             outcome = self._undo_if_late(call, outcome)
-            too_late = None
+            failed = None
             match outcome:
                 case AttemptGranted():
                     queue.granted(waiter, outcome)
                     return _lease(call, outcome)
                 case TooLate() | Refusal(Failure.EXPIRED):
                     # The attempt was undone; the next try may be faster, and there is time for it.
-                    too_late = self._too_late(call, outcome)
+                    failed = self._too_late(call, outcome)
                     queue.failed(waiter)
                 case Refusal(Failure.NO_QUORUM) if _broke(outcome) or self._quorum_may_return():
                     # Connections are being made again. If too few are, `quorum_lost` ends this wait.
+                    failed = NoQuorumError.naming(outcome.silent)
                     queue.failed(waiter)
                 case Refusal(Failure.NO_QUORUM):
                     # End the other waits too, because no lease can be granted without a quorum.
@@ -175,8 +176,8 @@ class LockService:
                     raise NoQuorumError.naming(outcome.silent)
                 case Refusal():
                     queue.refused(waiter, outcome)
-        if too_late is not None:
-            raise too_late
+        if failed is not None:
+            raise failed
         return NotGranted(queue.current(), waited=True, position=queue.line.position(waiter))
 
     async def _attempt(self, order: Order) -> AttemptOutcome:

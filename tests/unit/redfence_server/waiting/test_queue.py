@@ -652,6 +652,41 @@ async def test_without_a_quorum_everybody_who_waits_is_told_at_once() -> None:
 
 
 @on_virtual_time
+async def test_waiters_stay_while_broken_connections_are_made_again() -> None:
+    (server,) = await held()
+    waiting = [server.wait(lease_id(number)) for number in range(3)]
+    await asyncio.sleep(0.05)
+    server.every(hold_requests=True)
+    await asyncio.sleep(0.1)
+    assert isinstance(server.sent[-1], Mint), "the head tries"
+    for link in server.links:
+        link.break_connection()
+    await settle()
+    for link in server.links:
+        link.settle()
+    await asyncio.sleep(0.1)
+    assert not any(task.done() for task in waiting)
+    await server.release(HOLDER)
+    await settle()
+    assert token_of(waiting[0]) == 2
+    await call_off(*waiting[1:])
+
+
+@pytest.mark.parametrize(("may_return", "lasted_ms"), [(False, 200), (True, 1_000)])
+@on_virtual_time
+async def test_a_wait_without_a_quorum_fails_once_no_quorum_may_return(
+    *, may_return: bool, lasted_ms: float
+) -> None:
+    """While one may return the wait goes on; at its end the waiter does not report the lock as held."""
+    (server,) = await held()
+    server.service._quorum_may_return = lambda: may_return
+    server.every(unreachable=True)
+    with pytest.raises(NoQuorumError):
+        await server.wait(lease_id(1), wait_ms=1_000)
+    assert lasted_ms - 200 <= LoopClock().now_ms() <= lasted_ms + 10
+
+
+@on_virtual_time
 async def test_a_drain_sends_everybody_away_and_undoes_what_is_under_way_for_nobody() -> None:
     (server,) = await held()
     waiting = [server.wait(lease_id(number)) for number in range(3)]

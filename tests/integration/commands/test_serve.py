@@ -166,7 +166,7 @@ async def test_a_flag_wins_over_the_environment_and_that_over_the_file(
         ),
         ("--node http://:hunter2@127.0.0.1:1", ["node 0", "starts with redis://"]),
         ("--node redis://:hunter2@127.0.0.1:many", ["node 0", "is malformed"]),
-        (f"--node {NOWHERE} --node redis://127.0.0.1:2?foo=hunter2", ["node 1", "an option"]),
+        (f"--node {NOWHERE} --node redis://127.0.0.1:2?foo=hunter2", ["node 1", "an unknown option"]),
         (f"--node {NOWHERE} --listen 50051", ["listen", "'50051' is not HOST:PORT"]),
         (f"--node {NOWHERE} --node-timeout-ms 0", ["node_timeout_ms", "greater than or equal to 10"]),
         (f"--node {NOWHERE} --counter-idle-ms {2**63 - 1}", ["counter_idle_ms", "less than or equal to"]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from redfence_server.locking.attempt import AttemptGranted
@@ -10,7 +12,7 @@ from redfence_server.locking.tally import Failure, Refusal
 from redfence_server.model import AcquireCall, LeaseId
 from redfence_server.randomness import SystemRandomness
 from redfence_server.waiting.line import Waiter
-from redfence_server.waiting.schedule import HAND_OVERS_MAX, NEXT_TRY, NextTry, TryEnd, TrySchedule
+from redfence_server.waiting.schedule import HAND_OVERS_MAX, TryEnd, TrySchedule
 
 NOW_MS = 1_000.0
 TTL_MS = 900
@@ -40,21 +42,28 @@ def end(schedule: TrySchedule, trying: Waiter, how: TryEnd) -> None:
             schedule.left(trying, NOW_MS)
 
 
+# How long after its end the next try is due, in ms: least and most.
+DUE_AFTER_MS = {
+    TryEnd.GRANTED: (TTL_MS, TTL_MS + 50),
+    TryEnd.HELD: (TTL_MS, TTL_MS + 50),
+    TryEnd.SPLIT: (1, 100),
+    TryEnd.FAILED: (1, 100),
+    TryEnd.LEFT: (-math.inf, 0),
+}
+
+
 @pytest.mark.parametrize("how", TryEnd)
 def test_the_next_try_after_each_end_of_a_try(how: TryEnd) -> None:
-    """The table holds for the schedule, and no try is under way any more."""
+    """A hold of another lease is known before, and no try is under way afterwards."""
     schedule, trying = TrySchedule(3, SystemRandomness()), waiter()
     assert schedule.due_at_ms <= 0, "nothing is known"
     schedule.begin(trying)
+    end(schedule, trying, TryEnd.HELD)
+    schedule.begin(trying)
     end(schedule, trying, how)
     assert schedule.trying is None
-    match NEXT_TRY[how]:
-        case NextTry.AT_ONCE:
-            assert schedule.due_at_ms <= NOW_MS
-        case NextTry.AT_END:
-            assert NOW_MS + TTL_MS < schedule.due_at_ms < NOW_MS + TTL_MS + 50
-        case NextTry.AFTER_PAUSE:
-            assert NOW_MS < schedule.due_at_ms < NOW_MS + 100
+    least_ms, most_ms = DUE_AFTER_MS[how]
+    assert least_ms <= schedule.due_at_ms - NOW_MS <= most_ms
 
 
 @pytest.mark.parametrize("how", [TryEnd.GRANTED, TryEnd.HELD])

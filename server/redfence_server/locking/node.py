@@ -213,7 +213,7 @@ class NodeState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What this server knows about one node.
+    """The knowledge of this server about one node.
 
     Attributes:
         address: HOST:PORT or a socket's path, never with a password.

@@ -20,7 +20,7 @@ from redfence_server.redis_io.dial import NodeUrl
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """What this server knows about its cluster; `cluster_id` is empty until a node is admitted."""
+    """The knowledge of this server about its cluster; `cluster_id` is empty until a node is admitted."""
 
     cluster_id: str
     quorum: int

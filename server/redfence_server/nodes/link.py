@@ -42,7 +42,7 @@ _REPLAYED_PER_HEARTBEAT: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """What all links of a server share.
+    """The settings that all links of a server share.
 
     Attributes:
         packer: shared, so that a command for all nodes is packed once.

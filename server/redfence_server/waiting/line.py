@@ -20,7 +20,7 @@ _SHOWN_MAX: Final = 100
 
 
 class Turn(Enum):
-    """What a waiter does next."""
+    """The next step of a waiter, as its queue decides."""
 
     TRY = auto()
     """Make an attempt, and report its outcome to the queue."""

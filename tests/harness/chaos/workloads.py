@@ -30,7 +30,7 @@ _REFUSED_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one worker uses.
+    """The parts that one worker uses.
 
     Attributes:
         began_s: since when lists are counted, the same for all clients.

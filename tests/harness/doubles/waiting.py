@@ -1,4 +1,4 @@
-"""What a server keeps of its waiters: nothing, once they have gone."""
+"""Tell whether a server keeps any state of waiters that have gone."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Kind(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What a client may conclude from the answer to a call."""
+    """The conclusion that a client may draw from the answer to a call."""
 
     OK = "ok"
     FAILED = "failed"

@@ -22,7 +22,7 @@ _RANKS = {Outcome.OK: 0, Outcome.UNKNOWN: 1, Outcome.FAILED: 2}
 
 @dataclass(slots=True)
 class _Entry:
-    """What the calls that may have appended one entry show; it is one call unless it was repeated.
+    """The calls that may have appended one entry, and their proof; one call unless it was repeated.
 
     Attributes:
         call: the successful call, else one with unknown outcome, else one that failed.

@@ -53,7 +53,7 @@ class Violation:
 
     @property
     def words(self) -> str:
-        """What happened, with every call that shows it."""
+        """Describe the violation, with every call that shows it."""
         calls = " and ".join(_call_in_words(call, self.began_s) for call in self.calls)
         return f"{self.says}: {calls}" if calls else self.says
 

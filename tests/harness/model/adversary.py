@@ -230,7 +230,7 @@ class World:
         # In a search: the effect of a parcel on a node or an attempt in the same state. All copies share it.
         self._applied: dict[_Question, tuple[FakeNodeState, int, Parcel]] = {}
         self._reactions: dict[_Question, tuple[Player, int, tuple[Parcel, ...]]] = {}
-        # What players and owners of leases may do, while none of them has changed.
+        # The moves of players and owners of leases, while none of them has changed.
         self._are_moves_known = False
         self._is_open: list[bool] = []
         self._player_moves: list[Move] = []

@@ -60,12 +60,12 @@ class CommandProcess:
 
     @property
     def stdout(self) -> str:
-        """What the command has written so far."""
+        """The output that the command has written so far."""
         return self._stdout_path.read_text(errors="replace")
 
     @property
     def stderr(self) -> str:
-        """What the command has written so far."""
+        """The output that the command has written so far."""
         return self._stderr_path.read_text(errors="replace")
 
     async def wait_for_line(self, pattern: str, *, timeout_s: float = 10.0) -> re.Match[str]:

@@ -40,10 +40,24 @@ _ALLOWED_MS: Final = DRIFT_FIXED_MS + _ROUNDING_MS
 class Step:
     """A certain step: forward if `by_ms` is above 0, else backward.
 
-    The clock moved by at least so much, after drift and the uncertainty of the round trip.
+    The clock moved by at least so much, after drift and the uncertainty of the round trip. It did so after
+    `since_ms`, when the request for an earlier sample was sent: not always the last one, for a slow answer
+    may hide a step.
     """
 
     by_ms: float
+    since_ms: float
+
+
+class _Bound(NamedTuple):
+    """A bound of the clock's offset, and the sending time of the sample that gave it."""
+
+    ms: float
+    sent_ms: float
+
+
+_NO_UPPER_BOUND: Final = _Bound(math.inf, math.inf)
+_NO_LOWER_BOUND: Final = _Bound(-math.inf, -math.inf)
 
 
 class NodeClock:
@@ -62,8 +76,8 @@ class NodeClock:
         assert distrust_ms > 0, distrust_ms
         self._distrust_ms = distrust_ms
         self._distrusted_until_ms = -math.inf
-        self._upper_ms = math.inf  # least upper bound of o(t) - ratio * t
-        self._lower_ms = -math.inf  # greatest lower bound of o(t) + ratio * t
+        self._upper = _NO_UPPER_BOUND  # least upper bound of o(t) - ratio * t
+        self._lower = _NO_LOWER_BOUND  # greatest lower bound of o(t) + ratio * t
         self._hidden = False  # a step was seen, and no full sample since
         self.offset_ms: float | None = None
         """How far the node's clock is ahead of this server's steady clock, about; None without a sample."""
@@ -86,8 +100,8 @@ class NodeClock:
         elif self._hidden:
             self.distrust_until(received_ms + self._distrust_ms)
         self._hidden = False
-        self._upper_ms = min(self._upper_ms, node_ms - sent_ms - DRIFT_RATIO * sent_ms)
-        self._lower_ms = max(self._lower_ms, node_ms - received_ms + DRIFT_RATIO * received_ms)
+        self._upper = min(self._upper, _Bound(node_ms - sent_ms - DRIFT_RATIO * sent_ms, sent_ms))
+        self._lower = max(self._lower, _Bound(node_ms - received_ms + DRIFT_RATIO * received_ms, sent_ms))
         self.offset_ms = self._estimate_ms(sent_ms, received_ms, node_ms)
         return step
 
@@ -112,26 +126,26 @@ class NodeClock:
         self._distrusted_until_ms = max(self._distrusted_until_ms, until_ms)
 
     def _forward(self, received_ms: float, node_ms: float) -> Step | None:
-        by_ms = node_ms - received_ms - DRIFT_RATIO * received_ms - self._upper_ms - _ALLOWED_MS
-        return Step(by_ms) if by_ms > 0 else None
+        by_ms = node_ms - received_ms - DRIFT_RATIO * received_ms - self._upper.ms - _ALLOWED_MS
+        return Step(by_ms, self._upper.sent_ms) if by_ms > 0 else None
 
     def _backward(self, sent_ms: float, node_ms: float) -> Step | None:
-        by_ms = node_ms - sent_ms + DRIFT_RATIO * sent_ms - self._lower_ms + _ALLOWED_MS
-        return Step(by_ms) if by_ms < 0 else None
+        by_ms = node_ms - sent_ms + DRIFT_RATIO * sent_ms - self._lower.ms + _ALLOWED_MS
+        return Step(by_ms, self._lower.sent_ms) if by_ms < 0 else None
 
     def _stepped(self, step: Step, now_ms: float) -> None:
         """Distrust the node, and forget the bound that its clock has broken."""
         self.steps += 1
         self.distrust_until(now_ms + self._distrust_ms)
         if step.by_ms > 0:
-            self._upper_ms = math.inf
+            self._upper = _NO_UPPER_BOUND
         else:
-            self._lower_ms = -math.inf
+            self._lower = _NO_LOWER_BOUND
 
     def _estimate_ms(self, sent_ms: float, received_ms: float, node_ms: float) -> float:
         """Return the middle of the possible offsets, by this sample and those before it."""
-        upper_ms = min(node_ms - sent_ms, self._upper_ms + DRIFT_RATIO * received_ms + _ALLOWED_MS)
-        lower_ms = max(node_ms - received_ms, self._lower_ms - DRIFT_RATIO * received_ms - _ALLOWED_MS)
+        upper_ms = min(node_ms - sent_ms, self._upper.ms + DRIFT_RATIO * received_ms + _ALLOWED_MS)
+        lower_ms = max(node_ms - received_ms, self._lower.ms - DRIFT_RATIO * received_ms - _ALLOWED_MS)
         return (upper_ms + lower_ms) / 2
 
 
@@ -154,14 +168,12 @@ class _Suspicion:
     """A step that may be the node's own.
 
     Attributes:
-        since_ms: it happened after this instant.
         seen_at_ms: it had happened by this instant.
         asked: the nodes whose clocks were compared with it.
         contradicted_by: those whose clocks contradict it.
     """
 
     step: Step
-    since_ms: float
     seen_at_ms: float
     asked: set[int] = field(default_factory=set)
     contradicted_by: set[int] = field(default_factory=set)
@@ -180,7 +192,7 @@ class ClockWitnesses:
     and at least one.
 
     A clock contradicts a step by its first full sample that was requested after the step was seen. Against
-    its last sample from before the stepping node's last one, it must have moved less far, whatever drift may
+    its last sample from before the step's possible beginning, it must have moved less far, whatever drift may
     hide.
     """
 
@@ -194,10 +206,8 @@ class ClockWitnesses:
         """Called with the index of a node whose step `confirm` would confirm now."""
 
     def note_step(self, index: int, step: Step, *, seen_at_ms: float) -> None:
-        """Record a step of one node's clock in place of an earlier one; call it before `note_sample`."""
-        samples = self._samples[index]
-        since_ms = samples[-1].sent_ms if samples else -math.inf
-        self._suspicions[index] = _Suspicion(step, since_ms, seen_at_ms)
+        """Record a step of one node's clock in place of an earlier one."""
+        self._suspicions[index] = _Suspicion(step, seen_at_ms)
         self.on_step()
 
     def note_sample(self, index: int, clock: NodeClock, *, sent_ms: float, received_ms: float) -> None:
@@ -218,7 +228,9 @@ class ClockWitnesses:
     def _moved_ms_max(self, index: int, suspicion: _Suspicion) -> float:
         """Return how far a clock moved at most in the direction of a step, since its possible beginning."""
         # Strictly before: while the server's clock stands still, everything happens at one instant.
-        earlier = (each for each in reversed(self._samples[index]) if each.received_ms < suspicion.since_ms)
+        earlier = (
+            each for each in reversed(self._samples[index]) if each.received_ms < suspicion.step.since_ms
+        )
         before, now = next(earlier, None), self._samples[index][-1]
         if before is None:
             return math.inf

@@ -358,7 +358,7 @@ class Cluster:
 
 LOOKS = st.lists(
     st.tuples(
-        st.integers(0, 4), st.sampled_from(["sample", "reply"]), up_to(600), st.tuples(up_to(80), up_to(80))
+        st.integers(0, 4), st.sampled_from(["sample", "reply"]), up_to(600), st.tuples(up_to(400), up_to(400))
     ),
     min_size=10,
     max_size=20,
@@ -456,6 +456,16 @@ def test_a_node_that_was_away_while_the_servers_clock_stood_still_is_not_told_of
         cluster.sample(index)
         cluster.run(1)
     assert cluster.clocks[0].steps == 1
+    assert cluster.told == set()
+
+
+def test_a_slow_answer_that_hid_the_servers_stop_from_one_node_confirms_no_step() -> None:
+    cluster = Cluster(3)
+    cluster.stand_still(500)
+    for index, back_ms in ((1, 0.1), (2, 0.1), (0, 600), (0, 0.1), (1, 0.1), (2, 0.1)):
+        cluster.sample(index, back_ms=back_ms)
+        cluster.run(1)
+    assert [clock.steps for clock in cluster.clocks] == [1, 1, 1]
     assert cluster.told == set()
 
 

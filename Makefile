@@ -60,7 +60,7 @@ chaos: $(READY) ## processes under every fault, and a checker of what clients we
 
 sim: SEED = 0-499
 sim: $(READY) ## whole servers on virtual time, broken by chance: make sim SEED=17, or SEED=0-9999
-	@PYTHONPATH=tests $(BIN)/python -m harness.simulated --seeds $(SEED) $(if $(MUTANT),--mutant "$(MUTANT)") $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python -m harness.simulation --seeds $(SEED) $(if $(MUTANT),--mutant "$(MUTANT)") $(ARGS)
 
 fuzz: $(READY) ## what CI fuzzes a little, with fifty times the examples and by chance
 	@REDFENCE_FUZZ_FACTOR=50 $(BIN)/python -m pytest tests/fuzz $(ARGS)

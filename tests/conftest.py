@@ -18,7 +18,7 @@ from harness.processes.scratch import memory_folder
 from harness.processes.tcp_proxy import TcpProxy
 from harness.processes.tls_front import Certificate, NoOpensslError, make_certificate
 from harness.time.moved_clock import NoCompilerError, compile_clock_shim
-from harness.time.stalls import MachineMark, StandstillWatch
+from harness.time.stalls import MachineMark, StallWatch
 from redfence_server.embedded.binary import RedisBinary, RedisBinaryError, find_redis_binary
 from redfence_server.embedded.process import AppendFsync
 
@@ -29,7 +29,7 @@ REQUIRE_OPENSSL = "REDFENCE_REQUIRE_OPENSSL"
 UNMARKED_TEST_S_MAX = 1.0
 """For a test that `make test` runs, without the time by which a busy machine slowed it."""
 
-_STANDSTILLS = StandstillWatch()
+_STALLS = StallWatch()
 _STARTED = pytest.StashKey[MachineMark]()
 
 
@@ -47,17 +47,17 @@ def pytest_configure() -> None:
 
 def pytest_sessionstart() -> None:
     """Watch the machine for as long as tests run."""
-    _STANDSTILLS.start()
+    _STALLS.start()
 
 
 def pytest_sessionfinish() -> None:
     """Watch it no more."""
-    _STANDSTILLS.stop()
+    _STALLS.stop()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Note when the test begins."""
-    item.stash[_STARTED] = _STANDSTILLS.mark()
+    item.stash[_STARTED] = _STALLS.mark()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -68,12 +68,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         return report
     started = item.stash[_STARTED]
     if report.when == "call" and report.passed and item.get_closest_marker("slow") is None:
-        own_s = report.duration - _STANDSTILLS.slowed_s(started)
+        own_s = report.duration - _STALLS.slowed_s(started)
         if own_s > UNMARKED_TEST_S_MAX:
             report.outcome = "failed"
             report.longrepr = f"it takes {own_s:.1f} s: make it faster, or mark it with @pytest.mark.slow"
     if report.failed:
-        report.sections.append(("the machine meanwhile", _STANDSTILLS.told_since(started)))
+        report.sections.append(("the machine meanwhile", _STALLS.told_since(started)))
     return report
 
 

@@ -338,7 +338,7 @@ inline begin()
 #endif
 #define may_mint(p) (A.begun && (A.admitted & bit(p)) && A.stands[p] == 0)
 
-/* The lock is free; or another lease holds it, which expires first, or is ended by this very step: a hand-over. */
+/* The lock is free; or another lease holds it, which expires first, or is ended by this very step: a handover. */
 inline mint(p)
 {
   d_step {

@@ -460,30 +460,30 @@ SEQUENCES: dict[str, Sequence[tuple[Command, object] | Check]] = {
         (Renew(R, A), Status.NOT_HELD),
     ],
     "an inspection changes nothing": [(Inspect(R), Status.FREE), FIRST, (Inspect(R), HELD)],
-    "a hand-over of a lease that does not hold is a plain mint": [(mint(ends=B), Granted("n1", 1))],
-    "a hand-over never ends the hold of a third lease": [FIRST, (mint(B, "n2", ends=C), HELD)],
+    "a handover of a lease that does not hold is a plain mint": [(mint(ends=B), Granted("n1", 1))],
+    "a handover never ends the hold of a third lease": [FIRST, (mint(B, "n2", ends=C), HELD)],
     # Two servers may hand over the same lease to two tries of one Acquire.
-    "a hand-over to a lease that holds already is its retry": [
+    "a handover to a lease that holds already is its retry": [
         FIRST,
         (mint(B, "n2", ends=A), Granted("n2", 2, released=True)),
         (mint(B, "n3", ends=A), Granted("n2", 2, released=False)),
         keeps(2, 2, shared="1"),
     ],
-    "a hand-over without a counter counts on from high": [
+    "a handover without a counter counts on from high": [
         FIRST,
         (mint(resource="other"), Granted("n1", 2)),
         (Commit("other", A, "n1", 70), Status.COMMITTED),
         drop_counter,
         (mint(B, "n2", ends=A), Granted("n2", 71, released=True)),
     ],
-    "without numbers a hand-over ends nothing": [
+    "without numbers a handover ends nothing": [
         FIRST,
         drop_counter,
         use_up_numbers,
         (mint(B, "n2", ends=A), NoReply.REFUSED),
         (Release(R, A, 0), Status.RELEASED),
     ],
-    "an undo of a hand-over frees the lock, also a shared one": [
+    "an undo of a handover frees the lock, also a shared one": [
         FIRST,
         RETRY,
         (mint(B, "n3", ends=A), Granted("n3", 2, released=True)),
@@ -515,10 +515,10 @@ async def test_a_renewal_starts_the_stored_ttl_anew(site: Site) -> None:
     assert TTL_MS - 5_000 < await site.ttl_left_ms(R) <= TTL_MS
 
 
-# --- hand-over
+# --- handover
 
 
-async def test_a_hand_over_ends_the_lease_and_mints_for_the_next_in_one_step(site: Site) -> None:
+async def test_a_handover_ends_the_lease_and_mints_for_the_next_in_one_step(site: Site) -> None:
     await ask(site, mint(A, "n1", ttl_ms=TTL_MS))
     await ask(site, mint(A, "n2", ttl_ms=TTL_MS))
     await ask(site, Commit(R, A, "n1", 9))
@@ -543,7 +543,7 @@ async def test_a_hand_over_ends_the_lease_and_mints_for_the_next_in_one_step(sit
     assert await ask(site, Undo(R, "n1", 0)) is Status.KEPT
 
 
-async def test_a_hand_over_can_shorten_what_is_left_of_the_time(site: Site) -> None:
+async def test_a_handover_can_shorten_what_is_left_of_the_time(site: Site) -> None:
     await ask(site, mint(A, "n1", ttl_ms=TTL_MS))
     await ask(site, mint(B, "n2", ttl_ms=1_000, ends=A))
     assert await site.ttl_left_ms(R) <= 1_000
@@ -598,7 +598,7 @@ async def test_a_hold_that_another_server_waits_for_is_contended_also_for_a_retr
     assert await told_by(site) == (THERE, HERE)
 
 
-async def test_a_hand_over_passes_on_which_servers_wait(
+async def test_a_handover_passes_on_which_servers_wait(
     site: Site,
 ) -> None:
     there = await site.beside(THERE)
@@ -615,7 +615,7 @@ async def test_a_hand_over_passes_on_which_servers_wait(
     assert await notices(there) == await notices(site) == [Notice(0, R, 3)]
 
 
-async def test_a_hand_over_that_is_refused_asks_to_be_told_as_every_mint(site: Site) -> None:
+async def test_a_handover_that_is_refused_asks_to_be_told_as_every_mint(site: Site) -> None:
     await ask(site, mint(C, "n1"))
     await ask(site, mint(B, "n2", ends=A, notify=True))
     assert await told_by(site) == (HERE,)
@@ -641,7 +641,7 @@ async def test_what_ends_nothing_tells_nobody(site: Site) -> None:
 
 
 @pytest.mark.parametrize("ttl_ms", [TTL_MS, TTL_MS - 10_000])
-async def test_a_hand_over_tells_the_other_servers_if_the_new_hold_ends_sooner(
+async def test_a_handover_tells_the_other_servers_if_the_new_hold_ends_sooner(
     site: Site, ttl_ms: int
 ) -> None:
     there = await site.beside(THERE)

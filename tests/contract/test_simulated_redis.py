@@ -27,7 +27,7 @@ from harness.doubles.joining_commands import (
 )
 from harness.doubles.lua_node import Database, LuaNode
 from harness.processes.fixture_types import FlushedNodes, FreshNodes
-from harness.simulated.redis import SimulatedRedis
+from harness.simulation.redis import SimulatedRedis
 from redfence_server.embedded.binary import RedisBinary
 from redfence_server.locking.node import Command, Commit, Inspect, Mint, Release, Renew, Undo
 from redfence_server.membership.examination import Phase

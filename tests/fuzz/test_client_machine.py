@@ -36,7 +36,7 @@ KEYS = Keyspace()
 # No lease of a walk ends by itself, nor is it renewed by itself: time does nothing here.
 TTL_S = 120.0
 # Whatever is waited for comes at once; this is for a machine that stands still.
-PATIENCE_S = 60.0
+CALL_TIMEOUT_S = 60.0
 RESOURCES = st.sampled_from(["one", "two"])
 STORAGE_KEYS = st.sampled_from(["k", "l"])
 PLACES = st.integers(0, NODE_COUNT - 1)
@@ -68,7 +68,7 @@ class EventLoop:
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE_S)
+        self._thread.join(CALL_TIMEOUT_S)
         assert not self._thread.is_alive()
         self._loop.close()
 
@@ -77,7 +77,7 @@ class EventLoop:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        return self.begin(work).result(PATIENCE_S)
+        return self.begin(work).result(CALL_TIMEOUT_S)
 
 
 class OnLoop:
@@ -88,7 +88,7 @@ class OnLoop:
         self._loop = loop
 
     def acquire(self, resource: str, *, wait: float, holder: str) -> LeaseOf:
-        return self.begin_acquire(resource, wait=wait, holder=holder).result(PATIENCE_S)
+        return self.begin_acquire(resource, wait=wait, holder=holder).result(CALL_TIMEOUT_S)
 
     def begin_acquire(self, resource: str, *, wait: float, holder: str) -> Future[LeaseOf]:
         return self._loop.begin(self._client.acquire(resource, ttl=TTL_S, wait=wait, holder=holder))
@@ -276,7 +276,7 @@ class Walk(RuleBasedStateMachine):
         """A lease id that was never granted ends nothing."""
         with self.world.site.stub() as stub:
             request = lock_pb2.ReleaseRequest(resource=self.resources[name].name, lease_id=new_lease_id())
-            assert stub.Release(request, timeout=PATIENCE_S).outcome == lock_pb2.RELEASE_OUTCOME_NOT_HELD
+            assert stub.Release(request, timeout=CALL_TIMEOUT_S).outcome == lock_pb2.RELEASE_OUTCOME_NOT_HELD
 
     @rule(name=RESOURCES)
     def acquire_again_with_the_same_lease_id(self, name: str) -> None:
@@ -289,7 +289,7 @@ class Walk(RuleBasedStateMachine):
             resource.name, ttl_ms=int(TTL_S * 1000), lease_id=held.secret, holder=held.holder
         )
         with self.world.site.stub() as stub:
-            response = stub.Acquire(request, timeout=PATIENCE_S)
+            response = stub.Acquire(request, timeout=CALL_TIMEOUT_S)
         assert response.outcome == lock_pb2.ACQUIRE_OUTCOME_GRANTED
         assert response.lease.fencing_token == held.lease.token
         self._seen("retried")
@@ -305,7 +305,7 @@ class Walk(RuleBasedStateMachine):
             resource=resource.name, lease_id=held.secret if held else new_lease_id(), sequence=7
         )
         with self.world.site.stub() as stub:
-            (answer,) = stub.KeepAlive(iter([renewal]), timeout=PATIENCE_S)
+            (answer,) = stub.KeepAlive(iter([renewal]), timeout=CALL_TIMEOUT_S)
         lives = held is not None and held is resource.holder
         assert answer.state == (lock_pb2.LEASE_STATE_ACTIVE if lives else lock_pb2.LEASE_STATE_LOST), answer
         assert answer.sequence == 7
@@ -342,14 +342,14 @@ class Walk(RuleBasedStateMachine):
         waiting: list[tuple[str, Future[LeaseOf]]] = []
         for number in range(1, count + 1):
             holder = f"holder {next(self.holders)}"
-            waiting.append((holder, caller.begin_acquire(resource.name, wait=PATIENCE_S, holder=holder)))
+            waiting.append((holder, caller.begin_acquire(resource.name, wait=CALL_TIMEOUT_S, holder=holder)))
             self._until_waiting(resource, number)
         for holder, answer in waiting:
             assert not answer.done(), "granted while another lease was held"
             assert held.caller.release(held.lease)
             held.released = True
             resource.end(held)
-            held = Held(answer.result(PATIENCE_S), caller, holder)
+            held = Held(answer.result(CALL_TIMEOUT_S), caller, holder)
             resource.grant(held)
         self._seen("handed over")
 

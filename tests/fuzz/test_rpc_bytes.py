@@ -27,7 +27,7 @@ from redfence_storage.client import StorageClient
 Code = grpc.StatusCode
 Streams: TypeAlias = "grpc.StreamStreamMultiCallable[Any, Any]"
 # Whatever does not wait is answered at once; this is for a machine that stands still.
-PATIENCE_S = 60.0
+CALL_TIMEOUT_S = 60.0
 # For acquires that wait for a lease that somebody else has.
 WAIT_S = 0.1
 # On a machine that stands still, a lease of 100 ms may be over before its grant is answered.
@@ -42,11 +42,13 @@ def unharmed(site: FuzzSite) -> Iterator[None]:
     yield
     with site.stub() as stub, StorageClient(site.storage_address) as storage:
         name, lease_id = f"fine/{new_lease_id()}", new_lease_id()
-        granted = stub.Acquire(acquire_request(name, lease_id=lease_id), timeout=PATIENCE_S)
+        granted = stub.Acquire(acquire_request(name, lease_id=lease_id), timeout=CALL_TIMEOUT_S)
         assert granted.outcome == lock_pb2.ACQUIRE_OUTCOME_GRANTED
         token = granted.lease.fencing_token
         assert storage.put(name, key="k", value=b"v", token=token).highest_token == token
-        released = stub.Release(lock_pb2.ReleaseRequest(resource=name, lease_id=lease_id), timeout=PATIENCE_S)
+        released = stub.Release(
+            lock_pb2.ReleaseRequest(resource=name, lease_id=lease_id), timeout=CALL_TIMEOUT_S
+        )
         assert released.outcome == lock_pb2.RELEASE_OUTCOME_RELEASED
     assert not site.complaints()
 
@@ -122,7 +124,7 @@ def test_a_unary_call_is_answered_or_its_mistake_is_told(site: FuzzSite, method:
             # A message that is too large is refused without a wait.
             waiting = waits(method.parse(data)) and not is_too_large(data)
             try:
-                _, call = call_raw.with_call(bytes(data), timeout=WAIT_S if waiting else PATIENCE_S)
+                _, call = call_raw.with_call(bytes(data), timeout=WAIT_S if waiting else CALL_TIMEOUT_S)
             except grpc.RpcError as error:
                 ending = Ending.of(error)
             else:
@@ -187,7 +189,7 @@ def test_a_session_answers_each_command_once_or_tells_why_it_ends(site: FuzzSite
             whole = [SessionRequest.FromString(each) for each in data[:place]]
             ids = [command.id for request in whole for command in request.commands]
             waiting = any(map(waits, whole))
-            answers, ending = ended(sent(call_raw, data, timeout_s=WAIT_S if waiting else PATIENCE_S))
+            answers, ending = ended(sent(call_raw, data, timeout_s=WAIT_S if waiting else CALL_TIMEOUT_S))
             seen.add(ending.code)
             results = [
                 result for each in answers for result in lock_pb2.SessionResponse.FromString(each).results
@@ -225,7 +227,7 @@ def test_a_keep_alive_answers_each_renewal_once_or_tells_why_it_ends(site: FuzzS
         @given(batches(KEEP_ALIVE))
         def check(data: list[bytes]) -> None:
             place = broken_at(KEEP_ALIVE, data)
-            answers, ending = ended(sent(call_raw, data, timeout_s=PATIENCE_S))
+            answers, ending = ended(sent(call_raw, data, timeout_s=CALL_TIMEOUT_S))
             seen.add(ending.code)
             responses = [lock_pb2.KeepAliveResponse.FromString(each) for each in answers]
             for response in responses:
@@ -256,7 +258,7 @@ def test_a_stream_that_is_cancelled_at_any_point_does_no_harm(site: FuzzSite, me
         @tried(40)
         @given(batches(method), st.integers(0, 3))
         def check(data: list[bytes], read_count: int) -> None:
-            call = sent(call_raw, data, timeout_s=PATIENCE_S)
+            call = sent(call_raw, data, timeout_s=CALL_TIMEOUT_S)
             try:
                 for _ in zip(range(read_count), call, strict=False):
                     pass
@@ -274,7 +276,11 @@ def test_a_unary_method_takes_no_other_number_of_messages(site: FuzzSite, method
     """Without a message gRPC leaves a call open, so the call ends by its deadline."""
     with unharmed(site), channel_to(site, method) as channel:
         _, ending = ended(
-            sent(channel.stream_stream(method.path), [b""] * count, timeout_s=PATIENCE_S if count else WAIT_S)
+            sent(
+                channel.stream_stream(method.path),
+                [b""] * count,
+                timeout_s=CALL_TIMEOUT_S if count else WAIT_S,
+            )
         )
         refused = {Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED}
         assert ending.code in {*refused, Code.OK if count else Code.DEADLINE_EXCEEDED}
@@ -288,7 +294,7 @@ def test_health_and_reflection_do_no_harm_to_what_is_served(site: FuzzSite, meth
         @tried(30)
         @given(inputs(method.request))
         def check(data: bytes) -> None:
-            call = sent(call_raw, [data], timeout_s=PATIENCE_S)
+            call = sent(call_raw, [data], timeout_s=CALL_TIMEOUT_S)
             with suppress(grpc.RpcError, StopIteration):  # it may be refused
                 next(call)
             call.cancel()
@@ -302,7 +308,7 @@ def test_health_and_reflection_do_no_harm_to_what_is_served(site: FuzzSite, meth
 )
 def test_a_method_that_is_not_offered_is_unimplemented(site: FuzzSite, path: str) -> None:
     with unharmed(site), grpc.insecure_channel(site.server_address) as channel:
-        _, ending = ended(sent(channel.stream_stream(path), [b"x"], timeout_s=PATIENCE_S))
+        _, ending = ended(sent(channel.stream_stream(path), [b"x"], timeout_s=CALL_TIMEOUT_S))
         assert ending.code is Code.UNIMPLEMENTED
 
 
@@ -329,12 +335,12 @@ async def test_thousands_of_inputs_leave_no_memory_and_no_file_behind(site: Fuzz
         async with grpc.aio.insecure_channel(site.server_address) as channel:
             stub = lock_pb2_grpc.LockServiceStub(channel)
             await flood(site, inputs=FLOOD_INPUTS, seed=1)
-            await stub.GetLock(lock_pb2.GetLockRequest(resource="fine"), timeout=PATIENCE_S)
+            await stub.GetLock(lock_pb2.GetLockRequest(resource="fine"), timeout=CALL_TIMEOUT_S)
             before, fds_before = looks(site), fd_counts(site)
             await flood(site, inputs=FLOOD_INPUTS * factor(), seed=2)
             await eventually(
                 lambda: all(map(int.__le__, fd_counts(site), fds_before)),
-                timeout_s=PATIENCE_S,
+                timeout_s=CALL_TIMEOUT_S,
                 interval_s=0.05,
             )
             after = looks(site)

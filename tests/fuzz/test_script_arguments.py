@@ -172,7 +172,7 @@ def check_grant(before: Numbers, after: Numbers, resource: str, answer: Sequence
     if nonce is None:
         return  # a retry, which found a hold whose nonce somebody has taken away
     lock = KEYS.lock(resource).encode()
-    # A hand-over to the same nonce makes a hold of another lease.
+    # A handover to the same nonce makes a hold of another lease.
     found = [before.holds[hold] for hold in after.holds.keys() & before.holds if hold[::2] == (lock, nonce)]
     if found:
         # A retry, which is told the number of the hold that it found, whatever somebody has made of it.
@@ -502,7 +502,7 @@ _WRONG_TYPES = (
     [("DEL", KEYS.high), ("RPUSH", KEYS.high, "1")],
 )
 _NO_NUMBERS = ([("SET", KEYS.high, "nan")], [("SET", KEYS.counter(_X), "nan")])
-# A holder, another lease and a hand-over, beside the calls in SIGNATURES.
+# A holder, another lease and a handover, beside the calls in SIGNATURES.
 _ROUNDS = (
     *((name, arguments) for name, (_, arguments) in SIGNATURES.items()),
     ("mint", (ADMITTED, LEASES[0], NONCES[2], "h", "7200000", "86400000", "", "here", "0", "1")),

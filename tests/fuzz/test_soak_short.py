@@ -66,7 +66,7 @@ def test_one_file_that_stays_open_is_a_leak() -> None:
     assert judge(samples, WANTED).status is Status.PASSED
 
 
-def with_a_standstill() -> list[Sample]:
+def with_a_stall() -> list[Sample]:
     """Return a run in which for three seconds nothing was answered, and then all of it."""
     samples = run_of()
     samples[90] = replace(samples[90], pairs=samples[90].pairs - 3_000)
@@ -76,14 +76,14 @@ def with_a_standstill() -> list[Sample]:
 @pytest.mark.parametrize(
     "samples",
     [
-        with_a_standstill(),
+        with_a_stall(),
         run_of(pairs_per_second=940),
         run_of(streams=940),
         run_of(pairs_per_second=940, leaks_mib=50, leaks_fds=9),
         run_of()[:35],
         [],
     ],
-    ids=["a standstill", "too slow", "too few streams", "too slow and leaking", "too short", "nothing"],
+    ids=["a stall", "too slow", "too few streams", "too slow and leaking", "too short", "nothing"],
 )
 def test_a_run_that_was_not_the_one_asked_for_proves_nothing(samples: list[Sample]) -> None:
     assert judge(samples, WANTED).status is Status.INVALID

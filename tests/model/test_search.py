@@ -13,7 +13,7 @@ from harness.model.mutants import MUTANTS
 from harness.model.search import search
 from redfence_server.locking.node import Commit
 
-NO_FAULT = Limits(losses=0, expiries=0, dropped_counters=0, give_ups=0, ends=0, hand_overs=0, keeps=0)
+NO_FAULT = Limits(losses=0, expiries=0, dropped_counters=0, give_ups=0, ends=0, handovers=0, keeps=0)
 STATES_MAX = 400_000
 
 
@@ -39,10 +39,10 @@ def a_commit_is_late(world: World) -> None:
     limits, world.limits = world.limits, Limits()
     world.make(Begin(0))
     world.exchange(0, 0, 1)
-    (mint,) = (parcel for parcel in world.under_way if parcel.node == 2)
+    (mint,) = (message for message in world.under_way if message.node == 2)
     world.make(TimeOut(mint))
     world.make(Lose(replace(mint, told=True)))
-    assert [type(parcel.command) for parcel in world.under_way] == [Commit]
+    assert [type(message.command) for message in world.under_way] == [Commit]
     world.make(Expire(1))
     world.make(Begin(1))
     world.exchange(1, 0)
@@ -70,25 +70,25 @@ class Case:
 
 
 A_NODE_AHEAD = Case("ab", (2, 0, 0), replace(NO_FAULT, expiries=1))
-A_LATE_COMMIT = Case("aca", (1, 0, 1), replace(NO_FAULT, hand_overs=1), a_commit_is_late)
+A_LATE_COMMIT = Case("aca", (1, 0, 1), replace(NO_FAULT, handovers=1), a_commit_is_late)
 A_SHARED_HOLD = Case(
-    "aab", (0, 0, 0), replace(NO_FAULT, hand_overs=1, give_ups=1, losses=1, expiries=1), granted_twice
+    "aab", (0, 0, 0), replace(NO_FAULT, handovers=1, give_ups=1, losses=1, expiries=1), granted_twice
 )
 
 CASES = {
     "two leases, a node ahead, a hold expires": A_NODE_AHEAD,
     "two leases, a message is lost or late": Case("ab", (0, 0, 0), replace(NO_FAULT, losses=1)),
     "a retried lease": Case("aa", (1, 0, 0), NO_FAULT),
-    "a hand-over at any time, a node ahead": Case("ab", (2, 0, 0), replace(NO_FAULT, hand_overs=1)),
-    "a hand-over, a message of it is lost or late": Case(
-        "ab", (0, 0, 0), replace(NO_FAULT, hand_overs=1, losses=1)
+    "a handover at any time, a node ahead": Case("ab", (2, 0, 0), replace(NO_FAULT, handovers=1)),
+    "a handover, a message of it is lost or late": Case(
+        "ab", (0, 0, 0), replace(NO_FAULT, handovers=1, losses=1)
     ),
-    "a hand-over before or after an open release, holds expire, a message is lost or late": Case(
-        "ab", (0, 0, 0), replace(NO_FAULT, hand_overs=1, ends=1, expiries=2, losses=1), granted
+    "a handover before or after an open release, holds expire, a message is lost or late": Case(
+        "ab", (0, 0, 0), replace(NO_FAULT, handovers=1, ends=1, expiries=2, losses=1), granted
     ),
-    "two servers hand over one lease": Case("abc", (0, 0, 0), replace(NO_FAULT, hand_overs=2), granted),
+    "two servers hand over one lease": Case("abc", (0, 0, 0), replace(NO_FAULT, handovers=2), granted),
     "a retried lease is handed over to one who gives up": A_SHARED_HOLD,
-    "a late commit and a hand-over to a retry": A_LATE_COMMIT,
+    "a late commit and a handover to a retry": A_LATE_COMMIT,
 }
 
 
@@ -106,8 +106,8 @@ async def test_no_order_of_events_breaks_an_invariant(name: str) -> None:
     [
         ("max without commit", A_NODE_AHEAD, "T2"),
         ("commit without nonce", A_LATE_COMMIT, "T1"),
-        ("commit after a hand-over without nonce", A_LATE_COMMIT, "T1"),
-        ("hand-over keeps the shared mark", A_SHARED_HOLD, "C"),
+        ("commit after a handover without nonce", A_LATE_COMMIT, "T1"),
+        ("handover keeps the shared mark", A_SHARED_HOLD, "C"),
     ],
 )
 async def test_the_same_search_finds_a_mutant(mutant: str, case: Case, broken: str) -> None:

@@ -22,17 +22,17 @@ BREAKS = {
     "undo of a shared hold": "K",
     "counter from zero": "T[12]",
     "undo by lease": "K",
-    "hand-over keeps the nonce": "K",
-    "hand-over keeps the token": "T[12]",
-    "hand-over keeps the shared mark": "C",
-    "hand-over ends any lease": "K",
-    "commit after a hand-over without nonce": "T[12]",
+    "handover keeps the nonce": "K",
+    "handover keeps the token": "T[12]",
+    "handover keeps the shared mark": "C",
+    "handover ends any lease": "K",
+    "commit after a handover without nonce": "T[12]",
 }
 
 
 @pytest.mark.slow
 async def test_no_walk_breaks_an_invariant() -> None:
-    """T1, T2, K and C hold under disagreeing nodes, retries, expiry, late and lost replies, hand-overs."""
+    """T1, T2, K and C hold under disagreeing nodes, retries, expiry, late and lost replies, handovers."""
     granted = sum(walk(world_of(seed), seed=seed) for seed in range(WALKS))
     # An adversary that lets nobody through proves nothing.
     assert granted > WALKS, granted

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.model import mutants as adversary_mutants
-from harness.simulated import mutants as simulated_mutants
+from harness.simulation import mutants as simulated_mutants
 
 TESTS = Path(__file__).resolve().parents[1]
 _PROMELA = (TESTS / "model/test_promela.py").read_text("utf-8")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from harness.simulated.network import Route, Stream
-from harness.simulated.processes import Process, ProcessLoop
-from harness.simulated.waiting_links import Chance
+from harness.simulation.network import Route, Stream
+from harness.simulation.processes import Process, ProcessLoop
+from harness.simulation.waiting_links import Chance
 
 
 def test_a_partition_and_a_pause_reorder_nothing() -> None:

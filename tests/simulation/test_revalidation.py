@@ -11,11 +11,11 @@ import pytest
 
 from harness.doubles.fake_node import FakeNodeState
 from harness.doubles.joining_commands import Formation
-from harness.simulated.network import Network, NodeHost
-from harness.simulated.processes import ProcessClock, ProcessLoop
-from harness.simulated.redis import SimulatedRedis
-from harness.simulated.servers import ServerHost
-from harness.simulated.waiting_links import Chance
+from harness.simulation.network import Network, NodeHost
+from harness.simulation.processes import ProcessClock, ProcessLoop
+from harness.simulation.redis import SimulatedRedis
+from harness.simulation.servers import ServerHost
+from harness.simulation.waiting_links import Chance
 from harness.time.virtual_loop import LoopClock
 from redfence_server.locking.attempt import AttemptGranted
 from redfence_server.locking.node import (

@@ -13,13 +13,13 @@ import pytest
 
 from harness.doubles.fake_node import FakeNodeState
 from harness.doubles.joining_commands import Formation
-from harness.simulated.mutants import DIRECTED, MUTANTS
-from harness.simulated.network import Network, NodeHost
-from harness.simulated.processes import ProcessClock, ProcessLoop
-from harness.simulated.redis import SimulatedRedis
-from harness.simulated.servers import ServerHost
-from harness.simulated.waiting_links import Chance, now_ms
-from harness.simulated.world import Rules
+from harness.simulation.mutants import DIRECTED, MUTANTS
+from harness.simulation.network import Network, NodeHost
+from harness.simulation.processes import ProcessClock, ProcessLoop
+from harness.simulation.redis import SimulatedRedis
+from harness.simulation.servers import ServerHost
+from harness.simulation.waiting_links import Chance, now_ms
+from harness.simulation.world import Rules
 from redfence_server.locking.attempt import AttemptGranted
 from redfence_server.locking.node import NodeState
 from redfence_server.locking.quorum import RenewVerdict, TokenVerdict
@@ -37,7 +37,7 @@ class Site:
     Attributes:
         first: reaches the old process and one other node.
         second: reaches the newcomer, once there is one.
-        problems: letters of the promises that were broken, as of harness/simulated/history.py.
+        problems: letters of the promises that were broken, as of harness/simulation/history.py.
     """
 
     rules: Rules

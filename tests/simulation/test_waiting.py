@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from harness.simulated.waiting_world import run_waiting_world
+from harness.simulation.waiting_world import run_waiting_world
 from redfence_server.locking.attempt import Attempt
 from redfence_server.locking.node import Notice
 from redfence_server.locking.tally import Tally

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.simulated.mutants import BREAKS, MUTANTS
-from harness.simulated.world import Report, replay_command, simulate
+from harness.simulation.mutants import BREAKS, MUTANTS
+from harness.simulation.world import Report, replay_command, simulate
 
 SEEDS = 500
 _SEEDS_PER_TEST = 25
@@ -69,7 +69,7 @@ def test_a_mutant_is_caught(mutant: str) -> None:
 @pytest.mark.slow
 def test_one_seed_is_one_trace_in_every_process() -> None:
     """A failure can be replayed: no address, order of a set or clock of the machine matters."""
-    code = "from harness.simulated.world import simulate\nfor seed in {}: print(simulate(seed).trace_hash)"
+    code = "from harness.simulation.world import simulate\nfor seed in {}: print(simulate(seed).trace_hash)"
     tests = Path(__file__).parents[1]
     runs = [
         subprocess.run(

@@ -136,7 +136,7 @@ def _row(snapshot: NodeSnapshot, judgement: Judgement | None) -> tuple[str, ...]
     from redfence_server.operations.recovery_plan import state_of
 
     found = snapshot.found
-    high = "-" if found is None or found.high is None else str(found.high)
+    high = "-" if found is None or found.max_token is None else str(found.max_token)
     floor = "-" if found is None or found.identity is None else str(found.identity.floor)
     return (str(snapshot.index), state_of(judgement), high, floor, snapshot.address)
 

@@ -26,7 +26,7 @@ class Mint:
 
     Attributes:
         nonce: the attempt's id.
-        release_first: a release of the same resource, done in the same step; it makes the mint a hand-over.
+        release_first: a release of the same resource, done in the same step; it makes the mint a handover.
         watch_blocking_hold: send this server a `Notice` when the hold that refuses the mint ends.
         watch_own_hold: send this server a `Notice` when the new hold ends, because others wait here.
     """
@@ -95,7 +95,7 @@ class Granted:
 
     Attributes:
         contended: other servers want a notice when this hold ends.
-        released: in a hand-over, the released lease held the lock here.
+        released: in a handover, the released lease held the lock here.
         counts: the vote counts, because the node's clock was not set lately.
         admission_id: the one under which the node granted.
     """

@@ -101,7 +101,7 @@ def judge_release(replies: Replies) -> ReleaseVerdict | None:
 
 
 def release_part(reply: Reply) -> Reply:
-    """Return what a node's reply to a hand-over says about the released lease."""
+    """Return what a node's reply to a handover says about the released lease."""
     match reply:
         case Granted(released=True):
             return Status.RELEASED

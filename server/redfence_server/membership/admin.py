@@ -160,7 +160,13 @@ class AdminConnection:
         return await self.step("raise_floor", self.identity.admission, admission, *fence) == "raised"
 
     async def restore_vote(
-        self, *, quarantine: str, admission: str, floor: int, floors: Sequence[int], lives: Sequence[str] = ()
+        self,
+        *,
+        quarantine: str,
+        admission: str,
+        floor: int,
+        floors: Sequence[int],
+        fence_ids: Sequence[str] = (),
     ) -> bool:
         """Give the node its vote, and write the least floor of each node index to it.
 
@@ -173,7 +179,13 @@ class AdminConnection:
         durable = "0" if found.durability_gap else "1"
         process = (found.run_id, durable, found.evicted)
         answer = await self.step(
-            "restore_vote", quarantine, admission, floor, *process, *floors, *(lives or [""] * len(floors))
+            "restore_vote",
+            quarantine,
+            admission,
+            floor,
+            *process,
+            *floors,
+            *(fence_ids or [""] * len(floors)),
         )
         return answer == "restored"
 

@@ -239,12 +239,13 @@ def _judge_phase(
 
 def _judge_memory(expected: Expectation, identity: Identity, found: Findings) -> Forgot | Rejected | None:
     """Return why the node has forgotten tokens or keys, or why this server cannot tell."""
-    if found.high is None:
+    if found.max_token is None:
         return Forgot("it has lost `high`, its greatest token")
-    if identity.floor == expected.floor and found.high < expected.token:
+    if identity.floor == expected.floor and found.max_token < expected.token:
         return Forgot(
-            f"its data is older than what it has answered: its greatest token is {found.high}, and it has "
-            f"answered {expected.token} (an old snapshot, a cut file, or a disk that lost confirmed writes)"
+            "its data is older than what it has answered: its greatest token is "
+            f"{found.max_token}, and it has answered {expected.token} "
+            "(an old snapshot, a cut file, or a disk that lost confirmed writes)"
         )
     same_run = _is_same_run(identity, found)
     evicted = found.evicted - (identity.evicted if same_run else 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from redfence_server.membership.examination import LIFE_DIGITS, Identity
+from redfence_server.membership.examination import FENCE_ID_DIGITS, Identity
 
 
 @dataclass(slots=True)
@@ -18,14 +18,14 @@ class NodeMemory:
 
     Attributes:
         floor: the least floor that a process needs to vote there.
-        life: the first `LIFE_DIGITS` of the id of the quarantine with that floor; empty if not known for
-            sure.
+        fence_id: the first `FENCE_ID_DIGITS` of the id of the quarantine with that floor; empty if not
+            known for sure.
         token: the greatest token seen from the process with that floor.
         run_id: the run of the process that this server is admitted to; empty while it is not.
     """
 
     floor: int = 0
-    life: str = ""
+    fence_id: str = ""
     token: int = 0
     run_id: str = ""
 
@@ -50,7 +50,9 @@ class ClusterMemory:
             self.ttl_ms_max = identity.max_ttl_ms
         for index, floor in identity.known_floors.items():
             if index != identity.index and index < len(self.nodes):
-                self.raise_floor(index, floor, life=identity.known_fences.get(index, "")[:LIFE_DIGITS])
+                self.raise_floor(
+                    index, floor, fence_id=identity.known_fences.get(index, "")[:FENCE_ID_DIGITS]
+                )
 
     def admit(self, identity: Identity, run_id: str) -> None:
         """Record that a node votes at its index."""
@@ -58,15 +60,15 @@ class ClusterMemory:
         self.nodes[identity.index].run_id = run_id
         self.raise_floor(identity.index, identity.floor)
 
-    def raise_floor(self, index: int, floor: int, *, life: str = "") -> None:
+    def raise_floor(self, index: int, floor: int, *, fence_id: str = "") -> None:
         """Record the least floor that a process needs at an index."""
         node = self.nodes[index]
         if floor > node.floor:
             # Another process, or one that was recovered: it may have minted less than the one before.
-            node.floor, node.life, node.token = floor, life, 0
+            node.floor, node.fence_id, node.token = floor, fence_id, 0
             self.on_floor(index)
-        elif floor == node.floor and life != node.life:
-            node.life = ""  # two processes may have got the same floor
+        elif floor == node.floor and fence_id != node.fence_id:
+            node.fence_id = ""  # two processes may have got the same floor
 
     def see_token(self, index: int, *, floor: int, token: int) -> None:
         """Record a token that the process with this floor has shown."""
@@ -78,9 +80,9 @@ class ClusterMemory:
         """Return the least floor for each node index."""
         return tuple(node.floor for node in self.nodes)
 
-    def lives(self) -> tuple[str, ...]:
-        """Return the life of each node index for which its floor was raised."""
-        return tuple(node.life for node in self.nodes)
+    def fence_ids(self) -> tuple[str, ...]:
+        """Return, for each node index, the `fence_id` of its floor."""
+        return tuple(node.fence_id for node in self.nodes)
 
     def runs_of_others(self, index: int) -> dict[str, int]:
         """Return the run ids of the admitted processes at other indices, with their indices."""

@@ -28,7 +28,7 @@ class Phase(Enum):
     QUARANTINED = "quarantined"
 
 
-LIFE_DIGITS: Final = 16
+FENCE_ID_DIGITS: Final = 16
 """A process keeps so many digits of its quarantine's id through restarts with proof, until it votes."""
 
 
@@ -46,7 +46,7 @@ class Identity:
         evicted: how many keys that run had evicted when the node got its vote.
         known_floors: by node index, the least floor that a process needs to vote there.
         known_fences: by node index, the id of the quarantine for which this node raised that floor. If a
-            server only passed the floor on, the first `LIFE_DIGITS` of the id, or nothing.
+            server only passed the floor on, the first `FENCE_ID_DIGITS` of the id, or nothing.
     """
 
     cluster_id: str
@@ -89,7 +89,7 @@ class Findings:
     """The result of an examination: the node's answers about itself.
 
     Attributes:
-        high: the greatest token that the node ever minted or learnt; None if the node has lost it.
+        max_token: the greatest token that the node ever minted or learnt; None if the node has lost it.
         run_id: of its process; empty if INFO shows none. For a process that was promoted from a replica,
             together with the id of its data's history.
         promoted: it was a replica in this run.
@@ -109,7 +109,7 @@ class Findings:
     durability_gap: str = ""
     settings_hidden: bool = False
     log_incomplete: bool = False
-    high: int | None = 0
+    max_token: int | None = 0
     key_count: int = 0
     promoted: bool = False
     eviction: str = ""
@@ -175,7 +175,7 @@ def _read_findings(answers: Sequence[Any], *, sent_ms: float, received_ms: float
     history = f"/{info.get('master_replid', '')}" if promoted else ""
     run_id = info.get("run_id", "")
     return Findings(
-        high=read_number(high[0]) if high else None,
+        max_token=read_number(high[0]) if high else None,
         identity=read_identity(fields),
         key_count=key_count,
         run_id=run_id and run_id + history,

@@ -46,7 +46,7 @@ from redfence_proto import bounds
 from redfence_server.errors import NodeRejectedError
 from redfence_server.locking import quorum
 from redfence_server.membership.admin import AdminConnection
-from redfence_server.membership.examination import LIFE_DIGITS, Identity, Phase
+from redfence_server.membership.examination import FENCE_ID_DIGITS, Identity, Phase
 from redfence_server.randomness import Randomness
 
 TOKENS_JUMP: Final = 2**20
@@ -79,7 +79,7 @@ def quarantine_id(process: Identity, fresh: str) -> str:
 
     Peers record the floor under this id. So the process recognises its own fences after a further restart.
     """
-    return process.admission[:LIFE_DIGITS] + fresh[LIFE_DIGITS:]
+    return process.admission[:FENCE_ID_DIGITS] + fresh[FENCE_ID_DIGITS:]
 
 
 def is_superseded(process: Identity, peers: Iterable[Identity]) -> bool:
@@ -87,10 +87,10 @@ def is_superseded(process: Identity, peers: Iterable[Identity]) -> bool:
 
     The reserved floor of this process does not count as voted: a driver may have stopped before its fence.
     """
-    life = process.admission[:LIFE_DIGITS]
+    fence_id = process.admission[:FENCE_ID_DIGITS]
     return any(
         peer.known_floors.get(process.index, 0) > process.voted_floor
-        and peer.known_fences.get(process.index, "")[:LIFE_DIGITS] != life
+        and peer.known_fences.get(process.index, "")[:FENCE_ID_DIGITS] != fence_id
         for peer in peers
     )
 
@@ -185,4 +185,4 @@ def _is_raised_for(process: AdminConnection, peer: AdminConnection) -> bool:
 
 def _token(node: AdminConnection) -> int:
     """Return the greatest token that a node showed."""
-    return node.snapshot.found.high or 0 if node.snapshot.found is not None else 0
+    return node.snapshot.found.max_token or 0 if node.snapshot.found is not None else 0

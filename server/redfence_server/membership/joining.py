@@ -200,8 +200,8 @@ class NodeJoining:
             self._gap_in = found.run_id
         elif isinstance(judgement, Admitted):
             self._gap_in = ""
-        if isinstance(judgement, Admitted) and found.high is not None:
-            self._memory.see_token(self._index, floor=judgement.identity.floor, token=found.high)
+        if isinstance(judgement, Admitted) and found.max_token is not None:
+            self._memory.see_token(self._index, floor=judgement.identity.floor, token=found.max_token)
         return judgement
 
     async def _examine(self, connection: AdminConnection) -> Judgement:
@@ -267,7 +267,7 @@ class NodeJoining:
             admission=self._randomness.hex_id(),
             floor=self._fenced.floor,
             floors=self._memory.floors(),
-            lives=self._memory.lives(),
+            fence_ids=self._memory.fence_ids(),
         )
         if not restored:
             raise AdmissionRefusedError(

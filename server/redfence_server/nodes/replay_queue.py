@@ -26,7 +26,7 @@ class ReplayQueue:
     def keep(self, command: Command) -> None:
         """Queue a release or an undo that did not reach the node; ignore any other command.
 
-        For a hand-over, queue only the release; the attempt undoes its own mint.
+        For a handover, queue only the release; the attempt undoes its own mint.
         """
         ended = command.release_first if isinstance(command, Mint) else command
         if not isinstance(ended, Undo | Release):

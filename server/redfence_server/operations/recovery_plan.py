@@ -117,7 +117,7 @@ def greatest_number(snapshots: Sequence[NodeSnapshot]) -> int:
     numbers = [0]
     for snapshot in snapshots:
         if snapshot.found is not None:
-            numbers.append(snapshot.found.high or 0)
+            numbers.append(snapshot.found.max_token or 0)
             if (identity := snapshot.found.identity) is not None:
                 numbers += [identity.floor, *identity.known_floors.values()]
     return max(numbers)

@@ -189,7 +189,7 @@ async def _carry_out(
         if newcomer.snapshot.found is None:
             raise NodeRejectedError(f"{newcomer.snapshot.name}: {newcomer.snapshot.problem}")
     if planned.newcomer is not Newcomer.VOTES:
-        token_seen = old.snapshot.found.high or 0 if old.snapshot.found is not None else 0
+        token_seen = old.snapshot.found.max_token or 0 if old.snapshot.found is not None else 0
         try:
             await raise_fence(newcomer, peers, token_seen=token_seen, randomness=randomness)
         except FenceError as error:

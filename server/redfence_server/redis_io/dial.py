@@ -103,7 +103,7 @@ class NodeUrl:
 
 
 class DialledNode:
-    """An open, authenticated connection; it takes one batch of commands at a time until its hand-over."""
+    """An open, authenticated connection; it takes one batch of commands at a time until its handover."""
 
     def __init__(self, connection: redis_asyncio.Connection) -> None:
         self._connection = connection
@@ -176,7 +176,7 @@ class Dial(Protocol):
 
 
 async def dial(node: NodeUrl, *, timeout_ms: int) -> DialledNode:
-    """Return an open, authenticated connection; `timeout_ms` also limits each command until the hand-over.
+    """Return an open, authenticated connection; `timeout_ms` also limits each command until the handover.
 
     Raises:
         DialDeniedError: the node rejects the user.

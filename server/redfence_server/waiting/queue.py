@@ -2,13 +2,13 @@
 
 First come, first granted. Only the head of the queue tries, so a free lock costs one mint, and a waiter costs
 only memory. waiting/schedule.py decides when the head tries. If the holder releases through this server, no
-try is needed: the release is a hand-over (locking/redlock.py), which mints for the head in the same step.
+try is needed: the release is a handover (locking/redlock.py), which mints for the head in the same step.
 
 A retry tries at any position: its own lease holds the lock, and the caller lost the answer to the grant. In
 its turn it would wait for the end of its own lease.
 
 The order holds within one server. While another server waits too, this server makes a limited number of
-hand-overs in a row. Then it releases the lock openly, and holds back so that the other server can take it.
+handovers in a row. Then it releases the lock openly, and holds back so that the other server can take it.
 
 Two other designs are worse. Polling costs a waiter half a period, and the nodes one mint for each waiter and
 period. A queue on the nodes stops at a dead waiter until a server removes it. Here it ends with its call.
@@ -75,7 +75,7 @@ class WaitQueue:
         return self._schedule.watch.current(self._clock.now_ms())
 
     async def turn(self, waiter: Waiter, give_up_at_ms: float) -> Turn | Attempt:
-        """Wait for a waiter's turn: to try, to finish the attempt of a hand-over, or to give up.
+        """Wait for a waiter's turn: to try, to finish the attempt of a handover, or to give up.
 
         Raises:
             TooManyWaitersError: it would have to wait, and a limit is reached.
@@ -154,7 +154,7 @@ class WaitQueue:
         return head if head is not None and head.idle and head.digest != digest else None
 
     def hand_over(self, waiter: Waiter, attempt: Attempt) -> None:
-        """Give the head the attempt that a hand-over started for it."""
+        """Give the head the attempt that a handover started for it."""
         self._schedule.begin(waiter, by_hand_over=True)
         waiter.wake(attempt)
 

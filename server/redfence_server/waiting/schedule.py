@@ -26,7 +26,7 @@ from redfence_server.waiting.hold_watch import HoldWatch
 from redfence_server.waiting.line import Waiter
 
 HAND_OVERS_MAX: Final = 16
-"""How many hand-overs a server makes in a row while another server waits. Higher: the lock changes servers
+"""How many handovers a server makes in a row while another server waits. Higher: the lock changes servers
 less often, which costs some round trips each time. Lower: the other server waits less."""
 
 # How long a server then holds back: a fixed part for the event loop of the other server, and measured round
@@ -92,8 +92,8 @@ class TrySchedule:
         self._try_at_ms = -math.inf
         self._not_before_ms = -math.inf
         self._after_end_ms = randomness.uniform(*_AFTER_END_MS)
-        self._handing_over = False  # the try is a hand-over
-        self._hand_overs = 0  # in a row, while another server waited
+        self._handing_over = False  # the try is a handover
+        self._handovers = 0  # in a row, while another server waited
         self._round_trip_ms = 0.0  # of the last mint that was granted
 
     @property
@@ -104,8 +104,8 @@ class TrySchedule:
 
     @property
     def forget_at_ms(self) -> float:
-        """When an empty queue may be dropped: it holds back no more, and counts no hand-overs."""
-        counted_until_ms = self.watch.try_at_ms if self._hand_overs else -math.inf
+        """When an empty queue may be dropped: it holds back no more, and counts no handovers."""
+        counted_until_ms = self.watch.try_at_ms if self._handovers else -math.inf
         return max(self._not_before_ms, counted_until_ms)
 
     def arrived(self, now_ms: float) -> None:
@@ -122,7 +122,7 @@ class TrySchedule:
         """Note a grant to the waiter that was trying, or to one that repeated its Acquire."""
         in_turn = self.trying is waiter
         if in_turn:
-            self._hand_overs = self._hand_overs + 1 if self._handing_over and grant.contended else 0
+            self._handovers = self._handovers + 1 if self._handing_over and grant.contended else 0
             self._round_trip_ms = now_ms - grant.minted_at_ms
         self.watch.granted(
             digest=waiter.digest,
@@ -158,15 +158,15 @@ class TrySchedule:
         self._try_within(0 if is_free else _RECHECK_MS, now_ms)
 
     def may_hand_over(self, digest: str, now_ms: float) -> bool:
-        """Tell whether the release of a lease may be a hand-over, and hold back if too many came in a row.
+        """Tell whether the release of a lease may be a handover, and hold back if too many came in a row.
 
         Only the known holder's lease counts: the release of another lease would cost the head a useless try.
         """
         if self.trying is not None or self.watch.digest != digest:
             return False
-        if self._hand_overs < HAND_OVERS_MAX:
+        if self._handovers < HAND_OVERS_MAX:
             return True
-        self._hand_overs = 0
+        self._handovers = 0
         fixed_ms = self._randomness.uniform(*_HOLD_BACK_MS)
         self._hold_back(fixed_ms + _HOLD_BACK_ROUND_TRIPS * self._round_trip_ms, now_ms)
         return False

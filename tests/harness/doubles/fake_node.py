@@ -255,10 +255,10 @@ class FakeNodeState:
             self.waited_floor = restore.floor
         self.high, self.reserved = max(self.high or 0, restore.floor), 0
         self.voted_floor = restore.floor
-        for index, (floor, life) in enumerate(zip(restore.floors, restore.lives, strict=True)):
+        for index, (floor, fence_id) in enumerate(zip(restore.floors, restore.fence_ids, strict=True)):
             if floor > self.known_floors.get(index, 0):
-                self.known_floors[index], self.known_fences[index] = floor, life
-                if not life:
+                self.known_floors[index], self.known_fences[index] = floor, fence_id
+                if not fence_id:
                     del self.known_fences[index]
         self.admission, self.phase = restore.admission, Phase.READY
         self.run_id, self.durable, self.evicted = restore.run_id, restore.durable, restore.evicted

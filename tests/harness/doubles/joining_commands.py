@@ -72,7 +72,7 @@ class RestoreVote:
     floor: int
     run_id: str
     floors: tuple[int, ...]
-    lives: tuple[str, ...] = ("", "", "")
+    fence_ids: tuple[str, ...] = ("", "", "")
     durable: bool = False
     evicted: int = 0
 

@@ -206,9 +206,9 @@ class LuaNode:
                 of = (command.index, command.floor, command.quarantine)
                 answer = self._identify("raise_floor", command.known, command.admission, *of)
             case RestoreVote():
-                life = (command.quarantine, command.admission, command.floor, command.run_id)
+                ids = (command.quarantine, command.admission, command.floor, command.run_id)
                 present = (int(command.durable), command.evicted)
-                answer = self._identify("restore_vote", *life, *present, *command.floors, *command.lives)
+                answer = self._identify("restore_vote", *ids, *present, *command.floors, *command.fence_ids)
             case DistrustClock(known, left_ms, most_ms):
                 answer = self._identify("distrust_clock", known, left_ms, most_ms)
         return _STEPS[answer[0]]

@@ -10,7 +10,7 @@ checks only what must hold *under every fault*:
 T1  No two grants of different leases carry the same token.
 T2  A grant is greater than every grant of another lease that was answered before its attempt began.
 K   Only the release or the expiry of a grant ends the holds under it: no undo of another attempt does, and no
-    hand-over of another lease. A hand-over of the lease is its release.
+    handover of another lease. A handover of the lease is its release.
 C   An undo leaves nothing of its attempt on the node, but what a retry shares.
 """
 
@@ -28,11 +28,11 @@ from harness.model.moves import (
     End,
     Expire,
     GiveUp,
-    HandOver,
+    Handover,
     Keep,
     Lose,
+    Message,
     Move,
-    Parcel,
     TimeOut,
 )
 from redfence_server.locking.attempt import Attempt
@@ -67,7 +67,7 @@ _DROP_COUNTER = tuple(map(DropCounter, range(5)))
 
 
 _Question = tuple[int, int, int, bool]
-"""The node or attempt, the hash of its state, the hash of a parcel, and whether the parcel timed out."""
+"""The node or attempt, the hash of its state, the hash of a message, and whether the message timed out."""
 
 
 class Violation(AssertionError):  # noqa: N818  (what was found, not an error of the harness)
@@ -99,7 +99,7 @@ class Limits:
     dropped_counters: int | None = None
     give_ups: int | None = None
     ends: int | None = None
-    hand_overs: int | None = None
+    handovers: int | None = None
     keeps: int | None = None
 
 
@@ -219,7 +219,7 @@ class World:
             if count:
                 node._count(RESOURCE, count, 0.0)
         self.players = [Player(lease) for lease in leases]
-        self.under_way: list[Parcel] = []
+        self.under_way: list[Message] = []
         self.ended: frozenset[str] = frozenset()  # leases that were released
         self.taken: frozenset[_HoldName] = frozenset()  # ended, and not by a release
         self.shared: frozenset[_HoldName] = frozenset()  # found by a retry
@@ -227,9 +227,9 @@ class World:
         self._wires = [_Wire(index, []) for index in range(node_count)]
         # Whether a copy shares its parts, which then are copied before they change.
         self._is_shared = False
-        # In a search: the effect of a parcel on a node or an attempt in the same state. All copies share it.
-        self._applied: dict[_Question, tuple[FakeNodeState, int, Parcel]] = {}
-        self._reactions: dict[_Question, tuple[Player, int, tuple[Parcel, ...]]] = {}
+        # In a search: the effect of a message on a node or an attempt in the same state. All copies share it.
+        self._applied: dict[_Question, tuple[FakeNodeState, int, Message]] = {}
+        self._reactions: dict[_Question, tuple[Player, int, tuple[Message, ...]]] = {}
         # The moves of players and owners of leases, while none of them has changed.
         self._are_moves_known = False
         self._is_open: list[bool] = []
@@ -259,7 +259,7 @@ class World:
         if not self._history_key:
             history = (self.ended, self.taken, self.shared, frozenset(self.stood_on.items()), self.limits)
             self._history_key = hash(history)
-        under_way = frozenset([parcel.key for parcel in self.under_way])
+        under_way = frozenset([message.key for message in self.under_way])
         return hash((*self._node_keys, *self._player_keys, under_way, self._history_key))
 
     def _node_key(self, index: int) -> int:
@@ -297,13 +297,13 @@ class World:
             self._find_moves()
         found = self._player_moves.copy()
         if limits.losses == 0:
-            found += [parcel.arrive for parcel in self.under_way]
+            found += [message.arrive for message in self.under_way]
         else:
             is_open = self._is_open
-            for parcel in self.under_way:
-                found.append(parcel.arrive)
-                if parcel.told or is_open[parcel.attempt]:
-                    found.append(parcel.miss)
+            for message in self.under_way:
+                found.append(message.arrive)
+                if message.told or is_open[message.attempt]:
+                    found.append(message.miss)
         for index, node in enumerate(self.nodes):
             if limits.expiries != 0 and node.holds:
                 found.append(_EXPIRE[index])
@@ -328,8 +328,8 @@ class World:
                 moves.append(GiveUp(index))
         self._player_moves, moves = moves, []
         for lease in sorted({player.lease for player in self.players if player.attempt}):
-            if limits.hand_overs != 0:
-                moves += [HandOver(lease, index) for index, waiting in idle if waiting != lease]
+            if limits.handovers != 0:
+                moves += [Handover(lease, index) for index, waiting in idle if waiting != lease]
             if lease in self.ended:
                 continue
             if limits.ends != 0:
@@ -346,12 +346,12 @@ class World:
             Violation: it breaks an invariant.
         """
         match move:
-            case Arrive(parcel):
-                self._take(parcel)
-                if parcel.reply is None:
-                    self._apply(parcel)
+            case Arrive(message):
+                self._take(message)
+                if message.reply is None:
+                    self._apply(message)
                 else:
-                    self._tell(parcel, parcel.reply)
+                    self._tell(message, message.reply)
             case Begin(index):
                 self._begin(index)
             case GiveUp(index):
@@ -360,20 +360,20 @@ class World:
                 assert attempt is not None
                 attempt.give_up()
                 self._post(index, self._sent(index))
-            case TimeOut(parcel):
+            case TimeOut(message):
                 self._spend("losses")
-                self._take(parcel)
-                if parcel.reply is None:
-                    self.under_way.append(parcel.given_up())
-                if isinstance(parcel.command, Mint) and parcel.command.release_first is not None:
+                self._take(message)
+                if message.reply is None:
+                    self.under_way.append(message.given_up())
+                if isinstance(message.command, Mint) and message.command.release_first is not None:
                     # The link keeps the release for when the node is back.
                     self.under_way.append(
-                        replace(parcel, command=parcel.command.release_first, reply=None, told=True)
+                        replace(message, command=message.command.release_first, reply=None, told=True)
                     )
-                self._tell(parcel, NoReply.TIMED_OUT)
-            case Lose(parcel):
+                self._tell(message, NoReply.TIMED_OUT)
+            case Lose(message):
                 self._spend("losses")
-                self._take(parcel)
+                self._take(message)
             case Expire(index):
                 self._spend("expiries")
                 self._node(index).expire(RESOURCE)
@@ -387,24 +387,24 @@ class World:
                 self._spend("ends")
                 self._end(lease)
                 self._send_all(Release(RESOURCE, lease, 0))
-            case HandOver(lease, index):
-                self._spend("hand_overs")
+            case Handover(lease, index):
+                self._spend("handovers")
                 self._end(lease)
                 self._begin(index, ends=Release(RESOURCE, lease, 0))
 
     def exchange(self, attempt: int, *nodes: int) -> None:
         """Carry an attempt's new messages to these nodes, and their answers back, to begin a search."""
         for way in ((attempt, node) for node in nodes for _ in ("there", "back")):
-            parcel = next(each for each in self.under_way if (each.attempt, each.node) == way)
-            self.make(Arrive(parcel))
+            message = next(each for each in self.under_way if (each.attempt, each.node) == way)
+            self.make(Arrive(message))
 
-    def _take(self, parcel: Parcel) -> None:
-        """Remove a parcel. A walk knows it by identity; to compare parcels takes long."""
+    def _take(self, message: Message) -> None:
+        """Remove a message. A walk knows it by identity; to compare messages takes long."""
         for place, each in enumerate(self.under_way):
-            if each is parcel:
+            if each is message:
                 del self.under_way[place]
                 return
-        self.under_way.remove(parcel)
+        self.under_way.remove(message)
 
     def _end(self, lease: str) -> None:
         self._are_moves_known = False
@@ -429,10 +429,10 @@ class World:
         player.attempt.start()
         self._post(index, self._sent(index))
 
-    def _sent(self, index: int) -> tuple[Parcel, ...]:
+    def _sent(self, index: int) -> tuple[Message, ...]:
         """Take what an attempt has just sent."""
         sent = tuple(
-            Parcel(index, node, command, None, told=isinstance(command, Undo | Release))
+            Message(index, node, command, None, told=isinstance(command, Undo | Release))
             for wire in self._wires
             for node, command in wire.outbox
         )
@@ -440,53 +440,55 @@ class World:
             wire.outbox.clear()
         return sent
 
-    def _post(self, index: int, sent: tuple[Parcel, ...]) -> None:
+    def _post(self, index: int, sent: tuple[Message, ...]) -> None:
         """Put what an attempt has sent on its way."""
         self.under_way += sent
         if not self.players[index].is_open:
             self._are_moves_known = False
             self.under_way = [
-                parcel.given_up()
-                if parcel.attempt == index and not parcel.told and not self._is_awaited(parcel)
-                else parcel
-                for parcel in self.under_way
-                if parcel.attempt != index or parcel.reply is None or self._is_awaited(parcel)
+                message.given_up()
+                if message.attempt == index and not message.told and not self._is_awaited(message)
+                else message
+                for message in self.under_way
+                if message.attempt != index or message.reply is None or self._is_awaited(message)
             ]
 
-    def _is_awaited(self, parcel: Parcel) -> bool:
+    def _is_awaited(self, message: Message) -> bool:
         """Tell whether a reply still matters: after a grant a late mint's, after a failure none."""
-        player = self.players[parcel.attempt]
-        return not parcel.told and (player.is_open or (player.token > 0 and isinstance(parcel.command, Mint)))
+        player = self.players[message.attempt]
+        return not message.told and (
+            player.is_open or (player.token > 0 and isinstance(message.command, Mint))
+        )
 
     def _send_all(self, command: Command) -> None:
-        self.under_way += [Parcel(-1, node, command, None, told=True) for node in range(len(self.nodes))]
+        self.under_way += [Message(-1, node, command, None, told=True) for node in range(len(self.nodes))]
 
-    def _apply(self, parcel: Parcel) -> None:
-        index = parcel.node
+    def _apply(self, message: Message) -> None:
+        index = message.node
         before = self.nodes[index].holds.get(RESOURCE)
-        question = (index, self._node_keys[index], parcel.key, False)
+        question = (index, self._node_keys[index], message.key, False)
         known = self._applied.get(question)
         if known is None:
             node = self._node(index)
-            answer = parcel.answered(node.apply(parcel.command, 0.0))
+            answer = message.answered(node.apply(message.command, 0.0))
             if self._is_shared and question[1]:
                 self._applied[question] = (node, self._node_key(index), answer)
         else:
             node, self._node_keys[index], answer = known
             self.nodes[index] = node
         if before is not None:
-            self._check_hold(parcel, before, node.holds.get(RESOURCE))
-        if self._is_awaited(parcel):
+            self._check_hold(message, before, node.holds.get(RESOURCE))
+        if self._is_awaited(message):
             self.under_way.append(answer)
 
-    def _tell(self, parcel: Parcel, reply: Reply) -> None:
-        index = parcel.attempt
+    def _tell(self, message: Message, reply: Reply) -> None:
+        index = message.attempt
         was_open = self.players[index].is_open
-        question = (index, self._player_keys[index], parcel.key, reply is NoReply.TIMED_OUT)
+        question = (index, self._player_keys[index], message.key, reply is NoReply.TIMED_OUT)
         known = self._reactions.get(question)
         if known is None:
             player = self._player(index)
-            self._react(player, parcel, reply)
+            self._react(player, message, reply)
             sent = self._sent(index)
             if was_open and player.attempt is not None and is_granted(player.attempt):
                 self._check_grant(index)
@@ -499,15 +501,15 @@ class World:
                 self._check_grant(index)
         self._post(index, sent)
 
-    def _react(self, player: Player, parcel: Parcel, reply: Reply) -> None:
+    def _react(self, player: Player, message: Message, reply: Reply) -> None:
         attempt = player.attempt
         assert attempt is not None
         if isinstance(reply, Granted):
-            player.nonces[parcel.node] = reply.nonce
-        if isinstance(parcel.command, Commit):
-            attempt._on_commit(parcel.node, parcel.command.token, reply)
+            player.nonces[message.node] = reply.nonce
+        if isinstance(message.command, Commit):
+            attempt._on_commit(message.node, message.command.token, reply)
         else:
-            attempt._on_mint(parcel.node, reply)
+            attempt._on_mint(message.node, reply)
 
     # --- the invariants ---------------------------------------------------------------------------
 
@@ -525,9 +527,9 @@ class World:
             self.stood_on[hold] = index
             self._history_key = 0
 
-    def _check_hold(self, parcel: Parcel, before: Hold, after: Hold | None) -> None:
+    def _check_hold(self, message: Message, before: Hold, after: Hold | None) -> None:
         """Check what a command did to a hold."""
-        name, command = (parcel.node, before.nonce), parcel.command
+        name, command = (message.node, before.nonce), message.command
         self._history_key = 0
         if after is not None and (after.digest, after.nonce) == (before.digest, before.nonce):
             if isinstance(command, Mint) and command.digest == before.digest:
@@ -538,4 +540,4 @@ class World:
             self.taken |= {name}
             index = self.stood_on.get(name)
             if index is not None and self.players[index].lease not in self.ended:
-                raise Violation(f"K: attempt {parcel.attempt} took {name}, on which attempt {index} stands")
+                raise Violation(f"K: attempt {message.attempt} took {name}, on which attempt {index} stands")

@@ -11,7 +11,7 @@ Way = tuple[int, int, type[Command]]
 
 
 @dataclass(slots=True)
-class Parcel:
+class Message:
     """A command or its reply under way. It never changes, but a frozen class is twice as slow to make.
 
     Attributes:
@@ -43,13 +43,13 @@ class Parcel:
     def __hash__(self) -> int:
         return self.key
 
-    def answered(self, reply: Reply) -> Parcel:
+    def answered(self, reply: Reply) -> Message:
         """Return the reply to it."""
-        return Parcel(self.attempt, self.node, self.command, reply, self.told)
+        return Message(self.attempt, self.node, self.command, reply, self.told)
 
-    def given_up(self) -> Parcel:
-        """Return the same parcel, for which nobody waits any more."""
-        return Parcel(self.attempt, self.node, self.command, self.reply, told=True)
+    def given_up(self) -> Message:
+        """Return the same message, for which nobody waits any more."""
+        return Message(self.attempt, self.node, self.command, self.reply, told=True)
 
 
 class Begin(NamedTuple):
@@ -67,19 +67,19 @@ class GiveUp(NamedTuple):
 class Arrive(NamedTuple):
     """A request is applied, or a reply read."""
 
-    parcel: Parcel
+    message: Message
 
 
 class TimeOut(NamedTuple):
-    """The sender is told that nothing came; the parcel goes on."""
+    """The sender is told that nothing came; the message goes on."""
 
-    parcel: Parcel
+    message: Message
 
 
 class Lose(NamedTuple):
-    """A parcel that nobody waits for never arrives."""
+    """A message that nobody waits for never arrives."""
 
-    parcel: Parcel
+    message: Message
 
 
 class Expire(NamedTuple):
@@ -100,7 +100,7 @@ class End(NamedTuple):
     lease: str
 
 
-class HandOver(NamedTuple):
+class Handover(NamedTuple):
     """A release reaches a server, which begins an attempt for a waiter with it."""
 
     lease: str
@@ -113,4 +113,4 @@ class Keep(NamedTuple):
     lease: str
 
 
-Move = Begin | GiveUp | Arrive | TimeOut | Lose | Expire | DropCounter | End | HandOver | Keep
+Move = Begin | GiveUp | Arrive | TimeOut | Lose | Expire | DropCounter | End | Handover | Keep

@@ -66,8 +66,8 @@ class CounterFromZero(FakeNodeState):
         return super()._counted(resource, now_ms) if resource in self.counters else 0
 
 
-class _HandOver(FakeNodeState):
-    """A hand-over leaves something of the old hold in the new one."""
+class _Handover(FakeNodeState):
+    """A handover leaves something of the old hold in the new one."""
 
     def _mint(self, mint: Mint, hold: Hold | None, now_ms: float, channel: str) -> Reply:
         reply = super()._mint(mint, hold, now_ms, channel)
@@ -80,29 +80,29 @@ class _HandOver(FakeNodeState):
         raise NotImplementedError
 
 
-class HandOverKeepsNonce(_HandOver):
-    """A hand-over passes the hold on under the nonce that it has."""
+class HandoverKeepsNonce(_Handover):
+    """A handover passes the hold on under the nonce that it has."""
 
     def _keep(self, old: Hold, new: Hold) -> Hold:
         return replace(new, nonce=old.nonce)
 
 
-class HandOverKeepsToken(_HandOver):
-    """A hand-over passes the hold on with the token that it has."""
+class HandoverKeepsToken(_Handover):
+    """A handover passes the hold on with the token that it has."""
 
     def _keep(self, old: Hold, new: Hold) -> Hold:
         return replace(new, token=old.token)
 
 
-class HandOverKeepsShared(_HandOver):
-    """A hand-over leaves the mark that a retry of the lease before has set."""
+class HandoverKeepsShared(_Handover):
+    """A handover leaves the mark that a retry of the lease before has set."""
 
     def _keep(self, old: Hold, new: Hold) -> Hold:
         return replace(new, shared=old.shared)
 
 
-class HandOverEndsAnyLease(FakeNodeState):
-    """A hand-over ends whatever lease holds the lock."""
+class HandoverEndsAnyLease(FakeNodeState):
+    """A handover ends whatever lease holds the lock."""
 
     def _mint(self, mint: Mint, hold: Hold | None, now_ms: float, channel: str) -> Reply:
         if mint.release_first is not None and hold is not None and hold.digest != mint.digest:
@@ -110,8 +110,8 @@ class HandOverEndsAnyLease(FakeNodeState):
         return super()._mint(mint, hold, now_ms, channel)
 
 
-class CommitAfterHandOverWithoutNonce(_HandOver):
-    """A commit counts in any hold of the same lease that was made by a hand-over."""
+class CommitAfterHandoverWithoutNonce(_Handover):
+    """A commit counts in any hold of the same lease that was made by a handover."""
 
     _MARK = "handed over"
 
@@ -140,9 +140,9 @@ MUTANTS = {
     "undo of a shared hold": Rules(node=UndoOfAShared),
     "counter from zero": Rules(node=CounterFromZero),
     "undo by lease": Rules(attempt=UndoByLease),
-    "hand-over keeps the nonce": Rules(node=HandOverKeepsNonce),
-    "hand-over keeps the token": Rules(node=HandOverKeepsToken),
-    "hand-over keeps the shared mark": Rules(node=HandOverKeepsShared),
-    "hand-over ends any lease": Rules(node=HandOverEndsAnyLease),
-    "commit after a hand-over without nonce": Rules(node=CommitAfterHandOverWithoutNonce),
+    "handover keeps the nonce": Rules(node=HandoverKeepsNonce),
+    "handover keeps the token": Rules(node=HandoverKeepsToken),
+    "handover keeps the shared mark": Rules(node=HandoverKeepsShared),
+    "handover ends any lease": Rules(node=HandoverEndsAnyLease),
+    "commit after a handover without nonce": Rules(node=CommitAfterHandoverWithoutNonce),
 }

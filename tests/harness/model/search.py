@@ -15,7 +15,7 @@ from harness.model.moves import (
     End,
     Expire,
     GiveUp,
-    HandOver,
+    Handover,
     Keep,
     Lose,
     Move,
@@ -33,14 +33,14 @@ WEIGHTS: dict[type[Move], float] = {
     DropCounter: 0.1,
     GiveUp: 0.05,
     End: 0.05,
-    HandOver: 0.4,
+    Handover: 0.4,
     Keep: 0.02,
 }
 """How much likelier each kind of move is in a walk, per move that may be made."""
 
 
 SLOWNESS = (1.0, 1.0, 0.03)
-"""How much less likely some parcels move: those of one kind between one attempt and one node."""
+"""How much less likely some messages move: those of one kind between one attempt and one node."""
 
 
 def walk(world: World, *, seed: int, moves_max: int = 400) -> int:

@@ -17,7 +17,7 @@ _NOTICED_MS: Final = 200.0
 _QUIET_MS: Final = 250.0
 
 
-class LateLoop:
+class LoopLag:
     """Measures within `async with` how late the loop runs its timers."""
 
     def __init__(self) -> None:

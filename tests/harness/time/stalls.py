@@ -19,7 +19,7 @@ _US_PER_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Standstill:
+class Stall:
     """One beat that came late, or over which the clocks did not agree.
 
     Attributes:
@@ -41,13 +41,13 @@ class MachineMark:
     waited_ms: dict[str, float]
 
 
-class StandstillWatch:
+class StallWatch:
     """A thread that beats, and notes when it could not."""
 
     def __init__(self) -> None:
-        self._noted: list[Standstill] = []
+        self._noted: list[Stall] = []
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="standstill-watch", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name="stall-watch", daemon=True)
 
     def start(self) -> None:
         """Begin to watch."""
@@ -96,7 +96,7 @@ class StandstillWatch:
             late_ms = (now_s - before_s - _BEAT_S) * 1e3
             stepped_ms = ((now_wall_s - before_wall_s) - (now_s - before_s)) * 1e3
             if late_ms > _LATE_MS or abs(stepped_ms) > _STEP_MS:
-                self._noted.append(Standstill(now_s, late_ms, stepped_ms))
+                self._noted.append(Stall(now_s, late_ms, stepped_ms))
             before_s, before_wall_s = now_s, now_wall_s
 
 

@@ -24,7 +24,7 @@ from harness.processes.servers import (
     until_no_locks,
 )
 from harness.time.eventually import eventually
-from harness.time.loop_lag import LateLoop
+from harness.time.loop_lag import LoopLag
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,
@@ -99,7 +99,7 @@ async def test_a_wait_that_is_longer_than_the_deadline_is_answered_before_the_de
 ) -> None:
     """The server reports WAIT_TIMEOUT before the caller's own library reports DEADLINE_EXCEEDED."""
     await server.acquire(NAME, holder="billing-7")
-    async with LateLoop() as loop:
+    async with LoopLag() as loop:
         for is_last in (False, False, False, True):
             sent_at_ms = now_ms()
             try:

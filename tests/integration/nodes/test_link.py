@@ -129,7 +129,7 @@ def undo(nonce: str = "n1") -> Undo:
 
 
 def hand_over(lease: str = B, nonce: str = "n2", *, ends: str = A) -> Mint:
-    """Return a hand-over whose release stays worth sending for a minute."""
+    """Return a handover whose release stays worth sending for a minute."""
     return Mint(R, lease, nonce, "", TTL_MS, release_first=Release(R, ends, SystemClock().now_ms() + TTL_MS))
 
 
@@ -189,12 +189,12 @@ async def test_thousands_of_replies_in_pieces_and_behind_time_outs_reach_their_c
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("missed", ["undo", "hand-over"])
+@pytest.mark.parametrize("missed", ["undo", "handover"])
 @pytest.mark.parametrize("way", ["refused", "swallowed", "applied, and its reply lost", "scripts forgotten"])
 async def test_a_missed_undo_or_release_is_sent_first_when_the_node_is_back(
     node: RedisNode, start_proxy: StartProxy, way: str, missed: str
 ) -> None:
-    """The link sends nothing else again, so a missed hand-over becomes a release."""
+    """The link sends nothing else again, so a missed handover becomes a release."""
     proxy = await start_proxy(node)
     timeout_ms = NODE_TIMEOUT_MS if way == "swallowed" else timeouts.NODE_TIMEOUT_MS
     command = undo() if missed == "undo" else hand_over()
@@ -218,7 +218,7 @@ async def test_a_missed_undo_or_release_is_sent_first_when_the_node_is_back(
         if way == "refused":
             assert await ask(link, mint(B, "n3", "other")) is NoReply.UNREACHABLE
         await ready_again(link, heal=proxy)
-        if way.startswith("applied") and missed == "hand-over":
+        if way.startswith("applied") and missed == "handover":
             held = await ask(link, Inspect(R))
             assert isinstance(held, Held)
             assert held.digest == B, "the release that is sent again ends no other lease"

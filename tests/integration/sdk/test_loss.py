@@ -16,7 +16,7 @@ from harness.doubles.grpc_fake import GrpcFake
 from harness.load.threaded import Threaded
 from harness.processes.servers import now_ms
 from harness.time.eventually import eventually
-from harness.time.loop_lag import LateLoop
+from harness.time.loop_lag import LoopLag
 from redfence.testing import FakeLockServer, ManualClock
 
 _TTL = 1.0
@@ -55,7 +55,7 @@ async def test_a_holder_learns_the_loss_before_another_can_have_the_lock(
                 told_at_ms = now_ms()
                 assert lease.remaining() == 0.0
 
-    async with LateLoop() as loop:
+    async with LoopLag() as loop:
         with pytest.raises(redfence.LeaseLostError) as lost:
             await hold()
         late_ms = loop.late_ms(since_ms=began_at_ms)

@@ -124,7 +124,7 @@ async def test_a_waiter_that_is_gone_leaves_the_queue_and_the_next_one_is_served
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_hand_over_to_a_waiter_that_is_gone_is_undone_and_the_next_one_is_served(
+async def test_a_handover_to_a_waiter_that_is_gone_is_undone_and_the_next_one_is_served(
     way: str, commands: CommandProcesses, formed_nodes: FormedNodes, serve: Serve
 ) -> None:
     """The nodes have minted and their answers are late. The undo and the next mint do not wait for these."""

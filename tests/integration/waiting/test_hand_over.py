@@ -1,4 +1,4 @@
-"""The hand-over over real nodes: a release that mints for the next waiter in the same step."""
+"""The handover over real nodes: a release that mints for the next waiter in the same step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOCK_KEY = b"redfence:lock:orders/42"
 
 
 @pytest.mark.slow
-async def test_a_hand_over_takes_one_script_on_each_node_and_one_token(server: LockServer) -> None:
+async def test_a_handover_takes_one_script_on_each_node_and_one_token(server: LockServer) -> None:
     await until_all_ready(server)
     holder = (await server.acquire(NAME, ttl_ms=TTL_MS)).lease
     waiters = await line_up(server, NAME, 8)

@@ -25,7 +25,7 @@ from harness.processes.servers import (
     until_no_locks,
 )
 from harness.time.eventually import eventually
-from harness.time.loop_lag import LateLoop
+from harness.time.loop_lag import LoopLag
 from redfence_proto.v1.lock_pb2 import RELEASE_OUTCOME_RELEASED
 
 NAME = "orders/42"
@@ -121,7 +121,7 @@ async def test_the_lock_of_a_holder_that_is_killed_is_the_next_waiters_by_ttl_an
     ttl_ms, names = 1_000, [f"orders/{number}" for number in range(16)]
     process = commands.start(sys.executable, "-c", _HOLDER, here.target, str(ttl_ms / 1000), *names)
     await process.wait_for_line("^holding$")
-    async with LateLoop() as loop, AsyncExitStack() as stack:
+    async with LoopLag() as loop, AsyncExitStack() as stack:
         sessions = [await stack.enter_async_context(SessionCaller(server)) for server in (here, elsewhere)]
         waiters: list[Waiter] = []
         for number, name in enumerate(names):
@@ -150,7 +150,7 @@ async def test_a_waiter_elsewhere_is_served_in_time_when_a_hand_over_shortens_th
     [waiter] = await line_up(elsewhere, NAME, 1, wait_ms=5_000)
     await here.release(NAME, held.lease_id)
     await mortal.lease()
-    async with LateLoop() as loop:
+    async with LoopLag() as loop:
         await waiter.lease()
         cost_ms = loop.cost_ms(since_ms=mortal.answered_at_ms)
     assert waiter.answered_at_ms - mortal.answered_at_ms - cost_ms <= 300 + LATE_MS_MAX

@@ -6,11 +6,11 @@ import os
 import subprocess
 import time
 
-from harness.time.stalls import StandstillWatch
+from harness.time.stalls import StallWatch
 
 
 def test_a_stop_of_this_process_is_told_to_watches_that_began_before_it() -> None:
-    watch = StandstillWatch()
+    watch = StallWatch()
     watch.start()
     try:
         before = watch.mark()

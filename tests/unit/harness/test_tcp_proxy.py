@@ -152,7 +152,7 @@ async def test_a_delay_is_kept_in_each_direction_and_requests_overlap_on_their_w
 ) -> None:
     loop = asyncio.get_running_loop()
     peer = await connect()
-    # So long that one of each and a standstill of a second are less than ten of either.
+    # So long that one of each and a stall of a second are less than ten of either.
     proxy.delay(requests_ms=200, replies_ms=200)
     started_at = loop.time()
     for count in range(1, 11):

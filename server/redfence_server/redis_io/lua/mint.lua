@@ -1,4 +1,4 @@
--- mint: give a lease the lock on this node if it is free, with the next token of the resource. A hand-over
+-- mint: give a lease the lock on this node if it is free, with the next token of the resource. A handover
 -- first ends another lease that holds the lock, in the same step.
 --
 -- KEYS  1 node     hash    this node's identity. Read here: `admission`; `floor`, the greatest token that may
@@ -25,10 +25,10 @@
 --          {'held', digest, token, holder, pttl_ms}   another lease holds the lock; nothing was released
 --          {'exhausted'}      no token below 2^53 is left; nothing was changed
 --          {'not_admitted'}   the node has another admission id, or has lost its `high`; nothing was changed
--- Publishes  as release.lua, if after a hand-over the lock is held for a shorter time
+-- Publishes  as release.lua, if after a handover the lock is held for a shorter time
 --
 -- `notify` lists the channels for notices of the hold's end, separated by spaces. It ends with the hold: a
--- waiting server adds itself to the next hold when its mint is refused. A hand-over passes the list on.
+-- waiting server adds itself to the next hold when its mint is refused. A handover passes the list on.
 --
 -- Atomic because the counter must grow in the step that takes the lock. In between, another attempt could
 -- take the lock and a smaller token.

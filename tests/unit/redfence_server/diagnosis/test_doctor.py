@@ -80,7 +80,12 @@ def node(
     apart = NODE_FIELDS | FOUND_FIELDS
     identity = replace(identity, **{name: value for name, value in changes.items() if name not in apart})
     identity = replace(identity, **(admitted_with or {}))
-    defaults: dict[str, Any] = {"identity": identity, "run_id": f"run-{index}", "version": "7.2.4", "high": 5}
+    defaults: dict[str, Any] = {
+        "identity": identity,
+        "run_id": f"run-{index}",
+        "version": "7.2.4",
+        "max_token": 5,
+    }
     found = defaults | {name: value for name, value in changes.items() if name in FOUND_FIELDS}
     checkup = Checkup(
         index,
@@ -143,7 +148,7 @@ NOT_FORMED = [(HARM, Kind.NOT_FORMED)]
 GAP = {"durability_gap": "appendfsync is everysec, not always"}
 HIDDEN = {"durability_gap": "hidden", "settings_hidden": True}
 NEW_RUN = {"run_id": "run-9"}
-EMPTY: Change = {"identity": None, "high": None}
+EMPTY: Change = {"identity": None, "max_token": None}
 REPLACE_1 = "redfence cluster replace 1 URL"
 RECOVER = "redfence cluster recover"
 QUARANTINE = "quarantine (300 s"
@@ -334,7 +339,7 @@ CASES = [
     ),
     one("evicted, and admitted since", {"evicted": 3, "admitted_with": {"evicted": 3}}),
     one("evicted, and not admitted since", {"evicted": 3}, (RETURNS, Kind.FORGOT, "dropped 3 keys")),
-    one("its greatest number lost", {"high": None}, (RETURNS, Kind.FORGOT, "`high`")),
+    one("its greatest number lost", {"max_token": None}, (RETURNS, Kind.FORGOT, "`high`")),
     one("no limit", {"info": {"maxmemory": "0"}}, (TELL, Kind.NO_MEMORY_LIMIT)),
     one(
         "what is not counted against the limit",
@@ -512,7 +517,7 @@ FLAWS: Mapping[str, Change] = {
     "old": {"version": "6.0.0"},
     "restarted": NEW_RUN,
     "gap": GAP,
-    "forgot": {"high": None},
+    "forgot": {"max_token": None},
     # A node can break off at any step.
     "denied": {"error": DialError("gone")},
 }

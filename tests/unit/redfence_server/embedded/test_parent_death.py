@@ -17,10 +17,10 @@ subprocess.Popen(die_with_parent(["/bin/sh", "-c", "echo up; exec sleep 100"]))
 signal.pause()
 """
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the leash is Linux's")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
 
 
-def test_the_leashed_process_is_the_program_itself_with_its_arguments() -> None:
+def test_the_process_is_the_program_itself_with_its_arguments() -> None:
     command = parent_death.die_with_parent(["/bin/sh", "-c", 'echo "$$ $1"', "sh", "an argument"])
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert child.communicate()[0] == f"{child.pid} an argument\n"
@@ -35,7 +35,7 @@ def test_a_parent_that_is_already_gone_starts_nothing() -> None:
     assert "the parent is gone" in finished.stderr
 
 
-def test_a_leashed_process_is_killed_when_its_parent_is() -> None:
+def test_a_process_is_killed_when_its_parent_is() -> None:
     # The child holds the pipe's only other writing end: reading ends when both are dead.
     parent = subprocess.Popen(
         [

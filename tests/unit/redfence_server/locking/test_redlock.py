@@ -362,12 +362,12 @@ async def test_a_release_whose_caller_goes_away_reaches_nodes_that_had_to_be_exa
         assert held_on(nodes) == [], turns
 
 
-# --- hand-over
+# --- handover
 
 
 @pytest.mark.parametrize("caller", ["stays", "goes"])
 @on_virtual_time
-async def test_a_hand_over_releases_and_grants_in_one_round_trip(caller: str) -> None:
+async def test_a_handover_releases_and_grants_in_one_round_trip(caller: str) -> None:
     nodes, lock = await held_by_a()
     attempt, released = hand_over(lock)
     if caller == "goes":
@@ -382,7 +382,7 @@ async def test_a_hand_over_releases_and_grants_in_one_round_trip(caller: str) ->
 
 @pytest.mark.parametrize("caller", ["stays", "goes"])
 @on_virtual_time
-async def test_a_hand_over_is_a_release_also_on_a_node_that_cannot_mint_and_answers_last(caller: str) -> None:
+async def test_a_handover_is_a_release_also_on_a_node_that_cannot_mint_and_answers_last(caller: str) -> None:
     nodes, lock = await held_by_a()
     nodes[2].state.counters[R] = Counter(TOKENS_END - 1, float("inf"))
     nodes[2].hold_requests = True
@@ -410,7 +410,7 @@ def world_of(states: tuple[str, ...]) -> list[FakeNode]:
 
 
 @on_virtual_time
-async def test_a_hand_over_comes_to_what_a_release_and_then_an_attempt_come_to() -> None:
+async def test_a_handover_comes_to_what_a_release_and_then_an_attempt_come_to() -> None:
     """Six states of each of three nodes: both ways give the same verdicts, outcomes and holds."""
     for states in itertools.product("AaBC-!", repeat=3):
         nodes, twins = world_of(states), world_of(states)
@@ -442,7 +442,7 @@ def _hold(node: FakeNode) -> object:
 
 @pytest.mark.parametrize("turns", range(8))
 @on_virtual_time
-async def test_a_hand_over_that_is_given_up_is_a_release_and_leaves_nothing(turns: int) -> None:
+async def test_a_handover_that_is_given_up_is_a_release_and_leaves_nothing(turns: int) -> None:
     for held_back in itertools.product((False, True), repeat=3):
         nodes = fake_nodes()
         raise_counter(nodes[0], 2)  # so that there is a commit
@@ -482,7 +482,7 @@ async def test_a_slow_node_delays_no_hand_over_and_is_aligned_when_it_answers() 
     ],
 )
 @on_virtual_time
-async def test_a_hand_over_that_grants_nothing_still_ends_the_lease(
+async def test_a_handover_that_grants_nothing_still_ends_the_lease(
     flaw: str, gist: object, verdict: ReleaseVerdict
 ) -> None:
     """Commands without an answer are carried out late, and the attempt's undo follows them."""

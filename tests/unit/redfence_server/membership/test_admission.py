@@ -31,7 +31,7 @@ ME = Identity(
     phase=Phase.READY,
 )
 EXPECTED = Expectation(index=1, node_count=3, cluster_id="c", assume_durable=False)
-FOUND = Findings(identity=ME, run_id="run-1", version="7.2.4", high=5)
+FOUND = Findings(identity=ME, run_id="run-1", version="7.2.4", max_token=5)
 GAP = "appendfsync is everysec, not always"
 HIDDEN = "the settings may not be read"
 AS_FORMED = Admitted(ME)
@@ -100,7 +100,7 @@ def test_a_durable_node_whose_settings_fail_is_told_what_to_mend(gap: str, told:
         ({"eviction": "maxmemory 1, maxmemory-policy allkeys-lru"}, Reason.EVICTS, True),
         ({"run_id": "run-of-node-2"}, Reason.SAME_PROCESS, True),
         ({"run_id": ""}, Reason.NO_RUN_ID, True),
-        ({"identity": None, "high": None}, Reason.NOT_FORMED, False),
+        ({"identity": None, "max_token": None}, Reason.NOT_FORMED, False),
         ({"identity": None, "key_count": 3}, Reason.NOT_FORMED, False),
         ({"identity": replace(ME, cluster_id="other")}, Reason.OTHER_CLUSTER, True),
         ({"identity": replace(ME, index=2)}, Reason.WRONG_PLACE, True),
@@ -125,13 +125,13 @@ def test_what_only_an_operator_can_mend_keeps_a_node_out(
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"identity": None, "high": None}, "it was wiped"),
-        ({"high": None}, "lost `high`"),
+        ({"identity": None, "max_token": None}, "it was wiped"),
+        ({"max_token": None}, "lost `high`"),
         ({"identity": replace(ME, floor=6)}, "old snapshot"),
         ({"identity": replace(ME, floor=6, phase=Phase.QUARANTINED)}, "old snapshot"),
         ({"identity": replace(ME, floor=6, phase=Phase.RESTARTED)}, "old snapshot"),
-        ({"high": 4}, "its greatest token is 4, and it has answered 5"),
-        ({"high": 4, "run_id": "run-2"}, "its greatest token is 4, and it has answered 5"),
+        ({"max_token": 4}, "its greatest token is 4, and it has answered 5"),
+        ({"max_token": 4, "run_id": "run-2"}, "its greatest token is 4, and it has answered 5"),
         ({"evicted": 4}, "dropped 1 keys"),
         ({"evicted": 4, "run_id": "run-2"}, "dropped 4 keys"),
         ({"promoted": True, "run_id": "run-1/history", "evicted": 0}, "was a replica"),
@@ -174,7 +174,7 @@ def test_a_promoted_replica_that_shows_another_place_is_told_from_a_wrong_list()
 
 
 def test_an_empty_node_is_taken_in_only_where_it_is_known_to_have_been() -> None:
-    empty = replace(FOUND, identity=None, high=None)
+    empty = replace(FOUND, identity=None, max_token=None)
     for previously_admitted in (False, True):
         for cluster_id in (None, "c"):
             judgement = judge(

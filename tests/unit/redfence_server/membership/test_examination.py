@@ -41,7 +41,7 @@ FOUND = Findings(
     identity=ME,
     run_id="run-1",
     version="7.2.4",
-    high=5,
+    max_token=5,
     key_count=4,
     evicted=2,
     clock=ClockReading(sent_ms=0.0, received_ms=10.0, node_ms=NODE_MS),
@@ -181,7 +181,7 @@ async def test_settings_that_may_not_be_read_prove_nothing() -> None:
 async def test_a_node_shows_what_it_lacks() -> None:
     node = ScriptedNode()
     node.high = []
-    assert await _examine(node) == replace(FOUND, high=None)
+    assert await _examine(node) == replace(FOUND, max_token=None)
     for change in ({}, PROMOTED):
         node = ScriptedNode()
         node.info.update(change)

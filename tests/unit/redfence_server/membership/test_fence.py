@@ -49,7 +49,7 @@ class MemoryNode(AdminConnection):
     """
 
     def __init__(self, index: int, identity: Identity, *, high: int | None, journal: list[str]) -> None:
-        findings = Findings(identity=identity, run_id=identity.run_id, version="7.2.4", high=high)
+        findings = Findings(identity=identity, run_id=identity.run_id, version="7.2.4", max_token=high)
         look = NodeSnapshot(index, f"n{index}:6379", findings)
         super().__init__(look, None, AdminSettings(Keyspace(), 1_000, SystemClock()))
         self.now = identity
@@ -58,7 +58,7 @@ class MemoryNode(AdminConnection):
         self.fails_before = self.fails_after = False
 
     async def refresh(self) -> None:
-        found = Findings(identity=self.now, run_id=self.now.run_id, version="7.2.4", high=self.high)
+        found = Findings(identity=self.now, run_id=self.now.run_id, version="7.2.4", max_token=self.high)
         self.snapshot = replace(self.snapshot, found=found)
 
     async def step(self, script: str, *arguments: str | int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.simulated.arriving_bytes import deliver
+from harness.simulation.arriving_bytes import deliver
 from harness.time.virtual_loop import on_virtual_time
 from redfence_server.locking.node import NoReply
 from redfence_server.nodes import connection as node_connection

@@ -31,7 +31,7 @@ class TakenOut(AdminConnection):
     def __init__(self, index: int, **change: Any) -> None:
         fields: dict[str, Any] = {"index": index, "admission": IDS[index]} | change
         identity = replace(TAKEN_OUT, **fields)
-        found = Findings(identity=identity, run_id="run", version="7.2.4", high=7)
+        found = Findings(identity=identity, run_id="run", version="7.2.4", max_token=7)
         super().__init__(NodeSnapshot(index, f"n{index}:6379", found), None, VISITING)
         self.restored = False
 

@@ -38,7 +38,7 @@ def look(index: int, who: Identity | None, **found: Any) -> NodeSnapshot:
         "identity": who,
         "run_id": f"run-{index}",
         "version": "7.2.4",
-        "high": 5 if who else None,
+        "max_token": 5 if who else None,
         "key_count": 3 if who else 0,
     }
     seen = Findings(**(defaults | found))
@@ -68,10 +68,10 @@ STATES = (VOTES, QUARANTINED, EMPTY, RESTARTED, OLDER, UNREACHABLE)
 def in_state(index: int, state: int) -> NodeSnapshot:
     return (
         look(index, identity(index)),
-        look(index, identity(index, phase=Phase.QUARANTINED), high=None),
+        look(index, identity(index, phase=Phase.QUARANTINED), max_token=None),
         look(index, None),
         look(index, identity(index), run_id=f"new-run-{index}", durability_gap="appendonly is no"),
-        look(index, identity(index), high=None),
+        look(index, identity(index), max_token=None),
         away(index),
     )[state]
 
@@ -123,8 +123,8 @@ def test_a_node_that_restarted_votes_where_the_operator_gives_his_word() -> None
         ({"index": 1}, {}, "it was formed as node 1, but is configured as node 2"),
         ({"node_count": 5}, {}, "it was formed as one of 5 nodes"),
         ({}, {"durability_gap": "appendonly is no"}, "it was durable and is not any more: appendonly is no"),
-        (None, {"key_count": 2, "high": None}, "no cluster identity and yet holds 2 keys"),
-        (None, {"key_count": 2, "high": 7}, "no cluster identity and yet holds 2 keys"),
+        (None, {"key_count": 2, "max_token": None}, "no cluster identity and yet holds 2 keys"),
+        (None, {"key_count": 2, "max_token": 7}, "no cluster identity and yet holds 2 keys"),
     ],
 )
 def test_a_node_that_an_operator_has_to_mend_first_is_named(
@@ -184,9 +184,9 @@ def knowing(place: str, number: int) -> list[NodeSnapshot]:
     wiped, quarantined = identity(0, phase=Phase.QUARANTINED), identity(1, phase=Phase.QUARANTINED)
     match place:
         case "high of one that votes":
-            return [look(0, wiped), look(1, quarantined), look(2, identity(2), high=number)]
+            return [look(0, wiped), look(1, quarantined), look(2, identity(2), max_token=number)]
         case "high of one that does not":
-            return [look(0, wiped, high=number), look(1, quarantined), away(2)]
+            return [look(0, wiped, max_token=number), look(1, quarantined), away(2)]
         case "floor":
             return [look(0, replace(wiped, floor=number)), look(1, quarantined), away(2)]
         case _:

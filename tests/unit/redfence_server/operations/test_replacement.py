@@ -31,7 +31,7 @@ def look(place: int, who: Identity | None, *, address: str = "", **found: Any) -
         "identity": who,
         "run_id": f"run-{place}",
         "version": "7.2.4",
-        "high": 9_000 if who else None,
+        "max_token": 9_000 if who else None,
         "key_count": 3 if who else 0,
     }
     seen = Findings(**(usual | found))
@@ -69,7 +69,7 @@ NEWCOMERS = {
     "forming there": (new(identity(PLACE, phase=Phase.FORMING)), Newcomer.TO_PREPARE),
     # No server has admitted it since its start: it may be a copy of the old node's disk.
     "restarted there": (new(identity(PLACE, run_id="before")), Newcomer.TO_PREPARE),
-    "forgot there": (new(identity(PLACE, run_id="run-new"), high=None), Newcomer.TO_PREPARE),
+    "forgot there": (new(identity(PLACE, run_id="run-new"), max_token=None), Newcomer.TO_PREPARE),
     "votes there": (new(identity(PLACE, run_id="run-new")), Newcomer.VOTES),
 }
 # How the old one looks, and whether it votes.

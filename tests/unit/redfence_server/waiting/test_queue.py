@@ -387,7 +387,7 @@ async def test_an_idle_waiter_sends_nothing_to_any_node() -> None:
     "gone_after", ["the release was read", "it was told", "a node answered", "all nodes answered"]
 )
 @on_virtual_time
-async def test_a_hand_over_to_a_waiter_that_goes_away_goes_to_the_next_one(
+async def test_a_handover_to_a_waiter_that_goes_away_goes_to_the_next_one(
     gone_after: str,
 ) -> None:
     (server,) = await held()
@@ -502,13 +502,13 @@ async def test_two_servers_take_turns_and_neither_is_starved(callers_each: int) 
     turns = (
         "".join("h" if name == "here" else "t" for name in granted).replace("ht", "h t").replace("th", "t h")
     )
-    # The first grant of a turn is no hand-over. A hold takes 0.5 ms; a server yields for at most 12 ms.
+    # The first grant of a turn is no handover. A hold takes 0.5 ms; a server yields for at most 12 ms.
     assert max(len(turn) for turn in turns.split()) <= 1 + HAND_OVERS_MAX + 12 / 0.5
 
 
 @pytest.mark.parametrize("repeats", [False, True])
 @on_virtual_time
-async def test_hand_overs_are_bounded_while_another_server_waits(
+async def test_handovers_are_bounded_while_another_server_waits(
     repeats: bool,  # noqa: FBT001  (a parameter of the test)
 ) -> None:
     here, there = servers(2)

@@ -94,7 +94,7 @@ def test_the_end_of_a_retry_leaves_the_try_of_the_head_under_way() -> None:
         assert schedule.trying is head
 
 
-def test_hand_overs_in_a_row_are_bounded_while_another_server_waits() -> None:
+def test_handovers_in_a_row_are_bounded_while_another_server_waits() -> None:
     """Then the release is open once, the head holds back, and the count begins anew."""
     schedule = TrySchedule(3, SystemRandomness())
     for number in range(HAND_OVERS_MAX + 1):

@@ -17,14 +17,14 @@ import structlog
 from harness.doubles.fake_node import FakeNodeState
 from harness.doubles.joining_commands import Formation
 from harness.doubles.waiting import counts_no_waiter, keeps_no_waiter
-from harness.simulated import faults
-from harness.simulated.history import FencedStorage, History
-from harness.simulated.holders import Holder, Surroundings
-from harness.simulated.network import Network, NodeHost
-from harness.simulated.processes import ProcessClock, ProcessLoop
-from harness.simulated.redis import SimulatedRedis
-from harness.simulated.servers import START_TIMEOUT_MS, ServerHost
-from harness.simulated.waiting_links import Chance, now_ms
+from harness.simulation import faults
+from harness.simulation.history import FencedStorage, History
+from harness.simulation.holders import Holder, Surroundings
+from harness.simulation.network import Network, NodeHost
+from harness.simulation.processes import ProcessClock, ProcessLoop
+from harness.simulation.redis import SimulatedRedis
+from harness.simulation.servers import START_TIMEOUT_MS, ServerHost
+from harness.simulation.waiting_links import Chance, now_ms
 from redfence_server.locking.node import NodeState
 from redfence_server.membership import fence
 from redfence_server.membership.examination import Phase

@@ -7,14 +7,14 @@ import math
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from harness.simulated.processes import Process
+from harness.simulation.processes import Process
 from redfence_server.membership import fence
 from redfence_server.membership.examination import Phase
 
 if TYPE_CHECKING:
-    from harness.simulated.network import NodeHost
-    from harness.simulated.waiting_links import Chance
-    from harness.simulated.world import World
+    from harness.simulation.network import NodeHost
+    from harness.simulation.waiting_links import Chance
+    from harness.simulation.world import World
 
 # Between two looks of a server at a node's clock, and what a slow network adds.
 _LOOKS_MS: Final = 2_000.0

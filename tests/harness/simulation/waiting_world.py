@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from harness.doubles.fake_node import FakeNodeState
 from harness.doubles.waiting import keeps_no_waiter
-from harness.simulated.waiting_links import Chance, Link, now_ms
+from harness.simulation.waiting_links import Chance, Link, now_ms
 from harness.time.virtual_loop import LoopClock, VirtualLoop
 from redfence_server.errors import NoQuorumError, ValidityExhaustedError
 from redfence_server.lock_service import LockService, NotGranted

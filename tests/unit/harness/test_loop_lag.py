@@ -8,12 +8,12 @@ import time
 import pytest
 
 from harness.processes.servers import now_ms
-from harness.time.loop_lag import LateLoop
+from harness.time.loop_lag import LoopLag
 
 
 @pytest.mark.slow
 async def test_a_loop_that_stood_still_is_told_from_one_that_waited() -> None:
-    async with LateLoop() as loop:
+    async with LoopLag() as loop:
         before_ms = now_ms()
         await asyncio.sleep(0.1)
         # Whatever the machine did meanwhile.

@@ -17,7 +17,7 @@ from unittest.mock import patch
 from harness.doubles.fake_node import FakeNodeState, Hold
 from harness.doubles.joining_commands import RaiseFloor, RestoreVote, Step
 from harness.model import mutants
-from harness.simulated.world import Rules
+from harness.simulation.world import Rules
 from redfence_server.locking import attempt, quorum, redlock
 from redfence_server.locking.node import Command, Mint, NoReply, Renew, Reply
 from redfence_server.membership import fence, node_clock, peers
@@ -116,7 +116,7 @@ async def _wait_before_the_fence(joining: NodeJoining, visit: AdminConnection, *
     joining._floor = max(joining._floor or 0, floor)
     ids = {"quarantine": identity.admission, "admission": joining._randomness.hex_id()}
     await visit.restore_vote(
-        **ids, floor=floor, floors=joining._memory.floors(), lives=joining._memory.lives()
+        **ids, floor=floor, floors=joining._memory.floors(), fence_ids=joining._memory.fence_ids()
     )
 
 
@@ -125,7 +125,7 @@ async def _reserve_alone(process: AdminConnection, trusted: Sequence[AdminConnec
     if process.identity.phase is not Phase.RESTARTED:
         return await fence.raise_fence(process, trusted, **around)
     assert process.snapshot.found is not None, "it was examined"
-    floor = max(process.snapshot.found.high or 0, process.identity.floor) + fence.TOKENS_JUMP
+    floor = max(process.snapshot.found.max_token or 0, process.identity.floor) + fence.TOKENS_JUMP
     await process.reserve_floor(floor)
     return floor
 

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from harness.simulated.network import Network, NodeHost
-from harness.simulated.processes import Process, ProcessClock
-from harness.simulated.waiting_links import Chance
+from harness.simulation.network import Network, NodeHost
+from harness.simulation.processes import Process, ProcessClock
+from harness.simulation.waiting_links import Chance
 from redfence_server import composition, config
 from redfence_server.errors import StartupError
 from redfence_server.lock_service import LockService

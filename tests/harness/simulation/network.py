@@ -9,10 +9,10 @@ from typing import Any
 
 import hiredis
 
-from harness.simulated.arriving_bytes import deliver
-from harness.simulated.processes import Process
-from harness.simulated.redis import Client, SimulatedRedis
-from harness.simulated.waiting_links import Chance
+from harness.simulation.arriving_bytes import deliver
+from harness.simulation.processes import Process
+from harness.simulation.redis import Client, SimulatedRedis
+from harness.simulation.waiting_links import Chance
 from redfence_server.redis_io.dial import DialError, DialledNode, DialRefusedError
 
 

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from harness.simulated.mutants import MUTANTS
-from harness.simulated.world import Report, replay_command, simulate
+from harness.simulation.mutants import MUTANTS
+from harness.simulation.world import Report, replay_command, simulate
 
 _PROBLEMS_SHOWN = 10
 _TOLD_EVERY_S = 30.0

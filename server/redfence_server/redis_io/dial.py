@@ -7,7 +7,8 @@ The commands of the algorithm bypass redis-py: they share one pipelined connecti
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qs, urlsplit
@@ -138,18 +139,18 @@ class DialledNode:
             raise DialError(f"{name}: the connection has ended")
         answers: list[Any] = []
         try:
-            await self._connection.send_packed_command(self._connection.pack_commands(batch))
-            for parts in batch:
-                name = str(parts[0])
-                try:
-                    answers.append(await self._connection.read_response())
-                except ResponseError as error:
-                    answers.append(DialRefusedError(f"{name}: {error}"))
+            with _cancellable():
+                await self._connection.send_packed_command(self._connection.pack_commands(batch))
+                for parts in batch:
+                    name = str(parts[0])
+                    try:
+                        answers.append(await self._connection.read_response())
+                    except ResponseError as error:
+                        answers.append(DialRefusedError(f"{name}: {error}"))
         except BusyLoadingError as error:
             raise DialLoadingError(f"{name}: {error}") from error
         except (RedisError, OSError) as error:
             raise DialError(f"{name}: {error}") from error
-        _raise_swallowed_cancellation()
         return answers
 
     def hand_over(self, protocol: asyncio.BufferedProtocol) -> None:
@@ -196,8 +197,8 @@ async def dial(node: NodeUrl, *, timeout_ms: int) -> DialledNode:
     dialled = DialledNode(connection)
     try:
         async with asyncio.timeout(2 * timeout_ms / 1000):
-            await connection.connect()
-            _raise_swallowed_cancellation()
+            with _cancellable():
+                await connection.connect()
         # A label for CLIENT LIST; a refusal does no harm.
         await dialled.commands(("CLIENT", "SETNAME", "redfence"))
     except BaseException as error:
@@ -214,12 +215,16 @@ async def dial(node: NodeUrl, *, timeout_ms: int) -> DialledNode:
 _DENIED: Final = (AuthenticationError, AuthorizationError, NoPermissionError)
 
 
-def _raise_swallowed_cancellation() -> None:
-    """Raise the cancellation that redis-py swallowed.
+@contextmanager
+def _cancellable() -> Iterator[None]:
+    """Raise, at the end and in place of any error, the cancellation that redis-py swallowed.
 
     It sends by `asyncio.wait_for`, which before Python 3.12 drops a cancellation that comes right after the
     bytes left. A close would then wait for ever (test_a_server_can_be_stopped_at_every_step_of_connecting).
     """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
+    try:
+        yield
+    finally:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError

@@ -101,7 +101,11 @@ class KeyPage:
 
 
 def put_request(resource: str, *, key: str, value: bytes, token: Token) -> storage_pb2.PutRequest:
-    """Return the request of a fenced write."""
+    """Return the request of a fenced write.
+
+    Raises:
+        InvalidArgumentError: the resource, key or value is invalid.
+    """
     _check("resource", bounds.resource_problem(resource))
     _check("key", key_problem(key))
     _check("value", value_problem(value))
@@ -109,7 +113,11 @@ def put_request(resource: str, *, key: str, value: bytes, token: Token) -> stora
 
 
 def get_request(resource: str, *, key: str, token: Token | None) -> storage_pb2.GetRequest:
-    """Return the request of a fenced read, or of a plain read if `token` is None."""
+    """Return the request of a fenced read, or of a plain read if `token` is None.
+
+    Raises:
+        InvalidArgumentError: the resource or key is invalid.
+    """
     _check("resource", bounds.resource_problem(resource))
     _check("key", key_problem(key))
     fencing_token = None if token is None else _number(token)
@@ -117,20 +125,32 @@ def get_request(resource: str, *, key: str, token: Token | None) -> storage_pb2.
 
 
 def delete_request(resource: str, *, key: str, token: Token) -> storage_pb2.DeleteRequest:
-    """Return the request of a fenced deletion."""
+    """Return the request of a fenced deletion.
+
+    Raises:
+        InvalidArgumentError: the resource or key is invalid.
+    """
     _check("resource", bounds.resource_problem(resource))
     _check("key", key_problem(key))
     return storage_pb2.DeleteRequest(resource=resource, fencing_token=_number(token), key=key)
 
 
 def fence_request(resource: str, *, token: Token) -> storage_pb2.FenceRequest:
-    """Return the request that raises the highest token and changes no data."""
+    """Return the request that raises the highest token and changes no data.
+
+    Raises:
+        InvalidArgumentError: the resource is invalid.
+    """
     _check("resource", bounds.resource_problem(resource))
     return storage_pb2.FenceRequest(resource=resource, fencing_token=_number(token))
 
 
 def list_keys_request(resource: str, *, page_size: int, page_token: str) -> storage_pb2.ListKeysRequest:
-    """Return the request of one page of keys."""
+    """Return the request of one page of keys; an empty `page_token` asks for the first one.
+
+    Raises:
+        InvalidArgumentError: the resource is invalid.
+    """
     _check("resource", bounds.resource_problem(resource))
     return storage_pb2.ListKeysRequest(resource=resource, page_size=page_size, page_token=page_token)
 

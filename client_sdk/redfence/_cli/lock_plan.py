@@ -23,7 +23,7 @@ _KILL_AFTER_SHARE_MAX = 1 / 2
 
 
 class Stage(enum.Enum):
-    """The signals that the command has received so far."""
+    """How far `redfence lock` has gone in stopping its command."""
 
     RUNNING = "running"
     """No signal yet."""

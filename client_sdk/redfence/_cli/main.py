@@ -21,7 +21,11 @@ _OWN_PACKAGES = ("redfence", "redfence_proto", "redfence_server", "redfence_stor
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit status; print expected errors without a traceback."""
+    """Run a command line and return its exit status; print expected errors without a traceback.
+
+    Raises:
+        SystemExit: argparse ended the program, for a usage error, `--help` or `--version`.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _silence_libraries()
     # argparse cannot pass the words after `--` to a subcommand unchanged.

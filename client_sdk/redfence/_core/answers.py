@@ -30,14 +30,14 @@ _LINK_ENDS = frozenset({lock_pb2.ERROR_REASON_DRAINING, lock_pb2.ERROR_REASON_CA
 
 
 class Retry(enum.Enum):
-    """Where the client sends the acquire again."""
+    """How the client sends a refused acquire again."""
 
     SAME_SERVER = enum.auto()
     """To the same server, because the wait is not over."""
     OTHER_SERVER = enum.auto()
-    """To another server, because this one reached no quorum and another may reach one."""
+    """To another server, because this one was unavailable, or full without another wait of this client."""
     AFTER_ANOTHER_WAIT = enum.auto()
-    """To the same server, when another acquire of this client has stopped waiting there."""
+    """To the same server, once another acquire of this client stops waiting: it admits no more waits."""
     NEXT_LINK = enum.auto()
     """On the next link, because this server is stopping or is ending this stream."""
 

@@ -56,7 +56,7 @@ class AcquireCall:
         sent_at_ms: the instant just before the last request was sent.
         requested_wait_ms: the wait that the last request asked for.
         times_sent: how often the acquire was sent.
-        refusals: how often a server reached no quorum for it.
+        refusals: how often the client moved to another server because one refused it.
         command_id: its id on the present stream; 0 while it is queued.
         single_try: the next request does not wait, although the caller's wait is not over.
         abandoned: the caller is gone, so any grant must be released.
@@ -110,7 +110,7 @@ class ReleaseCall:
     settled: bool = False
 
     def write(self, command: lock_pb2.SessionCommand, *, now_ms: float) -> None:  # noqa: ARG002
-        """Fill in the command."""
+        """Write the release into the command."""
         requests.write_release(command, resource=self.resource, lease_id=self.lease_id)
 
 
@@ -147,7 +147,7 @@ class CancelCall:
     settled: bool = False
 
     def write(self, command: lock_pb2.SessionCommand, *, now_ms: float) -> None:  # noqa: ARG002
-        """Fill in the command."""
+        """Write the cancel into the command."""
         command.cancel.id = self.command_id
 
 

@@ -83,7 +83,7 @@ class Releases:
             resolve(waiter, None)
 
     def stop(self) -> None:
-        """Fail every pending release and clear all alarms, so that no caller waits any longer."""
+        """Fail every pending release and end every abandoned acquire. No caller waits after this."""
         for call in list(self._pending):
             if isinstance(call, ReleaseCall):
                 self._fail(call, _stopped(call.resource))

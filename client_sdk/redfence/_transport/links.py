@@ -42,7 +42,11 @@ class AsyncConnector(Protocol):
     """Opens links."""
 
     async def connect(self, address: str, /, *, timeout_ms: int) -> AsyncLink:
-        """Open a session with the server at `address`, within `timeout_ms`."""
+        """Open a session with the server at `address`.
+
+        Raises:
+            UnavailableError: no server accepted the connection within `timeout_ms`.
+        """
         ...
 
 
@@ -74,5 +78,9 @@ class SyncConnector(Protocol):
     """Opens links."""
 
     def connect(self, address: str, /, *, timeout_ms: int) -> SyncLink:
-        """Open a session with the server at `address`, within `timeout_ms`."""
+        """Open a session with the server at `address`.
+
+        Raises:
+            UnavailableError: no server accepted the connection within `timeout_ms`.
+        """
         ...

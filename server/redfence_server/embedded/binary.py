@@ -65,10 +65,10 @@ def find_redis_binary(*, environment: Mapping[str, str] = os.environ) -> RedisBi
 
 
 def inspect(path: Path) -> RedisBinary:
-    """Ask a program for its version and return it if it can be a node.
+    """Return the program at `path` with its version, if it is new enough to be a node.
 
     Raises:
-        RedisBinaryError: it cannot be run, is something else, or is too old.
+        RedisBinaryError: the program does not run, is no Redis or Valkey server, or is too old.
     """
     try:
         finished = subprocess.run(

@@ -182,7 +182,7 @@ class Notice:
 
 
 class Durability(Enum):
-    """Whether the present run of a node survives a crash without loss, and so votes again after a restart."""
+    """Whether a node's present run survives a crash without loss, and so votes again without a quarantine."""
 
     UNKNOWN = auto()
     """The server has not examined the node yet."""

@@ -103,7 +103,7 @@ class NodeJoining:
     """Gives the node at one index its vote as soon as that is safe.
 
     Attributes:
-        run_id: of the process that was examined last.
+        run_id: the run id of the process that `join` examined last; empty before the first.
     """
 
     def __init__(

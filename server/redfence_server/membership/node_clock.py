@@ -106,7 +106,7 @@ class NodeClock:
         return step
 
     def check(self, *, received_ms: float, node_ms: float) -> Step | None:
-        """Judge a sample without its sending time: it can prove a step forward, but gives no new bound."""
+        """Judge a sample without its sending time, and distrust the node if it proves a step forward."""
         step = self._forward(received_ms, node_ms)
         if step is not None:
             self._stepped(step, received_ms)

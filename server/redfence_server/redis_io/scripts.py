@@ -97,7 +97,7 @@ _SHAS = {kind: hashlib.sha1(source, usedforsecurity=False).hexdigest() for kind,
 
 
 def sources() -> list[bytes]:
-    """Return the scripts that a node must load before its first command."""
+    """Return the scripts of the lock commands; the server loads them on a node before its first command."""
     return list(_SOURCES.values())
 
 
@@ -148,11 +148,11 @@ class Packer:
 
 
 class NotAdmittedError(Exception):
-    """The node's admission id is another one: its identity is lost, or another server changed it."""
+    """The node has another admission id, or lost its greatest token; this server must examine it again."""
 
 
 class NumbersExhaustedError(Exception):
-    """The node has no token below 2^53 left to mint."""
+    """The node has no token below 2^53 left to mint for this resource."""
 
 
 def read_notice(payload: bytes, *, keys: Keyspace, node: int) -> Notice:

@@ -135,6 +135,6 @@ class WaitingLine:
         )
 
     def fail(self, error: Callable[[], RedfenceServerError]) -> None:
-        """End every wait with an error."""
+        """End every wait with an error of its own. A waiter that already has its turn goes on."""
         for waiter in self._waiters:
             waiter.fail(error())

@@ -132,7 +132,7 @@ class WaitQueue:
         self._arm()
 
     def failed(self, waiter: Waiter) -> None:
-        """Note a try that was too late and showed nothing of the lock."""
+        """End a try that was too late or reached no quorum; the head pauses before its next try."""
         self._schedule.failed(waiter, self._clock.now_ms())
         self._arm()
 

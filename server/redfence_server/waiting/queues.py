@@ -53,7 +53,7 @@ class WaitQueues:
         self.fail(DrainingError)
 
     def fail(self, error: Callable[[], RedfenceServerError]) -> None:
-        """End every wait with an error."""
+        """End every wait with an error of its own. A waiter that already has its turn goes on."""
         for queue in self._queues.values():
             queue.line.fail(error)
 

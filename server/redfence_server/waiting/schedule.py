@@ -49,7 +49,7 @@ class TryEnd(Enum):
     SPLIT = auto()
     """No lease has a quorum, because several tried at once."""
     FAILED = auto()
-    """The try was too late, and showed nothing about the lock."""
+    """The try was too late or reached no quorum, and showed nothing about the lock."""
     LEFT = auto()
     """The waiter left during the try."""
 
@@ -137,12 +137,12 @@ class TrySchedule:
         self._end(waiter, TryEnd.GRANTED, now_ms, notice_to_come=in_turn and waiter.asked_for_notice)
 
     def refused(self, waiter: Waiter, refusal: Refusal, now_ms: float) -> None:
-        """Note a refusal, and what it shows of the hold."""
+        """End the waiter's try, and schedule the next one by what the refusal shows of the hold."""
         self.watch.refused(refusal, now_ms)
         self._end(waiter, TryEnd.SPLIT if refusal.failure is Failure.SPLIT else TryEnd.HELD, now_ms)
 
     def failed(self, waiter: Waiter, now_ms: float) -> None:
-        """Note a try that was too late."""
+        """End a try that was too late or reached no quorum; the head pauses before its next try."""
         self._end(waiter, TryEnd.FAILED, now_ms)
 
     def left(self, waiter: Waiter, now_ms: float) -> None:

@@ -25,7 +25,7 @@ _DEPOSIT_A, _DEPOSIT_B = 10, 5
 
 
 class DemoError(Exception):
-    """The story could not be played; the message has the reason."""
+    """The pause demo could not run; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)

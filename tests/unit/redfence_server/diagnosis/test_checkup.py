@@ -31,6 +31,7 @@ class ScriptedNode:
             "TIME": [b"1", b"5"],
         }
         self.answers.update(answers)
+        self.hangs = asyncio.Event()
         self.closed = False
 
     async def commands(self, *batch: tuple[str, ...]) -> list[Any]:
@@ -45,6 +46,7 @@ class ScriptedNode:
     async def _answer(self, name: str) -> Any:
         answer = self.answers[name]
         if answer is None:
+            self.hangs.set()
             await asyncio.Event().wait()
         if isinstance(answer, DialError) and not isinstance(answer, DialRefusedError):
             raise answer
@@ -116,6 +118,15 @@ async def test_what_is_known_when_a_node_breaks_off_is_kept(case: str) -> None:
     assert text in str(checkup.error)
     assert (checkup.found is not None) == bool(checkup.readings) == examined
     assert bool(checkup.info) == (examined or case == "refused")
+
+
+async def test_a_checkup_that_is_cancelled_leaves_no_connection() -> None:
+    node = ScriptedNode(TIME=None)
+    checking = asyncio.create_task(checked(node))
+    await node.hangs.wait()
+    checking.cancel()
+    await asyncio.wait([checking])
+    assert node.closed
 
 
 def checkup_of(*readings: ClockReading, wall_ms: float = 0.0, **info: str) -> Checkup:

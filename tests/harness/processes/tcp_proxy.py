@@ -164,9 +164,9 @@ class TcpProxy:
         """Let the request with `text` arrive, but no reply after it; the event is set when it was sent."""
         return self._begin_at(text, lambda: self.hold(requests=False))
 
-    def delay_from(self, text: bytes, *, replies_ms: float) -> asyncio.Event:
-        """Delay replies from the request with `text` on; the event is set when it was sent."""
-        return self._begin_at(text, lambda: self.delay(replies_ms=replies_ms))
+    def watch_for(self, text: bytes) -> asyncio.Event:
+        """Return an event that is set when a request with `text` was sent."""
+        return self._begin_at(text, lambda: None)
 
     def _begin_at(self, text: bytes, begin: Callable[[], None]) -> asyncio.Event:
         assert 1 < len(text) <= _MARK_BYTES_MAX, "it might be missed"

@@ -16,24 +16,6 @@ from redfence_server.embedded.binary import RedisBinary
 STEP_MS = 30_000
 
 
-async def test_the_clock_of_a_node_moves_while_it_runs(
-    nodes_with_clocks: FreshNodes, engine: RedisBinary
-) -> None:
-    """The clock of its neighbour does not. The offset outlives the process."""
-    moved, other = await nodes_with_clocks(2, binary=engine)
-    assert await moved.has_clock_offset(0)
-    offset_ms = 0
-    for step_ms in (STEP_MS, -2 * STEP_MS, STEP_MS + 500):
-        await moved.step_clock(step_ms)
-        offset_ms += step_ms
-        assert await moved.has_clock_offset(offset_ms)
-        assert not await moved.has_clock_offset(offset_ms - step_ms)
-        assert await other.has_clock_offset(0)
-    await moved.stop()
-    await moved.start()
-    assert await moved.has_clock_offset(offset_ms)
-
-
 async def test_a_step_forward_ends_keys_early_and_a_step_backward_late(
     nodes_with_clocks: FreshNodes, engine: RedisBinary
 ) -> None:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from harness.processes.fixture_types import FreshNodes
 from harness.processes.node_data import (
     Transaction,
-    copy_data,
     log_file,
     lose_last,
-    put_back,
     repair_log,
     transactions,
-    with_settings,
 )
 from redfence_server.embedded.binary import RedisBinary
 from redfence_server.embedded.process import NodeStartError
@@ -68,35 +63,3 @@ async def test_a_repaired_log_loses_the_transaction_that_was_cut(
     repair_log(node)
     await node.start()
     assert await node.call("MGET", "key", "times") == [b"1", b"2"]
-
-
-async def test_a_copy_that_is_put_back_is_what_the_node_knew_then(
-    fresh_nodes: FreshNodes, engine: RedisBinary, tmp_path: Path
-) -> None:
-    [node] = await fresh_nodes(1, binary=engine)
-    await node.call("SET", "key", "old")
-    copy = copy_data(node, tmp_path / "copy")
-    for _ in range(2):
-        await node.call("SET", "key", "new")
-        node.kill()
-        put_back(node, copy)
-        await node.start()
-        assert await node.call("GET", "key") == b"old"
-
-
-async def test_settings_win_over_those_of_the_nodes_file(
-    fresh_nodes: FreshNodes, engine: RedisBinary, tmp_path: Path
-) -> None:
-    """A node without a log keeps only its snapshot."""
-    binary = with_settings(engine, "--appendonly", "no", wrapper=tmp_path / "without-log")
-    [node] = await fresh_nodes(1, binary=binary)
-    await node.call("SET", "key", "saved")
-    await node.call("SAVE")
-    await node.call("SET", "key", "not saved")
-    await node.restart()
-    assert await node.call("CONFIG", "GET", "appendonly") == [b"appendonly", b"no"]
-    assert await node.call("GET", "key") == b"saved"
-    node.kill()
-    (node.folder / "dump.rdb").unlink()
-    await node.start()
-    assert await node.call("GET", "key") is None

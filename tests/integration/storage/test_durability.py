@@ -35,25 +35,6 @@ def serve(commands: CommandProcesses, tmp_path: Path) -> Serve:
     return start
 
 
-async def test_values_and_tokens_are_there_after_kill_9_right_behind_the_acknowledgement(
-    serve: Serve,
-) -> None:
-    """A write, a fenced read and a fence all shut the earlier holder out."""
-    process, target = await serve()
-    async with AsyncStorageClient(target) as storage:
-        await storage.put("written", key="k", value=b"v", token=7)
-        await storage.put("read", key="k", value=b"v", token=1)
-        await storage.get("read", key="k", token=7)
-        await storage.fence("fenced", token=7)
-        process.kill()
-    _, target = await serve()
-    async with AsyncStorageClient(target) as storage:
-        assert await storage.get("written", key="k") == GetResult(b"v", 7, 7)
-        for name in ("written", "read", "fenced"):
-            with pytest.raises(StaleTokenError):
-                await storage.put(name, key="k", value=b"late", token=6)
-
-
 async def test_every_acknowledged_write_of_many_in_flight_is_there_after_kill_9(serve: Serve) -> None:
     """The storage is killed under load, twice in a row on one file."""
     acknowledged: dict[tuple[str, str], int] = {}

@@ -12,19 +12,15 @@ import grpc
 import pytest
 
 from harness.processes.storage_server import HeldStore, StorageCalls, connected, full_disk, serving
-from harness.time.eventually import eventually
 from redfence import (
     ClosedError,
     InvalidArgumentError,
     NotFoundError,
     OutcomeUnknownError,
-    OverloadedError,
     ServerError,
     StaleTokenError,
     UnavailableError,
-    from_rpc_error,
 )
-from redfence_proto.storage.v1 import storage_pb2, storage_pb2_grpc
 from redfence_storage.client_messages import DeleteResult, FenceResult, GetResult, KeyPage, PutResult
 from redfence_storage.group_commit import GroupCommit
 
@@ -136,32 +132,6 @@ async def test_pages_of_keys_join_to_the_whole_list_even_where_keys_are_long(sto
 
 
 @pytest.mark.parametrize(
-    ("reason", "field", "method", "options"),
-    [
-        ("INVALID_RESOURCE", "resource", "Fence", {"resource": "", "fencing_token": 1}),
-        ("INVALID_FENCING_TOKEN", "fencing_token", "Get", {"key": "k", "fencing_token": 0}),
-        ("INVALID_KEY", "key", "Delete", {"key": "", "fencing_token": 1}),
-        ("INVALID_VALUE", "value", "Put", {"key": "k", "value": b"x" * 32_769, "fencing_token": 1}),
-        ("INVALID_PAGE", "page_token", "ListKeys", {"page_token": "?"}),
-    ],
-)
-async def test_a_field_out_of_bounds_is_named_by_the_storage_and_nothing_is_changed(
-    target: str, reason: str, field: str, method: str, options: dict[str, Any]
-) -> None:
-    request = getattr(storage_pb2, f"{method}Request")(**{"resource": NAME, **options})
-    async with grpc.aio.insecure_channel(target) as channel:
-        stub = storage_pb2_grpc.StorageServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as refusal:
-            await getattr(stub, method)(request)
-        assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        error = from_rpc_error(refusal.value)
-        assert isinstance(error, InvalidArgumentError)
-        assert (error.error_reason, error.field) == (reason, field)
-        assert str(error).startswith(f"{field} ")
-        assert (await stub.ListKeys(storage_pb2.ListKeysRequest(resource=NAME))).highest_token == 0
-
-
-@pytest.mark.parametrize(
     ("field", "method", "options"),
     [
         ("resource", "fence", {"resource": "r" * 100_000, "token": 1}),
@@ -192,27 +162,6 @@ async def test_the_longest_names_and_value_fit_into_a_message_and_into_an_error(
         await storage.get(name, key="豆" * 341)
     assert _status(refusal.value) is grpc.StatusCode.NOT_FOUND
     assert refusal.value.metadata == {"resource": name, "key": "豆" * 341}
-
-
-async def test_more_writes_than_the_queue_holds_are_refused_with_advice_to_retry(
-    storage: StorageCalls, store: HeldStore
-) -> None:
-    """The queue fills up while the disk hangs; the queued writes are acknowledged later."""
-    store.hold()
-    calls = [asyncio.create_task(storage.fence(NAME, token=1)) for _ in range(QUEUE_MAX + 2)]
-    # Both: the storage would take one that came after the disk goes on.
-    await eventually(lambda: sum(call.done() for call in calls) == 2, interval_s=0.01)
-    finished = [call for call in calls if call.done()]
-    for call in finished:
-        error = call.exception()
-        assert isinstance(error, OverloadedError)
-        assert _status(error) is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert error.error_reason == "TOO_MANY_WRITES"
-        assert error.metadata == {"limit": str(QUEUE_MAX)}
-        assert error.retry_after == 0.1
-    store.gate.set()
-    queued = [call for call in calls if call not in finished]
-    assert await asyncio.gather(*queued) == [FenceResult(1)] * QUEUE_MAX
 
 
 async def test_a_database_that_fails_acknowledges_nothing_and_works_again_afterwards(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -50,6 +49,12 @@ STORAGE_ONLY = {
     lock_pb2.ERROR_REASON_TOO_MANY_WRITES,
     lock_pb2.ERROR_REASON_STORAGE_FAILED,
     lock_pb2.ERROR_REASON_INVALID_PAGE,
+}
+
+# Tests of the waiting check all that a caller is told.
+SHOWN_ELSEWHERE = {
+    lock_pb2.ERROR_REASON_DRAINING,  # waiting/test_order.py
+    lock_pb2.ERROR_REASON_TOO_MANY_WAITERS,  # waiting/test_limits.py
 }
 
 Request = AcquireRequest | ReleaseRequest | KeepAliveRequest | GetLockRequest | CheckTokenRequest
@@ -342,44 +347,6 @@ async def nodes_slower_than_the_ttl(stage: Stage) -> AsyncIterator[Failure]:
     await until_no_locks(server.nodes)
 
 
-@gives(lock_pb2.ERROR_REASON_DRAINING)
-async def the_server_drains(stage: Stage) -> AsyncIterator[Failure]:
-    server = await stage.small_server()
-    await server.acquire(NAME)
-    async with SessionCaller(server) as session:
-        calling = asyncio.create_task(failure_of(server.acquire(NAME, wait_ms=30_000)))
-        commanded = session.acquire(NAME, wait_ms=30_000)
-        await server.until_waiting(NAME, count=2)
-        drained = server.drain()
-        for failure in (await calling, _of(await commanded)):
-            assert (failure.code, failure.retry_after_ms) == (UNAVAILABLE, 50)
-            assert failure.metadata == {}
-            yield failure
-        await drained
-
-
-@gives(lock_pb2.ERROR_REASON_TOO_MANY_WAITERS)
-async def as_many_waiters_as_the_server_takes(stage: Stage) -> AsyncIterator[Failure]:
-    server = await stage.small_server()
-    held = (await server.acquire(NAME)).lease
-    async with SessionCaller(server) as session:
-        waiting = [session.acquire(NAME, wait_ms=30_000) for _ in range(2)]
-        await server.until_waiting(NAME, count=2)
-        for failure in (
-            await failure_of(server.acquire(NAME, wait_ms=30_000)),
-            _of(await session.acquire(NAME, wait_ms=30_000)),
-        ):
-            assert (failure.code, failure.retry_after_ms) == (EXHAUSTED, 1_000)
-            assert failure.metadata == {"limit": "2", "scope": "server"}
-            yield failure
-        # Neither a single try nor a free resource needs a place.
-        assert (await server.acquire(NAME)).outcome == lock_pb2.ACQUIRE_OUTCOME_HELD
-        assert (await server.acquire("free", wait_ms=1_000)).outcome == lock_pb2.ACQUIRE_OUTCOME_GRANTED
-        await server.release(NAME, held.lease_id)
-        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=5)
-        assert [answer.result().acquire.outcome for answer in done] == [lock_pb2.ACQUIRE_OUTCOME_GRANTED]
-
-
 @gives(lock_pb2.ERROR_REASON_TOO_MANY_COMMANDS)
 async def as_many_commands_as_a_stream_takes(stage: Stage) -> AsyncIterator[Failure]:
     """One more ends the stream."""
@@ -513,7 +480,8 @@ async def test_an_error_has_the_reason_of_the_contract_by_every_route(
 
 def test_every_reason_of_the_lock_server_has_a_case_here() -> None:
     shown = {reason for _, reason in REFUSED} | set(SITUATIONS)
-    assert shown == set(ErrorReason.values()) - STORAGE_ONLY - {lock_pb2.ERROR_REASON_UNSPECIFIED}
+    others = {*STORAGE_ONLY, *SHOWN_ELSEWHERE, lock_pb2.ERROR_REASON_UNSPECIFIED}
+    assert shown == set(ErrorReason.values()) - others
 
 
 async def test_the_transport_refuses_a_message_of_a_mebibyte_and_the_server_goes_on(

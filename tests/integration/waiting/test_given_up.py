@@ -17,7 +17,6 @@ from harness.processes.servers import (
     FormedNodes,
     LockServer,
     Serve,
-    locks_left,
     until,
     until_all_ready,
     until_idle,
@@ -155,42 +154,6 @@ async def test_a_handover_to_a_waiter_that_is_gone_is_undone_and_the_next_one_is
         assert lease.fencing_token == held.fencing_token + 2
     await following.release()
     await until_no_locks(server.nodes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_mint_that_arrives_after_its_waiter_is_gone_is_undone(
-    way: str, commands: CommandProcesses, formed_nodes: FormedNodes, serve: Serve
-) -> None:
-    """The network holds the mint back. The undo and the next mint arrive right behind it."""
-    nodes = await formed_nodes(3)
-    server = await serve(nodes, proxied=True, node_timeout_ms=10_000, heartbeat_interval_ms=NO_HEARTBEAT_MS)
-    elsewhere = await serve(nodes, heartbeat_interval_ms=NO_HEARTBEAT_MS)
-    await until_all_ready(server)
-    held = (await elsewhere.acquire(NAME, ttl_ms=TTL_MS)).lease
-    async with first_in_line(server, way, commands) as leave:
-        [following] = await line_up(server, NAME, 1, holder="next")
-        # The server asks the nodes once after an arrival. The test must not count that.
-        await until_idle(server.nodes)
-        for proxy in server.proxies:
-            proxy.hold(replies=False)
-        assert await elsewhere.release(NAME, held.lease_id) == RELEASE_OUTCOME_RELEASED
-        await eventually(lambda: all(proxy.requests.kept_bytes for proxy in server.proxies))
-        minted = [proxy.requests.taken_bytes for proxy in server.proxies]
-        assert await locks_left(nodes) == []
-        leave()
-        # The undo and the next mint leave in one write.
-        await eventually(
-            lambda: all(
-                proxy.requests.taken_bytes > before
-                for proxy, before in zip(server.proxies, minted, strict=True)
-            )
-        )
-        for proxy in server.proxies:
-            await proxy.heal()
-        assert (await following.lease()).fencing_token == held.fencing_token + 2
-    await following.release()
-    await until_no_locks(nodes)
 
 
 @pytest.mark.slow

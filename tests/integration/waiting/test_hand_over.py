@@ -4,53 +4,21 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from harness.load.waiters import TTL_MS, line_up
 from harness.processes.servers import (
     FormedNodes,
-    LockServer,
     Serve,
-    call_counts,
-    until,
     until_all_ready,
     until_idle,
-    until_no_locks,
 )
 from harness.time.eventually import eventually
 from redfence_proto.v1.lock_pb2 import (
     RELEASE_OUTCOME_NOT_HELD,
     RELEASE_OUTCOME_RELEASED,
     TOKEN_STATE_LIVE,
-    TOKEN_STATE_NOT_LIVE,
 )
 
 NAME = "orders/42"
-LOCK_KEY = b"redfence:lock:orders/42"
-
-
-@pytest.mark.slow
-async def test_a_handover_takes_one_script_on_each_node_and_one_token(server: LockServer) -> None:
-    await until_all_ready(server)
-    holder = (await server.acquire(NAME, ttl_ms=TTL_MS)).lease
-    waiters = await line_up(server, NAME, 8)
-    await until_idle(server.nodes)
-    for waiter in waiters:
-        before = await call_counts(server.nodes, "evalsha")
-        assert await server.release(NAME, holder.lease_id) == RELEASE_OUTCOME_RELEASED
-        lease = await waiter.lease()
-        assert lease.fencing_token == holder.fencing_token + 1
-
-        async def one_each(before: list[int] = before) -> bool:
-            # A slow node runs its script after the grant.
-            return await call_counts(server.nodes, "evalsha") == [count + 1 for count in before]
-
-        await until(one_each)
-        holder = lease
-    assert (await server.check(NAME, holder.fencing_token)).state == TOKEN_STATE_LIVE
-    assert (await server.check(NAME, holder.fencing_token - 1)).state == TOKEN_STATE_NOT_LIVE
-    await server.release(NAME, holder.lease_id)
-    await until_no_locks(server.nodes)
 
 
 async def test_a_release_repeated_while_it_hands_over_is_told_not_held_and_ends_nothing(

@@ -22,9 +22,7 @@ from harness.processes.servers import (
     until,
     until_all_ready,
     until_idle,
-    until_no_locks,
 )
-from harness.time.eventually import eventually
 from harness.time.loop_lag import LoopLag
 from redfence_proto.v1.lock_pb2 import RELEASE_OUTCOME_RELEASED
 
@@ -75,26 +73,6 @@ async def test_a_release_wakes_a_waiter_elsewhere_by_one_notice_and_one_mint_a_n
 
     await until(all_done)
     assert difference(await call_counts(nodes, "publish"), publish) == [1] * count
-
-
-async def test_waiters_at_three_servers_are_served_in_turn_however_the_lock_is_released(
-    formed_nodes: FormedNodes, serve: Serve
-) -> None:
-    """A server that loses the race for a freed lock is woken by the next release through any server."""
-    nodes = await formed_nodes(3)
-    servers = [await serve(nodes) for _ in range(3)]
-    held = (await servers[0].acquire(NAME, ttl_ms=TTL_MS)).lease
-    waiting = [waiter for server in servers for waiter in await line_up(server, NAME, 4)]
-    tokens = [held.fencing_token]
-    await servers[1].release(NAME, held.lease_id)
-    for turn in range(12):
-        await eventually(lambda: any(waiter.done for waiter in waiting), interval_s=0.001)
-        [granted] = [waiter for waiter in waiting if waiter.done]
-        tokens.append((await granted.lease()).fencing_token)
-        waiting.remove(granted)
-        assert await servers[turn % 3].release(NAME, granted.lease_id) == RELEASE_OUTCOME_RELEASED
-    assert tokens == sorted(set(tokens))
-    await until_no_locks(nodes)
 
 
 async def silence_notices(nodes: Sequence[RedisNode]) -> None:

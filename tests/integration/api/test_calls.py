@@ -83,17 +83,6 @@ async def test_releasing_again_or_with_another_lease_id_tells_not_held_and_ends_
     assert await server.release("never/granted", lease.lease_id) == RELEASE_OUTCOME_NOT_HELD
 
 
-async def test_a_refused_acquire_reports_the_holder_but_not_the_lease_id(server: LockServer) -> None:
-    held = (await server.acquire(NAME, ttl_ms=TTL_MS, holder="billing-7")).lease
-    response = await server.acquire(NAME, holder="billing-8")
-    assert response.outcome == ACQUIRE_OUTCOME_HELD
-    assert not response.HasField("lease")
-    assert response.current.holder == "billing-7"
-    assert response.current.fencing_token == held.fencing_token
-    assert 0 < response.current.remaining.ToMilliseconds() <= TTL_MS
-    assert held.lease_id.encode() not in response.SerializeToString()
-
-
 async def test_a_wait_that_is_longer_than_the_deadline_is_answered_before_the_deadline(
     server: LockServer,
 ) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,25 +14,11 @@ import hiredis
 import pytest
 from structlog.testing import capture_logs
 
-from harness.processes.commands import CommandProcesses
 from harness.processes.process_look import is_alive
 from harness.time.eventually import eventually
 from redfence_server.embedded.binary import RedisBinary
 from redfence_server.embedded.nodes import NODE_DIED_EVENT, EmbeddedNodes, EmbeddedNodesError, free_port
 from redfence_server.embedded.process import call
-
-_PARENT = """
-import asyncio, os, pathlib, sys
-from redfence_server.embedded.nodes import EmbeddedNodes
-from redfence_server.embedded.binary import inspect
-async def main():
-    async with EmbeddedNodes(
-        count=3, data_dir=pathlib.Path(sys.argv[1]), binary=inspect(pathlib.Path(sys.argv[2]))
-    ) as nodes:
-        print("pids", *nodes.pids, flush=True)
-        await asyncio.Event().wait()
-asyncio.run(main())
-"""
 
 
 async def ask(url: str, *command: str) -> object:
@@ -88,17 +73,6 @@ async def test_without_a_directory_nothing_is_left(redis_binary: RedisBinary) ->
     assert not folder.exists()
     assert not any(map(is_alive, pids))
     await nodes.stop()
-
-
-@pytest.mark.slow
-async def test_a_second_server_on_the_directory_is_refused(tmp_path: Path, redis_binary: RedisBinary) -> None:
-    """The second says which process has it. Each node keeps the directory locked for as long as it lives."""
-    async with EmbeddedNodes(count=1, data_dir=tmp_path, binary=redis_binary) as nodes:
-        with pytest.raises(EmbeddedNodesError, match=rf"in use by another server \(process {os.getpid()}\)"):
-            await EmbeddedNodes(count=1, data_dir=tmp_path, binary=redis_binary).start()
-        assert await ask(nodes.urls[0], "PING") == b"PONG"
-        files = {link.readlink() for link in Path(f"/proc/{nodes.pids[0]}/fd").iterdir()}
-        assert tmp_path / "lock" in files
 
 
 @pytest.mark.slow
@@ -183,26 +157,6 @@ async def test_each_node_that_dies_is_reported_once_and_the_others_go_on(
         {"event": NODE_DIED_EVENT, "index": index, "exit_status": -9, "log_level": "error"}
         for index in (0, 2)
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nodes can outlive a killed server")
-async def test_kill_9_of_the_server_leaves_no_node_and_the_directory_is_free_again(
-    tmp_path: Path, commands: CommandProcesses, engine: RedisBinary
-) -> None:
-    """Nodes never outlive their server, and the next one starts on their data."""
-    data_dir = tmp_path / "data"
-    server = commands.start(sys.executable, "-c", _PARENT, str(data_dir), str(engine.path))
-    pids = [int(pid) for pid in (await server.wait_for_line(r"^pids (.*)$"))[1].split()]
-    assert all(map(is_alive, pids))
-    server.kill()
-    try:
-        await eventually(lambda: not any(map(is_alive, pids)), interval_s=0.002)
-    finally:
-        for pid in filter(is_alive, pids):
-            os.kill(pid, signal.SIGKILL)
-    async with EmbeddedNodes(count=3, data_dir=data_dir, binary=engine):
-        pass
 
 
 async def test_a_terminals_ctrl_c_does_not_reach_the_nodes(tmp_path: Path, redis_binary: RedisBinary) -> None:

@@ -224,27 +224,6 @@ async def test_a_node_that_missed_a_release_is_told_when_it_is_back(
     assert following.fencing_token > lease.fencing_token
 
 
-async def test_resets_and_sliced_replies_cost_no_caller_more_than_a_retry(
-    formed_nodes: FormedNodes, serve: Serve
-) -> None:
-    nodes = await formed_nodes(3)
-    server = await proxied(nodes, serve)
-    async with LockLoad(server) as load:
-        await load.until_granted(100)
-        for proxy in server.proxies:
-            proxy.reset()
-            await load.until_granted(20)
-        for proxy in server.proxies:
-            proxy.reset()
-        await load.until_granted(100)
-        for proxy in server.proxies:
-            proxy.slice(slice_bytes=3)
-        await load.until_granted(30)
-    load.history.check()
-    await until_all_ready(server)
-    await until_no_locks(nodes)
-
-
 @pytest.mark.parametrize("how", ["call cancelled", "deadline", "cancel command", "stream cancelled"])
 async def test_an_acquire_given_up_while_its_mint_is_under_way_leaves_no_key(
     how: str, formed_nodes: FormedNodes, serve: Serve

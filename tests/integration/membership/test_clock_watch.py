@@ -16,7 +16,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from harness.load.failures import Failure
-from harness.load.lock_load import LockLoad
 from harness.load.session_caller import SessionCaller
 from harness.processes.fixture_types import FreshNodes
 from harness.processes.redis_nodes import RedisNode
@@ -279,23 +278,6 @@ async def test_when_every_clock_is_set_nothing_is_granted_for_the_greatest_ttl(
     for failure in rival.failures:
         assert failure.reason == ERROR_REASON_QUORUM_UNAVAILABLE
         assert {node.partition("=")[2] for node in failure.metadata["nodes"].split(",")} == {"clock_set"}
-
-
-async def test_tokens_are_unique_and_ordered_whatever_the_clocks_are_set_to(
-    nodes: list[RedisNode], serve: Serve
-) -> None:
-    """Under load every clock steps forward, then every clock back, then one clock after the other."""
-    servers = [await watch(nodes, serve), await watch(nodes, serve)]
-    async with LockLoad(*servers) as load:
-        await load.until_granted(200)
-        for step_ms in (STEP_MS, -2 * STEP_MS):
-            await asyncio.gather(*(node.step_clock(step_ms) for node in nodes))
-            await load.until_granted(200)
-        for node in nodes:
-            await node.step_clock(STEP_MS)
-            await load.until_granted(100)
-    load.history.check()
-    assert any("clock_set" in failure.metadata.get("nodes", "") for failure in load.failures)
 
 
 async def renewed(session: SessionCaller, held: Hold) -> None:

@@ -60,7 +60,6 @@ def new_link(
     index: int = 0,
     node_count: int = 1,
     memory: ClusterMemory | None = None,
-    assume_durable: bool = False,
     channel: str = CHANNEL,
     node_timeout_ms: int = timeouts.NODE_TIMEOUT_MS,
     heartbeat_interval_ms: int = 60_000,
@@ -69,7 +68,7 @@ def new_link(
     visiting = AdminSettings(KEYS, timeouts.NODE_TIMEOUT_MS)
     urls = [NodeUrl(url) if each == index else NodeUrl("redis://127.0.0.1:1") for each in range(node_count)]
     joining = JoiningSettings(
-        urls, visiting, assume_durable=assume_durable, accept_empty_nodes=False, fencing=asyncio.Lock()
+        urls, visiting, assume_durable=False, accept_empty_nodes=False, fencing=asyncio.Lock()
     )
     return NodeLink(
         index,
@@ -416,54 +415,6 @@ async def test_a_durable_node_that_was_killed_votes_again_and_remembers(fresh_no
         assert retried.token > fence.TOKENS_JUMP
         assert await ask(link, undo("n3")) is Status.KEPT, "an earlier try may have been granted"
         assert await ask(link, mint(nonce="n4")) == Granted("n3", retried.token)
-
-
-@pytest.mark.slow
-async def test_a_node_that_may_have_lost_its_last_second_is_quarantined_after_a_restart(
-    fresh_nodes: FreshNodes,
-) -> None:
-    """Only the settings of the run that ended count, or the word of the operator."""
-    (node,) = await fresh_nodes(1, appendfsync="everysec")
-    await form(node)
-    await asyncio.sleep(1.1)  # until the identity is on disk
-    await node.restart()
-    async with linked(new_link(node.url, assume_durable=True)) as link:
-        assert is_ready(link)
-    await asyncio.sleep(1.1)
-    node.appendfsync = "always"
-    await node.restart()
-    async with linked(new_link(node.url)) as link:
-        assert is_quarantined(link)
-
-
-async def test_what_is_wrong_with_a_node_is_told_in_words(
-    flushed_nodes: FlushedNodes, fresh_nodes: FreshNodes
-) -> None:
-    first, second, lone = await flushed_nodes(3)
-    await form(lone)
-    await forming.form(
-        [NodeUrl(node.url) for node in (first, second, *(await fresh_nodes(1)))],
-        keys=KEYS,
-        ttl_ms_max=300_000,
-        randomness=SystemRandomness(),
-    )
-    memory = ClusterMemory(3)
-    async with linked(new_link(first.url, index=0, node_count=3, memory=memory)) as link:
-        assert is_ready(link)
-
-    async def told(url: str, *, index: int, node_count: int) -> str:
-        known = ClusterMemory(node_count)
-        known.cluster_id = memory.cluster_id
-        async with linked(new_link(url, index=index, node_count=node_count, memory=known)) as link:
-            assert not is_ready(link)
-            return link.report().detail
-
-    assert "formed as node 1, but is configured as node 2" in await told(second.url, index=2, node_count=3)
-    assert "named twice" in await told(first.url, index=1, node_count=3)
-    assert "belongs to cluster" in await told(lone.url, index=0, node_count=1)
-    assert "one of 3 nodes, but 5" in await told(first.url, index=0, node_count=5)
-    wrong_password = first.url.replace(first.url.split(":")[2].split("@")[0], "wrong")
-    assert "invalid" in (await told(wrong_password, index=0, node_count=3)).lower()
 
 
 async def test_a_peer_that_is_no_redis_is_a_dial_error_and_tried_again() -> None:

@@ -37,19 +37,6 @@ async def test_an_acquire_cancelled_while_connecting_leaves_no_lease(fake: GrpcF
         assert fake.server.hold_of("r") is None
 
 
-async def test_a_cancelled_wait_leaves_no_waiter(fake: GrpcFake) -> None:
-    async with redfence.AsyncClient(fake.address) as client:
-        held = await client.acquire("r", ttl=10)
-        waiting = asyncio.create_task(client.acquire("r", ttl=10))
-        await eventually(lambda: fake.server.waiters("r") == 1)
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        assert waiting.cancelled()
-        await eventually(lambda: fake.server.waiters("r") == 0)
-        await held.release()
-        assert (await client.acquire("r", ttl=10, wait=0)).token == held.token + 1
-
-
 async def test_a_cancelled_release_goes_on_in_the_background(fake: GrpcFake) -> None:
     async with redfence.AsyncClient(fake.address) as client:
         lease = await client.acquire("r", ttl=_TTL)
@@ -58,23 +45,6 @@ async def test_a_cancelled_release_goes_on_in_the_background(fake: GrpcFake) -> 
         releasing.cancel()
         await asyncio.wait([releasing])
         await eventually(lambda: fake.server.hold_of("r") is None)
-
-
-async def test_a_cancelled_body_is_left_with_the_lock_released(fake: GrpcFake) -> None:
-    async with redfence.AsyncClient(fake.address) as client:
-        entered = asyncio.Event()
-
-        async def work() -> None:
-            async with client.lock("r", ttl=_TTL):
-                entered.set()
-                await asyncio.Event().wait()
-
-        task = asyncio.create_task(work())
-        await entered.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert fake.server.hold_of("r") is None
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import redfence
 from harness.processes.servers import FormedNodes, Serve, until
 
 _WAITS = 80
@@ -48,23 +47,3 @@ async def test_more_waits_than_a_connection_may_have_are_all_granted_one_after_t
     await asyncio.wait_for(asyncio.gather(*turns), 30)
     assert tokens == sorted(set(tokens))
     assert len(tokens) == waits
-
-
-async def test_an_acquire_at_a_full_queue_is_refused_with_what_is_full_and_when_to_retry(
-    formed_nodes: FormedNodes, serve: Serve, make_client: MakeClient
-) -> None:
-    """A caller that would wait is refused at once; one that does not wait learns that the lock is held."""
-    server = await serve(await formed_nodes(3), waiters_per_resource_max=1)
-    await server.acquire("r")
-    waiting = asyncio.create_task(make_client(server.target).acquire("r", ttl=10))
-    await server.until_waiting("r")
-    client = make_client(server.target)
-    with pytest.raises(redfence.OverloadedError, match="1 acquires are waiting for this resource") as full:
-        await asyncio.wait_for(client.acquire("r", ttl=10), 2)
-    assert (full.value.error_reason, full.value.scope) == ("TOO_MANY_WAITERS", "resource")
-    assert full.value.metadata["limit"] == "1"
-    assert full.value.retry_after == 1.0
-    with pytest.raises(redfence.LockHeldError):
-        await client.acquire("r", ttl=10, wait=0)
-    assert (await client.acquire("free", ttl=10)).remaining() > 5
-    waiting.cancel()

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from structlog.testing import capture_logs
 
-from harness.processes.fixture_types import FlushedNodes, FreshNodes, StartProxy
+from harness.processes.fixture_types import FlushedNodes, StartProxy
 from harness.processes.redis_nodes import RedisNode
 from harness.processes.tcp_proxy import TcpProxy
 from harness.time import timeouts
@@ -32,7 +32,6 @@ from redfence_server.locking.node import (
     Status,
     Undo,
 )
-from redfence_server.membership import fence
 from redfence_server.membership.admin import AdminSettings
 from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.examination import examine
@@ -396,25 +395,6 @@ async def test_an_answer_that_no_script_gives_is_told_as_a_refusal(node: RedisNo
         replies = await asyncio.gather(ask(link, Inspect(R)), ask(link, Inspect("other")))
         assert replies[0] is NoReply.REFUSED
         await eventually(lambda: is_ready(link))
-
-
-async def test_a_durable_node_that_was_killed_votes_again_and_remembers(fresh_nodes: FreshNodes) -> None:
-    """Its holds stand. A retry takes a token above the floor, for the data may be an old copy."""
-    (node,) = await fresh_nodes(1)
-    await form(node)
-    async with linked(new_link(node.url)) as link:
-        await ask(link, mint())
-        await node.restart()
-        await eventually(lambda: is_ready(link), timeout_s=10)
-        held = await ask(link, mint(B, "n2"))
-        assert isinstance(held, Held)
-        assert (held.digest, held.token) == (A, 1)
-        assert await ask(link, Renew(R, A)) == Renewed(1, TTL_MS)
-        retried = await ask(link, mint(nonce="n3"))
-        assert isinstance(retried, Granted)
-        assert retried.token > fence.TOKENS_JUMP
-        assert await ask(link, undo("n3")) is Status.KEPT, "an earlier try may have been granted"
-        assert await ask(link, mint(nonce="n4")) == Granted("n3", retried.token)
 
 
 async def test_a_peer_that_is_no_redis_is_a_dial_error_and_tried_again() -> None:

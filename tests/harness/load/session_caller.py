@@ -23,7 +23,7 @@ class SessionCaller:
     """One open Session. Commands of one turn of the event loop leave in one message.
 
     Attributes:
-        sent_messages, received_messages: how many there were, to tell coalescing by.
+        sent_messages: how many there were, to tell coalescing by.
         answered: ids in the order of their answers.
         draining: the notice, once it came.
     """
@@ -37,7 +37,6 @@ class SessionCaller:
         self._closing = False
         self._ended = False
         self.sent_messages = 0
-        self.received_messages = 0
         self.answered: list[int] = []
         self.draining: lock_pb2.Draining | None = None
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
@@ -140,7 +139,6 @@ class SessionCaller:
         try:
             while (response := await self._call.read()) is not grpc.aio.EOF:
                 assert isinstance(response, lock_pb2.SessionResponse)
-                self.received_messages += 1
                 if response.HasField("draining"):
                     self.draining = response.draining
                 for result in response.results:

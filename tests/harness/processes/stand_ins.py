@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from harness.processes.ports import HOST
 from harness.processes.redis_nodes import RedisNode
 from harness.processes.servers import until
 from harness.processes.tcp_proxy import TcpProxy
@@ -27,12 +26,7 @@ async def lead_to(node: RedisNode, proxies: Sequence[TcpProxy], *, instead_of: R
 
 async def follow(replica: RedisNode, primary: RedisNode) -> None:
     """Make one node a replica of another; return when it has all the data, also on its disk."""
-    password = urlsplit(primary.url).password
-    assert password is not None
-    await replica.call("CONFIG", "SET", "masterauth", password)
-    # The primary would wait for further replicas.
-    await primary.call("CONFIG", "SET", "repl-diskless-sync-delay", "0")
-    await replica.call("REPLICAOF", HOST, primary.port)
+    await replica.follow(primary)
 
     async def in_step() -> bool:
         info = await replica.call("INFO")

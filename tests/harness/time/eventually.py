@@ -22,3 +22,10 @@ async def eventually(
                 await asyncio.sleep(interval_s)
     except TimeoutError:
         raise AssertionError(f"did not come true in {timeout_s:g} s") from None
+
+
+async def all_set(*events: asyncio.Event, timeout_s: float = 30.0) -> None:
+    """Return once all events are set."""
+    async with asyncio.timeout(timeout_s):
+        for event in events:
+            await event.wait()

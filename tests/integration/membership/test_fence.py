@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,14 +12,13 @@ import pytest
 
 from harness.history.vote_watch import VoteWatch
 from harness.load.lock_load import LockLoad
-from harness.processes.commands import CommandProcess, CommandProcesses
+from harness.processes.commands import CommandProcesses
 from harness.processes.fixture_types import FreshNodes, StartProxy
 from harness.processes.loaded_cluster import TTL_MS
-from harness.processes.ports import HOST
 from harness.processes.redis_nodes import RedisNode
 from harness.processes.servers import LockServer, Serve, form, until_all_ready, until_no_locks
 from harness.processes.tcp_proxy import TcpProxy
-from harness.time.eventually import eventually
+from harness.time.eventually import all_set, eventually
 from redfence_proto.v1.lock_pb2 import NODE_STATE_QUARANTINED, NODE_STATE_READY
 from redfence_server.membership import fence
 
@@ -31,13 +29,6 @@ RESERVE: Final = b"-- reserve_floor: "
 RAISE: Final = b"-- raise_floor: "
 RESTORE: Final = b"-- restore_vote: "
 pytestmark = pytest.mark.slow
-
-
-async def all_set(*events: asyncio.Event) -> None:
-    """Return once all events are set."""
-    async with asyncio.timeout(10):
-        for event in events:
-            await event.wait()
 
 
 async def test_a_release_that_meets_nodes_as_they_are_fenced_reaches_them(
@@ -156,11 +147,10 @@ async def test_when_a_server_dies_while_it_brings_a_node_back_another_one_goes_o
     await form(nodes, ttl_ms_max=TTL_MS)
     proxies = [await start_proxy(node) for node in nodes]
     urls = [proxy.url(node.url) for proxy, node in zip(proxies, nodes, strict=True)]
-    process = commands.start_redfence(
-        "serve", "--listen", f"{HOST}:0", environment={"REDFENCE_NODES": ",".join(urls)}
-    )
+    process, address = await commands.start_serve(urls)
     survivor = await serve(nodes, proxied=True, dial_timeout_ms=10_000)
-    async with served_by(process) as mortal:
+    async with grpc.aio.insecure_channel(address) as channel:
+        mortal = LockServer(channel)
         await until_all_ready(mortal, survivor)
         load = LockLoad(mortal, survivor, ttl_ms=TTL_MS, mortal=[mortal])
         async with VoteWatch(nodes) as watch, load:
@@ -194,11 +184,3 @@ async def number(node: RedisNode, name: str) -> int:
     """Return a field of the node's identity; 0 if it has none."""
     value = await node.call("HGET", "redfence:node", name)
     return int(value) if isinstance(value, bytes) else 0
-
-
-@asynccontextmanager
-async def served_by(process: CommandProcess) -> AsyncIterator[LockServer]:
-    """Yield the server once it has said that it is ready."""
-    address = (await process.wait_for_line(r"^redfence serving on (\S+) ", timeout_s=20))[1]
-    async with grpc.aio.insecure_channel(address) as channel:
-        yield LockServer(channel)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import signal
 import time
@@ -26,6 +25,7 @@ from harness.processes.servers import (
     serving,
     until,
 )
+from harness.time.eventually import all_set
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,
@@ -107,11 +107,6 @@ async def forget(nodes: Sequence[RedisNode]) -> None:
         return None not in await node_phases(nodes)
 
     await until(noticed)
-
-
-async def reached(events: Sequence[asyncio.Event]) -> None:
-    async with asyncio.timeout(30):
-        await asyncio.gather(*(each.wait() for each in events))
 
 
 # --- the way it is meant --------------------------------------------------------------------------
@@ -315,7 +310,7 @@ async def test_grants_until_the_nodes_were_taken_out_are_below_the_floor_as_well
     taking_out = proxy.hold_before(b"-- quarantine: ")
     through = [proxy.url(nodes[0].url), nodes[1].url, NOWHERE]
     process = recover(commands, through, "--yes", floor=str(int(known) + 1))
-    await reached([taking_out])
+    await all_set(taking_out)
     await grant_some(server, history, count=8)
     await proxy.heal()
     last = max(grant.token for grant in history.grants)
@@ -356,7 +351,7 @@ async def test_a_recovery_broken_off_at_each_step_is_finished_by_the_same_comman
         steps = [proxies[0].hold_after(mark), *(proxy.hold_before(mark) for proxy in proxies[1:])]
         urls = [proxy.url(node.url) for proxy, node in zip(proxies, nodes, strict=True)]
         process = recover(commands, urls, "--yes", floor=str(known + 10))
-        await reached(steps)
+        await all_set(*steps)
         process.kill()
         await nothing_is_granted(server)
         if step == "reserve_floor":
@@ -383,7 +378,7 @@ async def test_an_operator_who_is_overtaken_between_take_out_and_floor_stops(
     urls = [proxy.url(node.url) for proxy, node in zip(proxies, nodes, strict=True)]
     flags = ("--max-ttl", "3s", "--yes")
     first = recover(commands, urls, *flags, "--dial-timeout-ms", "60000")
-    await reached(taken_out)
+    await all_set(*taken_out)
     second = recover(commands, nodes, *flags)
     await second.wait_for_line(WAITING)
     for proxy in proxies:

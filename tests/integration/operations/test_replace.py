@@ -24,6 +24,7 @@ from harness.processes.servers import (
     until,
     until_all_ready,
 )
+from harness.time.eventually import all_set
 from redfence_proto.v1.lock_pb2 import NODE_STATE_QUARANTINED, NODE_STATE_READY, NODE_STATE_UNREACHABLE
 
 pytestmark = pytest.mark.slow
@@ -59,11 +60,6 @@ async def until_superseded(server: LockServer, *, detail: str = "was given its i
     """Return once the server counts node 2 no more, because another process has its index."""
     await server.until_states(NODE_STATE_READY, NODE_STATE_READY, NODE_STATE_QUARANTINED)
     await server.until_detail(2, detail)
-
-
-async def reached(events: Sequence[asyncio.Event]) -> None:
-    async with asyncio.timeout(30):
-        await asyncio.gather(*(each.wait() for each in events))
 
 
 # --- the way it is meant --------------------------------------------------------------------------
@@ -305,7 +301,7 @@ async def test_two_replacements_of_one_node_at_once_leave_one_new_node_with_a_vo
     slow = [proxy.url(node.url) for proxy, node in zip(proxies, old, strict=False)]
     raising = [proxy.hold_before(b"-- raise_floor: ") for proxy in proxies]
     overtaken = replace(commands, 2, second.url, [*slow, NOWHERE], "--dial-timeout-ms", "60000")
-    await reached(raising)
+    await all_set(*raising)
     assert "is prepared" in await replace(commands, 2, first.url, [*old[:2], NOWHERE]).ended()
     assert await identity_field(first, "reserved") == await identity_field(second, "reserved")
     for proxy in proxies:
@@ -338,7 +334,7 @@ async def test_a_replacement_broken_off_at_each_step_is_finished_by_repeating_it
             steps += [proxies[node.url].hold_before(mark) for node in not_done]
             urls = [proxy.url(url) for url, proxy in proxies.items()]
             process = replace(commands, 2, urls[3], urls[:3], "--yes")
-            await reached(steps)
+            await all_set(*steps)
             process.kill()
             await load.until_granted(20)
         assert "is prepared" in await replace(commands, 2, new.url, old).ended()

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from harness.processes.fixture_types import FlushedNodes, StartProxy
 from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import form
 from harness.processes.tcp_proxy import TcpProxy
 from harness.time import timeouts
 from harness.time.eventually import eventually
@@ -39,7 +40,6 @@ from redfence_server.membership.heartbeat import HeartbeatSettings
 from redfence_server.membership.joining import JoiningSettings
 from redfence_server.membership.node_clock import ClockWitnesses
 from redfence_server.nodes.link import LinkSettings, NodeLink
-from redfence_server.operations import forming
 from redfence_server.randomness import SystemRandomness
 from redfence_server.redis_io import scripts
 from redfence_server.redis_io.dial import NodeUrl, dial
@@ -95,17 +95,11 @@ async def linked(link: NodeLink) -> AsyncIterator[NodeLink]:
         await link.close()
 
 
-async def form(*nodes: RedisNode) -> None:
-    await forming.form(
-        [NodeUrl(node.url) for node in nodes], keys=KEYS, ttl_ms_max=300_000, randomness=SystemRandomness()
-    )
-
-
 @pytest.fixture
 async def node(flushed_nodes: FlushedNodes) -> RedisNode:
     """A formed node, the only one of its cluster."""
     (node,) = await flushed_nodes(1)
-    await form(node)
+    await form([node])
     return node
 
 
@@ -351,7 +345,7 @@ async def test_an_attempt_that_began_before_a_fence_is_not_committed_after_it(
 ) -> None:
     """Its other votes may come from a process that the fence has put out."""
     nodes = await flushed_nodes(3)
-    await form(*nodes)
+    await form(nodes)
     async with linked(new_link(nodes[0].url, node_count=3)) as link:
         granted = await ask(link, mint())
         assert isinstance(granted, Granted)
@@ -369,7 +363,7 @@ async def test_commands_behind_a_refused_command_are_refused_as_well(
 ) -> None:
     """Another server has raised a fence, so nothing is minted under the earlier id."""
     nodes = await flushed_nodes(3)
-    await form(*nodes)
+    await form(nodes)
     proxy = await start_proxy(nodes[0])
     async with linked(new_link(proxy.url(nodes[0].url), node_count=3)) as link:
         await ask(link, mint())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from redfence_proto import bounds
 from redfence_server.embedded.nodes import EmbeddedNodes
@@ -20,14 +22,15 @@ from redfence_server.redis_io.scripts import Keyspace
 @asynccontextmanager
 async def formed_nodes(count: int) -> AsyncIterator[EmbeddedNodes]:
     """Run the nodes of a formed cluster."""
-    async with EmbeddedNodes(count=count) as nodes:
-        await forming.form(
-            check_urls(nodes.urls),
-            keys=Keyspace(),
-            ttl_ms_max=bounds.TTL_MS_MAX_DEFAULT,
-            randomness=SystemRandomness(),
-        )
-        yield nodes
+    with tempfile.TemporaryDirectory(prefix="redfence-bench-") as folder:
+        async with EmbeddedNodes(count=count, data_dir=Path(folder)) as nodes:
+            await forming.form(
+                check_urls(nodes.urls),
+                keys=Keyspace(),
+                ttl_ms_max=bounds.TTL_MS_MAX_DEFAULT,
+                randomness=SystemRandomness(),
+            )
+            yield nodes
 
 
 @dataclass(frozen=True, slots=True)

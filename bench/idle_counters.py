@@ -12,12 +12,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from urllib.parse import urlsplit
 
 from bench import cluster, raw_session
 from bench.raw_session import RawSession
 from redfence_proto.v1 import lock_pb2
-from redfence_server.embedded.process import call
+from redfence_server.redis_io.dial import NodeUrl, dial
 
 RESOURCE_COUNT = 1_000_000
 SESSION_COUNT = 4
@@ -26,6 +25,7 @@ BATCH = 200
 COUNTER_IDLE_MS = 2_000
 _SAMPLE_INTERVAL_S = 0.5
 _TIMEOUT_S = 120.0
+_DIAL_TIMEOUT_MS = 10_000
 _KEPT_KEYS = 2  # the node's identity and its greatest token
 
 
@@ -38,12 +38,9 @@ class _Memory:
 
 
 async def _memory(url: str) -> _Memory:
-    parts = urlsplit(url)
-    assert parts.port is not None
-    assert parts.password is not None
-    _, info, keys = await call(parts.port, ("AUTH", parts.password), ("INFO", "memory"), ("DBSIZE",))
-    assert isinstance(info, bytes)
-    assert isinstance(keys, int)
+    node = await dial(NodeUrl(url), timeout_ms=_DIAL_TIMEOUT_MS)
+    info, keys = await node.commands(("INFO", "memory"), ("DBSIZE",))
+    await node.close()
     return _Memory(int(info.partition(b"used_memory:")[2].split()[0]), keys)
 
 

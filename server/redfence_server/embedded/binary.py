@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from redfence_server.errors import StartupError
 from redfence_server.redis_io.scripts import REDIS_VERSION_MIN
 
 ENVIRONMENT_VARIABLE = "REDFENCE_REDIS_SERVER"
@@ -21,7 +22,7 @@ _VERSION_TIMEOUT_S = 10.0
 _VERSION = re.compile(r"^(?P<engine>Redis|Valkey) server v=(?P<version>\d+\.\d+\.\d+)")
 
 
-class RedisBinaryError(Exception):
+class RedisBinaryError(StartupError):
     """No program is usable; the message lists those that were tried, and the fix."""
 
 
@@ -47,7 +48,10 @@ def find_redis_binary(*, environment: Mapping[str, str] = os.environ) -> RedisBi
         RedisBinaryError: there is none.
     """
     if named := environment.get(ENVIRONMENT_VARIABLE):
-        return _named_binary(named)
+        try:
+            return inspect(Path(named).absolute())
+        except RedisBinaryError as error:
+            raise RedisBinaryError(f"{ENVIRONMENT_VARIABLE}: {error}") from error
     refusals: list[str] = []
     for candidate in (*_on_path(environment), wheel_binary_path()):
         if candidate is None:
@@ -100,18 +104,6 @@ def wheel_binary_path() -> Path | None:
     except importlib.metadata.PackageNotFoundError:
         return None
     return next((Path(file.locate()) for file in files if file.name == PATH_NAMES[0]), None)
-
-
-def _named_binary(named: str) -> RedisBinary:
-    path = Path(named).absolute()
-    if not path.is_file():
-        raise RedisBinaryError(f"{ENVIRONMENT_VARIABLE} names {named!r}, which is not a file")
-    if not os.access(path, os.X_OK):
-        raise RedisBinaryError(f"{ENVIRONMENT_VARIABLE} names {named!r}, which is not executable")
-    try:
-        return inspect(path)
-    except RedisBinaryError as error:
-        raise RedisBinaryError(f"{ENVIRONMENT_VARIABLE}: {error}") from error
 
 
 def _on_path(environment: Mapping[str, str]) -> list[Path]:

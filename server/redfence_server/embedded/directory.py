@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Self
+
+from redfence_server.errors import StartupError
 
 LOCK_NAME = "lock"
 COUNT_NAME = "node-count"
@@ -17,33 +17,29 @@ _LOCK_TIMEOUT_S = 1.0
 _LOCK_RETRY_INTERVAL_S = 0.02
 
 
-class DataDirectoryError(Exception):
+class DataDirectoryError(StartupError):
     """The directory cannot be used; the message says why, and the fix."""
 
 
 class DataDirectory:
     """A directory that this process alone uses until `close`."""
 
-    def __init__(self, path: Path, *, lock_fd: int, temporary: bool) -> None:
-        self.path = path
+    def __init__(self, path: Path, lock_fd: int) -> None:
+        self._path = path
         # Nodes inherit it: the lock lasts until the last of them is gone, even if this process dies first.
         self.lock_fd = lock_fd
-        self._temporary = temporary
-        self._closed = False
 
     @classmethod
-    async def open(cls, path: Path | None, *, count: int) -> Self:
-        """Take a directory into use; None makes a temporary one, which `close` removes.
+    async def open(cls, path: Path, *, count: int) -> Self:
+        """Take a directory into use; create it if it is missing.
 
         Cancellation: nothing stays locked.
 
         Raises:
             DataDirectoryError: it cannot be written, is in use, or was made for another number of nodes.
         """
-        temporary = path is None
         try:
-            path = _made_directory(path)
-            lock_fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+            lock_fd = _lock_file(path)
             try:
                 await _lock(lock_fd, path)
                 _check_count(path, count)
@@ -52,29 +48,20 @@ class DataDirectory:
                 raise
         except OSError as error:
             raise DataDirectoryError(f"the data directory {path} cannot be used: {error}") from error
-        return cls(path, lock_fd=lock_fd, temporary=temporary)
+        return cls(path, lock_fd)
 
     def node_folder(self, index: int) -> Path:
         """Return the folder of the node with this index."""
-        return self.path / f"node-{index}"
+        return self._path / f"node-{index}"
 
     def close(self) -> None:
-        """Give up the lock, and remove a temporary directory. Harmless to repeat."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._temporary:
-            shutil.rmtree(self.path, ignore_errors=True)
+        """Give up the lock."""
         os.close(self.lock_fd)
 
 
-def _made_directory(path: Path | None) -> Path:
-    if path is None:
-        return Path(tempfile.mkdtemp(prefix="redfence-"))
-    # Absolute, because the nodes run in folders of their own.
-    path = path.absolute()
+def _lock_file(path: Path) -> int:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return path
+    return os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
 
 
 async def _lock(lock_fd: int, path: Path) -> None:

@@ -14,21 +14,20 @@ from typing import Self
 
 import structlog
 
-from redfence_server.embedded.binary import RedisBinary, RedisBinaryError, find_redis_binary
-from redfence_server.embedded.directory import DataDirectory, DataDirectoryError
-from redfence_server.embedded.process import HOST, NodeConf, NodeProcess, NodeStartError, PortTakenError
-from redfence_server.errors import StartupError
+from redfence_server.embedded.binary import RedisBinary, find_redis_binary
+from redfence_server.embedded.directory import DataDirectory
+from redfence_server.embedded.process import HOST, NodeConf, NodeProcess, PortTakenError
+from redfence_server.errors import ConfigError, StartupError
 from redfence_server.locking.quorum import NODE_COUNTS
-from redfence_server.randomness import Randomness, SystemRandomness
+from redfence_server.randomness import SystemRandomness
 
 NODE_DIED_EVENT = "embedded_node_died"
 # A try fails only if another program takes the port within the few ms after it was free.
 _PORT_TRIES_MAX = 8
+_START_TIMEOUT_S = 30.0
+# A node that does not stop in time is killed.
+_STOP_TIMEOUT_S = 5.0
 _WATCH_INTERVAL_S = 0.25
-
-
-class EmbeddedNodesError(StartupError):
-    """The nodes did not start; the message says why, and the fix."""
 
 
 def free_port() -> int:
@@ -42,37 +41,31 @@ def free_port() -> int:
 class EmbeddedNodes:
     """N nodes below one data directory, running from `start` to `stop`, or within `async with`.
 
-    A given directory keeps what the nodes know for the next start. Each start has new ports and passwords.
+    The directory keeps what the nodes know for the next start. Each start has new ports and passwords.
     """
 
     def __init__(
         self,
         *,
-        count: int = 3,
-        data_dir: Path | None = None,
+        count: int,
+        data_dir: Path,
         binary: RedisBinary | None = None,
-        randomness: Randomness | None = None,
         choose_port: Callable[[], int] = free_port,
-        start_timeout_s: float = 30.0,
-        stop_timeout_s: float = 5.0,
     ) -> None:
         """Keep the settings; `start` starts the nodes.
 
-        A missing data directory is created; None creates a temporary one that ends with the nodes. If
-        `binary` is None, `start` finds a program. A node that does not stop in time is killed.
+        A missing data directory is created. If `binary` is None, `start` finds a program.
 
         Raises:
-            EmbeddedNodesError: the count is not 1, 3, 5 or 7.
+            ConfigError: the count is not 1, 3, 5 or 7.
         """
         if count not in NODE_COUNTS:
-            raise EmbeddedNodesError(f"{count} nodes were asked for; a quorum needs 1, 3, 5 or 7")
+            raise ConfigError(f"{count} nodes were asked for; a quorum needs 1, 3, 5 or 7")
         self._count = count
-        self._data_dir = data_dir
+        self._data_dir = data_dir.absolute()  # the nodes run in folders of their own
         self._binary = binary
-        self._randomness = randomness or SystemRandomness()
         self._choose_port = choose_port
-        self._start_timeout_s = start_timeout_s
-        self._stop_timeout_s = stop_timeout_s
+        self._randomness = SystemRandomness()
         self._directory: DataDirectory | None = None
         self._confs: dict[int, NodeConf] = {}
         self._processes: dict[int, NodeProcess] = {}
@@ -105,30 +98,25 @@ class EmbeddedNodes:
         Cancellation: as after a failure.
 
         Raises:
-            EmbeddedNodesError: no program to run, a directory that cannot be used, or a node that does not
-                start.
+            StartupError: no program to run, a directory that cannot be used, or a node that does not start.
         """
         assert self._directory is None, "started twice"
+        binary = await asyncio.to_thread(find_redis_binary) if self._binary is None else self._binary
+        self._directory = directory = await DataDirectory.open(self._data_dir, count=self._count)
         try:
-            if self._binary is None:
-                self._binary = await asyncio.to_thread(find_redis_binary)
-            self._directory = directory = await DataDirectory.open(self._data_dir, count=self._count)
             async with asyncio.TaskGroup() as starts:
                 for index in range(self._count):
                     starts.create_task(
-                        self._start_node(index, self._binary, directory), name=f"embedded-node-start-{index}"
+                        self._start_node(index, binary, directory), name=f"embedded-node-start-{index}"
                     )
-        except (RedisBinaryError, DataDirectoryError) as error:
-            raise EmbeddedNodesError(str(error)) from error
-        except BaseExceptionGroup as group:
+        except BaseException as error:
             await self.stop()
-            first = group.exceptions[0]
-            if isinstance(first, NodeStartError | OSError):
-                raise EmbeddedNodesError(str(first)) from first
-            raise
-        except BaseException:
-            await self.stop()
-            raise
+            if not isinstance(error, BaseExceptionGroup):
+                raise
+            first = error.exceptions[0]
+            if isinstance(first, OSError):  # a node's folder cannot be written, or no process can be started
+                raise StartupError(str(first)) from first
+            raise first from None
         self._watch = asyncio.create_task(self._report_deaths(), name="embedded-nodes-watch")
 
     async def stop(self) -> None:
@@ -142,7 +130,7 @@ class EmbeddedNodes:
         try:
             async with asyncio.TaskGroup() as stops:
                 for process in self._processes.values():
-                    stops.create_task(process.stop(timeout_s=self._stop_timeout_s))
+                    stops.create_task(process.stop(timeout_s=_STOP_TIMEOUT_S))
         finally:
             if self._directory is not None:
                 self._directory.close()
@@ -150,17 +138,15 @@ class EmbeddedNodes:
 
     async def _start_node(self, index: int, binary: RedisBinary, directory: DataDirectory) -> None:
         """Start one node, on another port if the chosen one is taken."""
-        tries = 0
-        while True:
-            tries += 1
+        for tries_left in reversed(range(_PORT_TRIES_MAX)):
             # A new password each time: another program on a taken port may have received the last one.
             conf = NodeConf(directory.node_folder(index), self._choose_port(), self._randomness.hex_id())
             process = NodeProcess(conf, binary=binary, inherited_fds=(directory.lock_fd,))
             self._confs[index], self._processes[index] = conf, process
             try:
-                await process.wait_until_ready(timeout_s=self._start_timeout_s)
+                await process.wait_until_ready(timeout_s=_START_TIMEOUT_S)
             except PortTakenError:
-                if tries == _PORT_TRIES_MAX:
+                if not tries_left:
                     raise
             else:
                 return

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import hiredis
-
 from redfence_server.embedded.binary import RedisBinary
 from redfence_server.embedded.parent_death import die_with_parent
+from redfence_server.errors import StartupError
+from redfence_server.redis_io.dial import DialError, NodeUrl, dial
 
 HOST = "127.0.0.1"
 CONF_NAME = "node.conf"
@@ -27,11 +27,11 @@ _LOG_TAIL_BYTES = 4096
 _POLL_INTERVAL_S_FIRST = 0.002
 _POLL_INTERVAL_S_MAX = 0.05
 # Another program on the port may accept and never answer; we must still notice that our process died.
-_ANSWER_TIMEOUT_S = 0.2
+_ANSWER_TIMEOUT_MS = 200
 _KILL_TIMEOUT_S = 10.0
 
 
-class NodeStartError(Exception):
+class NodeStartError(StartupError):
     """The process did not become a node; the message ends with its log."""
 
 
@@ -166,13 +166,15 @@ class NodeProcess:
         self._popen.send_signal(number)
 
     async def _answers(self) -> bool:
-        with contextlib.suppress(OSError, TimeoutError, hiredis.HiredisError):
-            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-                _, pong, info = await call(
-                    self._conf.port, ("AUTH", self._conf.password), ("PING",), ("INFO", "server")
-                )
-                # Another program may have taken the port; it would answer PONG as well.
-                return pong == b"PONG" and isinstance(info, bytes) and b"process_id:%d\r\n" % self.pid in info
+        with contextlib.suppress(DialError, OSError):
+            node = await dial(NodeUrl(self._conf.url), timeout_ms=_ANSWER_TIMEOUT_MS)
+            try:
+                # A node answers INFO also while it loads its data.
+                pong, info = await node.commands(("PING",), ("INFO", "server"))
+            finally:
+                await node.close()
+            # Another program may have taken the port; it would answer PONG as well.
+            return pong == b"PONG" and isinstance(info, bytes) and b"process_id:%d\r\n" % self.pid in info
         return False
 
     def _start_error(self, what: str) -> NodeStartError:
@@ -182,33 +184,3 @@ class NodeProcess:
             tail = log.read().decode(errors="replace").strip()
         kind = PortTakenError if "address already in use" in tail.lower() else NodeStartError
         return kind(f"the node in {self._conf.folder} {what}; its log ends with:\n{tail}")
-
-
-async def call(port: int, *commands: tuple[str | int | bytes, ...]) -> list[object]:
-    """Send commands on a connection of their own and return the replies; an error reply is a value.
-
-    Cancellation: the connection is closed; the commands may or may not have taken effect.
-
-    Raises:
-        OSError: no connection, or it broke before the last reply.
-        hiredis.ProtocolError: another kind of server listens there.
-    """
-    reader, writer = await asyncio.open_connection(HOST, port)
-    try:
-        # The stub of `pack_command` allows only a tuple of one.
-        writer.write(b"".join(hiredis.pack_command(command) for command in commands))  # type: ignore[arg-type]
-        parser = hiredis.Reader()
-        replies: list[object] = []
-        while len(replies) < len(commands):
-            received = await reader.read(64 * 1024)
-            if not received:
-                raise ConnectionResetError("the connection was closed before the last reply")
-            parser.feed(received)
-            # `gets` returns False until a reply is complete. (RESP2 has no booleans.)
-            while (reply := parser.gets()) is not False:
-                replies.append(reply)
-        return replies
-    finally:
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()

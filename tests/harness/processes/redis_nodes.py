@@ -14,10 +14,11 @@ from pathlib import Path
 
 import hiredis
 
+from harness.processes.node_call import call
 from harness.processes.ports import free_port
 from harness.time.moved_clock import MovedClock
 from redfence_server.embedded.binary import RedisBinary, RedisBinaryError, inspect, wheel_binary_path
-from redfence_server.embedded.process import AppendFsync, NodeConf, NodeProcess, call
+from redfence_server.embedded.process import AppendFsync, NodeConf, NodeProcess
 
 ENGINES = ("valkey", "redis")
 _START_TIMEOUT_S = 10.0

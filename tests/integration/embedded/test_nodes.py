@@ -14,11 +14,12 @@ import hiredis
 import pytest
 from structlog.testing import capture_logs
 
+from harness.processes.node_call import call
 from harness.processes.process_look import is_alive
 from harness.time.eventually import eventually
 from redfence_server.embedded.binary import RedisBinary
-from redfence_server.embedded.nodes import NODE_DIED_EVENT, EmbeddedNodes, EmbeddedNodesError, free_port
-from redfence_server.embedded.process import call
+from redfence_server.embedded.nodes import NODE_DIED_EVENT, EmbeddedNodes, free_port
+from redfence_server.errors import StartupError
 
 
 async def ask(url: str, *command: str) -> object:
@@ -65,16 +66,6 @@ async def test_others_on_the_machine_are_refused_and_cannot_see_the_password(
         assert (tmp_path / "node-0").stat().st_mode & 0o077 == 0
 
 
-async def test_without_a_directory_nothing_is_left(redis_binary: RedisBinary) -> None:
-    async with EmbeddedNodes(count=3, binary=redis_binary) as nodes:
-        pids = nodes.pids
-        folder = Path(f"/proc/{pids[0]}/cwd").readlink().parent
-        assert folder.exists()
-    assert not folder.exists()
-    assert not any(map(is_alive, pids))
-    await nodes.stop()
-
-
 @pytest.mark.slow
 async def test_a_node_whose_port_is_taken_gets_another_if_there_is_one(
     tmp_path: Path, engine: RedisBinary
@@ -90,7 +81,7 @@ async def test_a_node_whose_port_is_taken_gets_another_if_there_is_one(
             assert choices == []
             assert urlsplit(nodes.urls[0]).port != taken
             assert await ask(nodes.urls[0], "PING") == b"PONG"
-        with pytest.raises(EmbeddedNodesError, match=r"(?i)address already in use"):
+        with pytest.raises(StartupError, match=r"(?i)address already in use"):
             await EmbeddedNodes(**given, choose_port=lambda: taken).start()
 
 
@@ -103,7 +94,7 @@ async def test_a_node_that_does_not_start_is_an_error_with_its_log_and_stops_the
     [log] = (tmp_path / "node-1").glob("appendonlydir/*.incr.aof")
     os.truncate(log, log.stat().st_size - 1)
     nodes = EmbeddedNodes(count=3, data_dir=tmp_path, binary=engine)
-    with pytest.raises(EmbeddedNodesError, match=r"(?s)node-1 ended with status 1; its log .*end of file"):
+    with pytest.raises(StartupError, match=r"(?s)node-1 ended with status 1; its log .*end of file"):
         await nodes.start()
     assert not any(map(is_alive, nodes.pids))
 

@@ -12,8 +12,6 @@ from harness.processes.ports import free_port
 from redfence_server.embedded.binary import RedisBinary
 from redfence_server.embedded.process import HOST, NodeConf, NodeProcess, PortTakenError
 
-_ANOTHER_REDIS = b"+OK\r\n+PONG\r\n$14\r\nprocess_id:1\r\n\r\n"
-
 
 async def test_a_process_is_stopped_in_good_order_and_killed_only_if_it_does_not_end(
     tmp_path: Path, redis_binary: RedisBinary
@@ -29,19 +27,14 @@ async def test_a_process_is_stopped_in_good_order_and_killed_only_if_it_does_not
         await process.stop(timeout_s=0)
 
 
-@pytest.mark.parametrize(
-    "speech", [_ANOTHER_REDIS, b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["redis", "http"]
-)
-async def test_a_stranger_that_answers_on_the_port_is_not_taken_for_the_node(
-    tmp_path: Path, engine: RedisBinary, speech: bytes
+async def test_a_program_of_another_kind_on_the_port_is_not_taken_for_the_node(
+    tmp_path: Path, engine: RedisBinary
 ) -> None:
     """Another program may have been faster on the port."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1024)
-        writer.write(speech)
-        if speech is _ANOTHER_REDIS:
-            await reader.read()
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
 
     port = free_port()
@@ -49,3 +42,16 @@ async def test_a_stranger_that_answers_on_the_port_is_not_taken_for_the_node(
         process = NodeProcess(NodeConf(tmp_path, port, "00ff"), binary=engine)
         with pytest.raises(PortTakenError):
             await process.wait_until_ready(timeout_s=10)
+
+
+async def test_another_node_on_the_port_is_not_taken_for_this_one(
+    tmp_path: Path, engine: RedisBinary
+) -> None:
+    """It answers every command, and even takes the same password."""
+    port = free_port()
+    first = NodeProcess(NodeConf(tmp_path / "first", port, "00ff"), binary=engine)
+    await first.wait_until_ready(timeout_s=10)
+    second = NodeProcess(NodeConf(tmp_path / "second", port, "00ff"), binary=engine)
+    with pytest.raises(PortTakenError):
+        await second.wait_until_ready(timeout_s=10)
+    first.kill()

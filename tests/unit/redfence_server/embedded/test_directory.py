@@ -43,16 +43,9 @@ async def test_a_directory_keeps_the_number_of_nodes_it_was_made_for(tmp_path: P
     (await DataDirectory.open(tmp_path, count=3)).close()
 
 
-async def test_a_temporary_directory_goes_with_its_close_and_a_given_one_stays(tmp_path: Path) -> None:
-    temporary = await DataDirectory.open(None, count=1)
-    temporary.node_folder(0).mkdir()
-    assert temporary.path.stat().st_mode & 0o777 == 0o700
-    temporary.close()
-    temporary.close()
-    assert not temporary.path.exists()
-    given = await DataDirectory.open(tmp_path / "new" / "deep", count=1)
-    given.close()
-    assert given.path.exists()
+async def test_a_missing_directory_is_created_for_this_user_alone_and_stays(tmp_path: Path) -> None:
+    (await DataDirectory.open(tmp_path / "new" / "deep", count=1)).close()
+    assert (tmp_path / "new" / "deep").stat().st_mode & 0o777 == 0o700
 
 
 async def test_a_path_that_cannot_be_a_directory_is_a_clear_error(tmp_path: Path) -> None:

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from redfence_server.embedded.nodes import EmbeddedNodes, EmbeddedNodesError, free_port
+from redfence_server.embedded.nodes import EmbeddedNodes, free_port
 from redfence_server.embedded.process import NodeConf
+from redfence_server.errors import ConfigError
 
 
 @pytest.mark.parametrize("count", [-1, 0, 2, 4, 6, 8, 9])
-def test_only_one_three_five_or_seven_nodes_are_accepted(count: int) -> None:
-    with pytest.raises(EmbeddedNodesError, match=f"^{count} nodes were asked for"):
-        EmbeddedNodes(count=count)
+def test_only_one_three_five_or_seven_nodes_are_accepted(tmp_path: Path, count: int) -> None:
+    with pytest.raises(ConfigError, match=f"^{count} nodes were asked for"):
+        EmbeddedNodes(count=count, data_dir=tmp_path)
 
 
 def test_a_free_port_can_be_listened_on() -> None:

@@ -7,21 +7,15 @@ and `node_timeout_ms` in the file. Values are checked once, here, and never chan
 from __future__ import annotations
 
 import argparse
+import os
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
 
 from redfence_server.errors import ConfigError
 from redfence_server.log_setup import LogFormat, LogLevel
@@ -30,16 +24,12 @@ from redfence_server.redis_io.scripts import COUNTER_IDLE_MS_DEFAULT, COUNTER_ID
 _ENV_PREFIX = "REDFENCE_"
 
 
-class ServeConfig(BaseSettings):
+class ServeConfig(BaseModel):
     """Settings of a lock server."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=_ENV_PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True)
 
-    fallbacks: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-
-    nodes: Annotated[tuple[str, ...], NoDecode] = Field(
+    nodes: tuple[str, ...] = Field(
         description="URLs of the nodes, redis://[[USER]:PASSWORD@]HOST:PORT[/DB] or rediss://…, in the order "
         "in which the cluster was formed (flag: repeat --node; environment: separate by commas)"
     )
@@ -92,20 +82,6 @@ class ServeConfig(BaseSettings):
     def _split_nodes(cls, value: Any) -> Any:
         return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Order the sources: flags, then environment, then the file and the command's defaults."""
-        del dotenv_settings, file_secret_settings
-        fallbacks = InitSettingsSource(settings_cls, init_kwargs=dict(cls.fallbacks))
-        return (init_settings, env_settings, fallbacks)
-
 
 def load(
     flags: Mapping[str, Any],
@@ -119,12 +95,8 @@ def load(
         ConfigError: a value is wrong or a setting unknown; the message names it.
     """
     from_file = {} if config_file is None else _read_file(config_file)
-
-    class FromFile(ServeConfig):
-        fallbacks = MappingProxyType({**command_defaults, **from_file})
-
     try:
-        return FromFile(**flags)
+        return ServeConfig(**{**command_defaults, **from_file, **_from_environment(), **flags})
     except ValidationError as error:
         problems = (f"{'.'.join(map(str, each['loc']))}: {_describe(each)}" for each in error.errors())
         raise ConfigError("; ".join(problems)) from error
@@ -134,6 +106,12 @@ def _describe(problem: ErrorDetails) -> str:
     if problem["type"] == "missing" and problem["loc"] == ("nodes",):
         return f"missing; name them by --node, {_ENV_PREFIX}NODES, or nodes in the file for --config"
     return problem["msg"]
+
+
+def _from_environment() -> dict[str, str]:
+    given = {name.upper(): value for name, value in os.environ.items()}
+    names = {name: f"{_ENV_PREFIX}{name.upper()}" for name in ServeConfig.model_fields}
+    return {name: given[variable] for name, variable in names.items() if variable in given}
 
 
 def _read_file(path: Path) -> dict[str, Any]:

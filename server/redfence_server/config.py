@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 
 from redfence_server.errors import ConfigError
 from redfence_server.log_setup import LogFormat, LogLevel
-from redfence_server.redis_io.scripts import COUNTER_IDLE_MS_DEFAULT, COUNTER_IDLE_MS_MAX
+from redfence_server.redis_io.scripts import COUNTER_IDLE_MS_DEFAULT, COUNTER_IDLE_MS_MAX, Keyspace
 
 _ENV_PREFIX = "REDFENCE_"
 
@@ -81,6 +81,11 @@ class ServeConfig(BaseModel):
     @classmethod
     def _split_nodes(cls, value: Any) -> Any:
         return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
+
+    @property
+    def keyspace(self) -> Keyspace:
+        """The names of the keys on the nodes."""
+        return Keyspace(prefix=self.key_prefix, counter_idle_ms=self.counter_idle_ms)
 
 
 def load(

@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 
 from redfence_proto import bounds
 from redfence_server.api.parsing import RejectMalformedMessages
+from redfence_server.errors import ConfigError
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", bounds.MESSAGE_BYTES_MAX),
@@ -46,7 +47,7 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 _LAME_DUCK_S = 0.25
 
 
-class ListenError(Exception):
+class ListenError(ConfigError):
     """The server cannot listen on the address; the message names the address and the cause."""
 
 
@@ -110,12 +111,12 @@ def bind(server: grpc.aio.Server, listen: str) -> int:
     """
     host, separator, port_text = listen.rpartition(":")
     if not separator or not host or not port_text.isdecimal() or int(port_text) > 65_535:
-        raise ListenError(f"{listen!r} is not HOST:PORT with a port from 0 to 65535")
+        raise ListenError(f"listen: {listen!r} is not HOST:PORT with a port from 0 to 65535")
     _probe(host.strip("[]"), int(port_text), listen)
     try:
         return server.add_insecure_port(listen)
     except RuntimeError as error:
-        raise ListenError(f"cannot listen on {listen}: {error}") from error
+        raise ListenError(f"listen: cannot listen on {listen}: {error}") from error
 
 
 def _probe(host: str, port: int, listen: str) -> None:
@@ -126,7 +127,7 @@ def _probe(host: str, port: int, listen: str) -> None:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
     except OSError as error:
-        raise ListenError(f"cannot listen on {listen}: {error.strerror}") from error
+        raise ListenError(f"listen: cannot listen on {listen}: {error.strerror}") from error
 
 
 def stop_signal() -> asyncio.Future[signal.Signals]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 
 from redfence_proto import bounds
-from redfence_server.commands import cluster_flags
-from redfence_server.errors import StartupError
+from redfence_server.commands import startup
+from redfence_server.nodes.cluster import check_urls
+from redfence_server.operations.forming import form
+from redfence_server.randomness import SystemRandomness
 
 HELP = "form a cluster on empty nodes; harmless to repeat"
-EXIT_CANNOT_FORM = 2
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
-    cluster_flags.add_node_flags(parser)
-    cluster_flags.add_max_ttl_flag(
+    startup.add_node_flags(parser)
+    startup.add_max_ttl_flag(
         parser,
         default_ms=bounds.TTL_MS_MAX_DEFAULT,
         purpose="the greatest ttl of a lease, e.g. 5m or 1500ms; a node that forgot stays out for longer "
@@ -25,28 +25,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@startup.explain_refusal
 def run(arguments: argparse.Namespace) -> int:
     """Form the cluster; return 0 if it is formed, 2 if it cannot be."""
-    from redfence_server import composition
-    from redfence_server.nodes.cluster import check_urls
-    from redfence_server.operations.forming import form
-    from redfence_server.randomness import SystemRandomness
-
-    try:
-        settings = cluster_flags.settings_of(arguments)
-        ttl_ms_max = cluster_flags.ttl_ms_max_of(arguments)
-        assert ttl_ms_max is not None, "it has a default"
-        cluster_id = asyncio.run(
-            form(
-                check_urls(settings.nodes),
-                keys=composition.keyspace(settings),
-                ttl_ms_max=ttl_ms_max,
-                randomness=SystemRandomness(),
-                dial_timeout_ms=settings.dial_timeout_ms,
-            )
+    settings = startup.settings_of(arguments)
+    ttl_ms_max = startup.ttl_ms_max_of(arguments)
+    assert ttl_ms_max is not None, "it has a default"
+    cluster_id = asyncio.run(
+        form(
+            check_urls(settings.nodes),
+            keys=settings.keyspace,
+            ttl_ms_max=ttl_ms_max,
+            randomness=SystemRandomness(),
+            dial_timeout_ms=settings.dial_timeout_ms,
         )
-    except StartupError as error:
-        sys.stderr.write(f"redfence cluster init: {error}\n")
-        return EXIT_CANNOT_FORM
+    )
     print(f"cluster {cluster_id}: formed, {len(settings.nodes)} nodes")
     return 0

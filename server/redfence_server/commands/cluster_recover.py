@@ -6,19 +6,22 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from redfence_server.commands import cluster_flags
+from redfence_server.clock import SystemClock
+from redfence_server.commands import startup
+from redfence_server.config import ServeConfig
 from redfence_server.errors import StartupError
-
-if TYPE_CHECKING:
-    from redfence_server.membership.admin import NodeSnapshot
-    from redfence_server.membership.admission import Judgement
-    from redfence_server.operations.recovery_plan import Recovery
+from redfence_server.membership.admin import AdminSettings, NodeSnapshot, connect_all
+from redfence_server.membership.admission import Judgement
+from redfence_server.membership.cluster_judgement import ClusterJudgement
+from redfence_server.membership.fence import wait_ms
+from redfence_server.nodes.cluster import check_urls
+from redfence_server.operations.recovery import ClusterRecovery
+from redfence_server.operations.recovery_plan import Recovery, Request, plan, state_of
+from redfence_server.randomness import SystemRandomness
 
 HELP = "start a cluster again when more than a minority of its nodes have forgotten"
 EXIT_NODES_LEFT_OUT = 1
-EXIT_NOT_DONE = 2
 
 _AUTO = "auto"
 _BREAK = (
@@ -29,9 +32,9 @@ _BREAK = (
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
-    cluster_flags.add_node_flags(parser, also={"assume_durable"})
+    startup.add_node_flags(parser, also={"assume_durable"})
     parser.epilog = (
-        f"{cluster_flags.EPILOG} It takes out every node that it can reach. After the greatest ttl all "
+        f"{startup.EPILOG} It takes out every node that it can reach. After the greatest ttl all "
         "leases have ended, and the nodes begin anew with tokens above the floor. Repeat it if broken off. "
         "exit status: 0 done, 1 done except for the named nodes, 2 not done: refused, broken off, or --yes "
         "is missing; 130 broken off by Ctrl-C"
@@ -44,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="tokens go on above it: no less than the highest token that any storage has seen; or auto: "
         "above the microseconds since 1970, which tokens do not reach. Set this machine's clock first",
     )
-    cluster_flags.add_max_ttl_flag(
+    startup.add_max_ttl_flag(
         parser,
         default_ms=None,
         purpose="the greatest ttl of the cluster, if no node remembers it; no less than it was",
@@ -62,46 +65,39 @@ def _floor(text: str) -> int | None:
     return int(text)
 
 
+@startup.explain_refusal
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan, and with --yes recover; see the epilog for the exit status."""
-    from redfence_server import composition
-    from redfence_server.clock import SystemClock
-    from redfence_server.membership.admin import AdminSettings
-    from redfence_server.nodes.cluster import check_urls
-    from redfence_server.operations.recovery import ClusterRecovery
-    from redfence_server.operations.recovery_plan import Request
-    from redfence_server.randomness import SystemRandomness
+    settings = startup.settings_of(arguments)
+    request = Request(
+        floor=arguments.floor,
+        ttl_ms_max=startup.ttl_ms_max_of(arguments),
+        assume_durable=settings.assume_durable,
+    )
+    return asyncio.run(_recover(settings, request, confirmed=arguments.yes))
 
-    recovery: ClusterRecovery | None = None
-    try:
-        settings = cluster_flags.settings_of(arguments)
-        request = Request(
-            floor=arguments.floor,
-            ttl_ms_max=cluster_flags.ttl_ms_max_of(arguments),
-            assume_durable=settings.assume_durable,
-        )
-        recovery = ClusterRecovery(
-            check_urls(settings.nodes),
-            admin=AdminSettings(composition.keyspace(settings), settings.dial_timeout_ms),
-            clock=SystemClock(),
-            randomness=SystemRandomness(),
-            on_examined=lambda snapshots: _say(as_table(snapshots, assume_durable=settings.assume_durable)),
-            on_plan=lambda snapshots, planned: _say(as_steps(snapshots, planned)),
-            on_wait=lambda wait_ms: _say(f"taken out; waiting {wait_ms / 1000:.1f} s ..."),
-        )
-        asyncio.run(recovery.run(request, confirmed=arguments.yes))
-    except StartupError as error:
-        sys.stderr.write(f"redfence cluster recover: {error}\n")
-        if recovery is not None and recovery.touched:
+
+async def _recover(settings: ServeConfig, request: Request, *, confirmed: bool) -> int:
+    urls, admin = check_urls(settings.nodes), AdminSettings(settings.keyspace, settings.dial_timeout_ms)
+    randomness = SystemRandomness()
+    async with connect_all(urls, admin) as nodes:
+        snapshots = [each.snapshot for each in nodes]
+        _say(as_table(snapshots, assume_durable=request.assume_durable))
+        wall_us = int(SystemClock().wall_ms() * 1000)
+        planned = plan(snapshots, request, wall_us=wall_us, new_cluster_id=randomness.hex_id())
+        _say(as_steps(snapshots, planned))
+        if not confirmed:
+            raise StartupError("nothing was changed; add --yes to do it")
+        recovery = ClusterRecovery(planned, urls, admin=admin, randomness=randomness)
+        try:
+            await recovery.take_out(nodes)
+            pause_s = wait_ms(planned.ttl_ms_max) / 1000
+            _say(f"taken out; waiting {pause_s:.1f} s ...")
+            await asyncio.sleep(pause_s)
+            await recovery.give_back()
+        except BaseException:
             sys.stderr.write(_BREAK)
-        return EXIT_NOT_DONE
-    except KeyboardInterrupt:
-        if recovery is not None and recovery.touched:
-            sys.stderr.write(_BREAK)
-        raise
-    if not arguments.yes:
-        sys.stderr.write("redfence cluster recover: nothing was changed; add --yes to do it\n")
-        return EXIT_NOT_DONE
+            raise
     _say(as_result(recovery.left_out, recovery.floor))
     return EXIT_NODES_LEFT_OUT if recovery.left_out else 0
 
@@ -112,8 +108,6 @@ def _say(text: str) -> None:
 
 def as_table(snapshots: Sequence[NodeSnapshot], *, assume_durable: bool) -> str:
     """Return a line for each node, with its problem below it."""
-    from redfence_server.membership.cluster_judgement import ClusterJudgement
-
     shown = [snapshot.found for snapshot in snapshots]
     judged = ClusterJudgement(shown, assume_durable=assume_durable, previously_admitted=True)
     judgements = [judged.judge(snapshot.index, snapshot.found) for snapshot in snapshots]
@@ -133,8 +127,6 @@ _COLUMNS = ("NODE", "STATE", "HIGH", "FLOOR", "ADDRESS")
 
 
 def _row(snapshot: NodeSnapshot, judgement: Judgement | None) -> tuple[str, ...]:
-    from redfence_server.operations.recovery_plan import state_of
-
     found = snapshot.found
     high = "-" if found is None or found.max_token is None else str(found.max_token)
     floor = "-" if found is None or found.identity is None else str(found.identity.floor)
@@ -143,8 +135,6 @@ def _row(snapshot: NodeSnapshot, judgement: Judgement | None) -> tuple[str, ...]
 
 def as_steps(snapshots: Sequence[NodeSnapshot], planned: Recovery) -> str:
     """Return the plan, step by step."""
-    from redfence_server.membership.fence import wait_ms
-
     names = ", ".join(snapshots[index].name for index in planned.nodes)
     wait = f"{wait_ms(planned.ttl_ms_max) / 1000:.1f} s"
     steps = [

@@ -11,11 +11,18 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from redfence_server import config, log_setup
-from redfence_server.errors import ConfigError, StartupError
+from redfence_proto import bounds
+from redfence_server import composition, config, log_setup
+from redfence_server.api import serving as grpc_serving
+from redfence_server.commands import startup
+from redfence_server.embedded.nodes import EmbeddedNodes
+from redfence_server.embedded.parent_death import die_with_parent
+from redfence_server.errors import ConfigError
+from redfence_server.nodes.cluster import check_urls
+from redfence_server.operations import forming
+from redfence_server.randomness import SystemRandomness
 
 HELP = "run an embedded quorum, a lock server on it, and the storage demo"
-EXIT_CANNOT_START = 2
 _STORAGE_START_TIMEOUT_S = 20.0
 _STORAGE_STOP_TIMEOUT_S = 10.0
 # The embedded quorum sets these itself.
@@ -50,19 +57,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     config.add_arguments(parser, names=config.ServeConfig.model_fields.keys() - _FIXED)
 
 
+@startup.explain_refusal
 def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM; return 0 then, 1 if the storage ended by itself, 2 if a start failed."""
-    try:
-        return asyncio.run(_run(arguments))
-    except StartupError as error:
-        sys.stderr.write(f"redfence dev: {error}\n")
-        return EXIT_CANNOT_START
+    return asyncio.run(_run(arguments))
 
 
 async def _run(arguments: argparse.Namespace) -> int:
-    from redfence_server import composition
-    from redfence_server.api import serving as grpc_serving
-
     stop = grpc_serving.stop_signal()
     main = asyncio.current_task()
     assert main is not None
@@ -111,13 +112,6 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
 @asynccontextmanager
 async def _quorum(arguments: argparse.Namespace, data_dir: Path) -> AsyncIterator[config.ServeConfig]:
     """Run the nodes, formed into a cluster, and yield the settings of a server over them."""
-    from redfence_proto import bounds
-    from redfence_server import composition
-    from redfence_server.embedded.nodes import EmbeddedNodes
-    from redfence_server.nodes.cluster import check_urls
-    from redfence_server.operations import forming
-    from redfence_server.randomness import SystemRandomness
-
     flags = config.given_flags(arguments)
     # Report wrong settings before any process starts.
     checked = config.load({**flags, "nodes": ()}, command_defaults=_DEFAULTS)
@@ -126,7 +120,7 @@ async def _quorum(arguments: argparse.Namespace, data_dir: Path) -> AsyncIterato
         settings = checked.model_copy(update={"nodes": nodes.urls})
         await forming.form(
             check_urls(nodes.urls),
-            keys=composition.keyspace(settings),
+            keys=settings.keyspace,
             ttl_ms_max=bounds.TTL_MS_MAX_DEFAULT,
             randomness=SystemRandomness(),
             # The server adopts an empty node, because it runs the nodes itself.
@@ -140,8 +134,6 @@ async def _storage(
     arguments: argparse.Namespace, settings: config.ServeConfig, data_dir: Path
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """Run the storage demo as a process, and yield it with its address once it is ready."""
-    from redfence_server.embedded.parent_death import die_with_parent
-
     command = [sys.executable, "-m", "redfence", "storage", "--listen", arguments.storage_listen]
     command += ["--db", str(data_dir / "storage.db")]
     command += ["--log-format", settings.log_format, "--log-level", settings.log_level]

@@ -6,25 +6,22 @@ import argparse
 import asyncio
 import json
 import shutil
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING
 
-from redfence_server.commands import cluster_flags
+from redfence_server.clock import SystemClock
+from redfence_server.commands import startup
+from redfence_server.diagnosis.checkup import Checkup, check_up
+from redfence_server.diagnosis.doctor import Limits, diagnose
 from redfence_server.diagnosis.finding import Diagnosis, Finding, Severity
-from redfence_server.errors import StartupError
-
-if TYPE_CHECKING:
-    from redfence_server.diagnosis.checkup import Checkup
+from redfence_server.nodes.cluster import check_urls
 
 HELP = "examine every node: can it vote, and what to do if not"
 EXIT_WELL = 0
 EXIT_SERIOUS = 1
-EXIT_CANNOT_RUN = 2
 
 _WIDTH_MAX = 120
 _INDENT = " " * 10
@@ -32,10 +29,10 @@ _INDENT = " " * 10
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
-    cluster_flags.add_node_flags(parser)
+    startup.add_node_flags(parser)
     parser.epilog = (
         "It needs no lock server, changes nothing, and takes about a second. Run it where the lock servers "
-        f"run, to test their network path to the nodes. {cluster_flags.EPILOG} "
+        f"run, to test their network path to the nodes. {startup.EPILOG} "
         "exit status: 0 no serious finding, 1 a serious finding, 2 it could not run (wrong usage or setting)"
     )
     parser.add_argument(
@@ -43,22 +40,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@startup.explain_refusal
 def run(arguments: argparse.Namespace) -> int:
     """Examine the nodes and print the findings; the exit status tells whether any is serious."""
-    from redfence_server import composition
-    from redfence_server.clock import SystemClock
-    from redfence_server.diagnosis.checkup import check_up
-    from redfence_server.diagnosis.doctor import Limits, diagnose
-    from redfence_server.nodes.cluster import check_urls
-
-    try:
-        settings = cluster_flags.settings_of(arguments)
-        urls = check_urls(settings.nodes)
-    except StartupError as error:
-        sys.stderr.write(f"redfence doctor: {error}\n")
-        return EXIT_CANNOT_RUN
-    keys, timeout_ms = composition.keyspace(settings), settings.dial_timeout_ms
-    nodes = asyncio.run(check_up(urls, keys, dial_timeout_ms=timeout_ms, clock=SystemClock()))
+    settings = startup.settings_of(arguments)
+    nodes = asyncio.run(
+        check_up(
+            check_urls(settings.nodes),
+            settings.keyspace,
+            dial_timeout_ms=settings.dial_timeout_ms,
+            clock=SystemClock(),
+        )
+    )
     limits = Limits(settings.node_timeout_ms, settings.assume_durable, settings.key_prefix)
     diagnosis = diagnose(nodes, limits)
     if arguments.output == "json":

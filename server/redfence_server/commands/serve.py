@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from pathlib import Path
 
-from redfence_server import config, log_setup
-from redfence_server.errors import StartupError
+from redfence_server import config
+from redfence_server.api.serving import stop_signal
+from redfence_server.commands import startup
+from redfence_server.composition import drain_at, lock_server
 
 HELP = "run a lock server over existing nodes"
-EXIT_CANNOT_START = 2
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -25,19 +25,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     config.add_arguments(parser)
 
 
+@startup.explain_refusal
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; return 0 after a drain, 2 if the server could not start."""
-    from redfence_server.composition import RunningServer, serve_until_signal
+    asyncio.run(_serve(startup.settings_of(arguments)))
+    return 0
 
-    def announce(running: RunningServer) -> None:
+
+async def _serve(settings: config.ServeConfig) -> None:
+    async with lock_server(settings) as running:
+        stop = stop_signal()
         host = settings.listen.rpartition(":")[0]
         print(f"redfence serving on {host}:{running.port} ({len(settings.nodes)} nodes)", flush=True)
-
-    try:
-        settings = config.load(config.given_flags(arguments), config_file=arguments.config)
-        log_setup.configure(log_format=settings.log_format, level=settings.log_level)
-        asyncio.run(serve_until_signal(settings, on_ready=announce))
-    except StartupError as error:
-        sys.stderr.write(f"redfence serve: {error}\n")
-        return EXIT_CANNOT_START
-    return 0
+        await drain_at(stop, running, grace_ms=settings.drain_grace_ms)

@@ -18,10 +18,9 @@ was away when the floor was reserved seems superseded: it needs `redfence cluste
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from redfence_server.clock import WallClock
 from redfence_server.errors import NodeRejectedError
 from redfence_server.locking.quorum import majority
 from redfence_server.membership.admin import (
@@ -32,9 +31,8 @@ from redfence_server.membership.admin import (
     connect_all,
 )
 from redfence_server.membership.examination import Phase
-from redfence_server.membership.fence import wait_ms
 from redfence_server.operations import recovery_plan
-from redfence_server.operations.recovery_plan import Recovery, Request
+from redfence_server.operations.recovery_plan import Recovery
 from redfence_server.randomness import Randomness
 from redfence_server.redis_io.dial import NodeUrl
 
@@ -42,95 +40,60 @@ Outcome = TypeVar("Outcome")
 
 
 class ClusterRecovery:
-    """Recovers a cluster once, with `on_plan` before any change and `on_wait` with the ms of the wait."""
+    """Carries out a plan: `take_out`, then the wait of membership/fence.py, then `give_back`."""
 
     def __init__(
-        self,
-        nodes: Sequence[NodeUrl],
-        *,
-        admin: AdminSettings,
-        clock: WallClock,
-        randomness: Randomness,
-        on_examined: Callable[[Sequence[NodeSnapshot]], None],
-        on_plan: Callable[[Sequence[NodeSnapshot], Recovery], None],
-        on_wait: Callable[[float], None],
+        self, planned: Recovery, nodes: Sequence[NodeUrl], *, admin: AdminSettings, randomness: Randomness
     ) -> None:
+        self._planned = planned
         self._nodes = nodes
         self._admin = admin
-        self._clock = clock
         self._randomness = randomness
-        self._on_examined = on_examined
-        self._on_plan = on_plan
-        self._on_wait = on_wait
-        self.touched = False
-        """Nodes may be out, so an operator must complete the recovery."""
-        self.floor = 0
+        self._ids = {index: randomness.hex_id() for index in planned.nodes}
+        """The quarantine id of each node that is taken out."""
+        self.floor = planned.floor
         """Tokens go on above it: the planned floor, or a greater token granted before the take-out."""
         self.left_out: Mapping[str, str] = {}
         """The nodes that were taken out and did not get their vote back, with the reason."""
 
-    async def run(self, request: Request, *, confirmed: bool) -> None:
-        """Examine the nodes, report the plan, and carry it out if it is confirmed; then a quorum can vote.
+    async def take_out(self, nodes: Sequence[AdminConnection]) -> None:
+        """Take the planned nodes' votes away, and reserve the floor on them; `nodes` are all of the cluster.
 
-        Cancellation: the nodes that were taken out stay out until an operator repeats the recovery.
+        Cancellation, or an error: nodes may be out, and stay out until an operator repeats the recovery.
 
         Raises:
-            NodeRejectedError: a node is unfit, or a server or another operator changed it; `touched` says
-                whether nodes may be out.
-            ConfigError: the request cannot be met; nothing was changed.
+            NodeRejectedError: a server or another operator changed a node, or fewer than a quorum is left.
         """
-        async with connect_all(self._nodes, self._admin) as nodes:
-            snapshots = [each.snapshot for each in nodes]
-            self._on_examined(snapshots)
-            planned = recovery_plan.plan(
-                snapshots,
-                request,
-                wall_us=int(self._clock.wall_ms() * 1000),
-                new_cluster_id=self._randomness.hex_id(),
-            )
-            self._on_plan(snapshots, planned)
-            if not confirmed:
-                return
-            self.touched = True
-            ids = await self._take_out(nodes, planned)
-            await self._reserve([nodes[index] for index in planned.nodes], ids, planned)
-        pause_ms = wait_ms(planned.ttl_ms_max)
-        self._on_wait(pause_ms)
-        await asyncio.sleep(pause_ms / 1000)
-        # On new connections: an idle one may not last for minutes.
-        async with connect_all(self._nodes, self._admin) as nodes:
-            await self._give_back([nodes[index] for index in planned.nodes], ids)
-
-    async def _take_out(self, nodes: Sequence[AdminConnection], planned: Recovery) -> Mapping[int, str]:
-        """Take the nodes' votes away, and return the quarantine id of each."""
-        ids = {index: self._randomness.hex_id() for index in planned.nodes}
+        planned, snapshots = self._planned, [node.snapshot for node in nodes]
         await _on_all(
             nodes[index].take_vote(
-                NodeAssignment(planned.cluster_id, index, len(self._nodes), planned.ttl_ms_max),
+                NodeAssignment(planned.cluster_id, index, len(nodes), planned.ttl_ms_max),
                 phase=Phase.QUARANTINED,
-                quarantine=ids[index],
-                floor=recovery_plan.known_floor(index, [node.snapshot for node in nodes]),
+                quarantine=self._ids[index],
+                floor=recovery_plan.known_floor(index, snapshots),
             )
             for index in planned.nodes
         )
-        return ids
-
-    async def _reserve(
-        self, nodes: Sequence[AdminConnection], ids: Mapping[int, str], planned: Recovery
-    ) -> None:
-        """Reserve the floor on every node that was taken out."""
         await asyncio.gather(*(node.refresh() for node in nodes))
         # Their tokens grew until the take-out, and are final now.
         greatest = recovery_plan.greatest_number([node.snapshot for node in nodes])
         self.floor = max(planned.floor, greatest + 1)
-        await _on_all(node.reserve_floor(self.floor) for node in self._still_out(nodes, ids))
+        await _on_all(node.reserve_floor(self.floor) for node in self._still_out(nodes))
 
-    async def _give_back(self, nodes: Sequence[AdminConnection], ids: Mapping[int, str]) -> None:
-        """Give the nodes their votes back, if they are a quorum."""
-        still_out = self._still_out(nodes, ids, reserved=self.floor)
+    async def give_back(self) -> None:
+        """Give the nodes their votes back after the wait, if they are a quorum.
+
+        Cancellation, Raises: as of `take_out`.
+        """
+        # On new connections: an idle one may not last for minutes.
+        async with connect_all(self._nodes, self._admin) as nodes:
+            await self._restore(nodes)
+
+    async def _restore(self, nodes: Sequence[AdminConnection]) -> None:
+        still_out = self._still_out(nodes, reserved=self.floor)
         restored = await _on_all(
             node.restore_vote(
-                quarantine=ids[node.snapshot.index],
+                quarantine=self._ids[node.snapshot.index],
                 admission=self._randomness.hex_id(),
                 floor=self.floor,
                 floors=[self.floor] * len(self._nodes),
@@ -140,17 +103,18 @@ class ClusterRecovery:
         overtaken = [node.snapshot.name for node, done in zip(still_out, restored, strict=True) if not done]
         self.left_out = {**self.left_out, **dict.fromkeys(overtaken, _CHANGED)}
 
-    def _still_out(
-        self, nodes: Sequence[AdminConnection], ids: Mapping[int, str], *, reserved: int = 0
-    ) -> Sequence[AdminConnection]:
+    def _still_out(self, nodes: Sequence[AdminConnection], *, reserved: int = 0) -> Sequence[AdminConnection]:
         """Return the nodes that are out under this recovery's ids, and record the others in `left_out`.
 
         Raises:
             NodeRejectedError: they are fewer than a quorum.
         """
-        lost = {node: _loss(node.snapshot, ids[node.snapshot.index], reserved=reserved) for node in nodes}
+        lost = {
+            nodes[index]: _loss(nodes[index].snapshot, quarantine, reserved=reserved)
+            for index, quarantine in self._ids.items()
+        }
         self.left_out = {node.snapshot.name: reason for node, reason in lost.items() if reason}
-        still_out = [node for node in nodes if not lost[node]]
+        still_out = [node for node, reason in lost.items() if not reason]
         if len(still_out) < majority(len(self._nodes)):
             raise NodeRejectedError(
                 f"fewer than a quorum of nodes is left: {'; '.join(map(': '.join, self.left_out.items()))}"

@@ -148,12 +148,12 @@ async def replace_node(
     admin: AdminSettings,
     assume_durable: bool,
     randomness: Randomness,
-    confirm: Callable[[Plan], bool],
-) -> Plan | None:
-    """Prepare `new` for an index and end the vote of the node there, if `confirm` agrees to the plan.
+    confirm: Callable[[Plan], None],
+) -> Plan:
+    """Prepare `new` for an index, end the vote of the node there, and return the plan of it.
 
-    `nodes` are those of the servers; `new` may be the one at that index, wiped. Return the plan, or None if
-    it was not confirmed. Repeating it is harmless.
+    `nodes` are those of the servers; `new` may be the one at that index, wiped. Repeating it is harmless. If
+    `confirm` raises at the plan, nothing was changed.
 
     Cancellation: the new node may or may not be prepared; repeat it.
 
@@ -169,8 +169,7 @@ async def replace_node(
         newcomer = members[node_index] if is_there else await connect(node_index, new, stack, admin)
         snapshots = [each.snapshot for each in members]
         planned = plan(snapshots, newcomer.snapshot, assume_durable=assume_durable)
-        if not confirm(planned):
-            return None
+        confirm(planned)
         await _carry_out(planned, newcomer, members, randomness)
         return planned
 

@@ -60,7 +60,9 @@ async def test_what_another_storage_uses_is_refused_in_one_line(
     told = await same_file.ended(status=2)
     reason = "another process has it open; stop that process or use another path"
     assert told == f"redfence storage: cannot use {tmp_path}/storage.db: {reason}\n"
-    assert (await same_port.ended(status=2)).startswith(f"redfence storage: cannot listen on {listen}")
+    assert (await same_port.ended(status=2)).startswith(
+        f"redfence storage: listen: cannot listen on {listen}"
+    )
     async with AsyncStorageClient(listen) as storage:
         await storage.fence("orders/42", token=1)
 
@@ -70,7 +72,7 @@ async def test_what_another_storage_uses_is_refused_in_one_line(
     [
         ((), "no database file given; set --db PATH or REDFENCE_STORAGE_DB"),
         (("--db", "missing/storage.db"), "cannot use missing/storage.db: unable to open database file"),
-        (("--db", "storage.db", "--listen", "7410"), "'7410' is not HOST:PORT"),
+        (("--db", "storage.db", "--listen", "7410"), "listen: '7410' is not HOST:PORT"),
     ],
 )
 async def test_options_that_cannot_be_served_end_it_with_2_and_one_line(

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from redfence_server.clock import SystemClock
 from redfence_server.errors import NodeRejectedError
 from redfence_server.membership.admin import AdminConnection, AdminSettings, NodeSnapshot
 from redfence_server.membership.examination import Findings, Identity, Phase
 from redfence_server.operations.recovery import ClusterRecovery
+from redfence_server.operations.recovery_plan import Recovery
 from redfence_server.randomness import SystemRandomness
 from redfence_server.redis_io.dial import NodeUrl
 from redfence_server.redis_io.scripts import Keyspace
@@ -44,23 +44,17 @@ class TakenOut(AdminConnection):
 
 
 def recovery() -> ClusterRecovery:
-    begun = ClusterRecovery(
-        [NodeUrl(f"redis://n{index}:6379") for index in range(3)],
-        admin=VISITING,
-        clock=SystemClock(),
-        randomness=SystemRandomness(),
-        on_examined=lambda _: None,
-        on_plan=lambda *_: None,
-        on_wait=lambda _: None,
-    )
-    begun.floor = FLOOR
+    urls = [NodeUrl(f"redis://n{index}:6379") for index in range(3)]
+    planned = Recovery("c", False, 9_000, FLOOR, nodes=(0, 1, 2), away=(), is_avoidable=False)
+    begun = ClusterRecovery(planned, urls, admin=VISITING, randomness=SystemRandomness())
+    begun._ids = IDS
     return begun
 
 
 async def test_a_node_that_was_away_when_the_floor_was_reserved_is_left_out() -> None:
     nodes = [TakenOut(0), TakenOut(1), TakenOut(2, reserved=0, floor=0)]
     begun = recovery()
-    await begun._give_back(nodes, IDS)
+    await begun._restore(nodes)
     assert [node.restored for node in nodes] == [True, True, False]
     assert list(begun.left_out) == ["node 2 (n2:6379)"]
     assert "when the floor 5000 was reserved" in begun.left_out["node 2 (n2:6379)"]
@@ -77,5 +71,5 @@ async def test_a_node_that_was_away_when_the_floor_was_reserved_is_left_out() ->
 async def test_no_node_votes_again_if_fewer_than_a_quorum_are_left(change: dict[str, Any], told: str) -> None:
     nodes = [TakenOut(0), TakenOut(1, **change), TakenOut(2, **change)]
     with pytest.raises(NodeRejectedError, match=f"fewer than a quorum .*{told}"):
-        await recovery()._give_back(nodes, IDS)
+        await recovery()._restore(nodes)
     assert not any(node.restored for node in nodes)

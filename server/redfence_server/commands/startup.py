@@ -1,19 +1,37 @@
-"""The flags that all commands on the nodes share."""
+"""How the server commands start: shared flags, the settings, and one line if a command cannot start."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+import sys
+from collections.abc import Callable, Collection
+from functools import wraps
 from pathlib import Path
 
 from redfence_proto import bounds, durations
-from redfence_server import config
-from redfence_server.errors import ConfigError
+from redfence_server import config, log_setup
+from redfence_server.errors import ConfigError, StartupError
+
+EXIT_NOT_DONE = 2
 
 EPILOG = (
     "$REDFENCE_NODES or the file may also name the nodes, which keeps passwords out of the process list. "
     "Their order sets their indices in the cluster."
 )
+
+
+def explain_refusal(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """Let a command that raises a StartupError print it in one line and return `EXIT_NOT_DONE`."""
+
+    @wraps(run)
+    def explaining(arguments: argparse.Namespace) -> int:
+        try:
+            return run(arguments)
+        except StartupError as error:
+            sys.stderr.write(f"redfence {arguments.command_name}: {error}\n")
+            return EXIT_NOT_DONE
+
+    return explaining
 
 
 def add_node_flags(parser: argparse.ArgumentParser, *, also: Collection[str] = ()) -> None:
@@ -31,8 +49,6 @@ def settings_of(arguments: argparse.Namespace) -> config.ServeConfig:
     Raises:
         ConfigError: a value is wrong or a setting unknown.
     """
-    from redfence_server import log_setup
-
     settings = config.load(config.given_flags(arguments), config_file=arguments.config)
     log_setup.configure(log_format=settings.log_format, level=settings.log_level)
     return settings

@@ -15,9 +15,16 @@ from dataclasses import dataclass
 import structlog
 
 from redfence_server.errors import ConfigError, NodeRejectedError
-from redfence_server.membership import admission
-from redfence_server.membership.admin import AdminConnection, AdminSettings, NodeSnapshot, connect_all
-from redfence_server.membership.examination import Findings, Identity, Phase
+from redfence_server.membership.admin import (
+    AdminConnection,
+    AdminSettings,
+    NodeAssignment,
+    NodeSnapshot,
+    connect_all,
+)
+from redfence_server.membership.admission import Rejected
+from redfence_server.membership.cluster_judgement import ClusterJudgement
+from redfence_server.membership.examination import Identity, Phase
 from redfence_server.randomness import Randomness
 from redfence_server.redis_io import scripts
 from redfence_server.redis_io.dial import NodeUrl
@@ -28,7 +35,6 @@ class Plan:
     """The nodes to write to, in three passes up to `ready`: `to_form` is empty if the cluster is formed."""
 
     cluster_id: str
-    ttl_ms_max: int
     to_form: tuple[int, ...]
 
 
@@ -44,66 +50,42 @@ def plan(
         NodeRejectedError: these nodes cannot form one cluster; the message names the node.
         ConfigError: the cluster exists with another greatest ttl.
     """
-    found = _check_fit(snapshots)
-    formed = [each.identity for each in found if each.identity is not None]
-    if not formed:
-        return Plan(new_cluster_id, ttl_ms_max, tuple(range(len(snapshots))))
-    first = formed[0]
-    begun = all(identity.phase is Phase.FORMING for identity in formed)
-    for snapshot, each in zip(snapshots, found, strict=True):
-        if each.identity is not None:
-            _check_assignment(snapshot, each.identity, first, node_count=len(snapshots))
-        elif not begun and not leaves_wiped:
+    shown = [snapshot.found for snapshot in snapshots]
+    judged = ClusterJudgement(shown, assume_durable=False, previously_admitted=False)
+    identities = [_identity_of_fit(snapshot, judged) for snapshot in snapshots]
+    begun = all(each is None or each.phase is Phase.FORMING for each in identities)
+    for snapshot, identity in zip(snapshots, identities, strict=True):
+        if identity is None and not begun and not leaves_wiped:
             raise NodeRejectedError(
-                f"{snapshot.name}: it is empty, but others belong to cluster {first.cluster_id} already: "
+                f"{snapshot.name}: it is empty, but others belong to cluster {judged.cluster_id} already: "
                 "it was wiped or replaced, and must not vote as if it remembered; bring it in by "
                 f"`redfence cluster replace {snapshot.index} URL`, or by `redfence cluster recover` "
                 "if fewer than a quorum of the others votes"
             )
-    if first.max_ttl_ms != ttl_ms_max:
-        raise ConfigError(
-            f"max_ttl: the cluster was formed with {first.max_ttl_ms} ms and not with {ttl_ms_max} ms"
-        )
+        if identity is not None and identity.max_ttl_ms != ttl_ms_max:
+            raise ConfigError(
+                f"max_ttl: {snapshot.name} was formed with {identity.max_ttl_ms} ms and not with "
+                f"{ttl_ms_max} ms"
+            )
     # A quarantined node was formed; so was an empty one, unless forming has only begun.
-    unformed = [begun if each.identity is None else each.identity.phase in _UNFORMED for each in found]
+    unformed = [begun if each is None else each.phase in _UNFORMED for each in identities]
     return Plan(
-        first.cluster_id, first.max_ttl_ms, tuple(index for index, each in enumerate(unformed) if each)
+        judged.cluster_id or new_cluster_id, tuple(index for index, each in enumerate(unformed) if each)
     )
 
 
 _UNFORMED = frozenset({Phase.FORMING, Phase.ASSEMBLED})
 
 
-def _check_fit(snapshots: Sequence[NodeSnapshot]) -> Sequence[Findings]:
-    """Return the findings of every node, or refuse the nodes if one of them is unfit."""
-    found: list[Findings] = []
-    runs: dict[str, int] = {}
-    for snapshot in snapshots:
-        if snapshot.found is None:
-            raise NodeRejectedError(f"{snapshot.name}: {snapshot.problem}")
-        # Two host names, or two databases, of one server would fail together.
-        if (unfit := admission.judge_process(snapshot.found, runs)) is not None:
-            raise NodeRejectedError(f"{snapshot.name}: {unfit.detail}")
-        if snapshot.found.identity is None and snapshot.found.key_count:
-            keys = f"it holds {snapshot.found.key_count} keys"
-            raise NodeRejectedError(f"{snapshot.name}: {keys}; a cluster is formed on empty nodes")
-        runs[snapshot.found.run_id] = snapshot.index
-        found.append(snapshot.found)
-    return found
-
-
-def _check_assignment(node: NodeSnapshot, identity: Identity, first: Identity, *, node_count: int) -> None:
-    if (identity.cluster_id, identity.node_count) != (first.cluster_id, node_count):
-        raise NodeRejectedError(
-            f"{node.name}: it belongs to cluster {identity.cluster_id} of {identity.node_count} nodes already"
-        )
-    if identity.index != node.index:
-        raise NodeRejectedError(
-            f"{node.name}: it was formed as node {identity.index}: the order is another, or it is named twice"
-        )
-    if identity.max_ttl_ms != first.max_ttl_ms:
-        ttls = f"it allows a ttl of {identity.max_ttl_ms} ms, and another node {first.max_ttl_ms} ms"
-        raise NodeRejectedError(f"{node.name}: {ttls}")
+def _identity_of_fit(snapshot: NodeSnapshot, judged: ClusterJudgement) -> Identity | None:
+    """Return the identity of a node, None if it is empty; refuse a node that is not fit to be formed."""
+    if snapshot.found is None:
+        raise NodeRejectedError(f"{snapshot.name}: {snapshot.problem}")
+    match judged.judge(snapshot.index, snapshot.found):
+        case Rejected(reason, detail) if reason.misconfigured:
+            raise NodeRejectedError(f"{snapshot.name}: {detail}")
+    snapshot.refuse_strangers()
+    return snapshot.found.identity
 
 
 async def form(
@@ -131,21 +113,22 @@ async def form(
             snapshots, new_cluster_id=randomness.hex_id(), ttl_ms_max=ttl_ms_max, leaves_wiped=leaves_wiped
         )
         for snapshot in snapshots:
-            _warn(snapshot, decided, node_count=len(nodes))
+            _warn(snapshot, ttl_ms_max=ttl_ms_max, node_count=len(nodes))
         for state in (Phase.FORMING, Phase.ASSEMBLED, Phase.READY):
             for index in decided.to_form:
-                await _form(members[index], decided, state, randomness, node_count=len(nodes))
+                assigned = NodeAssignment(decided.cluster_id, index, len(nodes), ttl_ms_max)
+                await _form(members[index], assigned, state, randomness)
     return decided.cluster_id
 
 
 async def _form(
-    node: AdminConnection, decided: Plan, state: Phase, randomness: Randomness, *, node_count: int
+    node: AdminConnection, assigned: NodeAssignment, state: Phase, randomness: Randomness
 ) -> None:
     found = node.snapshot.found
     assert found is not None, "a plan has only examined nodes"
     answer = await node.step(
         "form",
-        *(decided.cluster_id, node.snapshot.index, node_count, decided.ttl_ms_max),
+        *(assigned.cluster_id, assigned.index, assigned.node_count, assigned.ttl_ms_max),
         *(randomness.hex_id(), found.run_id, state.value),
         *("0" if found.durability_gap else "1", found.evicted),
     )
@@ -162,13 +145,13 @@ async def _form(
         )
 
 
-def _warn(snapshot: NodeSnapshot, decided: Plan, *, node_count: int) -> None:
+def _warn(snapshot: NodeSnapshot, *, ttl_ms_max: int, node_count: int) -> None:
     """Warn of a node that is not durable, before its first restart shows it, and of a quarantined node."""
     assert snapshot.found is not None, "a plan has only examined nodes"
     log = structlog.get_logger().bind(node_index=snapshot.index, node_address=snapshot.address)
     if snapshot.found.durability_gap:
         consequence = (
-            f"after a restart it is quarantined for {decided.ttl_ms_max / 1000:g} s, the greatest ttl"
+            f"after a restart it is quarantined for {ttl_ms_max / 1000:g} s, the greatest ttl"
             if node_count > 1
             else "after a restart it votes only after `redfence cluster recover`, because it has no peers"
         )

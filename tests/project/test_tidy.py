@@ -195,7 +195,7 @@ OWNERS = {
         r"|commands/storage)\.py$"
     ),
     "redis": re.compile(r"/redis_io/dial\.py$"),
-    "hiredis": re.compile(r"/(nodes/connection|redis_io/\w+|embedded/process)\.py$"),
+    "hiredis": re.compile(r"/(nodes/connection|redis_io/\w+)\.py$"),
     "random": re.compile(r"/_?randomness\.py$"),
     "uuid": re.compile(r"/_?randomness\.py$"),
     "secrets": re.compile(r"/(_?randomness|pause_demo/conductor|embedded/\w+)\.py$"),

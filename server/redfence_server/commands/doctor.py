@@ -15,7 +15,7 @@ from statistics import median
 from redfence_server.clock import SystemClock
 from redfence_server.commands import startup
 from redfence_server.diagnosis.checkup import Checkup, check_up
-from redfence_server.diagnosis.doctor import Limits, diagnose
+from redfence_server.diagnosis.doctor import diagnose
 from redfence_server.diagnosis.finding import Diagnosis, Finding, Severity
 from redfence_server.nodes.cluster import check_urls
 
@@ -52,8 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             clock=SystemClock(),
         )
     )
-    limits = Limits(settings.node_timeout_ms, settings.assume_durable, settings.key_prefix)
-    diagnosis = diagnose(nodes, limits)
+    diagnosis = diagnose(nodes, settings)
     if arguments.output == "json":
         print(as_json(nodes, diagnosis))
     else:

@@ -7,12 +7,13 @@ server that has just started. The doctor adds advice to each verdict, and finds 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Final
 
 from redfence_proto import bounds
+from redfence_server.config import ServeConfig
 from redfence_server.diagnosis.checkup import Checkup
 from redfence_server.diagnosis.finding import Diagnosis, Finding, Kind, Severity
 from redfence_server.membership.admission import (
@@ -41,46 +42,37 @@ _warning = partial(Finding, Severity.WARNING)
 _note = partial(Finding, Severity.NOTE)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The settings of the lock servers by which the doctor measures nodes."""
-
-    node_timeout_ms: int
-    assume_durable: bool = False
-    key_prefix: str = "redfence:"
-
-
-def diagnose(nodes: Sequence[Checkup], limits: Limits) -> Diagnosis:
-    """Return the findings about the configured nodes, the worst first."""
+def diagnose(nodes: Sequence[Checkup], settings: ServeConfig) -> Diagnosis:
+    """Return the findings about the nodes, the worst first; `settings` are those of the lock servers."""
     shown = [node.found for node in nodes]
-    judged = ClusterJudgement(shown, assume_durable=limits.assume_durable, previously_admitted=False)
-    found = [replace(each, node=node.index) for node in nodes for each in _node(node, judged, limits)]
-    found += _ttls(judged, limits)
+    judged = ClusterJudgement(shown, assume_durable=settings.assume_durable, previously_admitted=False)
+    found = [replace(each, node=node.index) for node in nodes for each in _node(node, judged, settings)]
+    found += _ttls(judged, settings)
     voters = frozenset(judged.voting()) - {finding.node for finding in found if finding.keeps_out}
-    found += _quorum(nodes, judged, limits, voters)
+    found += _quorum(nodes, judged, settings, voters)
     # At equal severity, the cluster comes first and then the nodes in their configured order.
     found.sort(key=lambda each: (list(Severity).index(each.severity), -1 if each.node is None else each.node))
     return Diagnosis(tuple(found), judged.cluster_id, judged.quorum, voters)
 
 
-def _node(node: Checkup, judged: ClusterJudgement, limits: Limits) -> Iterator[Finding]:
+def _node(node: Checkup, judged: ClusterJudgement, settings: ServeConfig) -> Iterator[Finding]:
     """Yield the findings about one node."""
     if node.error is not None:
-        yield _unreached(node, limits)
+        yield _unreached(node, settings)
     judgement = judged.judge(node.index, node.found)
     if node.found is not None and judgement is not None:
         yield from _verdict(node.index, node.found, judged, judgement)
-        yield from _durability(node.found, judgement, judged, limits)
+        yield from _durability(node.found, judgement, judged, settings)
     if node.info:
         yield from _process(node)
         yield from _disk(node)
         yield from _memory(node)
     yield from _clock(node)
     if node.trips_ms:
-        yield from _latency(node.trips_ms, limits)
+        yield from _latency(node.trips_ms, settings)
 
 
-def _unreached(node: Checkup, limits: Limits) -> Finding:
+def _unreached(node: Checkup, settings: ServeConfig) -> Finding:
     reason = str(node.error)
     match node.error:
         case DialDeniedError():
@@ -90,7 +82,7 @@ def _unreached(node: Checkup, limits: Limits) -> Finding:
             advice = "wait and look again: it votes after that, if it has forgotten nothing"
             return _warning(Kind.LOADING, "it is loading its data from disk", advice, keeps_out=True)
         case DialRefusedError():
-            rights = f"+info +eval +get +hgetall +dbsize +time ~{limits.key_prefix}*"
+            rights = f"+info +eval +get +hgetall +dbsize +time ~{settings.key_prefix}*"
             advice = f"if a right is missing, grant this user {rights}; docs/operations.md has the whole list"
             return _serious(
                 Kind.REFUSED, f"no server can admit it, for it refuses a command: {reason}", advice
@@ -153,7 +145,7 @@ def _verdict(
 
 
 def _durability(
-    found: Findings, judgement: Judgement, judged: ClusterJudgement, limits: Limits
+    found: Findings, judgement: Judgement, judged: ClusterJudgement, settings: ServeConfig
 ) -> Iterator[Finding]:
     """Yield what a crash would cost; `_verdict` covers a node that must not vote because of its settings."""
     match judgement:
@@ -171,7 +163,7 @@ def _durability(
     if found.settings_hidden:
         kind, mend = Kind.SETTINGS_HIDDEN, _GRANT_CONFIG
         what = "this user may not read its settings, so it cannot prove that a crash loses nothing"
-    if limits.assume_durable:
+    if settings.assume_durable:
         what = f"{what}; servers take your word for it (assume_durable)"
         yield _note(kind, what, f"{mend}, and remove assume_durable")
     elif judged.quorum == 1:
@@ -257,40 +249,40 @@ def _clock(node: Checkup) -> Iterator[Finding]:
         yield _serious(Kind.CLOCK_STEPS, what, advice)
 
 
-def _latency(trips_ms: Sequence[float], limits: Limits) -> Iterator[Finding]:
+def _latency(trips_ms: Sequence[float], settings: ServeConfig) -> Iterator[Finding]:
     median_ms, worst_ms = median(trips_ms), max(trips_ms)
     measured = f"{len(trips_ms)} round trips took {median_ms:.1f} ms (median), the worst {worst_ms:.1f} ms"
-    timeout = f"node_timeout_ms ({limits.node_timeout_ms})"
+    timeout = f"node_timeout_ms ({settings.node_timeout_ms})"
     nearer = "bring it and the servers closer together, and see what else keeps it busy (SLOWLOG GET)"
-    if median_ms >= limits.node_timeout_ms:
+    if median_ms >= settings.node_timeout_ms:
         what = f"{measured}: it seldom answers within {timeout}, and then does not count"
         yield _serious(Kind.SLOW, what, f"{nearer}; or raise node_timeout_ms")
     elif median_ms > LATENCY_MS_WARNING:
         what = f"{measured}: a grant takes one or two, which come off the validity of each lease"
         yield _warning(Kind.SLOW, what, f"{nearer}; or ask for no ttl below {20 * median_ms:.0f} ms")
-    if median_ms < limits.node_timeout_ms <= worst_ms:
+    if median_ms < settings.node_timeout_ms <= worst_ms:
         what = f"{measured}: whenever it takes longer than {timeout}, it does not count"
         yield _warning(Kind.UNSTEADY, what, f"{nearer}; or raise node_timeout_ms")
 
 
-def _ttls(judged: ClusterJudgement, limits: Limits) -> Iterator[Finding]:
+def _ttls(judged: ClusterJudgement, settings: ServeConfig) -> Iterator[Finding]:
     """Yield a finding for each node with a smaller greatest ttl, which sets how long a node must stay out."""
     for index, identity in judged.members.items():
         if identity.max_ttl_ms != judged.ttl_ms_max:
             what = f"it allows a ttl of {identity.max_ttl_ms} ms, and another node {judged.ttl_ms_max} ms: "
             what += "after a loss, a node could vote again before the last lease has ended"
-            setting = f"HSET {limits.key_prefix}node max_ttl_ms {judged.ttl_ms_max}"
+            setting = f"HSET {settings.key_prefix}node max_ttl_ms {judged.ttl_ms_max}"
             advice = f"stop the servers, {setting} on it, and start them again"
             yield replace(_serious(Kind.TTL_DIFFERS, what, advice, keeps_out=False), node=index)
 
 
 def _quorum(
-    nodes: Sequence[Checkup], judged: ClusterJudgement, limits: Limits, voters: frozenset[int]
+    nodes: Sequence[Checkup], judged: ClusterJudgement, settings: ServeConfig, voters: frozenset[int]
 ) -> Iterator[Finding]:
     count, needed = len(nodes), judged.quorum
     judgements = [judgement for node in nodes if (judgement := judged.judge(node.index, node.found))]
     if not judged.cluster_id and judgements:
-        what = f"no node that answers belongs to a cluster, with the key prefix {limits.key_prefix}"
+        what = f"no node that answers belongs to a cluster, with the key prefix {settings.key_prefix}"
         advice = "repair the other findings, then run `redfence cluster init`. If there was a cluster, "
         advice += "these are not its nodes, or all were wiped: `redfence cluster recover`"
         yield _serious(Kind.NOT_FORMED, what, advice, keeps_out=False)

@@ -16,9 +16,10 @@ from harness.processes.commands import CommandProcess, CommandProcesses, node_fl
 from harness.processes.fixture_types import FlushedNodes, FreshNodes
 from harness.processes.redis_nodes import RedisNode
 from harness.processes.servers import FormedNodes, form, until
+from redfence_server import config
 from redfence_server.clock import SystemClock
 from redfence_server.diagnosis.checkup import Checkup, check_up
-from redfence_server.diagnosis.doctor import Limits, diagnose
+from redfence_server.diagnosis.doctor import diagnose
 from redfence_server.diagnosis.finding import Diagnosis, Kind, Severity
 from redfence_server.embedded.binary import RedisBinary
 from redfence_server.nodes.cluster import check_urls
@@ -39,7 +40,7 @@ async def checkups_of(nodes: Sequence[RedisNode | str], *, watch_ms: int = 100) 
 
 async def examined(nodes: Sequence[RedisNode | str]) -> Diagnosis:
     """Look, and judge."""
-    return diagnose(await checkups_of(nodes), Limits(node_timeout_ms=500))
+    return diagnose(await checkups_of(nodes), config.load({"nodes": ()}))
 
 
 # A busy machine answers late, and no node is to blame.

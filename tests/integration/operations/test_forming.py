@@ -164,7 +164,10 @@ async def test_nodes_that_cannot_form_a_cluster_are_named_and_not_changed(
     same = f"node 2 (localhost:{extra.port}): it is the same process as node 0; every node must be a server"
     await check_refusals(
         [
-            (start_init(commands, [extra, used, other]), f"node 1 (127.0.0.1:{used.port}): it has no cluster identity and yet holds 1 keys"),
+            (
+                start_init(commands, [extra, used, other]),
+                f"node 1 (127.0.0.1:{used.port}): it has no cluster identity and yet holds 1 keys",
+            ),
             (start_init(commands, [extra, NOWHERE, other]), "node 1 (127.0.0.1:1): "),
             # Two databases of one server would fail together; here they have two names of this machine.
             (start_init(commands, [extra, other, twin]), same),

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from redfence_proto import bounds
+from redfence_server import config
+from redfence_server.config import ServeConfig
 from redfence_server.diagnosis.checkup import Checkup
-from redfence_server.diagnosis.doctor import ADVICE, LATENCY_MS_WARNING, Limits, diagnose
+from redfence_server.diagnosis.doctor import ADVICE, LATENCY_MS_WARNING, diagnose
 from redfence_server.diagnosis.finding import Diagnosis, Finding, Kind, Severity
 from redfence_server.locking import quorum
 from redfence_server.membership.admission import Reason
@@ -30,7 +32,7 @@ from redfence_server.redis_io.dial import (
     DialRefusedError,
 )
 
-LIMITS = Limits(node_timeout_ms=500)
+SETTINGS = config.load({"nodes": ()})
 MIB = 2**20
 INFO = {
     "redis_version": "7.2.4",
@@ -121,11 +123,11 @@ class Case:
     changes: Mapping[int, Change]
     found: Mapping[int | None, Sequence[tuple[Any, ...]]] = field(default_factory=dict)
     count: int = 3
-    limits: Limits = LIMITS
+    settings: ServeConfig = SETTINGS
 
     def diagnose(self) -> Diagnosis:
         nodes = [node(index, count=self.count, **self.changes.get(index, {})) for index in range(self.count)]
-        return diagnose(nodes, self.limits)
+        return diagnose(nodes, self.settings)
 
 
 def one(name: str, change: Change, *found: tuple[Any, ...], **more: Any) -> Case:
@@ -238,7 +240,7 @@ CASES = [
         "stopped being durable, and there is the operator's word",
         GAP,
         (TELL, Kind.NOT_DURABLE, "assume_durable"),
-        limits=replace(LIMITS, assume_durable=True),
+        settings=config.load({"nodes": (), "assume_durable": True}),
     ),
     one(
         "durable since it began",
@@ -503,7 +505,9 @@ def test_the_worst_comes_first_and_then_the_cluster_before_its_nodes() -> None:
 def test_too_few_nodes_are_told_for_every_set_of_nodes_that_are_up(count: int) -> None:
     for up in product([True, False], repeat=count):
         changes = [{} if here else away() for here in up]
-        diagnosis = diagnose([node(index, count=count, **each) for index, each in enumerate(changes)], LIMITS)
+        diagnosis = diagnose(
+            [node(index, count=count, **each) for index, each in enumerate(changes)], SETTINGS
+        )
         assert diagnosis.voters == {index for index, here in enumerate(up) if here}
         assert diagnosis.quorum == quorum.majority(count)
         told = [each for each in diagnosis.findings if each.kind is Kind.NO_QUORUM]
@@ -530,7 +534,7 @@ def test_exactly_the_nodes_that_cannot_vote_have_a_finding_that_says_why() -> No
             flaws = {name for name, here in zip(FLAWS, has, strict=True) if here}
             change = {name: value for flaw in flaws for name, value in FLAWS[flaw].items()}
             change.update({"phase": phase} if phase else EMPTY)
-            diagnosis = diagnose([node(0), node(1, **change), node(2)], LIMITS)
+            diagnosis = diagnose([node(0), node(1, **change), node(2)], SETTINGS)
             out = [each for each in diagnosis.findings if each.node == 1 and each.keeps_out]
             assert (1 in diagnosis.voters) != bool(out), (phase, flaws, out)
             fit = phase in {Phase.READY, Phase.RESTARTED} and not flaws - {"restarted"}
@@ -538,8 +542,8 @@ def test_exactly_the_nodes_that_cannot_vote_have_a_finding_that_says_why() -> No
 
 
 def test_the_cluster_is_the_one_that_most_nodes_belong_to() -> None:
-    assert diagnose([node(0, cluster_id="other"), node(1), node(2)], LIMITS).cluster_id == "c"
-    assert diagnose([node(0, **away())], LIMITS).cluster_id == ""
+    assert diagnose([node(0, cluster_id="other"), node(1), node(2)], SETTINGS).cluster_id == "c"
+    assert diagnose([node(0, **away())], SETTINGS).cluster_id == ""
 
 
 def test_what_a_diagnosis_tells_of_one_node_leaves_out_the_others() -> None:

@@ -32,11 +32,6 @@ class RedisBinary:
 
     path: Path
     engine: str
-    version: tuple[int, int, int]
-
-    def __str__(self) -> str:
-        """The engine and its version, for humans."""
-        return f"{self.engine} {'.'.join(map(str, self.version))}"
 
 
 def find_redis_binary(*, environment: Mapping[str, str] = os.environ) -> RedisBinary:
@@ -86,12 +81,12 @@ def inspect(path: Path) -> RedisBinary:
         said = (finished.stdout or finished.stderr).strip().partition("\n")[0]
         raise RedisBinaryError(f"{path} is not a Redis or Valkey server: to --version it said {said!r}")
     engine = found["engine"].lower()
-    major, minor, patch = (int(part) for part in found["version"].split("."))
+    major, minor, _ = map(int, found["version"].split("."))
     if engine == "redis" and (major, minor) < REDIS_VERSION_MIN:
         raise RedisBinaryError(
             f"{path} is Redis {found['version']}; redfence needs Redis 6.2 or newer, or Valkey"
         )
-    return RedisBinary(path=path, engine=engine, version=(major, minor, patch))
+    return RedisBinary(path, engine)
 
 
 def wheel_binary_path() -> Path | None:

@@ -42,7 +42,7 @@ def test_the_program_named_by_the_environment_goes_first(tmp_path: Path) -> None
     named = program(tmp_path / "mine", REDIS_6_2)
     program(tmp_path / "bin" / "valkey-server", VALKEY)
     found = find_redis_binary(environment={ENVIRONMENT_VARIABLE: str(named), "PATH": str(tmp_path / "bin")})
-    assert found == RedisBinary(path=named, engine="redis", version=(6, 2, 0))
+    assert found == RedisBinary(named, "redis")
 
 
 def test_valkey_on_the_path_goes_before_redis_on_the_path_and_before_the_wheel(tmp_path: Path) -> None:
@@ -119,5 +119,4 @@ def test_what_cannot_be_run_is_refused_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_the_engine_is_told_by_the_program_and_not_by_its_name(tmp_path: Path) -> None:
-    found = inspect(program(tmp_path / "redis-server", VALKEY))
-    assert (found.engine, found.version, str(found)) == ("valkey", (9, 1, 2), "valkey 9.1.2")
+    assert inspect(program(tmp_path / "redis-server", VALKEY)).engine == "valkey"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, TypeVar
+from functools import partial
+from typing import Any, Self
 
 import pytest
 from hypothesis import strategies as st
@@ -41,28 +43,15 @@ RESOURCES = st.sampled_from(["one", "two"])
 STORAGE_KEYS = st.sampled_from(["k", "l"])
 PLACES = st.integers(0, NODE_COUNT - 1)
 
-ResultT = TypeVar("ResultT")
 LeaseOf = redfence.Lease | redfence.AsyncLease
 
 
-class Caller(Protocol):
-    """Either client, as a thread calls it."""
-
-    def acquire(self, resource: str, *, wait: float, holder: str) -> LeaseOf: ...
-    def begin_acquire(self, resource: str, *, wait: float, holder: str) -> Future[LeaseOf]: ...
-    def release(self, lease: LeaseOf) -> bool: ...
-    def get_lock(self, resource: str) -> redfence.LockReport: ...
-    def check_token(self, resource: str, token: int) -> redfence.TokenReport: ...
-
-
-class EventLoop:
-    """An event loop in a thread of its own, within `with`."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
+class CallLoop:
+    """Runs the calls of both clients, within `with`: an event loop in a thread of its own."""
 
     def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         return self
 
@@ -72,63 +61,18 @@ class EventLoop:
         assert not self._thread.is_alive()
         self._loop.close()
 
-    def begin(self, work: Coroutine[Any, Any, ResultT]) -> Future[ResultT]:
-        """Run it on the loop and return its result-to-be."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+    def begin(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Future[Any]:
+        """Call a method of either client, the blocking one in a thread; return its result-to-be."""
 
-    def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        return self.begin(work).result(CALL_TIMEOUT_S)
+        async def call() -> Any:
+            if inspect.iscoroutinefunction(method):
+                return await method(*arguments, **options)
+            return await asyncio.to_thread(method, *arguments, **options)
 
+        return asyncio.run_coroutine_threadsafe(call(), self._loop)
 
-class OnLoop:
-    """The client for asyncio."""
-
-    def __init__(self, client: redfence.AsyncClient, loop: EventLoop) -> None:
-        self._client = client
-        self._loop = loop
-
-    def acquire(self, resource: str, *, wait: float, holder: str) -> LeaseOf:
-        return self.begin_acquire(resource, wait=wait, holder=holder).result(CALL_TIMEOUT_S)
-
-    def begin_acquire(self, resource: str, *, wait: float, holder: str) -> Future[LeaseOf]:
-        return self._loop.begin(self._client.acquire(resource, ttl=TTL_S, wait=wait, holder=holder))
-
-    def release(self, lease: LeaseOf) -> bool:
-        assert isinstance(lease, redfence.AsyncLease)
-        return self._loop.run(lease.release())
-
-    def get_lock(self, resource: str) -> redfence.LockReport:
-        return self._loop.run(self._client.get_lock(resource))
-
-    def check_token(self, resource: str, token: int) -> redfence.TokenReport:
-        return self._loop.run(self._client.check_token(resource, token))
-
-
-class InThread:
-    """The client for threads."""
-
-    def __init__(self, client: redfence.Client, loop: EventLoop) -> None:
-        self._client = client
-        self._loop = loop
-
-    def acquire(self, resource: str, *, wait: float, holder: str) -> LeaseOf:
-        return self._client.acquire(resource, ttl=TTL_S, wait=wait, holder=holder)
-
-    def begin_acquire(self, resource: str, *, wait: float, holder: str) -> Future[LeaseOf]:
-        async def in_thread() -> LeaseOf:
-            return await asyncio.to_thread(self.acquire, resource, wait=wait, holder=holder)
-
-        return self._loop.begin(in_thread())
-
-    def release(self, lease: LeaseOf) -> bool:
-        assert isinstance(lease, redfence.Lease)
-        return lease.release()
-
-    def get_lock(self, resource: str) -> redfence.LockReport:
-        return self._client.get_lock(resource)
-
-    def check_token(self, resource: str, token: int) -> redfence.TokenReport:
-        return self._client.check_token(resource, token)
+    def call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        return self.begin(method, *arguments, **options).result(CALL_TIMEOUT_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,22 +80,21 @@ class World:
     """What the walks of this module share."""
 
     site: FuzzSite
-    callers: tuple[Caller, ...]
+    clients: tuple[redfence.AsyncClient, redfence.Client]
+    loop: CallLoop
     storage: StorageClient
-    numbers: Iterator[int]
-    seen: Counter[str]
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    seen: Counter[str] = field(default_factory=Counter)
 
 
 @contextmanager
 def world_at(site: FuzzSite) -> Iterator[World]:
     """Connect both clients and the storage's to the site."""
-    with EventLoop() as loop:
+    with CallLoop() as loop:
         waking = redfence.AsyncClient(site.server_address)
         with redfence.Client(site.server_address) as blocking, StorageClient(site.storage_address) as storage:
-            yield World(
-                site, (OnLoop(waking, loop), InThread(blocking, loop)), storage, itertools.count(), Counter()
-            )
-            loop.run(waking.close())
+            yield World(site, (waking, blocking), loop, storage)
+            loop.call(waking.close)
 
 
 @dataclass(eq=False, slots=True)
@@ -159,7 +102,6 @@ class Held:
     """A lease that was granted in this walk, held or not any more."""
 
     lease: LeaseOf
-    caller: Caller
     holder: str
     released: bool = False
 
@@ -238,17 +180,20 @@ class Walk(RuleBasedStateMachine):
 
     @rule(name=RESOURCES, which=st.integers(0, 1), wait=st.sampled_from([0, 0, 0, 0.02]))
     def acquire(self, name: str, which: int, wait: float) -> None:
-        resource, caller = self.resources[name], self.world.callers[which]
+        resource, client = self.resources[name], self.world.clients[which]
         holder = f"holder {next(self.holders)}"
+        acquire = partial(
+            self.world.loop.call, client.acquire, resource.name, ttl=TTL_S, wait=wait, holder=holder
+        )
         if len(resource.nodes_of(None)) >= QUORUM:
-            lease = caller.acquire(resource.name, wait=wait, holder=holder)
-            resource.grant(Held(lease, caller, holder))
+            lease = acquire()
+            resource.grant(Held(lease, holder))
             lease.raise_if_lost()
             self._seen("granted")
             return
         refusal = redfence.AcquireTimeoutError if wait else redfence.LockHeldError
         with pytest.raises(refusal) as caught:
-            caller.acquire(resource.name, wait=wait, holder=holder)
+            acquire()
         if caught.value.token is not None and resource.holder:
             # A quorum of answers may have as much of what is left of another lease.
             assert caught.value.holder in {held.holder for held in resource.on_nodes if held}
@@ -262,7 +207,7 @@ class Walk(RuleBasedStateMachine):
             return
         held = self._lease_of(data, resource)
         was_held = not held.released and held is resource.holder
-        released = held.caller.release(held.lease)
+        released = self.world.loop.call(held.lease.release)
         # A quorum of answers may have a node that is left of a lost lease, or not.
         assert released is was_held or (released and not held.released and resource.nodes_of(held))
         with pytest.raises(redfence.LeaseLostError):
@@ -316,14 +261,12 @@ class Walk(RuleBasedStateMachine):
     @rule(name=RESOURCES, data=st.data())
     def check_token(self, name: str, data: st.DataObject) -> None:
         """LIVE if and only if it is the token of the lease that holds."""
-        resource, caller = (
-            self.resources[name],
-            data.draw(st.sampled_from(self.world.callers), label="caller"),
-        )
+        resource = self.resources[name]
+        client = self.world.clients[data.draw(st.integers(0, 1), label="client")]
         token = self._token(data, resource)
         present = resource.holder
         try:
-            report = caller.check_token(resource.name, token)
+            report = self.world.loop.call(client.check_token, resource.name, token)
         except redfence.UnavailableError:
             # The nodes that are left of the lease need not stand at one number.
             assert 0 < len(resource.nodes_of(present)) < NODE_COUNT
@@ -335,27 +278,30 @@ class Walk(RuleBasedStateMachine):
     @rule(name=RESOURCES, which=st.integers(0, 1), count=st.integers(1, 2))
     def wait_for_a_release(self, name: str, which: int, count: int) -> None:
         """A release grants the first waiter."""
-        resource, caller = self.resources[name], self.world.callers[which]
+        resource, client = self.resources[name], self.world.clients[which]
         held = resource.holder
         if held is None or held.released or len(resource.nodes_of(held)) < NODE_COUNT:
             return
         waiting: list[tuple[str, Future[LeaseOf]]] = []
         for number in range(1, count + 1):
             holder = f"holder {next(self.holders)}"
-            waiting.append((holder, caller.begin_acquire(resource.name, wait=CALL_TIMEOUT_S, holder=holder)))
+            answer = self.world.loop.begin(
+                client.acquire, resource.name, ttl=TTL_S, wait=CALL_TIMEOUT_S, holder=holder
+            )
+            waiting.append((holder, answer))
             self._until_waiting(resource, number)
         for holder, answer in waiting:
             assert not answer.done(), "granted while another lease was held"
-            assert held.caller.release(held.lease)
+            assert self.world.loop.call(held.lease.release)
             held.released = True
             resource.end(held)
-            held = Held(answer.result(CALL_TIMEOUT_S), caller, holder)
+            held = Held(answer.result(CALL_TIMEOUT_S), holder)
             resource.grant(held)
         self._seen("handed over")
 
     def _until_waiting(self, resource: Resource, count: int) -> None:
         for _ in range(10_000):
-            if self.world.callers[1].get_lock(resource.name).waiters == count:
+            if self.world.clients[1].get_lock(resource.name).waiters == count:
                 return
         raise AssertionError(f"{count} acquires never waited for {resource.name}")
 
@@ -442,7 +388,7 @@ class Walk(RuleBasedStateMachine):
     def nodes_hold_what_the_model_says(self) -> None:
         """By each node's own word, and by the quorum's; a lease that holds knows that it does."""
         for resource in self.resources.values():
-            report = self.world.callers[0].get_lock(resource.name)
+            report = self.world.loop.call(self.world.clients[0].get_lock, resource.name)
             assert report.waiters == 0
             for node, held in zip(report.nodes, resource.on_nodes, strict=True):
                 assert node.answer is redfence.NodeAnswer.ANSWERED
@@ -467,10 +413,10 @@ class Walk(RuleBasedStateMachine):
         """Give everything back, so that nothing is renewed for ever; no lock is left on any node."""
         for resource in self.resources.values():
             for held in resource.leases:
-                held.caller.release(held.lease)
+                self.world.loop.call(held.lease.release)
                 resource.end(held)
             # A quorum answers a release. All nodes answer this call, behind the release on each connection.
-            self.world.callers[0].get_lock(resource.name)
+            self.world.clients[1].get_lock(resource.name)
             for database in self.world.site.databases:
                 assert database.call("EXISTS", KEYS.lock(resource.name)) == 0
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from harness.doubles.findings import findings, identity
 from redfence_server.commands.doctor import as_json, as_table
 from redfence_server.diagnosis.checkup import Checkup
 from redfence_server.diagnosis.finding import Diagnosis, Finding, Kind, Severity
-from redfence_server.membership.examination import ClockReading, Findings, Identity, Phase
+from redfence_server.membership.examination import ClockReading
 
-IDENTITY = Identity("c", 0, 3, 300_000, "a" * 32, "run-0", durable=True, phase=Phase.READY)
 INFO = {"valkey_version": "9.1.2", "run_id": "run-0", "used_memory": "7", "maxmemory": "100"}
 WELL = Checkup(
     index=0,
     address="10.0.0.1:6379",
-    found=Findings(identity=IDENTITY, run_id="run-0", version="9.1.2", info=INFO),
+    found=findings(0, identity(0), version="9.1.2", info=INFO),
     readings=[
         ClockReading(sent_ms=at_ms, received_ms=at_ms + trip_ms, node_ms=at_ms - 7.5)
         for at_ms, trip_ms in ((0.0, 2.0), (10.0, 2.25), (20.0, 2.5), (30.0, 4.0))

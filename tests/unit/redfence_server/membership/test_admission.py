@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.doubles.findings import findings, identity
 from redfence_server.membership.admission import (
     Admitted,
     Expectation,
@@ -18,20 +19,11 @@ from redfence_server.membership.admission import (
     Restarted,
     judge,
 )
-from redfence_server.membership.examination import Findings, Identity, Phase
+from redfence_server.membership.examination import Phase
 
-ME = Identity(
-    cluster_id="c",
-    index=1,
-    node_count=3,
-    max_ttl_ms=300_000,
-    admission="a" * 32,
-    run_id="run-1",
-    durable=True,
-    phase=Phase.READY,
-)
+ME = identity(1)
 EXPECTED = Expectation(index=1, node_count=3, cluster_id="c", assume_durable=False)
-FOUND = Findings(identity=ME, run_id="run-1", version="7.2.4", max_token=5)
+FOUND = findings(1, ME, key_count=0)
 GAP = "appendfsync is everysec, not always"
 HIDDEN = "the settings may not be read"
 AS_FORMED = Admitted(ME)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from harness.doubles.findings import TTL_MS, identity
 from redfence_server.membership.cluster_memory import ClusterMemory
-from redfence_server.membership.examination import Identity, Phase
-
-
-def identity(index: int, **more: object) -> Identity:
-    return Identity("c", index, 3, 9_000, "a" * 32, f"run-{index}", True, Phase.READY, **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -19,8 +15,8 @@ def memory() -> ClusterMemory:
 
 def test_the_first_node_tells_which_cluster_it_is(memory: ClusterMemory) -> None:
     memory.admit(identity(1), "run-1")
-    memory.learn(Identity("d", 0, 3, 8_000, "a" * 32, "run-0", True, Phase.READY))
-    assert (memory.cluster_id, memory.ttl_ms_max) == ("c", 9_000)
+    memory.learn(identity(0, cluster_id="d", max_ttl_ms=8_000))
+    assert (memory.cluster_id, memory.ttl_ms_max) == ("c", TTL_MS)
 
 
 def test_floors_and_tokens_only_rise_and_a_greater_floor_begins_without_a_token(

@@ -8,28 +8,20 @@ from typing import Any
 
 import pytest
 
+from harness.doubles.findings import findings, identity
 from redfence_server.membership.examination import (
     DURABLE_SETTINGS,
     ClockReading,
     ExaminationRefusedError,
     Findings,
-    Identity,
-    Phase,
     examine,
     read_identity,
 )
 from redfence_server.redis_io.dial import DialAnswerError, DialError, DialRefusedError
 from redfence_server.redis_io.scripts import Keyspace
 
-ME = Identity(
-    cluster_id="c",
-    index=1,
-    node_count=3,
-    max_ttl_ms=300_000,
-    admission="a" * 32,
-    run_id="run-1",
-    durable=True,
-    phase=Phase.READY,
+ME = identity(
+    1,
     floor=7,
     reserved=9,
     evicted=1,
@@ -37,15 +29,8 @@ ME = Identity(
     known_fences={2: "q" * 32},
 )
 NODE_MS = 1_700_000_000_000.25
-FOUND = Findings(
-    identity=ME,
-    run_id="run-1",
-    version="7.2.4",
-    max_token=5,
-    key_count=4,
-    evicted=2,
-    clock=ClockReading(sent_ms=0.0, received_ms=10.0, node_ms=NODE_MS),
-)
+CLOCK = ClockReading(sent_ms=0.0, received_ms=10.0, node_ms=NODE_MS)
+FOUND = findings(1, ME, key_count=4, evicted=2, clock=CLOCK)
 
 # What every identity has.
 FIELDS = {

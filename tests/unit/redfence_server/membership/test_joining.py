@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import structlog
 
+from harness.doubles.findings import identity
 from harness.time.virtual_loop import LoopClock, on_virtual_time
 from redfence_server.membership.admin import AdminSettings
 from redfence_server.membership.cluster_memory import ClusterMemory
-from redfence_server.membership.examination import DURABLE_SETTINGS, Identity, Phase, examine
+from redfence_server.membership.examination import DURABLE_SETTINGS, examine
 from redfence_server.membership.heartbeat import Heartbeat, HeartbeatSettings, NotAdmitted
 from redfence_server.membership.joining import JoiningSettings, NodeJoining
 from redfence_server.membership.node_clock import ClockWitnesses, Step
@@ -26,7 +27,7 @@ FIELDS = {
     "cluster_id": "c",
     "index": f"{INDEX}",
     "nodes": "3",
-    "max_ttl_ms": "9000",
+    "max_ttl_ms": "300000",
     "admission": "a" * 32,
     "run_id": "run-1",
     "durable": "1",
@@ -89,7 +90,7 @@ def joining(memory: ClusterMemory) -> NodeJoining:
 @on_virtual_time
 async def test_a_process_is_taken_out_with_the_floor_that_was_known_before_it_was_examined() -> None:
     memory = ClusterMemory(3)
-    memory.learn(Identity("c", 0, 3, 9_000, "b" * 32, "run", True, Phase.READY, known_floors={INDEX: 5}))
+    memory.learn(identity(0, known_floors={INDEX: 5}))
     node = ScriptedNode(run_id="run-2", on_look=lambda: memory.raise_floor(INDEX, 9))
     with pytest.raises(DialError, match="changed it meanwhile"):
         await joining(memory).join(node)

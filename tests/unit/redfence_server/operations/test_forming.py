@@ -8,23 +8,12 @@ from typing import Any
 
 import pytest
 
+from harness.doubles.findings import TTL_MS, away, identity, look
 from redfence_server.errors import ConfigError, NodeRejectedError
-from redfence_server.membership.admin import NodeSnapshot
-from redfence_server.membership.examination import Findings, Identity, Phase
+from redfence_server.membership.examination import Identity, Phase
 from redfence_server.operations.forming import Plan, plan
 
-TTL_MS = 300_000
 UNFORMED = {Phase.FORMING, Phase.ASSEMBLED}
-
-
-def identity(index: int, *, phase: Phase = Phase.READY) -> Identity:
-    return Identity("c", index, 3, TTL_MS, "a" * 32, f"run-{index}", durable=True, phase=phase)
-
-
-def look(index: int, who: Identity | None = None, **found: Any) -> NodeSnapshot:
-    defaults: dict[str, Any] = {"identity": who, "run_id": f"run-{index}", "version": "7.2.4"}
-    seen = Findings(**(defaults | found))
-    return NodeSnapshot(index, f"n{index}:6379", seen)
 
 
 def decide(*who: Identity | None, ttl_ms_max: int = TTL_MS, leaves_wiped: bool = False) -> Plan:
@@ -84,12 +73,12 @@ def test_what_is_not_fit_to_be_a_node_is_refused(found: dict[str, Any], told: st
 
 
 def test_a_node_that_holds_keys_or_cannot_be_looked_at_is_refused() -> None:
-    holding = [look(0), look(1, key_count=3), look(2)]
+    holding = [look(0, None), look(1, None, key_count=3), look(2, None)]
     with pytest.raises(NodeRejectedError, match=r"^node 1 \(n1:6379\): .* yet holds 3 keys: .*FLUSHALL"):
         plan(holding, new_cluster_id="new", ttl_ms_max=TTL_MS)
-    away = [look(0), look(1), NodeSnapshot(2, "n2:6379", None, "connection refused")]
+    unreached = [look(0, None), look(1, None), away(2)]
     with pytest.raises(NodeRejectedError, match=r"^node 2 \(n2:6379\): connection refused"):
-        plan(away, new_cluster_id="new", ttl_ms_max=TTL_MS)
+        plan(unreached, new_cluster_id="new", ttl_ms_max=TTL_MS)
 
 
 def test_the_greatest_ttl_of_a_cluster_is_not_changed_by_forming_it_again() -> None:

@@ -5,14 +5,15 @@ The rest runs against real nodes in tests/integration.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from harness.doubles.findings import identity, look
+from redfence_server.clock import SystemClock
 from redfence_server.errors import NodeRejectedError
-from redfence_server.membership.admin import AdminConnection, AdminSettings, NodeSnapshot
-from redfence_server.membership.examination import Findings, Identity, Phase
+from redfence_server.membership.admin import AdminConnection, AdminSettings
+from redfence_server.membership.examination import Phase
 from redfence_server.operations.recovery import ClusterRecovery
 from redfence_server.operations.recovery_plan import Recovery
 from redfence_server.randomness import SystemRandomness
@@ -22,17 +23,14 @@ from redfence_server.redis_io.scripts import Keyspace
 VISITING = AdminSettings(Keyspace(), 1_000)
 FLOOR = 5_000
 IDS = {index: f"{index}" * 32 for index in range(3)}
-TAKEN_OUT = Identity("c", 0, 3, 9_000, "", "run", True, Phase.QUARANTINED, floor=FLOOR, reserved=FLOOR)
 
 
 class TakenOut(AdminConnection):
     """A node that was taken out; `restored` once it has its vote."""
 
     def __init__(self, index: int, **change: Any) -> None:
-        fields: dict[str, Any] = {"index": index, "admission": IDS[index]} | change
-        identity = replace(TAKEN_OUT, **fields)
-        found = Findings(identity=identity, run_id="run", version="7.2.4", max_token=7)
-        super().__init__(NodeSnapshot(index, f"n{index}:6379", found), None, VISITING)
+        out = {"phase": Phase.QUARANTINED, "floor": FLOOR, "reserved": FLOOR, "admission": IDS[index]}
+        super().__init__(look(index, identity(index, **(out | change))), None, VISITING)
         self.restored = False
 
     async def step(self, script: str, *arguments: str | int) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from harness.doubles.findings import TTL_MS, away, identity, look
 from redfence_server.errors import ConfigError, NodeRejectedError
 from redfence_server.membership.admin import NodeSnapshot
-from redfence_server.membership.examination import Findings, Identity, Phase
+from redfence_server.membership.examination import Phase
 from redfence_server.operations.recovery_plan import (
     FLOOR_MAX,
     Recovery,
@@ -20,33 +21,11 @@ from redfence_server.operations.recovery_plan import (
     plan,
 )
 
-TTL_MS = 300_000
 UNFORMED = (Phase.FORMING, Phase.ASSEMBLED)
 # Some time in 2026.
 NOW_US = 1_780_000_000_000_000
 AUTO = Request(floor=None, ttl_ms_max=None)
 JUMP = 2**20
-
-
-def identity(place: int, **fields: Any) -> Identity:
-    usual = Identity("c", place, 3, TTL_MS, "a" * 32, f"run-{place}", durable=True, phase=Phase.READY)
-    return replace(usual, **fields)
-
-
-def look(index: int, who: Identity | None, **found: Any) -> NodeSnapshot:
-    defaults: dict[str, Any] = {
-        "identity": who,
-        "run_id": f"run-{index}",
-        "version": "7.2.4",
-        "max_token": 5 if who else None,
-        "key_count": 3 if who else 0,
-    }
-    seen = Findings(**(defaults | found))
-    return NodeSnapshot(index, f"n{index}:6379", seen)
-
-
-def away(index: int) -> NodeSnapshot:
-    return NodeSnapshot(index, f"n{index}:6379", None, "connection refused")
 
 
 def decide(looks: Sequence[NodeSnapshot], request: Request = AUTO, *, wall_us: int = NOW_US) -> Recovery:

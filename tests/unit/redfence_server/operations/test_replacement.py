@@ -9,37 +9,21 @@ from typing import Any
 
 import pytest
 
+from harness.doubles import findings
+from harness.doubles.findings import TTL_MS, away, look
 from redfence_server.errors import NodeRejectedError
 from redfence_server.membership.admin import NodeAssignment, NodeSnapshot
 from redfence_server.membership.examination import Findings, Identity, Phase
 from redfence_server.operations.replacement import Newcomer, Plan, plan
 
-TTL_MS = 300_000
 PLACE = 2
-FLOOR = 7_000
+FLOOR = 4
 """The fence of index 2 that the peers know: the node there was replaced or lost before."""
 
 
-def identity(place: int, **fields: Any) -> Identity:
-    usual = Identity("c", place, 3, TTL_MS, "a" * 32, f"run-{place}", durable=True, phase=Phase.READY)
+def identity(place: int, /, **fields: Any) -> Identity:
     knows = {"floor": FLOOR} if place == PLACE else {"known_floors": {PLACE: FLOOR}}
-    return replace(usual, **(knows | fields))
-
-
-def look(place: int, who: Identity | None, *, address: str = "", **found: Any) -> NodeSnapshot:
-    usual: dict[str, Any] = {
-        "identity": who,
-        "run_id": f"run-{place}",
-        "version": "7.2.4",
-        "max_token": 9_000 if who else None,
-        "key_count": 3 if who else 0,
-    }
-    seen = Findings(**(usual | found))
-    return NodeSnapshot(place, address or f"n{place}:6379", seen)
-
-
-def away(place: int, address: str = "") -> NodeSnapshot:
-    return NodeSnapshot(place, address or f"n{place}:6379", None, "connection refused")
+    return findings.identity(place, **(knows | fields))
 
 
 def new(who: Identity | None = None, **found: Any) -> NodeSnapshot:

@@ -1,0 +1,33 @@
+"""What an examination finds of the nodes of a cluster of three, for a test to change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from redfence_server.membership.admin import NodeSnapshot
+from redfence_server.membership.examination import Findings, Identity, Phase
+
+TTL_MS = 300_000
+
+
+def identity(index: int, /, **changes: Any) -> Identity:
+    """Return the identity of a durable node that votes, with these changes."""
+    usual = Identity("c", index, 3, TTL_MS, "a" * 32, f"run-{index}", durable=True, phase=Phase.READY)
+    return replace(usual, **changes)
+
+
+def findings(index: int, who: Identity | None, /, **changes: Any) -> Findings:
+    """Return what is found of a node with this identity, or of an empty node, with these changes."""
+    keeps: dict[str, Any] = {"max_token": 5, "key_count": 3} if who else {"max_token": None}
+    return Findings(**{"identity": who, "run_id": f"run-{index}", "version": "7.2.4", **keeps, **changes})
+
+
+def look(index: int, who: Identity | None, /, *, address: str = "", **changes: Any) -> NodeSnapshot:
+    """Return a look at such a node."""
+    return NodeSnapshot(index, address or f"n{index}:6379", findings(index, who, **changes))
+
+
+def away(index: int, address: str = "") -> NodeSnapshot:
+    """Return a look at a node that cannot be reached."""
+    return NodeSnapshot(index, address or f"n{index}:6379", None, "connection refused")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from harness.doubles.findings import identity, look
-from redfence_server.clock import SystemClock
 from redfence_server.errors import NodeRejectedError
 from redfence_server.membership.admin import AdminConnection, AdminSettings
 from redfence_server.membership.examination import Phase

@@ -5,41 +5,19 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from unit.redfence_server.service_world import TTL_MS, R, fake_nodes, lock_service
 
-from harness.doubles.fake_node import FakeNode
 from harness.time.virtual_loop import LoopClock, on_virtual_time
 from redfence_server.errors import (
-    DrainingError,
     NoQuorumError,
 )
-from redfence_server.lock_service import LockService, NotGranted
+from redfence_server.lock_service import NotGranted
 from redfence_server.locking.node import Held, Mint, Undo
 from redfence_server.locking.quorum import RenewVerdict, TokenVerdict
-from redfence_server.locking.redlock import Redlock
 from redfence_server.model import AcquireCall, Lease, LeaseId
-from redfence_server.randomness import SystemRandomness
-from redfence_server.waiting.waiter_limiter import WaiterLimits
 
-R = "orders/42"
 MINE, THEIRS = LeaseId("a" * 32), LeaseId("b" * 32)
-TTL_MS = 10_000
 FOREVER_MS = 600_000
-LIMITS = WaiterLimits(server=2_000, resource=1_500, connection=1_800)
-
-
-def fake_nodes(count: int = 3) -> list[FakeNode]:
-    return [FakeNode(index, now_ms=LoopClock().now_ms) for index in range(count)]
-
-
-def service(nodes: list[FakeNode], *, limits: WaiterLimits = LIMITS) -> LockService:
-    clock, randomness = LoopClock(), SystemRandomness()
-    return LockService(
-        Redlock(nodes, clock=clock, randomness=randomness),
-        clock=clock,
-        randomness=randomness,
-        ttl_ms_max=lambda: 300_000,
-        limits=limits,
-    )
 
 
 def call(
@@ -56,24 +34,14 @@ def now_ms() -> float:
 
 @on_virtual_time
 async def test_a_free_lock_is_granted_at_once_with_a_validity_from_the_arrival() -> None:
-    assert await service(fake_nodes()).acquire(call()) == Lease(1, TTL_MS - 102)
+    assert await lock_service(fake_nodes()).acquire(call()) == Lease(1, TTL_MS - 102)
     assert now_ms() == 0
-
-
-@on_virtual_time
-async def test_a_held_lock_is_told_at_once_to_who_does_not_wait() -> None:
-    server = service(fake_nodes())
-    await server.acquire(call(THEIRS))
-    began_ms = now_ms()
-    outcome = await server.acquire(call(MINE))
-    assert outcome == NotGranted(Held(THEIRS.digest, 1, f"holder {THEIRS.digest[:2]}", TTL_MS), waited=False)
-    assert now_ms() == began_ms
 
 
 @on_virtual_time
 async def test_a_waiter_gets_the_lock_soon_after_its_release() -> None:
     nodes = fake_nodes()
-    server, other = service(nodes), service(nodes)
+    server, other = lock_service(nodes), lock_service(nodes)
     await other.acquire(call(THEIRS))
     waiting = asyncio.ensure_future(server.acquire(call(wait_ms=FOREVER_MS)))
     await asyncio.sleep(3)
@@ -97,7 +65,7 @@ async def test_a_waiter_gets_the_lock_soon_after_its_release() -> None:
 async def test_a_wait_ends_when_it_was_asked_to_and_before_the_callers_deadline(
     wait_ms: int, answer_within_ms: float | None, ends_ms: tuple[int, int]
 ) -> None:
-    server = service(fake_nodes())
+    server = lock_service(fake_nodes())
     await server.acquire(call(THEIRS))
     outcome = await server.acquire(call(wait_ms=wait_ms, answer_within_ms=answer_within_ms))
     assert isinstance(outcome, NotGranted)
@@ -108,7 +76,7 @@ async def test_a_wait_ends_when_it_was_asked_to_and_before_the_callers_deadline(
 @pytest.mark.parametrize("deadline_ms", [10, 40, 99])
 @on_virtual_time
 async def test_a_short_deadline_leaves_time_to_be_granted_and_to_be_told(deadline_ms: int) -> None:
-    server = service(fake_nodes())
+    server = lock_service(fake_nodes())
     assert isinstance(await server.acquire(call(answer_within_ms=deadline_ms)), Lease)
     started_ms = now_ms()
     lost = await server.acquire(call(THEIRS, wait_ms=FOREVER_MS, answer_within_ms=deadline_ms))
@@ -122,7 +90,7 @@ async def test_an_attempt_that_outlasts_the_callers_deadline_is_undone() -> None
     for node in nodes:
         node.hold_replies = True
     with pytest.raises(NoQuorumError):
-        await service(nodes).acquire(call(answer_within_ms=1_000))
+        await lock_service(nodes).acquire(call(answer_within_ms=1_000))
     assert now_ms() == pytest.approx(950, abs=2)
     await asyncio.sleep(0.001)
     assert all(any(isinstance(each, Undo) for each in node.sent) for node in nodes)
@@ -134,7 +102,7 @@ async def test_without_a_quorum_the_call_fails_at_once_even_if_it_would_wait() -
     nodes = fake_nodes()
     nodes[0].unreachable = nodes[2].unreachable = True
     with pytest.raises(NoQuorumError) as told:
-        await service(nodes).acquire(call(wait_ms=FOREVER_MS))
+        await lock_service(nodes).acquire(call(wait_ms=FOREVER_MS))
     assert told.value.silent == "0=unreachable,2=unreachable"
     assert now_ms() < 5
 
@@ -144,31 +112,14 @@ async def test_a_split_that_lasts_is_told_after_a_bounded_number_of_tries() -> N
     nodes = fake_nodes()
     for node in nodes[1:]:
         node.state.apply(Mint(R, f"{node.index}" * 64, "left", "", TTL_MS), 0.0)
-    assert isinstance(await service(nodes).acquire(call()), NotGranted)
+    assert isinstance(await lock_service(nodes).acquire(call()), NotGranted)
     assert len([each for each in nodes[0].sent if isinstance(each, Mint)]) == 4
-
-
-@on_virtual_time
-async def test_a_drain_sends_waiters_away_at_once_and_takes_no_new_ones() -> None:
-    server = service(fake_nodes())
-    await server.acquire(call(THEIRS))
-    waiting = asyncio.ensure_future(server.acquire(call(wait_ms=FOREVER_MS)))
-    await asyncio.sleep(1)
-    server.drain()
-    with pytest.raises(DrainingError):
-        await waiting
-    assert now_ms() == pytest.approx(1_000, abs=1)
-    with pytest.raises(DrainingError):
-        await server.acquire(call())
-    # Leases are kept and ended to the last.
-    assert (await server.renew(R, THEIRS)).verdict is RenewVerdict.ACTIVE
-    assert await server.release(R, THEIRS)
 
 
 @on_virtual_time
 async def test_a_renewal_that_comes_too_late_is_at_risk_and_a_lost_one_is_lost() -> None:
     nodes = fake_nodes()
-    server = service(nodes)
+    server = lock_service(nodes)
     await server.acquire(call(ttl_ms=1_000))
     assert (await server.renew(R, MINE)).validity_ms == 1_000 - 12
     for node in nodes:
@@ -187,7 +138,7 @@ async def test_a_renewal_that_comes_too_late_is_at_risk_and_a_lost_one_is_lost()
 @on_virtual_time
 async def test_looking_and_checking_need_a_quorum_of_answers() -> None:
     nodes = fake_nodes()
-    server = service(nodes)
+    server = lock_service(nodes)
     await server.acquire(call())
     assert (await server.check_token(R, 1)).verdict is TokenVerdict.LIVE
     assert (await server.check_token(R, 2)).verdict is TokenVerdict.NOT_LIVE

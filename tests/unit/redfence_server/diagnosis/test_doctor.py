@@ -42,7 +42,7 @@ INFO = {
 WALL_MS = 1_700_000_000_000.0
 
 Change = Mapping[str, Any]
-# Of a checkup and of its findings; every other change is one of the identity.
+# The fields of a checkup and of its findings; every other change is one of the identity.
 FIELDS = [{each.name for each in fields(kind)} - {"index"} for kind in (Checkup, Findings)]
 
 

@@ -66,6 +66,16 @@ def test_the_next_try_after_each_end_of_a_try(how: TryEnd) -> None:
     assert least_ms <= schedule.due_at_ms - NOW_MS <= most_ms
 
 
+def test_notices_make_a_try_due_at_once_if_a_quorum_may_be_free_and_otherwise_soon() -> None:
+    """Other nodes may send no notice, so the head looks into a single one."""
+    schedule, trying = TrySchedule(3, SystemRandomness()), waiter()
+    schedule.begin(trying)
+    end(schedule, trying, TryEnd.HELD)
+    for notice, within_ms in zip(NOTICES, (100, 0, 0), strict=True):
+        schedule.noticed(notice, NOW_MS)
+        assert schedule.due_at_ms == NOW_MS + within_ms
+
+
 @pytest.mark.parametrize("how", [TryEnd.GRANTED, TryEnd.HELD])
 def test_a_notice_during_the_try_makes_the_next_one_due_at_once(how: TryEnd) -> None:
     """It tells the end of the very hold that the try finds."""

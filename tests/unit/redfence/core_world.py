@@ -8,7 +8,7 @@ from redfence import ClientOptions, LeaseState
 from redfence._core.calls import AcquireCall
 from redfence._core.lease import LeaseCore
 from redfence._core.session import SessionCore
-from redfence._errors import RedfenceError, UnavailableError
+from redfence._errors import OverloadedError, RedfenceError, UnavailableError
 from redfence._messages.requests import acquire_order
 from redfence_proto.v1 import lock_pb2
 
@@ -183,3 +183,25 @@ def echo(command: lock_pb2.SessionCommand) -> lock_pb2.SessionResult:
 
 def validity_ms(ttl_ms: int) -> int:
     return ttl_ms - ttl_ms // 100 - 2
+
+
+def limited(world: World, commands_max: str) -> World:
+    """End the stream as a server does that was asked for more than it allows; and open the next."""
+    error = OverloadedError("too many", error_reason="TOO_MANY_COMMANDS", metadata={"limit": commands_max})
+    world.broken(error)
+    return world.connected()
+
+
+def too_many(command: lock_pb2.SessionCommand, scope: str) -> lock_pb2.SessionResult:
+    result = failed(command, 8, lock_pb2.ERROR_REASON_TOO_MANY_WAITERS)
+    result.error.metadata["scope"] = scope
+    result.error.retry_after.FromSeconds(1)
+    return result
+
+
+def without_quorum(command: lock_pb2.SessionCommand) -> lock_pb2.SessionResult:
+    return failed(command, 14, lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE)
+
+
+def drains(command: lock_pb2.SessionCommand) -> lock_pb2.SessionResult:
+    return failed(command, 14, lock_pb2.ERROR_REASON_DRAINING)

@@ -321,66 +321,61 @@ class Walk(RuleBasedStateMachine):
 
     # --- the storage
 
-    def _admitted(self, resource: Resource, token: int) -> bool:
+    def _call_storage(self, resource: Resource, token: int, method: Callable[..., Any], **given: Any) -> Any:
+        """Call the storage with a token; return None if it is refused, exactly for a higher one seen."""
         admitted = token >= resource.highest
         resource.highest = max(token, resource.highest)
         self._seen("storage took it" if admitted else "storage refused it")
-        return admitted
+        if admitted:
+            return method(resource.name, token=token, **given)
+        with pytest.raises(redfence.StaleTokenError) as caught:
+            method(resource.name, token=token, **given)
+        assert caught.value.highest_token == resource.highest
+        return None
 
     @rule(name=RESOURCES, key=STORAGE_KEYS, value=st.binary(max_size=4), data=st.data())
     def put(self, name: str, key: str, value: bytes, data: st.DataObject) -> None:
-        """Taken if and only if no higher token was seen."""
         resource = self.resources[name]
         token = self._token(data, resource)
-        if self._admitted(resource, token):
-            done = self.world.storage.put(resource.name, key=key, value=value, token=token)
+        done = self._call_storage(resource, token, self.world.storage.put, key=key, value=value)
+        if done is not None:
             assert done.highest_token == token
             resource.values[key] = (value, token)
-            return
-        with pytest.raises(redfence.StaleTokenError) as caught:
-            self.world.storage.put(resource.name, key=key, value=value, token=token)
-        assert caught.value.highest_token == resource.highest
 
     @rule(name=RESOURCES, key=STORAGE_KEYS, data=st.data())
     def delete(self, name: str, key: str, data: st.DataObject) -> None:
-        """As a put."""
         resource = self.resources[name]
         token = self._token(data, resource)
-        if self._admitted(resource, token):
-            done = self.world.storage.delete(resource.name, key=key, token=token)
+        done = self._call_storage(resource, token, self.world.storage.delete, key=key)
+        if done is not None:
             assert (done.deleted, done.highest_token) == (key in resource.values, token)
             resource.values.pop(key, None)
-            return
-        with pytest.raises(redfence.StaleTokenError):
-            self.world.storage.delete(resource.name, key=key, token=token)
 
     @rule(name=RESOURCES, key=STORAGE_KEYS, fenced=st.booleans(), data=st.data())
     def get(self, name: str, key: str, fenced: bool, data: st.DataObject) -> None:  # noqa: FBT001  (drawn)
         """A get returns the last value; the storage judges its token as that of a put."""
-        resource = self.resources[name]
+        resource, get = self.resources[name], self.world.storage.get
+        # A get without a token is a plain read.
         token = self._token(data, resource) if fenced else None
-        if token is not None and not self._admitted(resource, token):
-            with pytest.raises(redfence.StaleTokenError):
-                self.world.storage.get(resource.name, key=key, token=token)
-        elif key in resource.values:
-            found = self.world.storage.get(resource.name, key=key, token=token)
-            assert (found.value, found.written_token, found.highest_token) == (
-                *resource.values[key],
-                resource.highest,
+        try:
+            found = (
+                get(resource.name, key=key)
+                if token is None
+                else self._call_storage(resource, token, get, key=key)
             )
-        else:
-            with pytest.raises(redfence.NotFoundError):
-                self.world.storage.get(resource.name, key=key, token=token)
+        except redfence.NotFoundError:
+            assert key not in resource.values
+            return
+        if found is not None:
+            told = (found.value, found.written_token, found.highest_token)
+            assert told == (*resource.values[key], resource.highest)
 
     @rule(name=RESOURCES, data=st.data())
     def fence(self, name: str, data: st.DataObject) -> None:
         resource = self.resources[name]
         token = self._token(data, resource)
-        if self._admitted(resource, token):
-            assert self.world.storage.fence(resource.name, token=token).highest_token == token
-            return
-        with pytest.raises(redfence.StaleTokenError):
-            self.world.storage.fence(resource.name, token=token)
+        done = self._call_storage(resource, token, self.world.storage.fence)
+        assert done is None or done.highest_token == token
 
     # --- after each step
 

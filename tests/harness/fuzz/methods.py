@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from google.protobuf.descriptor import Descriptor, MethodDescriptor
@@ -59,17 +59,6 @@ OWN_METHODS = (*_of(lock_pb2), *_of(storage_pb2, of_storage=True))
 OWN_UNARY = tuple(each for each in OWN_METHODS if not each.response_streaming)
 LIBRARY_METHODS = (*_of(health_pb2), *_of(reflection_pb2))
 """Those of the standard services, which keep the ways of their own libraries."""
-
-
-class RawCall(Protocol):
-    """A stream of bytes that was opened."""
-
-    def __iter__(self) -> RawCall: ...
-    def __next__(self) -> bytes: ...
-    def cancel(self) -> bool: ...
-    def code(self) -> grpc.StatusCode: ...
-    def details(self) -> str: ...
-    def trailing_metadata(self) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)

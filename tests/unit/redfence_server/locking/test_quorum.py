@@ -173,19 +173,6 @@ def test_every_vector_of_five_is_decided_by_the_rule() -> None:
                 play(named(vector), order, answers, eager=chance.random() < 0.5)
 
 
-def test_a_late_greater_mint_raises_the_token_and_the_commits_start_over() -> None:
-    """The number that a node minted proves its token new, so no smaller token may count there."""
-    tally = Tally(5)
-    tally.minted(0, granted(1, 0))
-    tally.minted(1, granted(1, 1))
-    assert tally.minted(2, granted(2, 2)) == Ask(2, ((0, "nonce-0"), (1, "nonce-1")))
-    assert tally.minted(3, granted(9, 3)) == Ask(9, ((0, "nonce-0"), (1, "nonce-1"), (2, "nonce-2")))
-    assert tally.committed(0, 2, Status.COMMITTED) == Ask(9, ())
-    assert tally.committed(1, 2, Status.COMMITTED) == Ask(9, ())
-    assert tally.committed(0, 9, Status.COMMITTED) == Ask(9, ())
-    assert tally.committed(2, 9, Status.COMMITTED) == Grant(9)
-
-
 def test_a_node_that_answers_after_the_grant_is_aligned_and_never_lowered() -> None:
     tally = Tally(5)
     for node in range(3):

@@ -23,7 +23,7 @@ from redfence_server.locking.node import (
     Status,
     Undo,
 )
-from redfence_server.locking.quorum import ReleaseVerdict, RenewVerdict, TokenVerdict
+from redfence_server.locking.quorum import ReleaseVerdict, TokenVerdict
 from redfence_server.locking.redlock import Order, Redlock, Verdict
 from redfence_server.locking.tally import Failure, Refusal
 
@@ -255,35 +255,6 @@ async def test_a_failed_retry_does_not_end_the_grant_that_it_repeats() -> None:
     assert held_on(nodes) == [0, 1, 2]
 
 
-@on_virtual_time
-async def test_an_undo_of_the_first_try_does_not_end_the_grant_of_its_retry() -> None:
-    """The retry shares the hold of the first try just before the undo arrives."""
-    nodes = fake_nodes()
-    every(nodes, hold_replies=True)
-    first = asyncio.ensure_future(acquire(redlock(nodes)))
-    await asyncio.sleep(0.001)
-    for node in nodes:
-        node.hold_requests = True  # the undo will be on its way
-    tell(nodes, FakeNode.time_out)
-    assert isinstance(await first, Refusal)
-    retry = Mint(R, A, "nonce-100", "h", TTL_MS)
-    assert [node.state.apply(retry, 0.0) for node in nodes] == [Granted("nonce-0", 1)] * 3
-    await settle(nodes)
-    assert held_on(nodes) == [0, 1, 2]
-
-
-@on_virtual_time
-async def test_a_lease_is_renewed_and_released_by_any_server() -> None:
-    nodes = fake_nodes()
-    await acquire(redlock(nodes))
-    other = redlock(nodes)
-    assert (await other.renew(resource=R, digest=A)).verdict is RenewVerdict.ACTIVE
-    assert (await other.renew(resource=R, digest=B)).verdict is RenewVerdict.LOST
-    assert (await other.release(resource=R, digest=B, ttl_ms_max=300_000)).verdict is ReleaseVerdict.NOT_HELD
-    assert (await other.release(resource=R, digest=A, ttl_ms_max=300_000)).verdict is ReleaseVerdict.RELEASED
-    assert all(isinstance(reply, Status | Held) for reply in await other.inspect(R))
-
-
 # --- nodes that have to be examined again
 
 
@@ -458,21 +429,6 @@ async def test_a_handover_that_is_given_up_is_a_release_and_leaves_nothing(turns
         assert held_on(nodes) == []
 
 
-@on_virtual_time
-async def test_a_slow_node_delays_no_hand_over_and_is_aligned_when_it_answers() -> None:
-    nodes = fake_nodes()
-    for node in nodes[:2]:
-        raise_counter(node, 4)
-    give_a(nodes)
-    nodes[2].hold_requests = True
-    lock = redlock(nodes)
-    attempt, released = hand_over(lock)
-    assert await lock.finish(attempt) == Grant(6, 0.0)
-    assert (await released).verdict is ReleaseVerdict.RELEASED
-    await settle(nodes)
-    assert [(node.state.holds[R].digest, node.state.holds[R].token) for node in nodes] == [(B, 6)] * 3
-
-
 @pytest.mark.parametrize(
     ("flaw", "gist", "verdict"),
     [
@@ -500,31 +456,3 @@ async def test_a_handover_that_grants_nothing_still_ends_the_lease(
     assert (await released).verdict is verdict
     await settle(nodes)
     assert held_on(nodes) == []
-
-
-@on_virtual_time
-async def test_a_grant_tells_whether_another_server_waits_for_its_end() -> None:
-    nodes = fake_nodes()
-    elsewhere = [
-        FakeNode(node.index, now_ms=LoopClock().now_ms, state=node.state, channel="there") for node in nodes
-    ]
-    lock, other = redlock(nodes), redlock(elsewhere, first_id=100)
-    first = await lock.attempt(Order(R, A, TTL_MS, "h", watch_own_hold=True))
-    assert isinstance(first, Grant)
-    assert not first.contended
-    assert isinstance(await other.attempt(Order(R, C, TTL_MS, "h", watch_blocking_hold=True)), Refusal)
-    attempt, _ = hand_over(lock)
-    second = await lock.finish(attempt)
-    assert isinstance(second, Grant)
-    assert second.contended
-
-
-@on_virtual_time
-async def test_an_order_tells_each_node_which_notices_it_asks_for() -> None:
-    nodes = fake_nodes(1)
-    lock = redlock(nodes)
-    await lock.attempt(Order(R, A, TTL_MS, "h", watch_blocking_hold=True))
-    await lock.attempt(Order(R, A, TTL_MS, "h", watch_own_hold=True))
-    notify, behind = nodes[0].sent
-    assert notify == Mint(R, A, "nonce-0", "h", TTL_MS, watch_blocking_hold=True)
-    assert behind == Mint(R, A, "nonce-1", "h", TTL_MS, watch_own_hold=True)

@@ -218,21 +218,6 @@ def test_never_more_is_told_than_there_was(
         assert told_ms <= stepped_ms + TOLERANCE_MS
 
 
-@pytest.mark.parametrize("step_ms", [100.0, -100.0])
-def test_a_slow_answer_neither_proves_a_step_nor_spoils_what_is_known(step_ms: float) -> None:
-    world, clock = World(), NodeClock(distrust_ms=DISTRUST_MS)
-    note(clock, world.sample())
-    world.run(1_000)
-    assert note(clock, world.sample(there_ms=900, back_ms=900)) is None
-    world.run(1_000, step_ms=step_ms)
-    assert note(clock, world.sample(there_ms=900, back_ms=900)) is None
-    world.run(1_000)
-    step = note(clock, world.sample())
-    assert step is not None
-    assert abs(step.by_ms) > 60
-    assert (step.by_ms > 0) == (step_ms > 0)
-
-
 # --- distrust
 
 

@@ -12,7 +12,7 @@ from harness.simulation.arriving_bytes import deliver
 from harness.time.virtual_loop import on_virtual_time
 from redfence_server.locking.node import NoReply
 from redfence_server.nodes import connection as node_connection
-from redfence_server.nodes.connection import NodeConnection, ReplyError
+from redfence_server.nodes.connection import NodeConnection
 from redfence_server.redis_io.dial import DialError, DialRefusedError
 
 TIMEOUT_MS = 100
@@ -86,18 +86,6 @@ async def test_commands_of_one_turn_of_the_loop_leave_in_one_write() -> None:
 
 
 @on_virtual_time
-async def test_replies_are_matched_in_order_whatever_pieces_they_come_in() -> None:
-    bench = Bench()
-    for name in range(3):
-        bench.call(name)
-    for byte in b"+zero\r\n-ERR one\r\n*2\r\n$1\r\nx\r\n:2\r\n":
-        bench.arrive(bytes([byte]))
-    assert bench.told[0] == [b"zero"]
-    assert isinstance(bench.told[1][0], ReplyError)
-    assert bench.told[2] == [[b"x", 2]]
-
-
-@on_virtual_time
 async def test_a_reply_longer_than_what_is_read_at_once_is_put_together() -> None:
     bench = Bench()
     bench.call("long")
@@ -116,18 +104,6 @@ async def test_commands_time_out_in_order_each_at_its_own_time() -> None:
     await asyncio.sleep(0.3)
     assert bench.told == {name: [NoReply.TIMED_OUT] for name in range(5)}
     assert bench.told_at == {name: TIMEOUT_MS + 20 * name for name in range(5)}
-
-
-@on_virtual_time
-async def test_a_late_reply_is_dropped_and_the_next_caller_gets_its_own() -> None:
-    bench = Bench()
-    bench.call("slow")
-    await asyncio.sleep(0.15)
-    bench.call("next")
-    bench.answer("for slow")
-    assert bench.told == {"slow": [NoReply.TIMED_OUT]}
-    bench.answer("for next")
-    assert bench.told["next"] == [b"for next"]
 
 
 @pytest.mark.parametrize("at_ms", [100, 150, 250, 290])

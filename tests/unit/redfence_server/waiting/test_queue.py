@@ -109,6 +109,7 @@ async def test_a_server_that_does_not_wait_hears_nothing() -> None:
             link.listen(lambda notice, name=name: heard.update({name: heard.get(name, 0) + 1}))  # type: ignore[misc]
     await there.acquire(HOLDER)
     waiting = here.wait(lease_id(1))
+    assert isinstance(await elsewhere.wait(lease_id(2), wait_ms=0), NotGranted)
     await settle()
     await there.release(HOLDER)
     await waiting

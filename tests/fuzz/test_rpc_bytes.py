@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.fuzz.flood import flood
+from harness.fuzz.flood import draw_inputs, flood
 from harness.fuzz.methods import LIBRARY_METHODS, OWN_UNARY, Ending, Method, is_too_large
 from harness.fuzz.settings import factor, tried
 from harness.fuzz.site import FuzzSite
@@ -306,14 +306,15 @@ def fd_counts(site: FuzzSite) -> list[int]:
 
 async def test_thousands_of_inputs_leave_no_memory_and_no_file_behind(site: FuzzSite) -> None:
     """The server warms up before the first measurement."""
+    drawn = draw_inputs(500)
     with unharmed(site):
         # Another connection is there in either look, so that the same is compared.
         async with grpc.aio.insecure_channel(site.server_address) as channel:
             stub = lock_pb2_grpc.LockServiceStub(channel)
-            await flood(site, inputs=FLOOD_INPUTS, seed=1)
+            await flood(site, drawn, count=FLOOD_INPUTS)
             await stub.GetLock(lock_pb2.GetLockRequest(resource="fine"), timeout=CALL_TIMEOUT_S)
             before, fds_before = looks(site), fd_counts(site)
-            await flood(site, inputs=FLOOD_INPUTS * factor(), seed=2)
+            await flood(site, drawn, count=FLOOD_INPUTS * factor())
             await eventually(
                 lambda: all(map(int.__le__, fd_counts(site), fds_before)),
                 timeout_s=CALL_TIMEOUT_S,

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pytest
 
+from harness.doubles.fake_node import FakeNodeState
+from harness.doubles.findings import look
+from harness.doubles.joining_commands import Formation, RaiseFloor, ReadIdentity, ReserveFloor, Sight, Step
 from redfence_proto import bounds
 from redfence_server.clock import SystemClock
 from redfence_server.errors import NodeRejectedError
 from redfence_server.membership.admin import AdminConnection, AdminSettings, NodeSnapshot
-from redfence_server.membership.examination import Findings, Identity, Phase
+from redfence_server.membership.examination import Phase
 from redfence_server.membership.fence import (
     TOKENS_JUMP,
     FenceError,
@@ -40,77 +43,65 @@ class Ids:
         raise NotImplementedError
 
 
+_DONE = {"reserve_floor": "reserved", "raise_floor": "raised"}
+
+
 class MemoryNode(AdminConnection):
-    """A visit to a node whose steps do in memory what the scripts do.
+    """A visit to a fake node.
 
     Attributes:
         journal: the steps of all nodes, in order.
         fails_before, fails_after: the connection breaks before or after the next step.
     """
 
-    def __init__(self, index: int, identity: Identity, *, high: int | None, journal: list[str]) -> None:
-        findings = Findings(identity=identity, run_id=identity.run_id, version="7.2.4", max_token=high)
-        look = NodeSnapshot(index, f"n{index}:6379", findings)
-        super().__init__(look, None, AdminSettings(Keyspace(), 1_000, SystemClock()))
-        self.now = identity
-        self.high = high
+    def __init__(self, state: FakeNodeState, journal: list[str]) -> None:
+        self.state = state
         self.journal = journal
         self.fails_before = self.fails_after = False
+        super().__init__(self._look(), None, AdminSettings(Keyspace(), 1_000, SystemClock()))
+
+    def _look(self) -> NodeSnapshot:
+        sight = self.state.join(ReadIdentity())
+        assert isinstance(sight, Sight)
+        index = self.state.formation.index
+        return look(index, sight.identity, run_id=self.state.run_id, max_token=sight.high)
 
     async def refresh(self) -> None:
-        found = Findings(identity=self.now, run_id=self.now.run_id, version="7.2.4", max_token=self.high)
-        self.snapshot = replace(self.snapshot, found=found)
+        self.snapshot = self._look()
 
     async def step(self, script: str, *arguments: str | int) -> str:
         await asyncio.sleep(0)
         if self.fails_before:
             raise NodeRejectedError("the connection broke")
-        answer = self._reserve(*arguments) if script == "reserve_floor" else self._raise(*arguments)
-        self.journal.append(f"{script} {self.snapshot.index}: {answer}")
+        command: Any = ReserveFloor if script == "reserve_floor" else RaiseFloor
+        answer = self.state.join(command(*arguments))
+        assert isinstance(answer, Step)
+        word = _DONE[script] if answer is Step.DONE else answer.name.lower()
+        self.journal.append(f"{script} {self.snapshot.index}: {word}")
         if self.fails_after:
             raise NodeRejectedError("the connection broke")
-        return answer
-
-    def _reserve(self, quarantine: str | int, floor: str | int) -> str:
-        if self.now.admission != quarantine or self.now.phase is Phase.READY or int(floor) <= self.now.floor:
-            return "changed"
-        self.now = replace(self.now, floor=int(floor), reserved=int(floor))
-        return "reserved"
-
-    def _raise(
-        self, admission: str | int, new: str | int, index: str | int, floor: str | int, quarantine: str | int
-    ) -> str:
-        if self.now.admission != admission or self.high is None:
-            return "not_admitted"
-        if self.high >= int(floor):
-            return "greater"
-        self.high = int(floor)
-        known = {**self.now.known_floors, int(index): int(floor)}
-        fences = {**self.now.known_fences, int(index): str(quarantine)}
-        admission = str(new) if self.now.phase is Phase.READY else self.now.admission
-        self.now = replace(self.now, known_floors=known, known_fences=fences, admission=admission)
-        return "raised"
+        return word
 
 
 class Nodes:
-    def __init__(self, node_count: int = 3, *, highs: Sequence[int] = (), high: int | None = 0) -> None:
+    def __init__(self, node_count: int = 3, *, highs: Sequence[int] = (), high: int = 0) -> None:
         self.journal: list[str] = []
         self._count = node_count
         self.process = self.another(f"{INDEX}" * 32, high=high)
         indices = [index for index in range(node_count) if index != INDEX]
         self.peers = [
-            MemoryNode(index, self._identity(index, Phase.READY), high=each, journal=self.journal)
+            self._node(index, f"{index}" * 32, Phase.READY, each)
             for index, each in zip(indices, highs or [0] * len(indices), strict=True)
         ]
 
-    def another(
-        self, quarantine: str, *, phase: Phase = Phase.QUARANTINED, high: int | None = 0
-    ) -> MemoryNode:
-        identity = replace(self._identity(INDEX, phase), admission=quarantine)
-        return MemoryNode(INDEX, identity, high=high, journal=self.journal)
+    def another(self, quarantine: str, *, phase: Phase = Phase.QUARANTINED, high: int = 0) -> MemoryNode:
+        return self._node(INDEX, quarantine, phase, high)
 
-    def _identity(self, index: int, phase: Phase) -> Identity:
-        return Identity("c", index, self._count, 9_000, f"{index}" * 32, f"run-{index}", True, phase)
+    def _node(self, index: int, admission: str, phase: Phase, high: int) -> MemoryNode:
+        formation = Formation("c", index=index, node_count=self._count, max_ttl_ms=9_000)
+        state = FakeNodeState(admission=admission, formation=formation, run_id=f"run-{index}", durable=True)
+        state.phase, state.high = phase, high
+        return MemoryNode(state, self.journal)
 
     async def fence(
         self,
@@ -127,24 +118,24 @@ class Nodes:
 
     def raised_to(self, floor: int) -> int:
         """Return how many peers show that floor."""
-        return [peer.now.known_floors.get(INDEX) for peer in self.peers].count(floor)
+        return [peer.state.known_floors.get(INDEX) for peer in self.peers].count(floor)
 
 
 @pytest.mark.parametrize("greatest", ["peer 0", "peer 1", "process", "floor", "seen"])
 async def test_the_floor_is_a_jump_above_everything_that_is_known(greatest: str) -> None:
     values = dict.fromkeys(("peer 0", "peer 1", "process", "floor", "seen"), 7) | {greatest: 1_000}
     nodes = Nodes(highs=(values["peer 0"], values["peer 1"]), high=values["process"])
-    nodes.process.now = replace(nodes.process.now, floor=values["floor"])
+    nodes.process.state.floor = values["floor"]
     assert await nodes.fence(token_seen=values["seen"]) == 1_000 + TOKENS_JUMP
 
 
 async def test_the_process_reserves_the_floor_before_any_peer_is_told() -> None:
     nodes = Nodes()
-    before = [peer.now.admission for peer in nodes.peers]
+    before = [peer.state.admission for peer in nodes.peers]
     floor = await nodes.fence()
     assert nodes.journal == ["reserve_floor 2: reserved", "raise_floor 0: raised", "raise_floor 1: raised"]
-    assert (nodes.process.now.reserved, nodes.raised_to(floor)) == (floor, 2)
-    after = [peer.now.admission for peer in nodes.peers]
+    assert (nodes.process.state.reserved, nodes.raised_to(floor)) == (floor, 2)
+    after = [peer.state.admission for peer in nodes.peers]
     assert len({*before, *after}) == 4
 
 
@@ -169,10 +160,10 @@ async def test_f_plus_one_peers_are_needed_to_read_and_to_raise(node_count: int)
             await nodes.fence()
         for peer in nodes.peers:
             peer.fails_before = False
-        incomplete = nodes.process.now.reserved
+        incomplete = nodes.process.state.reserved
         has_minted = taken % 2 == 1
         if has_minted:
-            nodes.peers[-1].high = incomplete
+            nodes.peers[-1].state.high = incomplete
         floor = await nodes.fence()
         assert (floor > incomplete) == has_minted
         assert nodes.raised_to(floor) == node_count - 1
@@ -185,11 +176,11 @@ async def test_a_complete_fence_is_found_and_not_raised_again() -> None:
         await nodes.fence()
     nodes.peers[0].fails_after = False
     nodes.journal.clear()
-    complete = nodes.process.now.reserved
+    complete = nodes.process.state.reserved
     assert await nodes.fence() == complete
     assert nodes.journal == []
     # One peer has forgotten the floor since.
-    nodes.peers[0].now = replace(nodes.peers[0].now, known_floors={})
+    nodes.peers[0].state.known_floors = {}
     assert await nodes.fence() > complete
 
 
@@ -198,22 +189,22 @@ async def test_drivers_at_once_overtake_each_other_and_one_fence_is_complete() -
     with pytest.raises(FenceError, match="another server is giving it its vote"):
         await asyncio.gather(nodes.fence(), nodes.fence())
     floor = await nodes.fence()
-    assert (nodes.process.now.reserved, nodes.raised_to(floor)) == (floor, 2)
+    assert (nodes.process.state.reserved, nodes.raised_to(floor)) == (floor, 2)
 
 
 async def test_a_process_that_was_superseded_raises_no_fence() -> None:
     for peer in range(2):
         nodes = Nodes()
-        nodes.peers[peer].now = replace(nodes.peers[peer].now, known_floors={INDEX: 5})
+        nodes.peers[peer].state.known_floors = {INDEX: 5}
         with pytest.raises(FenceError, match="another process was given its index"):
             await nodes.fence()
         assert nodes.journal == []
 
 
 async def test_a_process_that_left_its_quarantine_reserves_nothing() -> None:
-    for change in ({"phase": Phase.READY}, {"admission": "f" * 32}):
+    for phase, admission in ((Phase.READY, f"{INDEX}" * 32), (Phase.QUARANTINED, "f" * 32)):
         nodes = Nodes()
-        nodes.process.now = replace(nodes.process.now, **change)
+        nodes.process.state.phase, nodes.process.state.admission = phase, admission
         with pytest.raises(FenceError, match="another server"):
             await raise_fence(nodes.process, nodes.peers, token_seen=0, randomness=Ids())
         assert nodes.raised_to(0) == 0
@@ -222,10 +213,10 @@ async def test_a_process_that_left_its_quarantine_reserves_nothing() -> None:
 async def test_peers_without_a_vote_keep_their_ids() -> None:
     nodes = Nodes()
     for peer in nodes.peers:
-        peer.now = replace(peer.now, phase=Phase.RESTARTED)
-    before = [peer.now.admission for peer in nodes.peers]
+        peer.state.phase = Phase.RESTARTED
+    before = [peer.state.admission for peer in nodes.peers]
     assert nodes.raised_to(await nodes.fence()) == 2
-    assert [peer.now.admission for peer in nodes.peers] == before
+    assert [peer.state.admission for peer in nodes.peers] == before
 
 
 async def test_a_fence_that_would_use_up_the_tokens_is_not_raised() -> None:
@@ -248,25 +239,17 @@ async def test_a_single_node_comes_back_with_proof_alone() -> None:
 class Far(MemoryNode):
     """Another driver's visit to the same node; its steps take longer."""
 
-    def __init__(self, node: MemoryNode) -> None:
-        super().__init__(node.snapshot.index, node.now, high=node.high, journal=node.journal)
-        self._near = node
-
-    async def refresh(self) -> None:
-        await self._near.refresh()
-        self.snapshot = self._near.snapshot
-
     async def step(self, script: str, *arguments: str | int) -> str:
         for _ in range(5):
             await asyncio.sleep(0)
-        return await self._near.step(script, *arguments)
+        return await super().step(script, *arguments)
 
 
 async def test_two_processes_at_one_index_never_both_have_a_complete_fence() -> None:
     nodes = Nodes()
     one, two = nodes.peers
     rivals = [nodes.another("a" * 32), nodes.another("b" * 32)]
-    ways = [(one, Far(two)), (Far(one), two)]
+    ways = [(one, Far(two.state, two.journal)), (Far(one.state, one.journal), two)]
     tries = [nodes.fence(process, trusted=way) for process, way in zip(rivals, ways, strict=True)]
     assert all(isinstance(each, FenceError) for each in await asyncio.gather(*tries, return_exceptions=True))
     floors = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import pytest
 from unit.redfence_server.service_world import (
@@ -197,37 +196,3 @@ async def test_a_handover_to_a_waiter_that_goes_away_goes_to_the_next_one(
     await server.release(lease_id(2))
     assert server.at_rest()
     assert not any(link.state.holds for link in server.links)
-
-
-@pytest.mark.slow
-@on_virtual_time
-async def test_a_thousand_waiters_called_off_at_random_leave_nothing_behind() -> None:
-    chance = random.Random(20_261_121)
-    here, there = servers(2)
-    tokens: list[int] = []
-
-    async def client(number: int) -> None:
-        server = chance.choice((here, there))
-        task = server.wait(lease_id(number), ttl_ms=chance.choice((100, 300)))
-        done, _ = await asyncio.wait([task], timeout=chance.expovariate(1.0))
-        if not done:
-            task.cancel()
-            await asyncio.wait([task])
-            return
-        tokens.append(token_of(task))
-        await asyncio.sleep(chance.choice((0, 0, 0.003, 0.02)))
-        if chance.random() < 0.9:
-            await chance.choice((here, there)).release(lease_id(number))
-
-    clients = []
-    for number in range(1_000):
-        clients.append(asyncio.ensure_future(client(number)))
-        await asyncio.sleep(chance.expovariate(500))
-    await asyncio.gather(*clients)
-    await asyncio.sleep(1)
-    assert tokens == sorted(set(tokens))
-    assert len(tokens) > 100
-    assert here.at_rest()
-    assert there.at_rest()
-    assert not any(link.state._hold(R, LoopClock().now_ms()) for link in here.links)
-    assert len(asyncio.all_tasks()) == 1

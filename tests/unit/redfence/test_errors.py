@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import grpc
 import pytest
 
 import redfence
+from harness.doubles.failed_call import FailedCall
 from redfence._errors import BY_CODE, BY_REASON, from_rpc_error, from_wire
 from redfence_proto import rich_error
 from redfence_proto.v1 import lock_pb2
@@ -15,31 +14,12 @@ from redfence_proto.v1 import lock_pb2
 _REASONS = [reason for reason in lock_pb2.ErrorReason.values() if reason != lock_pb2.ERROR_REASON_UNSPECIFIED]
 
 
-class _FailedCall(grpc.RpcError):
-    """What grpc raises: an error that is a call."""
-
-    def __init__(
-        self, code: grpc.StatusCode, *, details: str = "", metadata: tuple[tuple[str, bytes], ...] = ()
-    ) -> None:
-        super().__init__()
-        self._code, self._details, self._metadata = code, details, metadata
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return self._details
-
-    def trailing_metadata(self) -> Any:
-        return self._metadata
-
-
 @pytest.mark.parametrize("reason", _REASONS, ids=lambda reason: str(lock_pb2.ErrorReason.Name(reason)))
 def test_every_reason_of_the_contract_has_an_exception(reason: lock_pb2.ErrorReason.ValueType) -> None:
     wire = lock_pb2.Error(code=2, reason=reason, message="m", metadata={"field": "ttl"})
     wire.retry_after.FromMilliseconds(250)
     rich = rich_error.RichError(reason=reason, message="m", metadata={"field": "ttl"}, retry_after_ms=250)
-    call = _FailedCall(grpc.StatusCode.UNKNOWN, metadata=rich_error.to_trailing_metadata(2, rich))
+    call = FailedCall(grpc.StatusCode.UNKNOWN, rich)
     for error in (from_wire(wire), from_rpc_error(call)):
         assert type(error) is BY_REASON[reason]
         assert error.error_reason == lock_pb2.ErrorReason.Name(reason).removeprefix("ERROR_REASON_")
@@ -48,7 +28,7 @@ def test_every_reason_of_the_contract_has_an_exception(reason: lock_pb2.ErrorRea
 
 @pytest.mark.parametrize("code", list(grpc.StatusCode), ids=lambda code: str(code.name))
 def test_every_status_code_has_an_exception(code: grpc.StatusCode) -> None:
-    assert type(from_rpc_error(_FailedCall(code, details="d"))) is BY_CODE[code]
+    assert type(from_rpc_error(FailedCall(code, details="d"))) is BY_CODE[code]
     newer = lock_pb2.Error(code=code.value[0], message="d")
     newer.reason = 9999  # type: ignore[assignment]
     assert type(from_wire(newer)) is BY_CODE[code]

@@ -51,21 +51,23 @@ def _in_state(state: LeaseState) -> LeaseCore:
     return lease
 
 
-_DO: dict[LeaseEvent, Callable[[LeaseCore], object]] = {
-    LeaseEvent.RENEWED: lambda lease: lease.renewed(
-        sent_at_ms=_NOW_MS, validity_ms=_VALIDITY_MS, now_ms=_NOW_MS + 1
+_DO: dict[LeaseEvent, Callable[[LeaseCore, float], object]] = {
+    LeaseEvent.RENEWED: lambda lease, now_ms: lease.renewed(
+        sent_at_ms=now_ms - 1, validity_ms=_VALIDITY_MS, now_ms=now_ms
     ),
-    LeaseEvent.RENEWAL_FAILED: lambda lease: lease.renewal_failed(sent_at_ms=_NOW_MS, now_ms=_NOW_MS + 1),
-    LeaseEvent.REPORTED_LOST: lambda lease: lease.end(LossReason.NOT_HELD, now_ms=_NOW_MS + 1),
-    LeaseEvent.DEADLINE_PASSED: lambda lease: lease.wake(_VALIDITY_MS),
-    LeaseEvent.RELEASED: lambda lease: lease.end(LossReason.RELEASED, now_ms=_NOW_MS + 1),
+    LeaseEvent.RENEWAL_FAILED: lambda lease, now_ms: lease.renewal_failed(
+        sent_at_ms=now_ms - 1, now_ms=now_ms
+    ),
+    LeaseEvent.REPORTED_LOST: lambda lease, now_ms: lease.end(LossReason.NOT_HELD, now_ms=now_ms),
+    LeaseEvent.DEADLINE_PASSED: lambda lease, _: lease.wake(_VALIDITY_MS),
+    LeaseEvent.RELEASED: lambda lease, now_ms: lease.end(LossReason.RELEASED, now_ms=now_ms),
 }
 
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(LeaseState, LeaseEvent)))
 def test_every_event_in_every_state_leads_where_the_rules_say(state: LeaseState, event: LeaseEvent) -> None:
     lease = _in_state(state)
-    _DO[event](lease)
+    _DO[event](lease, _NOW_MS + 1)
     expected: LeaseState
     if state in {LeaseState.LOST, LeaseState.RELEASED}:
         expected = state
@@ -86,16 +88,7 @@ def test_every_event_in_every_state_leads_where_the_rules_say(state: LeaseState,
 def test_past_the_deadline_the_lease_is_lost_whatever_happens(state: LeaseState, event: LeaseEvent) -> None:
     lease = _in_state(state)
     late_ms = _VALIDITY_MS
-    if event is LeaseEvent.RENEWED:
-        lease.renewed(sent_at_ms=late_ms - 1, validity_ms=_VALIDITY_MS, now_ms=late_ms)
-    elif event is LeaseEvent.RENEWAL_FAILED:
-        lease.renewal_failed(sent_at_ms=late_ms - 1, now_ms=late_ms)
-    elif event is LeaseEvent.DEADLINE_PASSED:
-        lease.wake(late_ms)
-    else:
-        lease.end(
-            LossReason.RELEASED if event is LeaseEvent.RELEASED else LossReason.NOT_HELD, now_ms=late_ms
-        )
+    _DO[event](lease, late_ms)
     assert in_state(lease, LeaseState.LOST)
     assert lease.loss is LossReason.EXPIRED
     assert lease.wake_at_ms == math.inf

@@ -151,15 +151,6 @@ def test_a_server_that_does_not_answer_a_release_is_left() -> None:
     assert world.core.should_leave(world.now_ms)
 
 
-def test_clean_up_is_bounded() -> None:
-    world = World()
-    lease = world.connected().held()
-    world.core.release(lease, None, now_ms=0.0)
-    world.broken()
-    world.later(_RPC_TIMEOUT_MS)
-    assert not world.core.wants_link
-
-
 def test_links_that_break_again_and_again_do_not_prolong_a_finite_wait() -> None:
     world = World()
     _, slot = world.acquire(wait=1)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import grpc
 import pytest
 
 import redfence
-from redfence_proto.rich_error import to_trailing_metadata
+from harness.doubles.failed_call import FailedCall
 from redfence_storage import errors, grpc_errors
 
 # One of each kind, as the storage raises it, and what its caller catches.
@@ -27,28 +24,16 @@ _REFUSALS: list[tuple[errors.StorageError, type[redfence.RedfenceError]]] = [
 ]
 
 
-class _FailedCall(grpc.RpcError):
-    """What grpc raises when the storage refuses with this error."""
-
-    def __init__(self, refusal: Exception) -> None:
-        super().__init__()
-        self._code, self._rich = grpc_errors.describe(refusal)
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return self._rich.message
-
-    def trailing_metadata(self) -> Any:
-        return to_trailing_metadata(self._code.value[0], self._rich)
+def _caught(refusal: Exception) -> redfence.RedfenceError:
+    """Return what the caller catches when the storage refuses with this error."""
+    return redfence.from_rpc_error(FailedCall(*grpc_errors.describe(refusal)))
 
 
 @pytest.mark.parametrize(("refusal", "kind"), _REFUSALS, ids=lambda row: type(row).__name__)
 def test_every_refusal_of_the_storage_is_an_error_of_the_sdk_with_all_it_said(
     refusal: errors.StorageError, kind: type[redfence.RedfenceError]
 ) -> None:
-    error = redfence.from_rpc_error(_FailedCall(refusal))
+    error = _caught(refusal)
     assert type(error) is kind
     assert str(error) == str(refusal)
     assert error.metadata == refusal.metadata
@@ -60,13 +45,13 @@ def test_every_kind_of_refusal_is_told() -> None:
 
 
 def test_a_stale_token_error_knows_the_highest_token_and_a_bad_field_its_name() -> None:
-    stale = redfence.from_rpc_error(_FailedCall(errors.StaleToken("r", token=1, highest_token=7)))
+    stale = _caught(errors.StaleToken("r", token=1, highest_token=7))
     assert isinstance(stale, redfence.StaleTokenError)
     assert stale.highest_token == 7
-    invalid = redfence.from_rpc_error(_FailedCall(errors.InvalidKey("is empty")))
+    invalid = _caught(errors.InvalidKey("is empty"))
     assert isinstance(invalid, redfence.InvalidArgumentError)
     assert invalid.field == "key"
 
 
 def test_a_defect_of_the_storage_is_a_server_error() -> None:
-    assert type(redfence.from_rpc_error(_FailedCall(KeyError("inside")))) is redfence.ServerError
+    assert type(_caught(KeyError("inside"))) is redfence.ServerError

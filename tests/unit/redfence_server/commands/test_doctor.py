@@ -111,6 +111,7 @@ def test_long_sentences_are_broken_to_the_width_and_stay_indented() -> None:
 
 def test_programs_get_the_same_and_null_for_what_is_not_known() -> None:
     told = json.loads(as_json((WELL, AWAY), diagnosis(finding(None, Severity.SERIOUS, Kind.NO_QUORUM))))
+    shown = told["nodes"][0]
     assert told == {
         "serious": True,
         "cluster_id": "c",
@@ -130,20 +131,7 @@ def test_programs_get_the_same_and_null_for_what_is_not_known() -> None:
                 "latency_ms": {"median": 2.5, "worst": 4.0},
                 "clock_offset_ms": {"offset": -8.5, "unsure": 1.0},
             },
-            {
-                "index": 1,
-                "address": "10.0.0.2:6379",
-                "can_vote": False,
-                "well": True,
-                "state": None,
-                "engine": None,
-                "version": None,
-                "run_id": None,
-                "memory_used_bytes": None,
-                "memory_max_bytes": None,
-                "latency_ms": None,
-                "clock_offset_ms": None,
-            },
+            {**dict.fromkeys(shown), "index": 1, "address": "10.0.0.2:6379", "can_vote": False, "well": True},
         ],
         "findings": [
             {

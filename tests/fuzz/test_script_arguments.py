@@ -35,10 +35,7 @@ from harness.fuzz.settings import factor, tried
 from harness.processes.redis_nodes import NodeSet
 from redfence_proto.bounds import FENCING_TOKEN_MAX, TTL_MS_MAX_MOST
 from redfence_server.embedded.binary import RedisBinary
-from redfence_server.locking.node import (
-    Commit,
-    Mint,
-)
+from redfence_server.locking.node import Commit, Mint
 from redfence_server.redis_io import scripts
 
 KEYS = scripts.Keyspace()

@@ -272,12 +272,7 @@ def test_a_node_of_a_newer_server_is_told_as_unknown() -> None:
     node.clock_distrusted_for.FromMilliseconds(250)
     [read] = read_cluster(response).nodes
     assert (read.state, read.durability) == (NodeState.UNKNOWN, Durability.UNKNOWN)
-    assert (read.clock_offset, read.high, read.clock_distrusted_for, read.state_changes) == (
-        -1.5,
-        9,
-        0.25,
-        3,
-    )
+    assert (read.clock_offset, read.high, read.clock_distrusted_for, read.state_changes) == (-1.5, 9, 0.25, 3)
     assert read.latency is None
 
 

@@ -18,13 +18,7 @@ from unit.redfence.core_world import (
     without_quorum,
 )
 
-from redfence import (
-    ClosedError,
-    LeaseState,
-    LossReason,
-    OutcomeUnknownError,
-    UnavailableError,
-)
+from redfence import ClosedError, LeaseState, LossReason, OutcomeUnknownError, UnavailableError
 from redfence_proto.v1 import lock_pb2
 
 _WAIT_TIMEOUT = lock_pb2.ACQUIRE_OUTCOME_WAIT_TIMEOUT

@@ -18,13 +18,7 @@ from unit.redfence.core_world import (
     renewed,
 )
 
-from redfence import (
-    AccessDeniedError,
-    LeaseState,
-    LockHeldError,
-    OutcomeUnknownError,
-    UnavailableError,
-)
+from redfence import AccessDeniedError, LeaseState, LockHeldError, OutcomeUnknownError, UnavailableError
 from redfence._core.probe import LATE_MS_MAX, PROBE_AFTER_MS
 from redfence_proto.v1 import lock_pb2
 
@@ -111,9 +105,7 @@ def test_refused_credentials_are_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("wait", [0, 3])
-def test_an_acquire_without_an_answer_fails_after_the_rpc_timeout_and_is_released(
-    wait: float,
-) -> None:
+def test_an_acquire_without_an_answer_fails_after_the_rpc_timeout_and_is_released(wait: float) -> None:
     world = World().connected()
     slot, command = world.ask(wait=wait, ttl=60)
     world.later(wait * 1000 + _RPC_TIMEOUT_MS - 1)

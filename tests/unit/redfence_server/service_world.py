@@ -20,6 +20,8 @@ R = "orders/42"
 TTL_MS = 10_000
 FOREVER_MS = 3_600_000
 HOLDER = LeaseId("f" * 32)
+_CLOCK = LoopClock()
+_LIMITS = WaiterLimits(server=2_000, resource=1_500, connection=1_800)
 
 
 def lease_id(number: int) -> LeaseId:
@@ -84,10 +86,7 @@ class Server:
 
 
 def lock_service(
-    links: list[FakeNode],
-    *,
-    clock: LoopClock = LoopClock(),  # noqa: B008  (it has no state)
-    limits: WaiterLimits = WaiterLimits(server=2_000, resource=1_500, connection=1_800),  # noqa: B008  (frozen)
+    links: list[FakeNode], *, clock: LoopClock = _CLOCK, limits: WaiterLimits = _LIMITS
 ) -> LockService:
     randomness = SystemRandomness()
     return LockService(
@@ -100,10 +99,7 @@ def lock_service(
 
 
 def fake_nodes(
-    states: Sequence[FakeNodeState] = (),
-    *,
-    clock: LoopClock = LoopClock(),  # noqa: B008
-    channel: str = "",
+    states: Sequence[FakeNodeState] = (), *, clock: LoopClock = _CLOCK, channel: str = ""
 ) -> list[FakeNode]:
     """Return links to these three nodes, or to new ones."""
     states = states or [FakeNodeState() for _ in range(3)]
@@ -113,12 +109,7 @@ def fake_nodes(
     ]
 
 
-def servers(
-    count: int = 1,
-    *,
-    clock: LoopClock = LoopClock(),  # noqa: B008
-    **settings: WaiterLimits,
-) -> list[Server]:
+def servers(count: int = 1, *, clock: LoopClock = _CLOCK, **settings: WaiterLimits) -> list[Server]:
     """Return servers with links of their own to the same nodes."""
     states = [FakeNodeState() for _ in range(3)]
     wired = [fake_nodes(states, clock=clock, channel=f"server {number}") for number in range(count)]

@@ -8,9 +8,7 @@ import pytest
 from unit.redfence_server.service_world import TTL_MS, R, fake_nodes, lock_service
 
 from harness.time.virtual_loop import LoopClock, on_virtual_time
-from redfence_server.errors import (
-    NoQuorumError,
-)
+from redfence_server.errors import NoQuorumError
 from redfence_server.lock_service import NotGranted
 from redfence_server.locking.node import Held, Mint, Undo
 from redfence_server.locking.quorum import RenewVerdict, TokenVerdict

@@ -11,7 +11,7 @@ import pytest
 from harness.processes.storage_server import HeldStore
 from redfence_storage.errors import StaleToken, StoreClosed, TooManyWrites
 from redfence_storage.group_commit import GroupCommit
-from redfence_storage.store import Accepted, Fence, Get, Put, Reading
+from redfence_storage.store import Accepted, Fence, Get, Put
 
 NAME = "orders/42"
 
@@ -93,15 +93,6 @@ async def test_a_cancelled_caller_neither_undoes_its_command_nor_holds_up_the_ot
     assert reading.stored is not None
     assert reading.highest_token == 2
     assert gone.cancelled()
-
-
-async def test_a_plain_read_sees_every_acknowledged_write(commit: GroupCommit) -> None:
-    for token in range(1, 50):
-        await commit.carry_out(put(token))
-        reading = await commit.carry_out(Get(resource=NAME, token=None, key="k"))
-        assert isinstance(reading, Reading)
-        assert reading.stored is not None
-        assert reading.stored.written_token == token
 
 
 async def test_a_defect_in_the_store_reaches_its_callers_and_the_next_command_works(

@@ -37,14 +37,7 @@ def test_a_parent_that_is_already_gone_starts_nothing() -> None:
 
 def test_a_process_is_killed_when_its_parent_is() -> None:
     # The child holds the pipe's only other writing end: reading ends when both are dead.
-    parent = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            _PARENT,
-        ],
-        stdout=subprocess.PIPE,
-    )
+    parent = subprocess.Popen([sys.executable, "-c", _PARENT], stdout=subprocess.PIPE)
     assert parent.stdout is not None
     assert parent.stdout.readline() == b"up\n"
     parent.kill()

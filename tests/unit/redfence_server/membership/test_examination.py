@@ -20,14 +20,7 @@ from redfence_server.membership.examination import (
 from redfence_server.redis_io.dial import DialAnswerError, DialError, DialRefusedError
 from redfence_server.redis_io.scripts import Keyspace
 
-ME = identity(
-    1,
-    floor=7,
-    reserved=9,
-    evicted=1,
-    known_floors={0: 5, 2: 6},
-    known_fences={2: "q" * 32},
-)
+ME = identity(1, floor=7, reserved=9, evicted=1, known_floors={0: 5, 2: 6}, known_fences={2: "q" * 32})
 NODE_MS = 1_700_000_000_000.25
 CLOCK = ClockReading(sent_ms=0.0, received_ms=10.0, node_ms=NODE_MS)
 FOUND = findings(1, ME, key_count=4, evicted=2, clock=CLOCK)

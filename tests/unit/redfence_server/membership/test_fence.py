@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from itertools import count
 from typing import Any
 
 import pytest
@@ -27,20 +26,10 @@ from redfence_server.membership.fence import (
     fence_size,
     raise_fence,
 )
+from redfence_server.randomness import SystemRandomness
 from redfence_server.redis_io.scripts import Keyspace
 
 INDEX = 2
-
-
-class Ids:
-    def __init__(self) -> None:
-        self._ids = count(1)
-
-    def hex_id(self) -> str:
-        return f"{next(self._ids):032x}"
-
-    def uniform(self, low: float, high: float) -> float:
-        raise NotImplementedError
 
 
 _DONE = {"reserve_floor": "reserved", "raise_floor": "raised"}
@@ -114,7 +103,7 @@ class Nodes:
         trusted = self.peers if trusted is None else trusted
         for node in (process, *trusted):
             await node.refresh()
-        return await raise_fence(process, trusted, token_seen=token_seen, randomness=Ids())
+        return await raise_fence(process, trusted, token_seen=token_seen, randomness=SystemRandomness())
 
     def raised_to(self, floor: int) -> int:
         """Return how many peers show that floor."""
@@ -206,7 +195,7 @@ async def test_a_process_that_left_its_quarantine_reserves_nothing() -> None:
         nodes = Nodes()
         nodes.process.state.phase, nodes.process.state.admission = phase, admission
         with pytest.raises(FenceError, match="another server"):
-            await raise_fence(nodes.process, nodes.peers, token_seen=0, randomness=Ids())
+            await raise_fence(nodes.process, nodes.peers, token_seen=0, randomness=SystemRandomness())
         assert nodes.raised_to(0) == 0
 
 

@@ -21,10 +21,6 @@ def decide(*who: Identity | None, ttl_ms_max: int = TTL_MS, leaves_wiped: bool =
     return plan(looks, new_cluster_id="new", ttl_ms_max=ttl_ms_max, leaves_wiped=leaves_wiped)
 
 
-def test_empty_nodes_become_a_new_cluster() -> None:
-    assert decide(None, None, None) == Plan("new", (0, 1, 2))
-
-
 @pytest.mark.parametrize("phases", list(product((None, *Phase), repeat=3)))
 def test_forming_writes_to_nodes_that_were_never_formed_and_to_no_other(
     phases: tuple[Phase | None, ...],

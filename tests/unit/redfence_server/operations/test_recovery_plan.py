@@ -191,14 +191,6 @@ def test_auto_is_a_jump_above_the_clock_and_above_every_number_that_can_be_read(
     assert recovery(knowing(place, NOW_US + 7)).floor == NOW_US + 7 + JUMP
 
 
-def test_auto_is_above_every_token_since_the_last_recovery() -> None:
-    first = recovery(LOST).floor
-    for passed_us in (1, 10**6, 10**12):
-        emptied = [in_state(index, EMPTY) for index in range(3)]
-        again = recovery(emptied, replace(AUTO, ttl_ms_max=5), wall_us=NOW_US + passed_us)
-        assert again.floor > first + passed_us - 1
-
-
 def test_a_clock_that_was_never_set_is_no_measure() -> None:
     for wall_us in (0, 1_700_000_000_000_000):
         with pytest.raises(ConfigError, match="floor: this machine's clock was never set"):

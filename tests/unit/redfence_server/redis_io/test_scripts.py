@@ -41,7 +41,6 @@ COMMANDS: tuple[Command, ...] = (
     Undo("r", "nonce", 7.0),
     Renew("r", "digest"),
     Release("r", "digest", 0),
-    Release("r", "digest", 0),
     Inspect("r"),
 )
 

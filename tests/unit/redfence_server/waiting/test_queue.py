@@ -172,9 +172,7 @@ async def test_an_idle_waiter_sends_nothing_to_any_node() -> None:
     "gone_after", ["the release was read", "it was told", "a node answered", "all nodes answered"]
 )
 @on_virtual_time
-async def test_a_handover_to_a_waiter_that_goes_away_goes_to_the_next_one(
-    gone_after: str,
-) -> None:
+async def test_a_handover_to_a_waiter_that_goes_away_goes_to_the_next_one(gone_after: str) -> None:
     (server,) = await held()
     first, second = server.wait(lease_id(1)), server.wait(lease_id(2))
     await settle()

@@ -77,25 +77,6 @@ async def test_a_queue_that_is_kept_for_its_turn_knows_nothing_of_who_comes_late
     assert here.at_rest()
 
 
-@on_virtual_time
-async def test_rivals_that_split_the_nodes_part_without_any_notice() -> None:
-    """Each of three servers holds one node: all undo, and one succeeds soon."""
-    rivals = servers(3)
-    for server in rivals:
-        for link in server.links:
-            link.lose_notices = link.hold_requests = True
-    waiting = [server.wait(lease_id(number)) for number, server in enumerate(rivals)]
-    await settle()
-    for number, server in enumerate(rivals):
-        server.links[number].deliver()
-    for server in rivals:
-        server.deliver()
-    done, rest = await asyncio.wait(waiting, return_when="FIRST_COMPLETED")
-    assert len(done) == 1
-    assert LoopClock().now_ms() < 200
-    await call_off(*rest)
-
-
 # --- circumstances
 
 
@@ -297,9 +278,7 @@ async def test_a_repeated_acquire_of_the_holder_does_not_queue_for_itself() -> N
 
 @pytest.mark.parametrize("leaves", [0, 1, 2])
 @on_virtual_time
-async def test_a_repeated_waiting_acquire_has_the_place_of_the_first_that_is_left(
-    leaves: int,
-) -> None:
+async def test_a_repeated_waiting_acquire_has_the_place_of_the_first_that_is_left(leaves: int) -> None:
     (server,) = await held()
     waiting = []
     for number in range(3):

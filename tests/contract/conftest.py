@@ -1,8 +1,9 @@
-"""The lock services that the client suite runs on, and both clients behind one face."""
+"""The lock services that the client suite runs on, both clients behind one face, and the nodes."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ import redfence
 from harness.doubles.grpc_fake import serving
 from harness.load.threaded import Threaded
 from harness.processes.commands import CommandProcesses
+from harness.processes.fixture_types import FlushedNodes
+from harness.processes.redis_nodes import ENGINES, RedisNode, engine_binary
 from redfence.testing import FakeLockServer
 
 
@@ -76,3 +79,16 @@ async def make_client(request: pytest.FixtureRequest, service: Service) -> Async
 @pytest.fixture
 def client(make_client: Callable[[], Any]) -> Any:
     return make_client()
+
+
+@pytest.fixture(params=("fake", *ENGINES))
+async def contract_node(request: pytest.FixtureRequest, flushed_nodes: FlushedNodes) -> RedisNode | None:
+    """An empty node of each engine; and None, which stands for the fake node."""
+    if request.param == "fake":
+        return None
+    binary = engine_binary(request.param)
+    if binary is None:
+        assert os.environ.get("REDFENCE_REQUIRE_REDIS") != "1", f"no {request.param} on this machine"
+        pytest.skip(f"no {request.param} on this machine")
+    (node,) = await flushed_nodes(1, binary=binary)
+    return node

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 
 import pytest
 
 from harness.doubles.fake_node import FakeNode, FakeNodeState
+from harness.doubles.joining_commands import RaiseFloor, ReadIdentity, Sight, Step
+from harness.doubles.lua_node import Database, LuaNode
 from harness.processes.fixture_types import FlushedNodes
-from harness.processes.redis_nodes import ENGINES, RedisNode, engine_binary
-from harness.time.eventually import eventually
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import form
+from redfence_server import composition, config
 from redfence_server.clock import SystemClock
 from redfence_server.embedded.binary import RedisBinary
 from redfence_server.locking.node import (
@@ -24,7 +26,6 @@ from redfence_server.locking.node import (
     Inspect,
     LockNode,
     Mint,
-    NodeState,
     NoReply,
     Notice,
     Release,
@@ -34,205 +35,114 @@ from redfence_server.locking.node import (
     Status,
     Undo,
 )
-from redfence_server.membership.admin import AdminSettings
-from redfence_server.membership.cluster_memory import ClusterMemory
-from redfence_server.membership.heartbeat import HeartbeatSettings
-from redfence_server.membership.joining import JoiningSettings
-from redfence_server.membership.node_clock import ClockWitnesses
-from redfence_server.nodes.link import LinkSettings, NodeLink
-from redfence_server.operations import forming
+from redfence_server.membership.examination import Identity
 from redfence_server.randomness import SystemRandomness
-from redfence_server.redis_io.dial import NodeUrl
-from redfence_server.redis_io.scripts import Keyspace, Packer
+from redfence_server.redis_io.dial import dial
+from redfence_server.redis_io.scripts import Keyspace
 
 R = "orders/42"
 A, B, C = "a" * 64, "b" * 64, "c" * 64
-# As long as each other, as the channels of servers are: none is a part of another.
-HERE, THERE = "notice:1", "notice:2"
 TTL_MS = 30_000
 KEYS = Keyspace()
 # One server's unanswered questions, far below what its connection takes.
 _UNANSWERED_MAX = 1_000
 
-Fields = dict[str, str]
-"""What a node keeps, by key; each value as text, without what is left of its time."""
-
-
-class Server(Protocol):
-    """What asks a node: its link, and what the node has told it, replies and notices in one order."""
-
-    @property
-    def node(self) -> LockNode: ...
-    @property
-    def told(self) -> list[Reply | Notice]: ...
-
-
-class Site(Server, Protocol):
-    """A node of either kind with a first server, and a look behind it."""
-
-    async def beside(self, channel: str) -> Server: ...
-
-    async def dump(self) -> dict[str, Fields]: ...
-    async def expire(self, resource: str) -> None: ...
-    async def drop_counter(self, resource: str) -> None: ...
-    async def set_high(self, value: int) -> None: ...
-    async def take_admission_away(self) -> None: ...
-    async def set_notify(self, resource: str, channels: Sequence[str]) -> None: ...
-    async def ttl_left_ms(self, resource: str) -> int: ...
-
 
 @dataclass(slots=True)
-class FakeSite:
-    """The fake node; its clock stands still, so that only `expire` ends a hold."""
+class Server:
+    """A server's link to a node, and what the node has told it: replies and notices in one order."""
 
-    node: FakeNode
+    node: LockNode
+    channel: str
     told: list[Reply | Notice] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.node.listen(self.told.append)
 
-    async def beside(self, channel: str) -> FakeSite:
-        return fake_site(channel, state=self.node.state)
-
-    async def dump(self) -> dict[str, Fields]:
-        return self.node.state.keys()
-
-    async def expire(self, resource: str) -> None:
-        self.node.state.expire(resource)
-
-    async def drop_counter(self, resource: str) -> None:
-        self.node.state.drop_counter(resource)
-
-    async def set_high(self, value: int) -> None:
-        self.node.state.high = value
-
-    async def take_admission_away(self) -> None:
-        self.node.state.admission = "another"
-
-    async def set_notify(self, resource: str, channels: Sequence[str]) -> None:
-        holds = self.node.state.holds
-        holds[resource] = replace(holds[resource], notify=tuple(channels))
-
-    async def ttl_left_ms(self, resource: str) -> int:
-        return int(self.node.state.holds[resource].expires_at_ms)
-
 
 @dataclass(slots=True)
-class RealSite:
-    """A real node with a link to it."""
+class Site(Server):
+    """A node with a first server, and a look behind it.
 
-    node: NodeLink
-    redis: RedisNode
-    told: list[Reply | Notice] = field(default_factory=list)
-    others: list[RealSite] = field(default_factory=list)
+    Attributes:
+        memory: what the node keeps.
+        beside: connects another server.
+    """
 
-    def __post_init__(self) -> None:
-        self.node.listen(self.told.append)
+    memory: FakeNodeState | LuaNode = field(kw_only=True)
+    beside: Callable[[], Awaitable[Server]] = field(kw_only=True)
 
-    async def beside(self, channel: str) -> RealSite:
-        other = await linked_site(self.redis, channel=channel)
-        self.others.append(other)
-        return other
+    def dump(self) -> Mapping[str, Mapping[str, str]]:
+        """Return every key but the identity; of a real node only `high` and the identity live for ever."""
+        if isinstance(self.memory, LuaNode):
+            database = self.memory.database
+            for name in database.call("KEYS", "*"):
+                is_lasting = database.call("PTTL", name) == -1
+                assert is_lasting == (name.decode() in {KEYS.high, KEYS.node}), name
+        return self.memory.keys()
 
-    async def close(self) -> None:
-        for each in (*self.others, self):
-            await each.node.close()
+    def identity(self) -> Identity:
+        sight = self.memory.join(ReadIdentity())
+        assert isinstance(sight, Sight)
+        assert sight.identity is not None
+        return sight.identity
 
-    async def dump(self) -> dict[str, Fields]:
-        """Return every key but the identity, and check that only `high` and the identity live for ever."""
-        kept: dict[str, Fields] = {}
-        names = await self.redis.call("KEYS", "*")
-        assert isinstance(names, list)
-        for raw in names:
-            name = raw.decode()
-            ttl_ms = await self.redis.call("PTTL", raw)
-            assert isinstance(ttl_ms, int)
-            assert (ttl_ms == -1) == (name in {KEYS.high, KEYS.node}), (name, ttl_ms)
-            if name == KEYS.node:
-                continue
-            if await self.redis.call("TYPE", raw) == b"string":
-                value = await self.redis.call("GET", raw)
-                assert isinstance(value, bytes)
-                kept[name] = {"": value.decode()}
-            else:
-                flat = await self.redis.call("HGETALL", raw)
-                assert isinstance(flat, list)
-                texts = [each.decode() for each in flat]
-                kept[name] = dict(zip(texts[::2], texts[1::2], strict=True))
-        return kept
-
-    async def expire(self, resource: str) -> None:
-        await self.redis.call("DEL", KEYS.lock(resource))
-
-    async def drop_counter(self, resource: str) -> None:
-        await self.redis.call("DEL", KEYS.counter(resource))
-
-    async def set_high(self, value: int) -> None:
-        await self.redis.call("SET", KEYS.high, value)
-
-    async def take_admission_away(self) -> None:
-        await self.redis.call("HSET", KEYS.node, "admission", "another")
-
-    async def set_notify(self, resource: str, channels: Sequence[str]) -> None:
-        await self.redis.call("HSET", KEYS.lock(resource), "notify", " ".join(channels))
-
-    async def ttl_left_ms(self, resource: str) -> int:
-        left = await self.redis.call("PTTL", KEYS.lock(resource))
-        assert isinstance(left, int)
-        return left
+    def fence(self, high: int, *, admission: str | None = None) -> None:
+        """Set the greatest token, and the admission id if one is given."""
+        known = self.identity().admission
+        assert self.memory.join(RaiseFloor(known, admission or known, 0, high, "0a" * 16)) is Step.DONE
 
 
-def fake_site(channel: str = HERE, *, state: FakeNodeState | None = None) -> FakeSite:
-    return FakeSite(FakeNode(0, now_ms=lambda: 0.0, channel=channel, state=state))
+def fake_site() -> Site:
+    """Return the fake node; its clock stands still, so that only `expire` ends a hold."""
+    state = FakeNodeState()
+
+    def link() -> tuple[FakeNode, str]:
+        channel = f"notice:{len(state.connections)}"
+        return FakeNode(0, now_ms=lambda: 0.0, channel=channel, state=state), channel
+
+    async def beside() -> Server:
+        return Server(*link())
+
+    return Site(*link(), memory=state, beside=beside)
 
 
-async def real_site(redis: RedisNode) -> RealSite:
-    url = NodeUrl(redis.url)
-    await forming.form([url], keys=KEYS, ttl_ms_max=300_000, randomness=SystemRandomness())
-    return await linked_site(redis)
+@asynccontextmanager
+async def real_site(redis: RedisNode) -> AsyncIterator[Site]:
+    """Form a node and yield it with links that are ready."""
+    await form([redis])
+    async with AsyncExitStack() as ended:
+        database = Database(redis.url)
+        ended.callback(database.close)
+
+        async def beside() -> Server:
+            return Server(*await ended.enter_async_context(linked(redis.url)))
+
+        first = await ended.enter_async_context(linked(redis.url))
+        yield Site(*first, memory=LuaNode(database).load(), beside=beside)
 
 
-async def linked_site(redis: RedisNode, *, channel: str = HERE, url: str = "") -> RealSite:
-    """Return a link that is ready to a formed node, by another URL if one is given."""
-    link = NodeLink(
-        0,
-        settings=LinkSettings(
-            packer=Packer(KEYS, channel=channel),
-            channel=channel,
-            node_timeout_ms=2_000,
-            joining=JoiningSettings(
-                urls=[NodeUrl(url or redis.url)],
-                admin=AdminSettings(KEYS, dial_timeout_ms=2_000),
-                assume_durable=False,
-                accept_empty_nodes=False,
-                fencing=asyncio.Lock(),
-            ),
-            # No heartbeat: tests set the greatest token back, which is an old snapshot.
-            heartbeat=HeartbeatSettings(3_600_000, KEYS, ClockWitnesses(1)),
-        ),
-        memory=ClusterMemory(1),
-        clock=SystemClock(),
-        randomness=SystemRandomness(),
-    )
-    link.start()
-    await eventually(lambda: link.report().state is NodeState.READY)
-    return RealSite(link, redis)
+@asynccontextmanager
+async def linked(url: str) -> AsyncIterator[tuple[LockNode, str]]:
+    """Yield a link that is ready, and its channel."""
+    # Heartbeats are rare: tests set the greatest token, which a server would notice.
+    settings = config.load({"nodes": [url], "node_timeout_ms": 2_000, "heartbeat_interval_ms": 60_000})
+    cluster, _ = composition.assemble(settings, clock=SystemClock(), randomness=SystemRandomness(), dial=dial)
+    try:
+        await cluster.start(timeout_ms=5_000)
+        yield cluster.links[0], cluster.links[0]._settings.channel
+    finally:
+        await cluster.close()
 
 
-@pytest.fixture(params=("fake", *ENGINES))
-async def site(request: pytest.FixtureRequest, flushed_nodes: FlushedNodes) -> AsyncIterator[Site]:
+@pytest.fixture
+async def site(contract_node: RedisNode | None) -> AsyncIterator[Site]:
     """The fake node, and a real one of each engine."""
-    if request.param == "fake":
+    if contract_node is None:
         yield fake_site()
         return
-    binary = engine_binary(request.param)
-    if binary is None:
-        assert os.environ.get("REDFENCE_REQUIRE_REDIS") != "1", f"no {request.param} on this machine"
-        pytest.skip(f"no {request.param} on this machine")
-    (redis,) = await flushed_nodes(1, binary=binary)
-    real = await real_site(redis)
-    yield real
-    await real.close()
+    async with real_site(contract_node) as real:
+        yield real
 
 
 async def ask(server: Server, command: Command) -> Reply:
@@ -277,8 +187,14 @@ def mint(
     )
 
 
-async def told_by(site: Site) -> tuple[str, ...]:
-    return tuple((await site.dump())[KEYS.lock(R)]["notify"].split())
+def told_by(site: Site) -> tuple[str, ...]:
+    return tuple(site.dump()[KEYS.lock(R)]["notify"].split())
+
+
+async def remaining_ms(site: Site) -> int:
+    held = await ask(site, Inspect(R))
+    assert isinstance(held, Held)
+    return held.remaining_ms
 
 
 # --- mint
@@ -286,7 +202,7 @@ async def told_by(site: Site) -> tuple[str, ...]:
 
 async def test_a_mint_of_a_free_lock_takes_it_and_the_next_number(site: Site) -> None:
     assert await ask(site, mint()) == Granted("n1", 1)
-    assert await site.dump() == {
+    assert site.dump() == {
         KEYS.lock(R): {
             "digest": A,
             "nonce": "n1",
@@ -299,18 +215,18 @@ async def test_a_mint_of_a_free_lock_takes_it_and_the_next_number(site: Site) ->
         KEYS.counter(R): {"": "1"},
         KEYS.high: {"": "1"},
     }
-    assert TTL_MS - 5_000 < await site.ttl_left_ms(R) <= TTL_MS
+    assert TTL_MS - 5_000 < await remaining_ms(site) <= TTL_MS
 
 
 async def test_a_mint_of_a_held_lock_tells_who_holds_it_and_changes_nothing(site: Site) -> None:
     await ask(site, mint())
-    before = await site.dump()
+    before = site.dump()
     reply = await ask(site, mint(B, "n2", ttl_ms=100))
     assert isinstance(reply, Held)
     assert (reply.digest, reply.token, reply.holder) == (A, 1, "h")
     assert TTL_MS - 5_000 < reply.remaining_ms <= TTL_MS
-    assert await site.dump() == before
-    assert await site.ttl_left_ms(R) > TTL_MS - 5_000
+    assert site.dump() == before
+    assert await remaining_ms(site) > TTL_MS - 5_000
 
 
 async def test_a_retried_mint_answers_the_stored_nonce_and_token_and_marks_the_hold_shared(
@@ -318,21 +234,21 @@ async def test_a_retried_mint_answers_the_stored_nonce_and_token_and_marks_the_h
 ) -> None:
     await ask(site, mint())
     assert await ask(site, mint(A, "n2", holder="other", ttl_ms=2 * TTL_MS)) == Granted("n1", 1)
-    kept = (await site.dump())[KEYS.lock(R)]
+    kept = site.dump()[KEYS.lock(R)]
     assert kept["shared"] == "1"
     assert (kept["nonce"], kept["token"], kept["holder"], kept["ttl_ms"]) == ("n1", "1", "h", str(2 * TTL_MS))
-    assert TTL_MS < await site.ttl_left_ms(R) <= 2 * TTL_MS
+    assert TTL_MS < await remaining_ms(site) <= 2 * TTL_MS
 
 
 @pytest.mark.parametrize("last", [2**53 - 3, 2**53 - 2])
 async def test_tokens_are_exact_up_to_the_last_one_below_2_to_the_53(site: Site, last: int) -> None:
-    await site.set_high(last)
+    site.fence(last)
     assert await ask(site, mint()) == Granted("n1", last + 1)
     held = await ask(site, Inspect(R))
     assert isinstance(held, Held)
     assert held.token == last + 1
-    assert (await site.dump())[KEYS.high] == {"": str(last + 1)}
-    assert (await site.dump())[KEYS.counter(R)] == {"": str(last + 1)}
+    assert site.dump()[KEYS.high] == {"": str(last + 1)}
+    assert site.dump()[KEYS.counter(R)] == {"": str(last + 1)}
 
 
 @pytest.mark.parametrize("text", ["żółć/锁/🔒", "it's \"quoted\" \\ %s ' ;", "0", " ", "-1e309", "a:b*[c]?"])
@@ -341,39 +257,39 @@ async def test_names_and_labels_are_any_text(site: Site, text: str) -> None:
     held = await ask(site, mint(B, "n2", resource=text))
     assert isinstance(held, Held)
     assert held.holder == text
-    assert KEYS.lock(text) in await site.dump()
+    assert KEYS.lock(text) in site.dump()
 
 
 # --- sequences of commands
 
-Check = Callable[[Site], Awaitable[None]]
+Check = Callable[[Site], None]
 
 
-async def expire(site: Site) -> None:
-    await site.expire(R)
+def expire(site: Site) -> None:
+    site.memory.expire(R)
 
 
-async def drop_counter(site: Site) -> None:
-    await site.drop_counter(R)
+def drop_counter(site: Site) -> None:
+    site.memory.drop_counter(R)
 
 
-async def use_up_numbers(site: Site) -> None:
-    await site.set_high(2**53 - 1)
+def use_up_numbers(site: Site) -> None:
+    site.fence(2**53 - 1)
 
 
 def keeps(counter: int, high: int, **hold: str) -> Check:
     """Check the counter, the greatest number and some fields of the hold."""
 
-    async def check(site: Site) -> None:
-        kept = await site.dump()
+    def check(site: Site) -> None:
+        kept = site.dump()
         assert (kept[KEYS.counter(R)], kept[KEYS.high]) == ({"": str(counter)}, {"": str(high)})
         assert hold.items() <= kept.get(KEYS.lock(R), {}).items()
 
     return check
 
 
-async def keeps_numbers_alone(site: Site) -> None:
-    assert await site.dump() == {KEYS.counter(R): {"": "1"}, KEYS.high: {"": "1"}}
+def keeps_numbers_alone(site: Site) -> None:
+    assert site.dump() == {KEYS.counter(R): {"": "1"}, KEYS.high: {"": "1"}}
 
 
 FIRST = (mint(), Granted("n1", 1))
@@ -500,19 +416,19 @@ async def test_a_sequence_of_commands_is_answered_and_a_refusal_changes_nothing(
 ) -> None:
     for step in SEQUENCES[name]:
         if callable(step):
-            await step(site)
+            step(site)
             continue
         command, expected = step
-        before = await site.dump()
+        before = site.dump()
         assert _timeless(await ask(site, command)) == expected, command
-        assert expected not in REFUSALS or await site.dump() == before, command
+        assert expected not in REFUSALS or site.dump() == before, command
 
 
 async def test_a_renewal_starts_the_stored_ttl_anew(site: Site) -> None:
     await ask(site, mint(ttl_ms=TTL_MS))
     await ask(site, Commit(R, A, "n1", 9))
     assert await ask(site, Renew(R, A)) == Renewed(9, TTL_MS)
-    assert TTL_MS - 5_000 < await site.ttl_left_ms(R) <= TTL_MS
+    assert TTL_MS - 5_000 < await remaining_ms(site) <= TTL_MS
 
 
 # --- handover
@@ -524,7 +440,7 @@ async def test_a_handover_ends_the_lease_and_mints_for_the_next_in_one_step(site
     await ask(site, Commit(R, A, "n1", 9))
     reply = await ask(site, mint(B, "n3", holder="next", ttl_ms=2 * TTL_MS, ends=A))
     assert reply == Granted("n3", 10, released=True)
-    assert await site.dump() == {
+    assert site.dump() == {
         KEYS.lock(R): {
             "digest": B,
             "nonce": "n3",
@@ -537,7 +453,7 @@ async def test_a_handover_ends_the_lease_and_mints_for_the_next_in_one_step(site
         KEYS.counter(R): {"": "10"},
         KEYS.high: {"": "10"},
     }
-    assert TTL_MS < await site.ttl_left_ms(R) <= 2 * TTL_MS
+    assert TTL_MS < await remaining_ms(site) <= 2 * TTL_MS
     assert await ask(site, Release(R, A, 0)) is Status.NOT_HELD
     assert await ask(site, Commit(R, A, "n1", 20)) is Status.LOST
     assert await ask(site, Undo(R, "n1", 0)) is Status.KEPT
@@ -546,19 +462,19 @@ async def test_a_handover_ends_the_lease_and_mints_for_the_next_in_one_step(site
 async def test_a_handover_can_shorten_what_is_left_of_the_time(site: Site) -> None:
     await ask(site, mint(A, "n1", ttl_ms=TTL_MS))
     await ask(site, mint(B, "n2", ttl_ms=1_000, ends=A))
-    assert await site.ttl_left_ms(R) <= 1_000
+    assert await remaining_ms(site) <= 1_000
 
 
 # --- notices
 
 
 async def test_a_server_that_is_refused_is_told_once_of_the_end_of_that_hold_if_it_asked(site: Site) -> None:
-    there, silent = await site.beside(THERE), await site.beside("notice:3")
+    there, silent = await site.beside(), await site.beside()
     await ask(site, mint(A, "n1"))
     await ask(there, mint(B, "n2", notify=True))
     await ask(there, mint(B, "n3", notify=True))
     await ask(silent, mint(B, "n4"))
-    assert await told_by(site) == (THERE,)
+    assert told_by(site) == (there.channel,)
     await ask(site, Commit(R, A, "n1", 9))
     await ask(site, Release(R, A, 0))
     assert await notices(there) == [Notice(0, R, 9)]
@@ -572,44 +488,46 @@ async def test_a_server_that_is_refused_is_told_once_of_the_end_of_that_hold_if_
 async def test_at_most_64_servers_are_told_of_one_hold(site: Site, before: int) -> None:
     await ask(site, mint(A, "n1"))
     channels = tuple(f"channel-{number}" for number in range(before))
-    await site.set_notify(R, channels)
+    admission = site.identity().admission
+    for channel in channels:
+        site.memory.apply(mint(B, "n2", notify=True), 0.0, admission=admission, channel=channel)
     await ask(site, mint(B, "n2", notify=True))
-    assert await told_by(site) == (channels if before == 64 else (*channels, HERE))
+    assert told_by(site) == (channels if before == 64 else (*channels, site.channel))
 
 
 async def test_a_server_hears_of_the_end_of_its_own_hold_if_others_wait_behind(
     site: Site,
 ) -> None:
     assert await ask(site, mint(A, "n1", behind=True)) == Granted("n1", 1, contended=False)
-    assert await told_by(site) == (HERE,)
+    assert told_by(site) == (site.channel,)
     assert await ask(site, mint(A, "n2")) == Granted("n1", 1, contended=False)
-    assert await told_by(site) == (HERE,)
+    assert told_by(site) == (site.channel,)
     await ask(site, Release(R, A, 0))
     assert await notices(site) == [Notice(0, R, 1)]
 
 
 async def test_a_hold_that_another_server_waits_for_is_contended_also_for_a_retry(site: Site) -> None:
-    there = await site.beside(THERE)
+    there = await site.beside()
     await ask(site, mint(A, "n1"))
     await ask(there, mint(B, "n2", notify=True))
     assert await ask(site, mint(A, "n3", behind=True, notify=True)) == Granted("n1", 1, contended=True)
-    assert await told_by(site) == (THERE, HERE)
+    assert told_by(site) == (there.channel, site.channel)
     assert await ask(there, mint(A, "n4")) == Granted("n1", 1, contended=True)
-    assert await told_by(site) == (THERE, HERE)
+    assert told_by(site) == (there.channel, site.channel)
 
 
 async def test_a_handover_passes_on_which_servers_wait(
     site: Site,
 ) -> None:
-    there = await site.beside(THERE)
+    there = await site.beside()
     await ask(site, mint(A, "n1", behind=True))
     await ask(there, mint(B, "n2", notify=True))
     assert await ask(site, mint(B, "n3", ends=A)) == Granted("n3", 2, contended=True, released=True)
-    assert await told_by(site) == (THERE,)
+    assert told_by(site) == (there.channel,)
     assert await ask(site, mint(C, "n4", ends=B, behind=True)) == Granted(
         "n4", 3, contended=True, released=True
     )
-    assert await told_by(site) == (THERE, HERE)
+    assert told_by(site) == (there.channel, site.channel)
     assert await notices(there) == await notices(site) == []
     await ask(site, Release(R, C, 0))
     assert await notices(there) == await notices(site) == [Notice(0, R, 3)]
@@ -618,11 +536,11 @@ async def test_a_handover_passes_on_which_servers_wait(
 async def test_a_handover_that_is_refused_asks_to_be_told_as_every_mint(site: Site) -> None:
     await ask(site, mint(C, "n1"))
     await ask(site, mint(B, "n2", ends=A, notify=True))
-    assert await told_by(site) == (HERE,)
+    assert told_by(site) == (site.channel,)
 
 
 async def test_an_undo_tells_whom_its_hold_was_in_the_way_of(site: Site) -> None:
-    there = await site.beside(THERE)
+    there = await site.beside()
     await ask(site, mint(A, "n1", behind=True))
     await ask(there, mint(B, "n2", notify=True))
     await ask(site, Undo(R, "n1", 0))
@@ -630,7 +548,7 @@ async def test_an_undo_tells_whom_its_hold_was_in_the_way_of(site: Site) -> None
 
 
 async def test_what_ends_nothing_tells_nobody(site: Site) -> None:
-    there = await site.beside(THERE)
+    there = await site.beside()
     await ask(site, mint(A, "n1", behind=True))
     await ask(there, mint(B, "n2", notify=True))
     assert await ask(site, Release(R, B, 0)) is Status.NOT_HELD
@@ -644,7 +562,7 @@ async def test_what_ends_nothing_tells_nobody(site: Site) -> None:
 async def test_a_handover_tells_the_other_servers_if_the_new_hold_ends_sooner(
     site: Site, ttl_ms: int
 ) -> None:
-    there = await site.beside(THERE)
+    there = await site.beside()
     await ask(site, mint(A, "n1", behind=True))
     await ask(there, mint(B, "n2", notify=True))
     assert isinstance(await ask(site, mint(C, "n3", ends=A, ttl_ms=ttl_ms)), Granted)
@@ -656,7 +574,7 @@ async def test_a_notice_comes_between_the_replies_that_show_the_hold_and_the_oth
     site: Site,
 ) -> None:
     """The order tells a server which hold has ended."""
-    there = await site.beside(THERE)
+    there = await site.beside()
     for number in range(1, 11):
         there.told.clear()
         await ask(site, mint(A, f"n{number}"))
@@ -680,21 +598,17 @@ async def test_a_server_that_may_not_publish_ends_leases_all_the_same(
     flushed_nodes: FlushedNodes, engine: RedisBinary
 ) -> None:
     (redis,) = await flushed_nodes(1, binary=engine)
-    site = await real_site(redis)
     await redis.call("ACL", "SETUSER", "mute", "reset", "on", ">secret", "~*", "&*", "+@all", "-publish")
-    try:
-        url = f"redis://mute:secret@127.0.0.1:{redis.port}"
-        mute = await linked_site(redis, channel="mute", url=url)
-        site.others.append(mute)
+    mute_url = f"redis://mute:secret@127.0.0.1:{redis.port}"
+    async with real_site(redis) as site, linked(mute_url) as mute_link:
+        mute = Server(*mute_link)
         await ask(site, mint(A, "n1", behind=True))
         assert await ask(mute, Release(R, A, 0)) is Status.RELEASED
         await ask(site, mint(A, "n2", behind=True))
         assert await ask(mute, Undo(R, "n2", 0)) is Status.UNDONE
         assert await ask(site, Inspect(R)) is Status.FREE
         assert await notices(site) == []
-    finally:
-        await site.close()
-        await redis.call("ACL", "DELUSER", "mute")
+    await redis.call("ACL", "DELUSER", "mute")
 
 
 # --- admission
@@ -718,11 +632,11 @@ async def test_a_node_that_was_admitted_under_another_id_refuses_and_changes_not
     site: Site, command: Command
 ) -> None:
     await ask(site, mint())
-    await site.take_admission_away()
-    before = await site.dump()
+    site.fence(1_000, admission="0b" * 16)
+    before = site.dump()
     # Or what came of the look that follows, for what would have been sent again after it.
     assert await ask(site, command) in {NoReply.NOT_ADMITTED, NoReply.UNREACHABLE}
-    assert await site.dump() == before
+    assert site.dump() == before
 
 
 def _timeless(reply: Reply | Notice) -> object:

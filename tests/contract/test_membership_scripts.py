@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import hiredis
@@ -26,7 +25,7 @@ from harness.doubles.joining_commands import (
 )
 from harness.doubles.lua_node import Database, LuaNode
 from harness.processes.fixture_types import FlushedNodes, FreshNodes
-from harness.processes.redis_nodes import ENGINES, RedisNode, engine_binary
+from harness.processes.redis_nodes import RedisNode
 from redfence_server.embedded.binary import RedisBinary
 from redfence_server.locking.node import (
     Command,
@@ -63,26 +62,18 @@ Node = FakeNodeState | LuaNode
 
 
 @contextmanager
-def formed(redis: RedisNode) -> Iterator[tuple[LuaNode, Database]]:
-    database = Database(redis.url)
-    try:
-        yield LuaNode(database).load().form(formation=PLACE), database
-    finally:
-        database.close()
+def formed(redis: RedisNode) -> Iterator[LuaNode]:
+    with closing(Database(redis.url)) as database:
+        yield LuaNode(database).load().form(formation=PLACE)
 
 
-@pytest.fixture(params=("fake", *ENGINES))
-async def node(request: pytest.FixtureRequest, flushed_nodes: FlushedNodes) -> AsyncIterator[Node]:
+@pytest.fixture
+def node(contract_node: RedisNode | None) -> Iterator[Node]:
     """Yield a fake node and a real one of each engine, just formed as the first of three."""
-    if request.param == "fake":
+    if contract_node is None:
         yield FakeNodeState(formation=PLACE)
         return
-    binary = engine_binary(request.param)
-    if binary is None:
-        assert os.environ.get("REDFENCE_REQUIRE_REDIS") != "1", f"no {request.param} on this machine"
-        pytest.skip(f"no {request.param} on this machine")
-    (redis,) = await flushed_nodes(1, binary=binary)
-    with formed(redis) as (real, _):
+    with formed(contract_node) as real:
         yield real
 
 
@@ -324,13 +315,13 @@ async def test_a_node_without_memory_left_shows_its_identity_and_is_not_fenced(
     fresh_nodes: FreshNodes, engine: RedisBinary
 ) -> None:
     (redis,) = await fresh_nodes(1, binary=engine)
-    with formed(redis) as (node, database):
+    with formed(redis) as node:
         before = everything(node)
-        database.call("CONFIG", "SET", "maxmemory", "1")
+        node.database.call("CONFIG", "SET", "maxmemory", "1")
         with pytest.raises(hiredis.ReplyError, match="OOM"):
             node.join(FENCE)
         assert read(node) == before[0]
-        database.call("CONFIG", "SET", "maxmemory", "0")
+        node.database.call("CONFIG", "SET", "maxmemory", "0")
         assert everything(node) == before
 
 
@@ -391,10 +382,10 @@ async def test_grants_and_the_identity_tell_the_nodes_clock_in_us(
     (redis,) = await flushed_nodes(1, binary=engine)
     # An engine reads its clock once in a ms or at each command; a script has its start time.
     lag_us = 1_000
-    with formed(redis) as (node, database):
+    with formed(redis) as node:
 
         def clock_us() -> int:
-            seconds, us = (int(each) for each in database.call("TIME"))
+            seconds, us = (int(each) for each in node.database.call("TIME"))
             return seconds * 1_000_000 + us
 
         for command in (

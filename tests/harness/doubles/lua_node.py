@@ -118,11 +118,12 @@ class LuaNode:
     """One node on one database; the server has to have the scripts: `load`.
 
     Attributes:
+        database: where its data is.
         raw: the last answer of a script.
     """
 
     def __init__(self, database: Database, *, keys: scripts.Keyspace | None = None) -> None:
-        self._database = database
+        self.database = database
         self._keys = keys or scripts.Keyspace()
         self._packers: dict[str, scripts.Packer] = {}
         self.raw: list[Any] = []
@@ -130,7 +131,7 @@ class LuaNode:
     def load(self) -> Self:
         """Give the server the scripts, once for all its databases."""
         for source in SOURCES.values():
-            self._database.call("SCRIPT", "LOAD", source)
+            self.database.call("SCRIPT", "LOAD", source)
         return self
 
     # --- what the world does to it
@@ -153,26 +154,26 @@ class LuaNode:
 
     def expire(self, resource: str) -> None:
         """End the hold of a resource before its time, as a clock that jumps does."""
-        self._database.call("DEL", self._keys.lock(resource))
+        self.database.call("DEL", self._keys.lock(resource))
 
     def drop_counter(self, resource: str) -> None:
         """Drop the counter of a resource, as idleness does."""
-        self._database.call("DEL", self._keys.counter(resource))
+        self.database.call("DEL", self._keys.counter(resource))
 
     def wipe(self) -> None:
         """Forget everything, the identity as well: nobody is admitted any more."""
-        self._database.call("FLUSHDB")
+        self.database.call("FLUSHDB")
 
     def save(self) -> Memory:
         """Return everything that it remembers."""
-        names = self._database.call("KEYS", "*")
-        return {name: self._database.call("DUMP", name) for name in sorted(names)}
+        names = self.database.call("KEYS", "*")
+        return {name: self.database.call("DUMP", name) for name in sorted(names)}
 
     def restore(self, older: Memory) -> None:
         """Remember that, and nothing else."""
         self.wipe()
         for name, value in older.items():
-            self._database.call("RESTORE", name, 0, value)
+            self.database.call("RESTORE", name, 0, value)
 
     # --- what the scripts do
 
@@ -182,7 +183,7 @@ class LuaNode:
         """Carry out one script, for a server that was admitted under `admission` and listens on `channel`."""
         # An empty id admits no server, but a packed command needs an id.
         packed = self._packer(channel).pack(command, admission or "-" * scripts.ADMISSION_DIGITS)
-        (self.raw,) = self._database.exchange(packed, 1)
+        (self.raw,) = self.database.exchange(packed, 1)
         try:
             return scripts.read_reply(self.raw, admission_id=admission)
         except scripts.NotAdmittedError:
@@ -221,7 +222,7 @@ class LuaNode:
 
     def _identify(self, script: str, *arguments: str | int) -> list[Any]:
         keys = (self._keys.node, self._keys.high)
-        self.raw = self._database.call("EVALSHA", SHAS[script], 2, *keys, *arguments)
+        self.raw = self.database.call("EVALSHA", SHAS[script], 2, *keys, *arguments)
         return self.raw
 
     def _packer(self, channel: str) -> scripts.Packer:
@@ -234,14 +235,14 @@ class LuaNode:
     def keys(self) -> Mapping[str, Mapping[str, str]]:
         """Return every key but the identity, each value as text."""
         kept: dict[str, Mapping[str, str]] = {}
-        for raw in sorted(self._database.call("KEYS", "*")):
+        for raw in sorted(self.database.call("KEYS", "*")):
             name = raw.decode()
             if name == self._keys.node:
                 continue
-            if self._database.call("TYPE", raw) == b"string":
-                kept[name] = {"": self._database.call("GET", raw).decode()}
+            if self.database.call("TYPE", raw) == b"string":
+                kept[name] = {"": self.database.call("GET", raw).decode()}
             else:
-                kept[name] = _pairs(self._database.call("HGETALL", raw))
+                kept[name] = _pairs(self.database.call("HGETALL", raw))
         return kept
 
 

@@ -16,7 +16,7 @@ C   An undo leaves nothing of its attempt on the node, but what a retry shares.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
@@ -62,14 +62,6 @@ _HoldName = tuple[int, str]
 """The node and the nonce: no two holds ever share both."""
 
 
-_EXPIRE = tuple(map(Expire, range(5)))
-_DROP_COUNTER = tuple(map(DropCounter, range(5)))
-
-
-_Question = tuple[int, int, int, bool]
-"""The node or attempt, the hash of its state, the hash of a message, and whether the message timed out."""
-
-
 class Violation(AssertionError):  # noqa: N818  (what was found, not an error of the harness)
     """An invariant is broken; the message tells which, and by what."""
 
@@ -79,10 +71,6 @@ class _StandingStill:
 
     def now_ms(self) -> float:
         return 0.0
-
-
-def is_granted(attempt: Attempt) -> bool:
-    return attempt.outcome.done() and attempt._is_granted()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +93,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The algorithm under test: the project's own, or a mutant of one of its parts (model/mutants.py)."""
+    """The algorithm under test: the project's own, or a mutant of one of its parts (model/mutants.py).
+
+    Attributes:
+        breaks: a pattern of the letters of the invariants that a mutant breaks.
+    """
 
     attempt: type[Attempt] = Attempt
     tally: type[Tally] = Tally
     node: type[FakeNodeState] = FakeNodeState
+    breaks: str = ""
 
 
 class _Wire:
@@ -182,24 +175,6 @@ def _copy_attempt(attempt: Attempt) -> Attempt:
     return twin
 
 
-def check_grant(players: Sequence[Player], index: int) -> None:
-    """Note what an attempt was granted.
-
-    Raises:
-        Violation: T1 or T2 is broken by it.
-    """
-    player = players[index]
-    assert player.attempt is not None
-    granted = player.attempt.outcome.result()
-    assert isinstance(granted, Grant)
-    token = player.token = granted.token
-    if token <= player.floor:
-        raise Violation(f"T2: attempt {index} got {token}; {player.floor} was granted before it began")
-    for other, rival in enumerate(players):
-        if rival.lease != player.lease and rival.token == token:
-            raise Violation(f"T1: attempts {other} and {index} both got {token}")
-
-
 class World:
     """Nodes, attempts, and what is under way between them. `leases` names the lease of each attempt."""
 
@@ -224,120 +199,56 @@ class World:
         self.taken: frozenset[_HoldName] = frozenset()  # ended, and not by a release
         self.shared: frozenset[_HoldName] = frozenset()  # found by a retry
         self.stood_on: dict[_HoldName, int] = {}  # and by which attempt's grant
-        self._wires = [_Wire(index, []) for index in range(node_count)]
-        # Whether a copy shares its parts, which then are copied before they change.
-        self._is_shared = False
-        # In a search: the effect of a message on a node or an attempt in the same state. All copies share it.
-        self._applied: dict[_Question, tuple[FakeNodeState, int, Message]] = {}
-        self._reactions: dict[_Question, tuple[Player, int, tuple[Message, ...]]] = {}
-        # The moves of players and owners of leases, while none of them has changed.
-        self._are_moves_known = False
-        self._is_open: list[bool] = []
-        self._player_moves: list[Move] = []
-        self._lease_moves: list[Move] = []
-        # Hashes of the parts, 0 where one has changed since: most of a copy is shared with its original.
-        self._node_keys = [0] * node_count
-        self._player_keys = [0] * len(leases)
-        self._history_key = 0
+        self._outbox: list[tuple[int, Command]] = []
+        self._wires = [_Wire(index, self._outbox) for index in range(node_count)]
 
     def copy(self) -> Self:
         """Return a world in the same state with a future of its own."""
-        self._is_shared = True
         twin = _copy(self)
-        twin.nodes, twin.players = self.nodes.copy(), self.players.copy()
-        twin._node_keys, twin._player_keys = self._node_keys.copy(), self._player_keys.copy()
-        twin.under_way = self.under_way.copy()
-        twin.stood_on = self.stood_on.copy()
+        twin.nodes = [node.copy() for node in self.nodes]
+        twin.players = [player.copy() for player in self.players]
+        twin.under_way, twin.stood_on = self.under_way.copy(), self.stood_on.copy()
         return twin
 
     def key(self) -> int:
         """Return a hash of what tells this state from every other that can follow from the same beginning."""
-        for index in range(len(self.nodes)):
-            self._node_key(index)
-        for index in range(len(self.players)):
-            self._player_key(index)
-        if not self._history_key:
-            history = (self.ended, self.taken, self.shared, frozenset(self.stood_on.items()), self.limits)
-            self._history_key = hash(history)
-        under_way = frozenset([message.key for message in self.under_way])
-        return hash((*self._node_keys, *self._player_keys, under_way, self._history_key))
-
-    def _node_key(self, index: int) -> int:
-        if not self._node_keys[index]:
-            node = self.nodes[index]
-            self._node_keys[index] = hash((node.high, *node.holds.values(), *node.counters.values()))
-        return self._node_keys[index]
-
-    def _player_key(self, index: int) -> int:
-        if not self._player_keys[index]:
-            self._player_keys[index] = hash(self.players[index].key())
-        return self._player_keys[index]
-
-    def _node(self, index: int) -> FakeNodeState:
-        """Return a node to be changed."""
-        self._node_keys[index] = 0
-        if self._is_shared:
-            self.nodes[index] = self.nodes[index].copy()
-        return self.nodes[index]
-
-    def _player(self, index: int) -> Player:
-        """Return an attempt to be changed."""
-        self._player_keys[index] = 0
-        if self._is_shared:
-            self.players[index] = self.players[index].copy()
-        return self.players[index]
+        nodes = [(node.high, *node.holds.values(), *node.counters.values()) for node in self.nodes]
+        players = [player.key() for player in self.players]
+        history = (self.ended, self.taken, self.shared, frozenset(self.stood_on.items()), self.limits)
+        return hash((*nodes, *players, frozenset([each.key for each in self.under_way]), history))
 
     # --- what may happen --------------------------------------------------------------------------
 
     def moves(self) -> list[Move]:
         """Return everything that may happen next."""
         limits = self.limits
-        # Half of a walk's time goes by here, so nothing is asked twice, and no move is made anew.
-        if not self._are_moves_known:
-            self._find_moves()
-        found = self._player_moves.copy()
-        if limits.losses == 0:
-            found += [message.arrive for message in self.under_way]
-        else:
-            is_open = self._is_open
-            for message in self.under_way:
-                found.append(message.arrive)
-                if message.told or is_open[message.attempt]:
-                    found.append(message.miss)
-        for index, node in enumerate(self.nodes):
-            if limits.expiries != 0 and node.holds:
-                found.append(_EXPIRE[index])
-            if limits.dropped_counters != 0 and node.counters:
-                found.append(_DROP_COUNTER[index])
-        found += self._lease_moves
-        return found
-
-    def _find_moves(self) -> None:
-        """Note what players and owners of leases may do until one of them, or a limit, changes."""
-        limits = self.limits
-        self._is_open = [player.is_open for player in self.players]
-        moves: list[Move] = []
-        idle: list[tuple[int, str]] = []
+        found: list[Move] = []
+        idle: list[int] = []
         for index, player in enumerate(self.players):
             if player.attempt is None:
                 # A lease id is never used again after its release: the contract asks for it.
                 if player.lease not in self.ended:
-                    moves.append(Begin(index))
-                    idle.append((index, player.lease))
-            elif limits.give_ups != 0 and self._is_open[index]:
-                moves.append(GiveUp(index))
-        self._player_moves, moves = moves, []
+                    found.append(Begin(index))
+                    idle.append(index)
+            elif limits.give_ups != 0 and player.is_open:
+                found.append(GiveUp(index))
+        for message in self.under_way:
+            found.append(message.arrive)
+            if limits.losses != 0 and (message.told or self.players[message.attempt].is_open):
+                found.append(message.miss)
+        for index, node in enumerate(self.nodes):
+            if limits.expiries != 0 and node.holds:
+                found.append(Expire(index))
+            if limits.dropped_counters != 0 and node.counters:
+                found.append(DropCounter(index))
         for lease in sorted({player.lease for player in self.players if player.attempt}):
             if limits.handovers != 0:
-                moves += [Handover(lease, index) for index, waiting in idle if waiting != lease]
-            if lease in self.ended:
-                continue
-            if limits.ends != 0:
-                moves.append(End(lease))
-            if limits.keeps != 0:
-                moves.append(Keep(lease))
-        self._lease_moves = moves
-        self._are_moves_known = True
+                found += [Handover(lease, index) for index in idle if self.players[index].lease != lease]
+            if lease not in self.ended and limits.ends != 0:
+                found.append(End(lease))
+            if lease not in self.ended and limits.keeps != 0:
+                found.append(Keep(lease))
+        return found
 
     def make(self, move: Move) -> None:
         """Let it happen.
@@ -356,10 +267,10 @@ class World:
                 self._begin(index)
             case GiveUp(index):
                 self._spend("give_ups")
-                attempt = self._player(index).attempt
+                attempt = self.players[index].attempt
                 assert attempt is not None
                 attempt.give_up()
-                self._post(index, self._sent(index))
+                self._post(index)
             case TimeOut(message):
                 self._spend("losses")
                 self._take(message)
@@ -376,20 +287,20 @@ class World:
                 self._take(message)
             case Expire(index):
                 self._spend("expiries")
-                self._node(index).expire(RESOURCE)
+                self.nodes[index].expire(RESOURCE)
             case DropCounter(index):
                 self._spend("dropped_counters")
-                self._node(index).drop_counter(RESOURCE)
+                self.nodes[index].drop_counter(RESOURCE)
             case Keep(lease):
                 self._spend("keeps")
                 self._send_all(Renew(RESOURCE, lease))
             case End(lease):
                 self._spend("ends")
-                self._end(lease)
+                self.ended |= {lease}
                 self._send_all(Release(RESOURCE, lease, 0))
             case Handover(lease, index):
                 self._spend("handovers")
-                self._end(lease)
+                self.ended |= {lease}
                 self._begin(index, ends=Release(RESOURCE, lease, 0))
 
     def exchange(self, attempt: int, *nodes: int) -> None:
@@ -406,45 +317,28 @@ class World:
                 return
         self.under_way.remove(message)
 
-    def _end(self, lease: str) -> None:
-        self._are_moves_known = False
-        self._history_key = 0
-        self.ended |= {lease}
-
     def _spend(self, kind: str) -> None:
         left = getattr(self.limits, kind)
         if left is not None:
-            self._are_moves_known = False
-            self._history_key = 0
             self.limits = replace(self.limits, **{kind: left - 1})
 
     def _begin(self, index: int, *, ends: Release | None = None) -> None:
-        self._are_moves_known = False
-        player = self._player(index)
+        player = self.players[index]
         rivals = (each for each in self.players if each.lease != player.lease)
         player.floor = max((rival.token for rival in rivals), default=0)
         mint = Mint(RESOURCE, player.lease, f"nonce-{index}", "", TTL_MS, release_first=ends)
         player.attempt = self.rules.attempt(self._wires, mint, clock=_StandingStill())
         player.attempt._tally = self.rules.tally(len(self.nodes))
         player.attempt.start()
-        self._post(index, self._sent(index))
+        self._post(index)
 
-    def _sent(self, index: int) -> tuple[Message, ...]:
-        """Take what an attempt has just sent."""
-        sent = tuple(
-            Message(index, node, command, None, told=isinstance(command, Undo | Release))
-            for wire in self._wires
-            for node, command in wire.outbox
-        )
-        for wire in self._wires:
-            wire.outbox.clear()
-        return sent
-
-    def _post(self, index: int, sent: tuple[Message, ...]) -> None:
-        """Put what an attempt has sent on its way."""
-        self.under_way += sent
+    def _post(self, index: int) -> None:
+        """Put what an attempt has just sent on its way."""
+        for node, command in self._outbox:
+            told = isinstance(command, Undo | Release)
+            self.under_way.append(Message(index, node, command, None, told=told))
+        self._outbox.clear()
         if not self.players[index].is_open:
-            self._are_moves_known = False
             self.under_way = [
                 message.given_up()
                 if message.attempt == index and not message.told and not self._is_awaited(message)
@@ -464,60 +358,42 @@ class World:
         self.under_way += [Message(-1, node, command, None, told=True) for node in range(len(self.nodes))]
 
     def _apply(self, message: Message) -> None:
-        index = message.node
-        before = self.nodes[index].holds.get(RESOURCE)
-        question = (index, self._node_keys[index], message.key, False)
-        known = self._applied.get(question)
-        if known is None:
-            node = self._node(index)
-            answer = message.answered(node.apply(message.command, 0.0))
-            if self._is_shared and question[1]:
-                self._applied[question] = (node, self._node_key(index), answer)
-        else:
-            node, self._node_keys[index], answer = known
-            self.nodes[index] = node
+        node = self.nodes[message.node]
+        before = node.holds.get(RESOURCE)
+        answer = message.answered(node.apply(message.command, 0.0))
         if before is not None:
             self._check_hold(message, before, node.holds.get(RESOURCE))
         if self._is_awaited(message):
             self.under_way.append(answer)
 
     def _tell(self, message: Message, reply: Reply) -> None:
-        index = message.attempt
-        was_open = self.players[index].is_open
-        question = (index, self._player_keys[index], message.key, reply is NoReply.TIMED_OUT)
-        known = self._reactions.get(question)
-        if known is None:
-            player = self._player(index)
-            self._react(player, message, reply)
-            sent = self._sent(index)
-            if was_open and player.attempt is not None and is_granted(player.attempt):
-                self._check_grant(index)
-            if self._is_shared and question[1]:
-                self._reactions[question] = (player, self._player_key(index), sent)
-        else:
-            player, self._player_keys[index], sent = known
-            self.players[index] = player
-            if was_open and player.token:
-                self._check_grant(index)
-        self._post(index, sent)
-
-    def _react(self, player: Player, message: Message, reply: Reply) -> None:
+        player = self.players[message.attempt]
         attempt = player.attempt
         assert attempt is not None
+        was_open = player.is_open
         if isinstance(reply, Granted):
             player.nonces[message.node] = reply.nonce
         if isinstance(message.command, Commit):
             attempt._on_commit(message.node, message.command.token, reply)
         else:
             attempt._on_mint(message.node, reply)
+        if was_open and attempt.outcome.done() and attempt._is_granted():
+            self._check_grant(message.attempt)
+        self._post(message.attempt)
 
     # --- the invariants ---------------------------------------------------------------------------
 
     def _check_grant(self, index: int) -> None:
-        check_grant(self.players, index)
         player = self.players[index]
         assert player.attempt is not None
-        token = player.token
+        granted = player.attempt.outcome.result()
+        assert isinstance(granted, Grant)
+        token = player.token = granted.token
+        if token <= player.floor:
+            raise Violation(f"T2: attempt {index} got {token}; {player.floor} was granted before it began")
+        for other, rival in enumerate(self.players):
+            if rival.lease != player.lease and rival.token == token:
+                raise Violation(f"T1: attempts {other} and {index} both got {token}")
         for node, standing in enumerate(player.attempt._tally._standing):
             if standing != token:
                 continue
@@ -525,12 +401,10 @@ class World:
             if hold in self.taken and player.lease not in self.ended:
                 raise Violation(f"K: attempt {index} got {token} by {hold}, which was taken from it")
             self.stood_on[hold] = index
-            self._history_key = 0
 
     def _check_hold(self, message: Message, before: Hold, after: Hold | None) -> None:
         """Check what a command did to a hold."""
         name, command = (message.node, before.nonce), message.command
-        self._history_key = 0
         if after is not None and (after.digest, after.nonce) == (before.digest, before.nonce):
             if isinstance(command, Mint) and command.digest == before.digest:
                 self.shared |= {name}

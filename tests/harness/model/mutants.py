@@ -133,16 +133,16 @@ class UndoByLease(Attempt):
 
 
 MUTANTS = {
-    "max without commit": Rules(tally=MaxWithoutCommit),
-    "token of the first quorum": Rules(tally=TokenOfTheFirstQuorum),
-    "unconditional commit": Rules(node=UnconditionalCommit),
-    "commit without nonce": Rules(node=CommitWithoutNonce),
-    "undo of a shared hold": Rules(node=UndoOfAShared),
-    "counter from zero": Rules(node=CounterFromZero),
-    "undo by lease": Rules(attempt=UndoByLease),
-    "handover keeps the nonce": Rules(node=HandoverKeepsNonce),
-    "handover keeps the token": Rules(node=HandoverKeepsToken),
-    "handover keeps the shared mark": Rules(node=HandoverKeepsShared),
-    "handover ends any lease": Rules(node=HandoverEndsAnyLease),
-    "commit after a handover without nonce": Rules(node=CommitAfterHandoverWithoutNonce),
+    "max without commit": Rules(tally=MaxWithoutCommit, breaks="T[12]"),
+    "token of the first quorum": Rules(tally=TokenOfTheFirstQuorum, breaks="T[12]"),
+    "unconditional commit": Rules(node=UnconditionalCommit, breaks="T[12]"),
+    "commit without nonce": Rules(node=CommitWithoutNonce, breaks="T[12]"),
+    "undo of a shared hold": Rules(node=UndoOfAShared, breaks="K"),
+    "counter from zero": Rules(node=CounterFromZero, breaks="T[12]"),
+    "undo by lease": Rules(attempt=UndoByLease, breaks="K"),
+    "handover keeps the nonce": Rules(node=HandoverKeepsNonce, breaks="K"),
+    "handover keeps the token": Rules(node=HandoverKeepsToken, breaks="T[12]"),
+    "handover keeps the shared mark": Rules(node=HandoverKeepsShared, breaks="C"),
+    "handover ends any lease": Rules(node=HandoverEndsAnyLease, breaks="K"),
+    "commit after a handover without nonce": Rules(node=CommitAfterHandoverWithoutNonce, breaks="T[12]"),
 }

@@ -111,6 +111,6 @@ async def test_no_order_of_events_breaks_an_invariant(name: str) -> None:
     ],
 )
 async def test_the_same_search_finds_a_mutant(mutant: str, case: Case, broken: str) -> None:
-    """The search finds the naive recipe, and mutants that only a rare order of events shows."""
+    """The search finds the popular recipe, and mutants that only a rare order of events shows."""
     with pytest.raises(Violation, match=f"^{broken}:"):
         case.search(MUTANTS[mutant])

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from harness.doubles.fake_node import FakeNodeState
-from harness.doubles.joining_commands import Formation
 from harness.simulation.network import Network, NodeHost
-from harness.simulation.processes import ProcessClock, ProcessLoop
+from harness.simulation.processes import ProcessClock, on_processes
 from harness.simulation.redis import SimulatedRedis
 from harness.simulation.servers import ServerHost
 from harness.simulation.waiting_links import Chance
@@ -92,15 +90,7 @@ class Site:
 def _host(index: int) -> NodeHost:
     clock, name = ProcessClock(offset_ms=1e12), f"node-{index}"
     redis = SimulatedRedis(clock_ms=clock.now_ms, appendfsync="always", name=name)
-    redis.state.restore(
-        FakeNodeState(
-            admission=f"{index + 1:032x}",
-            formation=Formation("cluster", index, 3, TTL_MS_MAX),
-            run_id=redis.run_id,
-            durable=True,
-        )
-    )
-    return NodeHost(redis, name)
+    return NodeHost(redis, name).form(index, 3, TTL_MS_MAX)
 
 
 @asynccontextmanager
@@ -122,16 +112,6 @@ async def site() -> AsyncIterator[Site]:
         yield here
     finally:
         await server.end()
-
-
-def on_processes(test: Callable[[], Awaitable[None]]) -> None:
-    """Run a test on a loop that knows processes."""
-
-    async def run() -> None:
-        await test()
-
-    with asyncio.Runner(loop_factory=ProcessLoop) as runner:
-        runner.run(run())
 
 
 async def renewed(here: Site) -> bool:
@@ -174,128 +154,113 @@ def call_for(resource: str, number: int, here: Site) -> AcquireCall:
 
 @pytest.mark.parametrize("ask", [renewed, released, handed_over, seen, live], ids=lambda ask: ask.__name__)
 @pytest.mark.parametrize("times", [1, 3])
-def test_what_is_refused_is_asked_again_after_the_examination_and_its_answer_is_told(
+@on_processes
+async def test_what_is_refused_is_asked_again_after_the_examination_and_its_answer_is_told(
     ask: Callable[[Site], Awaitable[bool]], times: int
 ) -> None:
     """Also if the nodes are fenced again and again: a release is not told NOT_HELD by its own repetition."""
-
-    async def test() -> None:
-        async with site() as here:
+    async with site() as here:
+        here.void()
+        asking = asyncio.ensure_future(ask(here))
+        for number in range(1, times):
+            await here.until_examined(number)
             here.void()
-            asking = asyncio.ensure_future(ask(here))
-            for number in range(1, times):
-                await here.until_examined(number)
-                here.void()
-            assert await asking
-
-    on_processes(test)
+        assert await asking
 
 
-def test_an_examination_that_takes_too_long_is_no_answer() -> None:
+@on_processes
+async def test_an_examination_that_takes_too_long_is_no_answer() -> None:
     """The wait has a bound, also for a renewal that comes meanwhile; a later question does not wait."""
-
-    async def test() -> None:
-        async with site() as here:
-            here.void()
-            began_ms = LoopClock().now_ms()
-            first = asyncio.ensure_future(here.lock.release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX))
-            await asyncio.sleep(0.006)
-            here.block()
-            await asyncio.sleep(0.3)
-            second = asyncio.ensure_future(here.lock.renew(resource=R, digest=A))
-            assert (await first).verdict is ReleaseVerdict.NO_QUORUM
-            assert REVALIDATION_MS_MAX <= LoopClock().now_ms() - began_ms <= REVALIDATION_MS_MAX + 100
-            assert set(await here.lock.inspect(R)) == {NoReply.UNREACHABLE}
-            assert (await second).verdict is RenewVerdict.AT_RISK
-            assert LoopClock().now_ms() - began_ms <= REVALIDATION_MS_MAX + 100
-            here.unblock()
-            await asyncio.sleep(10)
-            assert not here.holders()
-
-    on_processes(test)
+    async with site() as here:
+        here.void()
+        began_ms = LoopClock().now_ms()
+        first = asyncio.ensure_future(here.lock.release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX))
+        await asyncio.sleep(0.006)
+        here.block()
+        await asyncio.sleep(0.3)
+        second = asyncio.ensure_future(here.lock.renew(resource=R, digest=A))
+        assert (await first).verdict is ReleaseVerdict.NO_QUORUM
+        assert REVALIDATION_MS_MAX <= LoopClock().now_ms() - began_ms <= REVALIDATION_MS_MAX + 100
+        assert set(await here.lock.inspect(R)) == {NoReply.UNREACHABLE}
+        assert (await second).verdict is RenewVerdict.AT_RISK
+        assert LoopClock().now_ms() - began_ms <= REVALIDATION_MS_MAX + 100
+        here.unblock()
+        await asyncio.sleep(10)
+        assert not here.holders()
 
 
-def test_a_mint_that_never_went_to_a_node_pushes_out_no_release(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_processes
+async def test_a_mint_that_never_went_to_a_node_pushes_out_no_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It leaves nothing there to undo."""
     monkeypatch.setattr(replay_queue, "_KEPT_MAX", 10)
-
-    async def test() -> None:
-        async with site() as here:
-            assert await released(here)
-            assert R in here.hosts[0].redis.state.holds, "it is away, and does not know"
-            await here.acquire("held")
-            for _ in range(20):
-                refused = await here.lock.attempt(Order("held", B, TTL_MS, "another"))
-                assert isinstance(refused, Refusal)
-            here.hosts[0].start()
-            await asyncio.sleep(5)
-            assert here.links[0].report().state is NodeState.READY
-            assert R not in here.hosts[0].redis.state.holds
-
-    on_processes(test)
+    async with site() as here:
+        assert await released(here)
+        assert R in here.hosts[0].redis.state.holds, "it is away, and does not know"
+        await here.acquire("held")
+        for _ in range(20):
+            refused = await here.lock.attempt(Order("held", B, TTL_MS, "another"))
+            assert isinstance(refused, Refusal)
+        here.hosts[0].start()
+        await asyncio.sleep(5)
+        assert here.links[0].report().state is NodeState.READY
+        assert R not in here.hosts[0].redis.state.holds
 
 
-def test_acquires_and_releases_that_meet_an_examination_succeed_and_push_out_no_undo(
+@on_processes
+async def test_acquires_and_releases_that_meet_an_examination_succeed_and_push_out_no_undo(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Many callers try again and again meanwhile. A lost undo would block the lock until its ttl ends."""
     monkeypatch.setattr(replay_queue, "_KEPT_MAX", 10)
-
-    async def test() -> None:
-        async with site() as here:
-            failed = await here.acquire("undone")
-            for number in range(20):
-                await here.acquire(f"held-{number}")
-            service = here.server.service
-            assert service is not None
-            here.void()
-            calls = [
-                asyncio.ensure_future(service.acquire(call_for(f"resource-{number}", number, here)))
-                for number in range(20)
-            ]
-            ended = [
-                here.lock.release(resource=f"held-{number}", digest=A, ttl_ms_max=TTL_MS_MAX)
-                for number in range(20)
-            ]
-            await asyncio.sleep(0.01)
-            here.block()
-            for link in here.links:
-                link.send(Undo("undone", failed.nonce, here.server.clock.now_ms() + TTL_MS))
-            await asyncio.sleep(0.4)
-            here.unblock()
-            assert all(isinstance(each, Lease) for each in await asyncio.gather(*calls))
-            assert {(await each).verdict for each in ended} == {ReleaseVerdict.RELEASED}
-            await asyncio.sleep(1)
-            assert here.holders("undone") == []
-
-    on_processes(test)
+    async with site() as here:
+        failed = await here.acquire("undone")
+        for number in range(20):
+            await here.acquire(f"held-{number}")
+        service = here.server.service
+        assert service is not None
+        here.void()
+        calls = [
+            asyncio.ensure_future(service.acquire(call_for(f"resource-{number}", number, here)))
+            for number in range(20)
+        ]
+        ended = [
+            here.lock.release(resource=f"held-{number}", digest=A, ttl_ms_max=TTL_MS_MAX)
+            for number in range(20)
+        ]
+        await asyncio.sleep(0.01)
+        here.block()
+        for link in here.links:
+            link.send(Undo("undone", failed.nonce, here.server.clock.now_ms() + TTL_MS))
+        await asyncio.sleep(0.4)
+        here.unblock()
+        assert all(isinstance(each, Lease) for each in await asyncio.gather(*calls))
+        assert {(await each).verdict for each in ended} == {ReleaseVerdict.RELEASED}
+        await asyncio.sleep(1)
+        assert here.holders("undone") == []
 
 
-def test_what_finds_no_room_on_a_connection_is_sent_a_little_at_each_heartbeat(
+@on_processes
+async def test_what_finds_no_room_on_a_connection_is_sent_a_little_at_each_heartbeat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not only on the next connection, and not all at once, which would make a late node later still."""
     monkeypatch.setattr(node_connection, "_UNANSWERED_MAX", 20)
     monkeypatch.setattr(node_link, "_REPLAYED_PER_HEARTBEAT", 2)
-
-    async def test() -> None:
-        async with site() as here:
-            failed = await here.acquire("undone")
-            changes = [link.report().state_changes for link in here.links]
-            link = here.links[1]
-            for _ in range(20):
-                link.send(Inspect(R))
-            for number in range(6):
-                link.send(Undo("undone", f"nonce-{number}", here.server.clock.now_ms() + TTL_MS))
-            link.send(Undo("undone", failed.nonce, here.server.clock.now_ms() + TTL_MS))
-            counts = []
-            for _ in range(10_000):
-                await asyncio.sleep(0.001)
-                counts.append(len(link._commands._replay_queue._commands))
-            assert list(dict.fromkeys(counts)) == [7, 5, 3, 1, 0]
-            assert "undone" not in here.hosts[1].redis.state.holds
-            assert [each.report().state_changes for each in here.links] == changes, (
-                "the connection is the same"
-            )
-
-    on_processes(test)
+    async with site() as here:
+        failed = await here.acquire("undone")
+        changes = [link.report().state_changes for link in here.links]
+        link = here.links[1]
+        for _ in range(20):
+            link.send(Inspect(R))
+        for number in range(6):
+            link.send(Undo("undone", f"nonce-{number}", here.server.clock.now_ms() + TTL_MS))
+        link.send(Undo("undone", failed.nonce, here.server.clock.now_ms() + TTL_MS))
+        counts = []
+        for _ in range(10_000):
+            await asyncio.sleep(0.001)
+            counts.append(len(link._commands._replay_queue._commands))
+        assert list(dict.fromkeys(counts)) == [7, 5, 3, 1, 0]
+        assert "undone" not in here.hosts[1].redis.state.holds
+        assert [each.report().state_changes for each in here.links] == changes, "the connection is the same"

@@ -11,8 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from harness.doubles.fake_node import FakeNodeState
-from harness.doubles.joining_commands import Formation
+from harness.simulation.history import Grant, History, letters
 from harness.simulation.mutants import DIRECTED, MUTANTS
 from harness.simulation.network import Network, NodeHost
 from harness.simulation.processes import ProcessClock, ProcessLoop
@@ -37,7 +36,7 @@ class Site:
     Attributes:
         first: reaches the old process and one other node.
         second: reaches the newcomer, once there is one.
-        problems: letters of the promises that were broken, as of harness/simulation/history.py.
+        grants: the last one of each lease.
     """
 
     rules: Rules
@@ -46,25 +45,15 @@ class Site:
     clocks: Sequence[ProcessClock] = ()
     hosts: list[NodeHost] = field(default_factory=list)
     servers: list[ServerHost] = field(default_factory=list)
-    problems: set[str] = field(default_factory=set)
-    _greatest: int = 0
-    _leases: dict[int, str] = field(default_factory=dict)
-    _valid_until_ms: dict[str, float] = field(default_factory=dict)
+    history: History = field(default_factory=History)
+    grants: dict[str, Grant] = field(default_factory=dict)
 
     async def begin(self) -> None:
         """Start everything."""
         self.network = Network(self.chance, latency_ms=(1, 2))
         self.clocks = [ProcessClock(offset_ms=1e12) for _ in range(3)]
         for index in range(3):
-            host = self.new_process(index, f"node-{index}")
-            formed = FakeNodeState(
-                admission=f"{index + 1:032x}",
-                formation=Formation("cluster", index, 3, self.ttl_ms),
-                run_id=host.redis.run_id,
-                durable=True,
-            )
-            host.redis.state.restore(formed)
-            self.hosts.append(host)
+            self.hosts.append(self.new_process(index, f"node-{index}").form(index, 3, self.ttl_ms))
         self.servers += [self.new_server(f"server-{number}") for number in range(2)]
         for server in self.servers:
             await server.until_serving()
@@ -103,16 +92,13 @@ class Site:
     def lead_away(self, server: ServerHost, newcomer: NodeHost, index: int = 0) -> None:
         """Let an index lead a server to another process."""
         server.routed[index] = newcomer
-        for connection in [each for each in self.hosts[index].connections if each.is_of(server.process)]:
-            connection.reset("the address leads elsewhere")
+        self.hosts[index].disconnect(server.process, "the address leads elsewhere")
 
     def cut(self, server: ServerHost, index: int) -> None:
         """Let nothing pass between a server and a node any more."""
         host = server.routed.get(index, self.hosts[index])
-        for ends in ((server, host), (host, server)):
-            self.network.route(*ends).blocked = True
-        for connection in [each for each in host.connections if each.is_of(server.process)]:
-            connection.reset("cut off")
+        self.network.block(server, host)
+        host.disconnect(server.process, "cut off")
 
     async def until_ready(self, server: ServerHost, count: int, *, within_s: float = 30.0) -> None:
         """Return when so many nodes vote for a server."""
@@ -127,20 +113,15 @@ class Site:
         return Redlock(server.cluster.links, clock=server.clock, randomness=self.chance)
 
     async def acquire(self, server: ServerHost, lease: str) -> bool:
-        """Try to grant a lease; T1, T2 and L."""
-        digest = lease * 64
+        """Try to grant a lease."""
         began_ms = now_ms()
-        told = await self._lock(server).attempt(Order(R, digest, self.ttl_ms, "holder"))
+        told = await self._lock(server).attempt(Order(R, lease * 64, self.ttl_ms, "holder"))
         if not isinstance(told, AttemptGranted):
             return False
-        if self._leases.setdefault(told.token, lease) != lease:
-            self.problems.add("T1")
-        if told.token <= self._greatest:
-            self.problems.add("T2")
-        if any(other != lease and now_ms() < end_ms for other, end_ms in self._valid_until_ms.items()):
-            self.problems.add("L")
-        self._greatest = max(self._greatest, told.token)
-        self._valid_until_ms[lease] = began_ms + self.ttl_ms * 0.99 - 2
+        self.history.minted(now_ms(), R, lease, told.token)
+        grant = Grant(R, lease, told.token, began_ms, now_ms(), began_ms + self.ttl_ms * 0.99 - 2)
+        self.history.granted(grant)
+        self.grants[lease] = grant
         return True
 
     async def keep(self, server: ServerHost, lease: str) -> None:
@@ -149,18 +130,20 @@ class Site:
             began_ms = now_ms()
             renewed = await self._lock(server).renew(resource=R, digest=lease * 64)
             if renewed.verdict is RenewVerdict.ACTIVE:
-                self._valid_until_ms[lease] = began_ms + self.ttl_ms * 0.99 - 2
+                self.history.renewed(now_ms(), self.grants[lease], began_ms + self.ttl_ms * 0.99 - 2)
             await asyncio.sleep(0.05)
 
     async def check(self, server: ServerHost, token: int) -> None:
         """Ask whether a token is live: a superseded one never is."""
         told = await self._lock(server).check_token(resource=R, token=token)
-        if told.verdict.verdict is TokenVerdict.LIVE and token < self._greatest:
-            self.problems.add("S")
+        greatest = max(grant.token for grant in self.history.grants[R])
+        if told.verdict.verdict is TokenVerdict.LIVE and token < greatest:
+            self.history.problem(now_ms(), f"S: token {token} is live after {greatest}")
 
     async def release(self, server: ServerHost, lease: str) -> None:
         """End a lease."""
-        self._valid_until_ms.pop(lease, None)
+        if lease in self.grants:
+            self.grants[lease].until_ms = min(self.grants[lease].until_ms, now_ms())
         await self._lock(server).release(resource=R, digest=lease * 64, ttl_ms_max=TTL_MS)
 
     async def insist(self, server: ServerHost, lease: str, *, for_s: float) -> bool:
@@ -213,8 +196,7 @@ async def a_question_that_meets_the_fence(site: Site) -> None:
     site.cut(site.first, 2)
     site.cut(site.second, 2)
     assert await site.acquire(site.first, "a")
-    for ends in ((site.second, site.hosts[2]), (site.hosts[2], site.second)):
-        site.network.route(*ends).unblock()
+    site.network.unblock(site.second, site.hosts[2])
     await site.until_ready(site.second, 3)
     await asyncio.sleep(1.1)  # a connection that has lasted so long is made again at once
     assert await site.insist(site.first, "a", for_s=1)
@@ -224,14 +206,11 @@ async def a_question_that_meets_the_fence(site: Site) -> None:
     while not fenced.known_floors:  # noqa: ASYNC110  (on virtual time)
         await asyncio.sleep(0.0001)
     keeping.pop(0).cancel()
-    asking = asyncio.create_task(site.check(site.first, site._greatest))
+    asking = asyncio.create_task(site.check(site.first, site.grants["a"].token))
     await asyncio.sleep(0.0085)  # the first server has connected to node 1 again, and asks what it is
-    ways = [site.network.route(*ends) for ends in ((site.first, site.hosts[1]), (site.hosts[1], site.first))]
-    for way in ways:
-        way.blocked = True
+    site.network.block(site.first, site.hosts[1])
     assert await site.insist(site.second, "b", for_s=0.5)
-    for way in ways:
-        way.unblock()
+    site.network.unblock(site.first, site.hosts[1])
     await asking
     keeping[0].cancel()
 
@@ -281,15 +260,14 @@ async def a_server_that_starts_after_a_clock_was_set(site: Site) -> None:
     keeping = asyncio.create_task(site.keep(site.first, "a"))
     await asyncio.sleep(1)
     keeping.cancel()
-    site.network.route(site.second, site.hosts[2]).unblock()
-    site.network.route(site.hosts[2], site.second).unblock()
+    site.network.unblock(site.second, site.hosts[2])
     await site.until_ready(site.second, 3)
     site.clocks[0].set_by(60_000)
     keeping = asyncio.create_task(site.keep(site.first, "a"))
     async with asyncio.timeout(10):
         while not site.hosts[0].redis.state.distrusted_until_ms:  # noqa: ASYNC110  (on virtual time)
             await asyncio.sleep(0.001)
-    site._valid_until_ms["a"] = now_ms() + TTL_MS / 2
+    site.grants["a"].until_ms = now_ms() + TTL_MS / 2
     site.servers.append(site.new_server("third"))
     await site.servers[-1].until_serving()
     site.cut(site.servers[-1], 1)
@@ -354,15 +332,8 @@ async def a_superseded_peer(site: Site) -> None:
 async def a_stranger_at_the_address_of_a_peer(site: Site) -> None:
     """It is a node of another cluster, without a vote, beside a copy of node 0."""
     site.cut(site.first, 1)
-    stranger = site.new_process(2, "stranger")
-    stranger.redis.state.restore(
-        FakeNodeState(
-            admission="e" * 32,
-            formation=Formation("another cluster", 2, 3, site.ttl_ms),
-            run_id=stranger.redis.run_id,
-        )
-    )
-    stranger.redis.state.phase = Phase.QUARANTINED
+    stranger = site.new_process(2, "stranger").form(2, 3, site.ttl_ms, cluster_id="another cluster")
+    stranger.redis.state.admission, stranger.redis.state.phase = "e" * 32, Phase.QUARANTINED
     site.lead_away(site.second, stranger, 2)
     await asyncio.sleep(0.2)
     site.lead_away(site.second, site.copy_of(0))
@@ -395,7 +366,7 @@ def broken(scenario: Scenario, rules: Rules, seed: int) -> set[str]:
         finally:
             for server in site.servers:
                 await server.end()
-        return site.problems
+        return letters(site.history.problems)
 
     with ExitStack() as stack:
         for where, what, instead in rules.patches:

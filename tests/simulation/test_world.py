@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.simulation.mutants import BREAKS, MUTANTS
+from harness.simulation.history import letters
+from harness.simulation.mutants import MUTANTS
 from harness.simulation.world import Report, replay_command, simulate
 
 SEEDS = 500
@@ -32,11 +33,6 @@ _TRACED_SEEDS = range(3)
 def told(report: Report, mutant: str = "") -> str:
     """Return what is wrong, and how to see it again."""
     return "\n".join((f"seed {report.seed}: {replay_command(report.seed, mutant)}", *report.problems[:10]))
-
-
-def broken(problem: str) -> str:
-    """Return the letter of the promise that a problem is about: `at 17 ms: T1: …`."""
-    return problem.split(": ")[1]
 
 
 @pytest.mark.slow
@@ -61,7 +57,7 @@ def test_a_mutant_is_caught(mutant: str) -> None:
     first = _FIRST_SEEDS.get(mutant, 0)
     for seed in range(first, first + _MUTANT_SEEDS):
         report = simulate(seed, MUTANTS[mutant])
-        if BREAKS[mutant] & set(map(broken, report.problems)):
+        if letters(report.problems) & set(MUTANTS[mutant].breaks.split()):
             return
     pytest.fail(f"{mutant}: not caught in {_MUTANT_SEEDS} seeds")
 

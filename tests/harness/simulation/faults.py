@@ -199,8 +199,7 @@ async def _double(world: World, *, copied: bool) -> None:
     led_away = chance.sample(world.servers, chance.randint(1, len(world.servers) - 1))
     for server in led_away:
         server.routed[index] = newcomer
-        for connection in [each for each in old.connections if each.is_of(server.process)]:
-            connection.reset("the address leads to another process")
+        old.disconnect(server.process, "the address leads to another process")
     await asyncio.sleep(chance.uniform(0.05, 4 * world.ttl_ms_max / 1000))
     if index in world.newcomers:
         world.end_double(index)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from redfence_storage.errors import StaleToken
@@ -129,6 +129,11 @@ class History:
 
 def _within(instants_ms: Sequence[float], since_ms: float, until_ms: float) -> bool:
     return any(since_ms <= at_ms <= until_ms for at_ms in instants_ms)
+
+
+def letters(problems: Iterable[str]) -> set[str]:
+    """Return the letters of the promises that problems are about: `at 17 ms: T1: …`."""
+    return {problem.split(": ")[1] for problem in problems}
 
 
 class FencedStorage:

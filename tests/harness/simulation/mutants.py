@@ -205,20 +205,22 @@ def _fencing(raise_fence: object = fence.raise_fence, wait_ms: object = fence.wa
 
 
 MUTANTS: Final = {
-    "fencing off": Rules(fenced=False),
-    "validity counted from the answer": Rules(counts_from_answer=True),
-    "extend that re-creates": Rules(node=ExtendThatRecreates),
-    "max without commit": Rules(patches=((attempt, "Tally", mutants.MaxWithoutCommit),)),
-    "undo of a shared hold": Rules(node=mutants.UndoOfAShared),
-    "undo by lease": Rules(patches=((redlock, "Attempt", mutants.UndoByLease),)),
-    "counter from zero": Rules(node=mutants.CounterFromZero),
-    "a minority grants": Rules(patches=((quorum, "majority", lambda count: max(1, count // 2)),)),
-    "no wait": Rules(patches=(_fencing(wait_ms=lambda _: 0.0),)),
-    "holds end at a restart with proof": Rules(node=FloorThatEndsHolds),
-    "a wiped node never votes again": Rules(
-        patches=((AdminConnection, "restore_vote", _restore_with_proof),)
+    "fencing off": Rules(fenced=False, breaks="F"),
+    "validity counted from the answer": Rules(counts_from_answer=True, breaks="L"),
+    "extend that re-creates": Rules(node=ExtendThatRecreates, breaks="L"),
+    "max without commit": Rules(patches=((attempt, "Tally", mutants.MaxWithoutCommit),), breaks="T1 T2"),
+    "undo of a shared hold": Rules(node=mutants.UndoOfAShared, breaks="D L"),
+    "undo by lease": Rules(patches=((redlock, "Attempt", mutants.UndoByLease),), breaks="D L"),
+    "counter from zero": Rules(node=mutants.CounterFromZero, breaks="T1 T2"),
+    "a minority grants": Rules(
+        patches=((quorum, "majority", lambda count: max(1, count // 2)),), breaks="T1 T2"
     ),
-    "a restarted node is never fenced": Rules(patches=(_fencing(_fence_what_forgot),)),
+    "no wait": Rules(patches=(_fencing(wait_ms=lambda _: 0.0),), breaks="L"),
+    "holds end at a restart with proof": Rules(node=FloorThatEndsHolds, breaks="D L"),
+    "a wiped node never votes again": Rules(
+        patches=((AdminConnection, "restore_vote", _restore_with_proof),), breaks="P"
+    ),
+    "a restarted node is never fenced": Rules(patches=(_fencing(_fence_what_forgot),), breaks="P"),
 }
 """Each is caught by random worlds."""
 DIRECTED: Final = {
@@ -245,18 +247,3 @@ DIRECTED: Final = {
     ),
 }
 """Each is caught by a scenario of its own."""
-BREAKS: Final = {
-    "fencing off": {"F"},
-    "validity counted from the answer": {"L"},
-    "extend that re-creates": {"L"},
-    "max without commit": {"T1", "T2"},
-    "undo of a shared hold": {"L", "D"},
-    "undo by lease": {"L", "D"},
-    "counter from zero": {"T1", "T2"},
-    "a minority grants": {"T1", "T2"},
-    "no wait": {"L"},
-    "holds end at a restart with proof": {"L", "D"},
-    "a wiped node never votes again": {"P"},
-    "a restarted node is never fenced": {"P"},
-}
-"""The promise that each rule is for: one of these letters is found without it."""

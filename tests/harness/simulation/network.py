@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import hiredis
 
+from harness.doubles.fake_node import FakeNodeState
+from harness.doubles.joining_commands import Formation
 from harness.simulation.arriving_bytes import deliver
 from harness.simulation.processes import Process
 from harness.simulation.redis import Client, SimulatedRedis
@@ -84,6 +86,24 @@ class NodeHost:
         for connection in list(self.connections):
             connection.reset("the node has died")
 
+    def form(self, index: int, node_count: int, ttl_ms_max: int, *, cluster_id: str = "cluster") -> Self:
+        """Remember what a node does that was just formed."""
+        redis = self.redis
+        redis.state.restore(
+            FakeNodeState(
+                admission=f"{index + 1:032x}",
+                formation=Formation(cluster_id, index, node_count, ttl_ms_max),
+                run_id=redis.run_id,
+                durable=redis.appendfsync == "always",
+            )
+        )
+        return self
+
+    def disconnect(self, server: Process, reason: str) -> None:
+        """Break every connection of a server."""
+        for connection in [each for each in self.connections if each._server is server]:
+            connection.reset(reason)
+
     def start(self) -> None:
         """Begin a new run of the process."""
         self.process = Process(self._name)
@@ -139,10 +159,6 @@ class Connection(DialledNode, asyncio.Transport):
         if self._open:
             self._leave()
             self._server.soon(self._tell_loss, ConnectionResetError(reason))
-
-    def is_of(self, server: Process) -> bool:
-        """Tell whether it is this server's."""
-        return self._server is server
 
     def _leave(self) -> None:
         self._open = False
@@ -215,6 +231,15 @@ class Network:
         if (start, end) not in self.routes:
             self.routes[start, end] = Route(self._chance, self._latency_ms)
         return self.routes[start, end]
+
+    def block(self, server: object, host: object) -> None:
+        """Let nothing pass between a server and a node."""
+        self.route(server, host).blocked = self.route(host, server).blocked = True
+
+    def unblock(self, server: object, host: object) -> None:
+        """Let everything pass again."""
+        self.route(server, host).unblock()
+        self.route(host, server).unblock()
 
     async def dial(self, server: Process, name: object, host: NodeHost, floors: dict[int, int]) -> Connection:
         """Connect a server to a node in one round trip; `floors` are those that this run of the server knows.

@@ -7,10 +7,11 @@ import contextlib
 import contextvars
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVarTuple
+from typing import Any, ParamSpec, TypeVarTuple
 
-from harness.time.virtual_loop import VirtualLoop
+from harness.time.virtual_loop import VirtualLoop, on_virtual_time
 
+P = ParamSpec("P")
 Arguments = TypeVarTuple("Arguments")
 _process: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
 
@@ -92,6 +93,11 @@ class ProcessLoop(VirtualLoop):
     def go_on(self, handle: _OfProcess) -> None:
         """Run what was held back, in the next turn."""
         self._ready.append(handle)
+
+
+def on_processes(test: Callable[P, Coroutine[None, None, None]]) -> Callable[P, None]:
+    """Run an async test on a loop of its own that knows processes."""
+    return on_virtual_time(test, loop=ProcessLoop)
 
 
 def _make_task(

@@ -92,8 +92,7 @@ class ServerHost:
         self.process.kill()
         self.service = None
         for host in (*self._hosts, *self.routed.values()):
-            for connection in [each for each in host.connections if each.is_of(self.process)]:
-                connection.reset("the server has died")
+            host.disconnect(self.process, "the server has died")
         for call in list(self.calls):
             call.lose()
 

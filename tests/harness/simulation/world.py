@@ -15,7 +15,6 @@ from unittest.mock import patch
 import structlog
 
 from harness.doubles.fake_node import FakeNodeState
-from harness.doubles.joining_commands import Formation
 from harness.doubles.waiting import counts_no_waiter, keeps_no_waiter
 from harness.simulation import faults
 from harness.simulation.history import FencedStorage, History
@@ -47,12 +46,14 @@ class Rules:
         counts_from_answer: holders count validity from the answer, and not from their call.
         node: the scripts.
         patches: of the product: where, what, and what stands for it.
+        breaks: the letters of the promises of which a mutant breaks one.
     """
 
     fenced: bool = True
     counts_from_answer: bool = False
     node: type[FakeNodeState] = FakeNodeState
     patches: tuple[tuple[object, str, object], ...] = ()
+    breaks: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +117,7 @@ class World:
         name = f"node-{index}"
         appendfsync = self.chance.choice(("always", "never")) if durability == "mixed" else durability
         redis = self._new_redis(index, name, appendfsync)
-        formation = Formation("cluster", index, count, self.ttl_ms_max)
-        formed = FakeNodeState(
-            admission=f"{index + 1:032x}",
-            formation=formation,
-            run_id=redis.run_id,
-            durable=appendfsync == "always",
-        )
-        redis.state.restore(formed)
-        return NodeHost(redis, name)
+        return NodeHost(redis, name).form(index, count, self.ttl_ms_max)
 
     def _new_redis(self, index: int, name: str, appendfsync: str) -> SimulatedRedis:
         redis = SimulatedRedis(clock_ms=self.clocks[index].now_ms, appendfsync=appendfsync, name=name)

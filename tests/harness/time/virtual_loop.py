@@ -96,12 +96,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 handle._run()
 
 
-def on_virtual_time(test: Callable[P, Coroutine[None, None, None]]) -> Callable[P, None]:
+def on_virtual_time(
+    test: Callable[P, Coroutine[None, None, None]], *, loop: Callable[[], VirtualLoop] = VirtualLoop
+) -> Callable[P, None]:
     """Run an async test on a virtual loop of its own."""
 
     @wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        with asyncio.Runner(loop_factory=loop) as runner:
             runner.run(test(*args, **kwargs))
 
     return run

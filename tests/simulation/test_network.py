@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from harness.simulation.network import Route, Stream
-from harness.simulation.processes import Process, on_processes
-from harness.simulation.waiting_links import Chance
+from harness.simulation.processes import Chance, Process, on_processes
 
 
 @on_processes

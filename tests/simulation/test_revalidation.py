@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import pytest
 
 from harness.simulation.network import Network, NodeHost
-from harness.simulation.processes import ProcessClock, on_processes
+from harness.simulation.processes import Chance, ProcessClock, on_processes
 from harness.simulation.redis import SimulatedRedis
 from harness.simulation.servers import ServerHost
-from harness.simulation.waiting_links import Chance
 from harness.time.virtual_loop import LoopClock
 from redfence_server.locking.attempt import AttemptGranted
 from redfence_server.locking.node import (

@@ -14,10 +14,9 @@ import pytest
 from harness.simulation.history import Grant, History, letters
 from harness.simulation.mutants import DIRECTED, MUTANTS
 from harness.simulation.network import Network, NodeHost
-from harness.simulation.processes import ProcessClock, ProcessLoop
+from harness.simulation.processes import Chance, ProcessClock, ProcessLoop, now_ms
 from harness.simulation.redis import SimulatedRedis
 from harness.simulation.servers import ServerHost
-from harness.simulation.waiting_links import Chance, now_ms
 from harness.simulation.world import Rules
 from redfence_server.locking.attempt import AttemptGranted
 from redfence_server.locking.node import NodeState

@@ -39,9 +39,9 @@ def test_through_faults_tokens_grow_nobody_hangs_and_nothing_is_left(seed: int) 
 
 def _run(seed: int, *, quiet: bool) -> None:
     world = run_waiting_world(seed, quiet=quiet)
-    assert not world.problems, f"seed {seed}: " + "\n".join(world.problems[:10])
+    assert not world.history.problems, f"seed {seed}: " + "\n".join(world.history.problems[:10])
     # A world in which nobody gets anything proves nothing.
-    assert world.counts["granted"] > 4, f"seed {seed}: {world.counts}"
+    assert world.counts["granted"] > 20, f"seed {seed}: {world.counts}"
 
 
 # --- it can fail ----------------------------------------------------------------------------------
@@ -99,13 +99,11 @@ def test_a_mutant_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, method, mutant, quiet, found = MUTANTS[name]
     monkeypatch.setattr(owner, method, mutant)
     worlds = (run_waiting_world(seed, quiet=quiet) for seed in SEEDS[:10])
-    assert any(found in problem for world in worlds for problem in world.problems)
+    assert any(found in problem for world in worlds for problem in world.history.problems)
 
 
 @pytest.mark.slow
-def test_one_seed_is_one_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure can be replayed: the same seed finds the same problems at the same instants."""
-    monkeypatch.setattr(WaitQueue, "noticed", _ignore_notice)
-    first, again = (run_waiting_world(1, quiet=False) for _ in range(2))
-    assert (first.problems, first.counts) == (again.problems, again.counts)
-    assert first.problems
+def test_one_seed_is_one_trace() -> None:
+    """A failure can be replayed: the same seed makes the same grants at the same instants."""
+    first, again, other = (run_waiting_world(seed, quiet=False).history.trace_hash for seed in (1, 1, 2))
+    assert first == again != other

@@ -13,7 +13,7 @@ from redfence_server.membership.examination import Phase
 
 if TYPE_CHECKING:
     from harness.simulation.network import NodeHost
-    from harness.simulation.waiting_links import Chance
+    from harness.simulation.processes import Chance
     from harness.simulation.world import World
 
 # Between two looks of a server at a node's clock, and what a slow network adds.

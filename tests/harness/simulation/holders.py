@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.simulation.history import FencedStorage, Grant, History
-from harness.simulation.processes import Process
+from harness.simulation.processes import Chance, Process, now_ms
 from harness.simulation.servers import NotServingError, ServerHost, UnknownOutcomeError, Wire
-from harness.simulation.waiting_links import Chance, now_ms
 from redfence_server.errors import RedfenceServerError
 from redfence_server.lock_service import LockService
 from redfence_server.locking.quorum import RenewVerdict

@@ -12,9 +12,8 @@ import hiredis
 from harness.doubles.fake_node import FakeNodeState
 from harness.doubles.joining_commands import Formation
 from harness.simulation.arriving_bytes import deliver
-from harness.simulation.processes import Process
+from harness.simulation.processes import Chance, Process
 from harness.simulation.redis import Client, SimulatedRedis
-from harness.simulation.waiting_links import Chance
 from redfence_server.redis_io.dial import DialError, DialledNode, DialRefusedError
 
 

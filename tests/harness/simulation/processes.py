@@ -5,15 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import random
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVarTuple
 
-from harness.time.virtual_loop import VirtualLoop, on_virtual_time
+from harness.time.virtual_loop import LoopClock, VirtualLoop, on_virtual_time
 
 P = ParamSpec("P")
 Arguments = TypeVarTuple("Arguments")
 _process: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
+
+
+def now_ms() -> float:
+    """Return the present virtual instant."""
+    return LoopClock().now_ms()
+
+
+class Chance(random.Random):
+    """Seeded randomness, the product's as well."""
+
+    def hex_id(self) -> str:
+        """Return 128 seeded bits as 32 lower-case hex digits."""
+        return f"{self.getrandbits(128):032x}"
 
 
 class _OfProcess:

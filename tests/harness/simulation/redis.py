@@ -166,6 +166,7 @@ class SimulatedRedis:
         state: what it remembers.
         run_id: of the present run.
         clients: who is connected.
+        loses_notices: no notice arrives.
 
     Args:
         clock_ms: the node's own clock.
@@ -179,6 +180,7 @@ class SimulatedRedis:
         self.appendfsync = appendfsync
         self.state = FakeNodeState()
         self.clients: list[Client] = []
+        self.loses_notices = False
         self.run_id = self._new_run_id()
 
     def _new_run_id(self) -> str:
@@ -258,7 +260,7 @@ class SimulatedRedis:
         for channel, resource, token in published:
             payload = f"{token} {_LOCK}{resource}".encode()
             for client in self.clients:
-                if client.channel == channel.encode():
+                if client.channel == channel.encode() and not self.loses_notices:
                     client.send(encode(Push((b"message", client.channel, payload))))
 
     # --- scripts ----------------------------------------------------------------------------------

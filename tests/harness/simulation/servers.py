@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from harness.simulation.network import Network, NodeHost
-from harness.simulation.processes import Process, ProcessClock
-from harness.simulation.waiting_links import Chance
+from harness.simulation.processes import Chance, Process, ProcessClock
 from redfence_server import composition, config
 from redfence_server.errors import StartupError
 from redfence_server.lock_service import LockService
@@ -22,9 +21,9 @@ START_TIMEOUT_MS = 5_000
 
 
 @cache
-def _settings(node_count: int) -> config.ServeConfig:
+def _settings(node_count: int, node_timeout_ms: int) -> config.ServeConfig:
     urls = [f"redis://node-{index}:6379" for index in range(node_count)]
-    return config.load({"nodes": urls, "listen": "127.0.0.1:0"})
+    return config.load({"nodes": urls, "listen": "127.0.0.1:0", "node_timeout_ms": node_timeout_ms})
 
 
 class ServerHost:
@@ -39,8 +38,17 @@ class ServerHost:
         routed: by node index, the other process that this server reaches at the address, if there is one.
     """
 
-    def __init__(self, name: str, hosts: Sequence[NodeHost], network: Network, chance: Chance) -> None:
+    def __init__(
+        self,
+        name: str,
+        hosts: Sequence[NodeHost],
+        network: Network,
+        chance: Chance,
+        *,
+        node_timeout_ms: int = 500,
+    ) -> None:
         self.name = name
+        self._settings = _settings(len(hosts), node_timeout_ms)
         self._hosts = hosts
         self.floors: list[dict[int, int]] = []
         self.routed: dict[int, NodeHost] = {}
@@ -61,11 +69,10 @@ class ServerHost:
         self.process.spawn(self._run())
 
     async def _run(self) -> None:
-        settings = _settings(len(self._hosts))
         while True:
             self.floors.append({})
             self.cluster, service = composition.assemble(
-                settings, clock=self.clock, randomness=self._chance, dial=self._dial
+                self._settings, clock=self.clock, randomness=self._chance, dial=self._dial
             )
             try:
                 await self.cluster.start(timeout_ms=START_TIMEOUT_MS)

@@ -1,4 +1,4 @@
-"""Waiting under seeded chance: the product's `LockService` on several servers over fake nodes.
+"""Waiting under seeded chance: whole servers over simulated nodes, and many callers of one lock.
 
 One seed is one trace, on virtual time. In a quiet world nothing is lost, silent or repeated, so a free lock
 must be taken at once. In the other worlds faults come and go, and Acquires are repeated. A world finds
@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from harness.doubles.fake_node import FakeNodeState
+from harness.doubles.fake_node import FakeNodeState, Hold
 from harness.doubles.waiting import keeps_no_waiter
-from harness.simulation.waiting_links import Chance, Link, now_ms
-from harness.time.virtual_loop import LoopClock, VirtualLoop
+from harness.simulation.history import Grant, History
+from harness.simulation.network import Network, NodeHost
+from harness.simulation.processes import Chance, now_ms
+from harness.simulation.redis import SimulatedRedis
+from harness.simulation.servers import ServerHost
+from harness.simulation.world import live
 from redfence_server.errors import NoQuorumError, ValidityExhaustedError
 from redfence_server.lock_service import LockService, NotGranted
-from redfence_server.locking.redlock import Redlock
+from redfence_server.locking.node import Mint, Reply
 from redfence_server.model import AcquireCall, Lease, LeaseId
-from redfence_server.waiting.waiter_limiter import WaiterLimits
 
 RESOURCE = "orders/42"
 CALLERS = 120
@@ -36,65 +39,62 @@ ORPHAN_MS_MAX = 20
 # After the last fault, a notice that it lost is made up for by the end of the longest hold.
 AFTERMATH_MS = max(TTLS_MS) + 1_000
 LOOK_EVERY_S = 0.01
+NODE_TIMEOUT_MS = 100
 HANG_S = 600
 
 Outcome = Lease | NotGranted | NoQuorumError | ValidityExhaustedError
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """What one caller was told, and from when to when it counts."""
+class _Node(FakeNodeState):
+    """A node that tells of each mint."""
 
-    token: int
-    digest: str
-    called_at_ms: float
-    told_at_ms: float
-    valid_until_ms: float
+    def __init__(self, on_mint: Callable[[str], None]) -> None:
+        super().__init__()
+        self._on_mint = on_mint
+
+    def _mint(self, mint: Mint, hold: Hold | None, now_ms: float, channel: str) -> Reply:
+        self._on_mint(mint.digest)
+        return super()._mint(mint, hold, now_ms, channel)
 
 
 class WaitingWorld:
     """Servers, nodes, callers and faults of one seed.
 
     Attributes:
-        problems: what was found, each with its instant or its token.
+        history: with what was found.
         counts: the callers by what they do, and `granted`.
     """
 
     def __init__(self, seed: int, *, quiet: bool) -> None:
         self.seed = seed
         self.quiet = quiet
-        self.problems: list[str] = []
+        self.history = History()
         self.counts: Counter[str] = Counter()
         chance = self._chance = Chance(seed)
+        self._network = Network(chance, latency_ms=(0.2, 2.0))
         node_count = chance.choice((1, 3, 3, 5))
-        self._states = [FakeNodeState() for _ in range(node_count)]
-        self._links = [
-            [
-                Link(index, state=state, channel=f"server-{server}", chance=chance, on_mint=self._tempt)
-                for index, state in enumerate(self._states)
-            ]
-            for server in range(chance.choice((1, 2, 2, 3)))
-        ]
-        clock = LoopClock()
-        self._services = [
-            LockService(
-                Redlock(links, clock=clock, randomness=chance),
-                clock=clock,
-                randomness=chance,
-                ttl_ms_max=lambda: 300_000,
-                limits=WaiterLimits(server=1_000, resource=1_000, connection=1_000),
+        self._hosts = [self._new_host(index, node_count) for index in range(node_count)]
+        self._servers = [
+            ServerHost(
+                f"server-{number}", self._hosts, self._network, chance, node_timeout_ms=NODE_TIMEOUT_MS
             )
-            for links in self._links
+            for number in range(chance.choice((1, 2, 2, 3)))
         ]
-        self._grants: list[Grant] = []
-        self._ended_at_ms: dict[str, float] = {}  # by digest: when its release was first asked for
         self._gone_at_ms: dict[str, float] = {}  # by digest: since when nobody asks for what was not granted
         self._fickle: dict[str, asyncio.Task[Outcome]] = {}  # by digest: who leaves in the middle of a try
         self._faulty = not quiet
         self._last_fault_at_ms = 0.0
 
+    def _new_host(self, index: int, node_count: int) -> NodeHost:
+        name = f"node-{index}"
+        redis = SimulatedRedis(clock_ms=now_ms, appendfsync="always", name=name)
+        redis.state = _Node(self._tempt)
+        return NodeHost(redis, name).form(index, node_count, 300_000)
+
     async def run(self) -> None:
         """Let everybody come, wait, hold and leave; then look at what is left."""
+        for server in self._servers:
+            await server.until_serving()
         watching = asyncio.create_task(self._watch())
         faults = asyncio.create_task(self._make_faults())
         arrivals_per_s = self._chance.choice((2, 20, 300))
@@ -104,15 +104,17 @@ class WaitingWorld:
             await asyncio.sleep(self._chance.expovariate(arrivals_per_s))
         await _end(faults)
         self._faulty = False
-        for links in self._links:
-            self._heal(links)
+        for host in self._hosts:
+            self._heal(host, self._servers)
         _, hung = await asyncio.wait(callers, timeout=HANG_S)
-        self.problems += [f"{len(hung)} callers hang"] if hung else []
-        self.problems += [repr(task.exception()) for task in callers if task.done() and task.exception()]
+        if hung:
+            self._found(f"P: {len(hung)} callers hang")
+        for error in (task.exception() for task in callers if task.done()):
+            if error:
+                self._found(repr(error))
         await _end(watching)
         await asyncio.sleep(AFTERMATH_MS / 1000)
-        self._check_grants()
-        self._check_leftovers(hung)
+        await self._check_leftovers(hung)
 
     # --- who comes --------------------------------------------------------------------------------
 
@@ -136,6 +138,9 @@ class WaitingWorld:
             await asyncio.wait([first], timeout=chance.expovariate(3.0) if kind == "leaves" else None)
             await _end(first)
             told = [] if first.cancelled() else [first.result()]
+            while kind == "waits on" and isinstance(told[0], NoQuorumError):
+                await asyncio.sleep(0.1)
+                told = [await self._acquire(lease, ttl_ms, wait_ms, None)]
         if any(isinstance(each, Lease) for each in told):
             await self._hold(lease, ttl_ms)
             return
@@ -143,7 +148,7 @@ class WaitingWorld:
         if kind == "comes twice":
             # As the contract says. After all the others the server has to clean up by itself.
             await self._release(lease)
-        if kind == "waits on" and not any(isinstance(each, NoQuorumError) for each in told):
+        if kind == "waits on":
             self._found(f"{lease} waited on and was told {told}")
 
     async def _come_again(self, first: asyncio.Task[Outcome], lease: LeaseId, ttl_ms: int) -> list[Outcome]:
@@ -163,16 +168,18 @@ class WaitingWorld:
         until_ms = now_ms() + chance.choice((0, 0, 1, 5, 30, 0.5 * ttl_ms, 3 * ttl_ms))
         while now_ms() < until_ms:
             await asyncio.sleep(min(ttl_ms / 3, until_ms - now_ms()) / 1000)
-            service = chance.choice(self._services)
+            service = self._service(chance.choice(self._servers))
             if now_ms() < until_ms and not (await service.renew(RESOURCE, lease)).validity_ms:
                 break
         if chance.random() < 0.85:
             await self._release(lease)
 
     async def _release(self, lease: LeaseId) -> None:
-        self._ended_at_ms.setdefault(lease.digest, now_ms())
+        for grant in self.history.grants.get(RESOURCE, ()):
+            if grant.lease == lease.digest:
+                grant.until_ms = min(grant.until_ms, now_ms())
         try:
-            await self._chance.choice(self._services).release(RESOURCE, lease)
+            await self._service(self._chance.choice(self._servers)).release(RESOURCE, lease)
         except NoQuorumError:
             self.counts["release unknown"] += 1
 
@@ -180,23 +187,26 @@ class WaitingWorld:
         self, lease: LeaseId, ttl_ms: int, wait_ms: int, within_ms: float | None
     ) -> asyncio.Task[Outcome]:
         """Begin an Acquire at any server."""
-        service = self._chance.choice(self._services)
+        server = self._chance.choice(self._servers)
         called_at_ms = now_ms()
-        call = AcquireCall(RESOURCE, lease, ttl_ms, "", wait_ms, called_at_ms, answer_within_ms=within_ms)
+        arrived_at_ms = server.clock.now_ms()
+        call = AcquireCall(RESOURCE, lease, ttl_ms, "", wait_ms, arrived_at_ms, answer_within_ms=within_ms)
 
         async def acquire() -> Outcome:
             outcome: Outcome
             try:
-                outcome = await service.acquire(call)
+                outcome = await self._service(server).acquire(call)
             except (NoQuorumError, ValidityExhaustedError) as error:
                 if self.quiet and within_ms is None:
                     self._found(f"failed without a fault: {error}")
                 outcome = error
-            if within_ms is not None and now_ms() > called_at_ms + within_ms:
+            if within_ms is not None and now_ms() > called_at_ms + within_ms + 1:  # the clocks differ
                 self._found("answered after the deadline")
             if isinstance(outcome, Lease):
                 until_ms = called_at_ms + outcome.validity_ms
-                self._grants.append(Grant(outcome.token, lease.digest, called_at_ms, now_ms(), until_ms))
+                self.history.minted(now_ms(), RESOURCE, lease.digest, outcome.token)
+                grant = Grant(RESOURCE, lease.digest, outcome.token, called_at_ms, now_ms(), until_ms)
+                self.history.granted(grant)
                 self.counts["granted"] += 1
             return outcome
 
@@ -214,23 +224,42 @@ class WaitingWorld:
         chance = self._chance
         while self._faulty:
             await asyncio.sleep(chance.expovariate(4.0))
-            link = chance.choice(chance.choice(self._links))
-            fault = chance.choice((Link.cut, Link.fall_silent, Link.lose_all_notices, None))
-            struck = [link] if fault else [links[link.index] for links in self._links]
+            host, server = chance.choice(self._hosts), chance.choice(self._servers)
+            fault = chance.choice((self._cut, self._silence, self._lose_notices, None))
+            struck = [server] if fault else self._servers
             for each in struck:
-                (fault or Link.fall_silent)(each)
+                (fault or self._silence)(host, each)
             await asyncio.sleep(chance.choice((0.01, 0.05, 0.3)))
-            self._heal(struck)
+            self._heal(host, struck)
 
-    def _heal(self, links: list[Link]) -> None:
+    def _cut(self, host: NodeHost, server: ServerHost) -> None:
+        self._network.block(server, host)
+        host.disconnect(server.process, "cut off")
+
+    def _silence(self, host: NodeHost, server: ServerHost) -> None:
+        self._network.route(server, host).blocked = True
+
+    def _lose_notices(self, host: NodeHost, server: ServerHost) -> None:
+        del server  # no server hears of the node
+        host.redis.loses_notices = True
+
+    def _heal(self, host: NodeHost, servers: list[ServerHost]) -> None:
         self._last_fault_at_ms = now_ms()
-        for link in links:
-            link.heal()
+        host.redis.loses_notices = False
+        for server in servers:
+            self._network.unblock(server, host)
 
     # --- what must hold ---------------------------------------------------------------------------
 
     def _found(self, problem: str) -> None:
-        self.problems.append(f"at {now_ms():.0f} ms: {problem}")
+        self.history.problem(now_ms(), problem)
+
+    def _service(self, server: ServerHost) -> LockService:
+        assert server.service is not None
+        return server.service
+
+    def _holds(self) -> list[Hold | None]:
+        return [host.redis.state._hold(RESOURCE, now_ms()) for host in self._hosts]
 
     async def _watch(self) -> None:
         """Look again and again whether the lock is free beside somebody who waits, or held by nobody."""
@@ -250,42 +279,26 @@ class WaitingWorld:
                 free_since_ms = None
 
     def _is_free(self) -> bool:
-        free = sum(state._hold(RESOURCE, now_ms()) is None for state in self._states)
-        return free > len(self._states) // 2
+        return self._holds().count(None) > len(self._hosts) // 2
 
     def _waiting(self) -> int:
-        queues = (service._queues.find(RESOURCE) for service in self._services)
+        queues = (self._service(server)._queues.find(RESOURCE) for server in self._servers)
         return sum(waiter.idle for queue in queues if queue for waiter in queue.line._waiters)
 
     def _check_orphans(self) -> None:
-        for state in self._states:
-            hold = state._hold(RESOURCE, now_ms())
+        for hold in self._holds():
             if hold and self._gone_at_ms.get(hold.digest, now_ms()) < now_ms() - ORPHAN_MS_MAX:
                 self._found("a node is held by one that is gone")
 
-    def _check_grants(self) -> None:
-        # No `TokenHistory`: an Acquire repeated after its lease expired gets a greater token.
-        lease_of: dict[int, str] = {}
-        for grant in self._grants:
-            if lease_of.setdefault(grant.token, grant.digest) != grant.digest:
-                self.problems.append(f"token {grant.token} twice")
-            until_ms = min(grant.valid_until_ms, self._ended_at_ms.get(grant.digest, grant.valid_until_ms))
-            for other in self._grants:
-                if other.digest == grant.digest:
-                    continue
-                if grant.told_at_ms < other.called_at_ms and grant.token >= other.token:
-                    self.problems.append(f"token {other.token} after {grant.token}")
-                if grant.told_at_ms < other.told_at_ms < until_ms:
-                    self.problems.append(f"token {other.token} granted while {grant.token} is valid")
-
-    def _check_leftovers(self, hung: set[asyncio.Task[None]]) -> None:
-        for server, service in enumerate(self._services):
-            if not keeps_no_waiter(service._queues):
-                self.problems.append(f"server {server} keeps something")
-        if any(state._hold(RESOURCE, now_ms()) for state in self._states):
-            self.problems.append("a hold is left")
+    async def _check_leftovers(self, hung: set[asyncio.Task[None]]) -> None:
+        if any(self._holds()):
+            self._found("C: a hold is left")
+        for server in self._servers:
+            if not keeps_no_waiter(self._service(server)._queues):
+                self._found(f"C: {server.name} keeps something")
+            await server.end()
         if len(asyncio.all_tasks()) > 1 + len(hung):
-            self.problems.append("tasks are left")
+            self._found("C: tasks are left")
 
 
 async def _end(task: asyncio.Task[Outcome] | asyncio.Task[None]) -> None:
@@ -296,11 +309,4 @@ async def _end(task: asyncio.Task[Outcome] | asyncio.Task[None]) -> None:
 
 def run_waiting_world(seed: int, *, quiet: bool) -> WaitingWorld:
     """Run the world of a seed on a loop of its own."""
-
-    async def run() -> WaitingWorld:
-        world = WaitingWorld(seed, quiet=quiet)
-        await world.run()
-        return world
-
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(run())
+    return live(lambda: WaitingWorld(seed, quiet=quiet), hang_s=4 * HANG_S)

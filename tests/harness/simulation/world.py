@@ -6,10 +6,10 @@ import asyncio
 import gc
 import os
 from collections import Counter
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 from unittest.mock import patch
 
 import structlog
@@ -20,10 +20,9 @@ from harness.simulation import faults
 from harness.simulation.history import FencedStorage, History
 from harness.simulation.holders import Holder, Surroundings
 from harness.simulation.network import Network, NodeHost
-from harness.simulation.processes import ProcessClock, ProcessLoop
+from harness.simulation.processes import Chance, ProcessClock, ProcessLoop, now_ms
 from harness.simulation.redis import SimulatedRedis
 from harness.simulation.servers import START_TIMEOUT_MS, ServerHost
-from harness.simulation.waiting_links import Chance, now_ms
 from redfence_server.locking.node import NodeState
 from redfence_server.membership import fence
 from redfence_server.membership.examination import Phase
@@ -335,32 +334,50 @@ def simulate(seed: int, rules: Rules | None = None) -> Report:
 
 
 def _simulate(seed: int, rules: Rules) -> Report:
+    world = live(lambda: World(seed, rules), hang_s=_HANG_S)
+    counts = Counter({"grants": sum(map(len, world.history.grants.values())), "stale": world.storage.refused})
+    counts["acknowledged"] = len(world.storage.acknowledged)
+    counts.update(world.struck)
+    return Report(seed, tuple(world.history.problems), world.history.trace_hash, counts)
+
+
+class Living(Protocol):
+    """A world that can be lived through."""
+
+    history: History
+
+    async def run(self) -> None: ...
+
+
+W = TypeVar("W", bound=Living)
+
+
+def live(make: Callable[[], W], *, hang_s: float) -> W:
+    """Make a world on a loop of its own and live through it; defects of the product are in its history."""
     loop = ProcessLoop()
     asyncio.set_event_loop(loop)
-    problems: list[str] = []
-    loop.set_exception_handler(lambda _, about: problems.append(f"defect: {about.get('exception') or about}"))
+    defects: list[str] = []
+    loop.set_exception_handler(lambda _, about: defects.append(f"defect: {about.get('exception') or about}"))
 
     def note_defect(_: Any, __: str, event: MutableMapping[str, Any]) -> NoReturn:
         if event["event"] == "internal_error":
-            problems.append(f"defect: {event}")
+            defects.append(f"defect: {event}")
         raise structlog.DropEvent
+
+    async def run() -> W:
+        world = make()
+        try:
+            async with asyncio.timeout(hang_s):
+                await world.run()
+        except TimeoutError:
+            world.history.problem(now_ms(), "P: something hangs")
+        return world
 
     structlog.configure(processors=[note_defect], cache_logger_on_first_use=False)
     # The collection at the end looks at this world only, and not at every module.
     gc.disable()
     gc.freeze()
     try:
-        world = None
-
-        async def run() -> World:
-            world = World(seed, rules)
-            try:
-                async with asyncio.timeout(_HANG_S):
-                    await world.run()
-            except TimeoutError:
-                world.history.problem(now_ms(), "P: something hangs")
-            return world
-
         world = loop.run_until_complete(run())
     finally:
         loop.bury()
@@ -371,7 +388,5 @@ def _simulate(seed: int, rules: Rules) -> Report:
         gc.unfreeze()
         gc.enable()
         structlog.reset_defaults()
-    counts = Counter({"grants": sum(map(len, world.history.grants.values())), "stale": world.storage.refused})
-    counts["acknowledged"] = len(world.storage.acknowledged)
-    counts.update(world.struck)
-    return Report(seed, (*world.history.problems, *problems), world.history.trace_hash, counts)
+    world.history.problems += defects
+    return world

@@ -155,6 +155,12 @@ class Site:
         return False
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Return when it is so."""
+    while not condition():  # noqa: ASYNC110  (on virtual time)
+        await asyncio.sleep(0.0001)
+
+
 async def _newcomer(site: Site, kept: int) -> None:
     lost = 3 - kept
     site.cut(site.first, lost)
@@ -202,8 +208,7 @@ async def a_question_that_meets_the_fence(site: Site) -> None:
     keeping = [asyncio.create_task(site.keep(server, "a")) for server in site.servers]
     site.lead_away(site.second, site.new_process(0, "newcomer"))
     fenced = site.hosts[1].redis.state
-    while not fenced.known_floors:  # noqa: ASYNC110  (on virtual time)
-        await asyncio.sleep(0.0001)
+    await until(lambda: fenced.known_floors)
     keeping.pop(0).cancel()
     asking = asyncio.create_task(site.check(site.first, site.grants["a"].token))
     await asyncio.sleep(0.0085)  # the first server has connected to node 1 again, and asks what it is
@@ -264,8 +269,7 @@ async def a_server_that_starts_after_a_clock_was_set(site: Site) -> None:
     site.clocks[0].set_by(60_000)
     keeping = asyncio.create_task(site.keep(site.first, "a"))
     async with asyncio.timeout(10):
-        while not site.hosts[0].redis.state.distrusted_until_ms:  # noqa: ASYNC110  (on virtual time)
-            await asyncio.sleep(0.001)
+        await until(lambda: site.hosts[0].redis.state.distrusted_until_ms)
     site.grants["a"].until_ms = now_ms() + TTL_MS / 2
     site.servers.append(site.new_server("third"))
     await site.servers[-1].until_serving()
@@ -283,8 +287,7 @@ async def a_newcomer_that_gets_a_reserved_floor(site: Site) -> None:
     old.kill()
     old.redis.restart(old.redis.state)
     old.start()
-    while not old.redis.state.reserved:  # noqa: ASYNC110  (on virtual time)
-        await asyncio.sleep(0.0001)
+    await until(lambda: old.redis.state.reserved)
     await site.servers.pop(0).end()
     [second] = site.servers
     second.routed[0] = site.new_process(0, "newcomer")
@@ -439,8 +442,7 @@ def test_a_server_takes_the_old_process_back_once_the_new_one_is_gone() -> None:
         copy = site.new_process(0, "copy")
         copy.redis.restart(site.hosts[0].redis.state)
         site.lead_away(site.second, copy)
-        while not site.hosts[1].redis.state.known_floors:  # noqa: ASYNC110  (on virtual time)
-            await asyncio.sleep(0.0001)
+        await until(lambda: site.hosts[1].redis.state.known_floors)
         copy.kill()
         del site.second.routed[0]
         await asyncio.sleep(1)

@@ -19,6 +19,14 @@ from redfence._fake.server import FakeServer
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 
 
+def _unary(method: Any) -> Any:
+    async def call(servicer: FakeServicer, request: Any, context: Any) -> Any:
+        await servicer._before_call()
+        return servicer._server.call(method, request)
+
+    return call
+
+
 class FakeServicer:
     """Passes everything that the SDK uses on to a FakeServer."""
 
@@ -52,17 +60,7 @@ class FakeServicer:
             reader.cancel()
             session.close()
 
-    async def GetLock(self, request: Any, context: Any) -> Any:  # noqa: N802  (gRPC's name)
-        await self._before_call()
-        return self._server.call("GetLock", request)
-
-    async def CheckToken(self, request: Any, context: Any) -> Any:  # noqa: N802  (gRPC's name)
-        await self._before_call()
-        return self._server.call("CheckToken", request)
-
-    async def ClusterStatus(self, request: Any, context: Any) -> Any:  # noqa: N802  (gRPC's name)
-        await self._before_call()
-        return self._server.call("ClusterStatus", request)
+    GetLock, CheckToken, ClusterStatus = map(_unary, ("GetLock", "CheckToken", "ClusterStatus"))
 
 
 class GrpcFake:

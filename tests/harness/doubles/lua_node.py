@@ -34,29 +34,29 @@ from redfence_server.redis_io import scripts
 
 _ANSWER_TIMEOUT_S = 10.0
 _READ_BYTES = 65_536
-_SCRIPTS = (
-    *("mint", "commit", "undo", "renew", "release", "inspect", "form"),
-    *("read_identity", "quarantine", "reserve_floor", "raise_floor", "restore_vote", "distrust_clock"),
-)
-_STEPS = {
-    b"quarantined": Step.DONE,
-    b"reserved": Step.DONE,
-    b"raised": Step.DONE,
-    b"restored": Step.DONE,
-    b"noted": Step.DONE,
-    b"changed": Step.CHANGED,
-    b"not_empty": Step.NOT_EMPTY,
-    b"greater": Step.GREATER,
-    b"not_admitted": Step.NOT_ADMITTED,
+DONE: Mapping[str, bytes] = {
+    "quarantine": b"quarantined",
+    "reserve_floor": b"reserved",
+    "raise_floor": b"raised",
+    "restore_vote": b"restored",
+    "distrust_clock": b"noted",
 }
+REFUSED: Mapping[Step, bytes] = {
+    Step.CHANGED: b"changed",
+    Step.NOT_EMPTY: b"not_empty",
+    Step.GREATER: b"greater",
+    Step.NOT_ADMITTED: b"not_admitted",
+}
+_SCRIPTS = ("mint", "commit", "undo", "renew", "release", "inspect", "form", "read_identity", *DONE)
+_STEPS = dict.fromkeys(DONE.values(), Step.DONE) | {word: step for step, word in REFUSED.items()}
 
 
-def _sha(source: bytes) -> bytes:
+def sha(source: bytes) -> bytes:
     return hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
 
 
 SOURCES: Mapping[str, bytes] = {name: scripts.load(name) for name in _SCRIPTS}
-SHAS: Mapping[str, bytes] = {name: _sha(source) for name, source in SOURCES.items()}
+SHAS: Mapping[str, bytes] = {name: sha(source) for name, source in SOURCES.items()}
 
 
 class Database:

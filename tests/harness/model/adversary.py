@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from harness.doubles.fake_node import FakeNodeState, Hold
 from harness.model.moves import (
@@ -42,9 +42,7 @@ from redfence_server.locking.node import (
     Commit,
     Granted,
     Mint,
-    NodeReport,
     NoReply,
-    Notice,
     Release,
     Renew,
     Reply,
@@ -117,12 +115,6 @@ class _Wire:
     def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> bool:
         self.outbox.append((self.index, command))
         return True
-
-    def listen(self, on_notice: Callable[[Notice], None]) -> None:
-        raise NotImplementedError
-
-    def report(self) -> NodeReport:
-        raise NotImplementedError
 
 
 class Player:
@@ -200,7 +192,7 @@ class World:
         self.shared: frozenset[_HoldName] = frozenset()  # found by a retry
         self.stood_on: dict[_HoldName, int] = {}  # and by which attempt's grant
         self._outbox: list[tuple[int, Command]] = []
-        self._wires = [_Wire(index, self._outbox) for index in range(node_count)]
+        self._wires: list[Any] = [_Wire(index, self._outbox) for index in range(node_count)]
 
     def copy(self) -> Self:
         """Return a world in the same state with a future of its own."""

@@ -5,7 +5,6 @@ tests/contract/test_simulated_redis.py holds it to real nodes: the product's own
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,6 +24,7 @@ from harness.doubles.joining_commands import (
     Sight,
     Step,
 )
+from harness.doubles.lua_node import DONE, REFUSED, SHAS, SOURCES, sha
 from redfence_server.locking.node import (
     Command,
     Commit,
@@ -43,23 +43,8 @@ from redfence_server.locking.node import (
 from redfence_server.membership.examination import DURABLE_SETTINGS, Phase
 from redfence_server.redis_io import scripts
 
-_DONE: Final = {
-    "quarantine": b"quarantined",
-    "reserve_floor": b"reserved",
-    "raise_floor": b"raised",
-    "restore_vote": b"restored",
-    "distrust_clock": b"noted",
-}
-_SCRIPTS: Final = ("mint", "commit", "undo", "renew", "release", "inspect", "read_identity", *_DONE)
-
-
-def _sha(source: bytes) -> str:
-    return hashlib.sha1(source, usedforsecurity=False).hexdigest()
-
-
-_SOURCES: Final[Mapping[str, str]] = {scripts.load(name).decode(): name for name in _SCRIPTS}
-_SHAS: Final[Mapping[str, str]] = {source: _sha(source.encode()) for source in _SOURCES}
-_NAMES: Final[Mapping[str, str]] = {_SHAS[source]: name for source, name in _SOURCES.items()}
+_SOURCES: Final[Mapping[str, str]] = {source.decode(): name for name, source in SOURCES.items()}
+_NAMES: Final[Mapping[str, str]] = {sha.decode(): name for name, sha in SHAS.items()}
 _KEYS: Final = scripts.Keyspace()
 _LOCK: Final = _KEYS.lock("")
 _WORDS: Final = {
@@ -70,12 +55,6 @@ _WORDS: Final = {
     Status.NOT_HELD: b"not_held",
     Status.RELEASED: b"released",
     Status.FREE: b"free",
-}
-_STEPS: Final = {
-    Step.CHANGED: b"changed",
-    Step.NOT_EMPTY: b"not_empty",
-    Step.GREATER: b"greater",
-    Step.NOT_ADMITTED: b"not_admitted",
 }
 
 
@@ -185,7 +164,7 @@ class SimulatedRedis:
 
     def _new_run_id(self) -> str:
         self._runs += 1
-        return _sha(f"{self._name} {self._runs}".encode())
+        return sha(f"{self._name} {self._runs}".encode()).decode()
 
     def connect(self, send: Callable[[bytes], None], floors: dict[int, int] | None = None) -> Client:
         """Take a new connection; see `Client`."""
@@ -215,7 +194,7 @@ class SimulatedRedis:
             case ["EVAL", source, count, *rest]:
                 name, client.floor = _SOURCES[source], self.state.floor
                 answer = self._script(name, rest[: int(count)], rest[int(count) :])
-                if answer == [_DONE["raise_floor"]]:
+                if answer == [DONE["raise_floor"]]:
                     index, floor = rest[int(count) + 2 : int(count) + 4]
                     client.note_floor(int(index), int(floor))
                 return answer
@@ -231,7 +210,7 @@ class SimulatedRedis:
                 client.note_floor(
                     self.state.formation.index, client.floor
                 )  # only an admitted server loads scripts
-                return _SHAS[source]
+                return SHAS[_SOURCES[source]]
         raise AssertionError(command)
 
     def _info(self) -> Mapping[str, str | int]:
@@ -268,7 +247,7 @@ class SimulatedRedis:
     def _script(self, name: str, keys: Sequence[str], arguments: Sequence[str]) -> object:
         if name == "read_identity":
             return self._read_identity()
-        if name in _DONE:
+        if name in DONE:
             return self._join(name, arguments)
         resource = next((key.removeprefix(_LOCK) for key in keys if key.startswith(_LOCK)), "")
         command, channel = self._read(name, resource, arguments[1:])
@@ -341,8 +320,8 @@ class SimulatedRedis:
                 raise AssertionError((name, arguments))
         assert isinstance(step, Step)
         if step is Step.GREATER:
-            return [_STEPS[step], self.state.high]
-        return [_DONE[name] if step is Step.DONE else _STEPS[step]]
+            return [REFUSED[step], self.state.high]
+        return [DONE[name] if step is Step.DONE else REFUSED[step]]
 
 
 def _flat(sight: Sight) -> Sequence[Any]:

@@ -212,8 +212,8 @@ class World:
 
     async def _until_serving(self) -> None:
         async with asyncio.timeout(START_TIMEOUT_MS / 1000):
-            while any(server.service is None for server in self.servers):  # noqa: ASYNC110  (it is on virtual time)
-                await asyncio.sleep(0.01)
+            for server in self.servers:
+                await server.until_serving()
 
     def _heal(self) -> None:
         """Peace: whatever is down starts, whatever is stopped goes on, every message arrives."""

@@ -148,7 +148,6 @@ class FakeNodeState:
     # --- what the world does to it
 
     def expire(self, resource: str) -> None:
-        """End the hold of a resource before its time, as a clock that jumps does."""
         self.holds.pop(resource, None)
 
     def drop_counter(self, resource: str) -> None:
@@ -165,7 +164,6 @@ class FakeNodeState:
             memory.clear()
 
     def save(self) -> Self:
-        """Return everything that it remembers."""
         return self.copy()
 
     def restore(self, older: Self) -> None:
@@ -484,7 +482,6 @@ class FakeNode:
         self._listeners.append(on_notice)
 
     def report(self) -> NodeReport:
-        """Tell what is known of the node."""
         state = NodeState.UNREACHABLE if self.unreachable else NodeState.READY
         return NodeReport(f"fake:{self.index}", state, "", "run", None, 0.0)
 
@@ -543,5 +540,4 @@ class FakeNode:
 
     @property
     def under_way(self) -> tuple[Command, ...]:
-        """The requests that are kept back."""
         return tuple(call.command for call in self._requests)

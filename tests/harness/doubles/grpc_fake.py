@@ -84,7 +84,6 @@ class GrpcFake:
         self._serving: Any = None
 
     def start(self) -> None:
-        """Listen."""
         asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
 
     def stop(self) -> None:
@@ -92,7 +91,6 @@ class GrpcFake:
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
 
     def end(self) -> None:
-        """Stop for good."""
         self.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
@@ -128,7 +126,6 @@ class GrpcFake:
 
 @contextmanager
 def serving(server: FakeServer | None = None) -> Iterator[GrpcFake]:
-    """Serve until the block ends."""
     fake = GrpcFake(server)
     fake.start()
     try:

@@ -106,7 +106,6 @@ class Database:
         return answers
 
     def close(self) -> None:
-        """End the connection."""
         self._socket.close()
 
 
@@ -153,24 +152,19 @@ class LuaNode:
         return self
 
     def expire(self, resource: str) -> None:
-        """End the hold of a resource before its time, as a clock that jumps does."""
         self.database.call("DEL", self._keys.lock(resource))
 
     def drop_counter(self, resource: str) -> None:
-        """Drop the counter of a resource, as idleness does."""
         self.database.call("DEL", self._keys.counter(resource))
 
     def wipe(self) -> None:
-        """Forget everything, the identity as well: nobody is admitted any more."""
         self.database.call("FLUSHDB")
 
     def save(self) -> Memory:
-        """Return everything that it remembers."""
         names = self.database.call("KEYS", "*")
         return {name: self.database.call("DUMP", name) for name in sorted(names)}
 
     def restore(self, older: Memory) -> None:
-        """Remember that, and nothing else."""
         self.wipe()
         for name, value in older.items():
             self.database.call("RESTORE", name, 0, value)
@@ -192,7 +186,6 @@ class LuaNode:
             return NoReply.REFUSED
 
     def join(self, command: JoiningCommand) -> JoiningAnswer:
-        """Carry out one script over a connection that admits nobody."""
         match command:
             case ReadIdentity():
                 return self._read_identity()
@@ -233,7 +226,6 @@ class LuaNode:
     # --- what it keeps
 
     def keys(self) -> Mapping[str, Mapping[str, str]]:
-        """Return every key but the identity, each value as text."""
         kept: dict[str, Mapping[str, str]] = {}
         for raw in sorted(self.database.call("KEYS", "*")):
             name = raw.decode()

@@ -7,7 +7,6 @@ from redfence_server.waiting.waiter_limiter import WaiterLimiter
 
 
 def counts_no_waiter(room: WaiterLimiter) -> bool:
-    """Tell whether no waiter is counted."""
     return not (room._count or room._by_resource or room._by_connection)
 
 

@@ -87,5 +87,4 @@ class Ending:
 
 
 def is_too_large(data: bytes) -> bool:
-    """Tell whether the transport refuses it by its size."""
     return len(data) > bounds.MESSAGE_BYTES_MAX

@@ -26,7 +26,6 @@ class ResourceCalls:
     observations: list[Operation] = field(default_factory=list)
 
     def acquires(self) -> Iterator[Operation]:
-        """Yield every Acquire, lease by lease."""
         return (call for calls in self.leases.values() for call in calls if call.kind is Kind.ACQUIRE)
 
     def grants(self) -> list[Operation]:
@@ -96,7 +95,6 @@ class Excuses:
 
     @classmethod
     def of(cls, faults: Sequence[Fault]) -> Self:
-        """Return what these faults excuse."""
         return cls(
             clocks=[fault for fault in faults if fault.moves_clocks],
             wiped=[fault for fault in faults if fault.kind == MAJORITY_WIPED],

@@ -82,7 +82,6 @@ class HistoryBuilder:
         self._has_last_acquire = True
 
     def add(self, statement: str) -> None:
-        """Add one statement."""
         verb, *words = statement.split()
         if verb in _VERBS:
             self._operations.append(call(statement))
@@ -90,7 +89,6 @@ class HistoryBuilder:
             getattr(self, f"_{verb}")(*words)
 
     def history(self) -> History:
-        """Return the history."""
         operations = list(self._operations)
         for number, resource in enumerate(sorted({call.resource for call in operations})):
             if resource != "r" or self._has_last_acquire:

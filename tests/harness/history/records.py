@@ -129,7 +129,6 @@ class History:
 
 
 def line(record: Operation | Fault) -> str:
-    """Return a record as a line of JSON."""
     return json.dumps(asdict(record), separators=(",", ":")) + "\n"
 
 

@@ -18,7 +18,6 @@ _NAMED_MAX = 5
 
 
 def count(history: History, violations: Mapping[Invariant, int]) -> Counts:
-    """Return the figures of a run."""
     ended = Counter((call.kind, call.outcome) for call in history.operations)
     refused = Counter(call.kind for call in history.operations if call.stale)
     first_fault_s = min((fault.began_s for fault in history.faults), default=history.healed_s)
@@ -39,7 +38,6 @@ def count(history: History, violations: Mapping[Invariant, int]) -> Counts:
 
 
 def why_invalid(history: History, resources: Iterable[ResourceCalls], counts: Counts) -> Iterator[str]:
-    """Yield each reason why a run proves nothing."""
     impossible = sum(not is_possible(call) for call in history.operations)
     if impossible:
         yield f"{impossible} records are impossible: they end before they begin, or have no answer"

@@ -212,7 +212,6 @@ class World:
     # --- what may happen --------------------------------------------------------------------------
 
     def moves(self) -> list[Move]:
-        """Return everything that may happen next."""
         limits = self.limits
         found: list[Move] = []
         idle: list[int] = []
@@ -325,7 +324,6 @@ class World:
         self._post(index)
 
     def _post(self, index: int) -> None:
-        """Put what an attempt has just sent on its way."""
         for node, command in self._outbox:
             told = isinstance(command, Undo | Release)
             self.under_way.append(Message(index, node, command, None, told=told))

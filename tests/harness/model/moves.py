@@ -44,7 +44,6 @@ class Message:
         return self.key
 
     def answered(self, reply: Reply) -> Message:
-        """Return the reply to it."""
         return Message(self.attempt, self.node, self.command, reply, self.told)
 
     def given_up(self) -> Message:

@@ -62,7 +62,6 @@ class History:
         return self._trace.hexdigest()
 
     def problem(self, at_ms: float, words: str) -> None:
-        """Note what must not be."""
         self.problems.append(f"at {at_ms:.0f} ms: {words}")
 
     def minted(self, at_ms: float, resource: str, lease: str, token: int) -> None:
@@ -152,7 +151,6 @@ class FencedStorage:
         self.refused = 0
 
     def read(self, at_ms: float, resource: str, token: int) -> tuple[str, ...] | None:
-        """Return the list, or None if the token is stale."""
         return self.entries.get(resource, ()) if self._admits(at_ms, resource, token) else None
 
     def write(self, at_ms: float, resource: str, token: int, entries: tuple[str, ...]) -> bool:

@@ -62,11 +62,9 @@ class Holder:
         self._resting = False
 
     def start(self) -> None:
-        """Begin to acquire, one lease after another."""
         self.process.spawn(self._live())
 
     def rest(self) -> None:
-        """Begin nothing new."""
         self._resting = True
 
     def kill(self) -> None:
@@ -75,7 +73,6 @@ class Holder:
         self.wire.break_off()
 
     def restart(self) -> None:
-        """Begin a new run that knows of nothing."""
         self.process = self.wire.client = Process(self.name)
         self.start()
 

@@ -99,12 +99,10 @@ class NodeHost:
         return self
 
     def disconnect(self, server: Process, reason: str) -> None:
-        """Break every connection of a server."""
         for connection in [each for each in self.connections if each._server is server]:
             connection.reset(reason)
 
     def start(self) -> None:
-        """Begin a new run of the process."""
         self.process = Process(self._name)
         self.wiped = False
 
@@ -130,7 +128,6 @@ class Connection(DialledNode, asyncio.Transport):
     # --- both ways --------------------------------------------------------------------------------
 
     def write(self, data: Any) -> None:
-        """Send to the node."""
         if self._open:
             self._routes[0].carry(self._there, lambda: self._arrive(bytes(data)))
 
@@ -176,7 +173,6 @@ class Connection(DialledNode, asyncio.Transport):
     # --- DialledNode ------------------------------------------------------------------------------
 
     async def commands(self, *batch: Sequence[str | bytes | int]) -> list[Any]:
-        """See `DialledNode`."""
         if not self._open:
             raise DialError(f"{batch[0][0]!s}: the connection has ended")
         loop = asyncio.get_running_loop()
@@ -193,12 +189,10 @@ class Connection(DialledNode, asyncio.Transport):
         ]
 
     def hand_over(self, protocol: asyncio.BufferedProtocol) -> None:
-        """See `DialledNode`."""
         self._protocol = protocol
         protocol.connection_made(self)
 
     async def close(self) -> None:  # type: ignore[override]
-        """See `DialledNode`."""
         self.abort()
 
     # --- asyncio.Transport ------------------------------------------------------------------------
@@ -210,7 +204,6 @@ class Connection(DialledNode, asyncio.Transport):
             asyncio.get_running_loop().call_soon(self._tell_loss, None)
 
     def is_closing(self) -> bool:
-        """Tell whether it is closed."""
         return not self._open
 
 
@@ -226,7 +219,6 @@ class Network:
         self.routes: dict[tuple[object, object], Route] = {}
 
     def route(self, start: object, end: object) -> Route:
-        """Return the way from one to the other."""
         if (start, end) not in self.routes:
             self.routes[start, end] = Route(self._chance, self._latency_ms)
         return self.routes[start, end]

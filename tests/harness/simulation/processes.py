@@ -18,7 +18,6 @@ _process: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
 
 
 def now_ms() -> float:
-    """Return the present virtual instant."""
     return LoopClock().now_ms()
 
 
@@ -26,7 +25,6 @@ class Chance(random.Random):
     """Seeded randomness, the product's as well."""
 
     def hex_id(self) -> str:
-        """Return 128 seeded bits as 32 lower-case hex digits."""
         return f"{self.getrandbits(128):032x}"
 
 
@@ -58,7 +56,6 @@ class ProcessLoop(VirtualLoop):
         *args: *Arguments,
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
-        """Schedule; see the class."""
         context = contextvars.copy_context() if context is None else context
         process = context.get(_process)
         if process is None or self._over:
@@ -77,7 +74,6 @@ class ProcessLoop(VirtualLoop):
         *args: *Arguments,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Schedule; see the class."""
         context = contextvars.copy_context() if context is None else context
         process = context.get(_process)
         if process is None:
@@ -156,7 +152,6 @@ class Process:
         loop.processes.append(self)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task in it."""
         return self.loop.create_task(coroutine, context=self._context)
 
     def soon(self, callback: Callable[..., object], *args: Any) -> None:
@@ -215,15 +210,12 @@ class ProcessClock:
         self.usual_rate = self._rate = rate
 
     def now_ms(self) -> float:
-        """Return what it shows."""
         return self._offset_ms + self._rate * self._loop.time() * 1000
 
     def wall_ms(self) -> float:
-        """Return what it shows."""
         return self.now_ms()
 
     def set_by(self, ms: float) -> None:
-        """Set it forward, or back."""
         self._offset_ms += ms
 
     def go_at(self, rate: float) -> None:

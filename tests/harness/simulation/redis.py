@@ -73,7 +73,6 @@ class Verbatim:
 
 
 def encode(value: object, *, resp3: bool = True) -> bytes:  # noqa: PLR0911  (one return per type)
-    """Return an answer as RESP3, or as RESP2."""
     # The most frequent types come first: no other part of the simulator runs as often.
     if isinstance(value, str):
         value = value.encode()
@@ -167,7 +166,6 @@ class SimulatedRedis:
         return sha(f"{self._name} {self._runs}".encode()).decode()
 
     def connect(self, send: Callable[[bytes], None], floors: dict[int, int] | None = None) -> Client:
-        """Take a new connection; see `Client`."""
         client = Client(self, send, floors)
         self.clients.append(client)
         return client
@@ -184,7 +182,6 @@ class SimulatedRedis:
     # --- commands ---------------------------------------------------------------------------------
 
     def carry_out(self, command: Sequence[str], client: Client) -> object:  # noqa: PLR0911  (one return per command)
-        """Return the answer to one command."""
         # The most frequent commands come first.
         match command:
             case ["EVALSHA", sha, count, *rest]:

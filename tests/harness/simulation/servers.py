@@ -104,7 +104,6 @@ class ServerHost:
             call.lose()
 
     async def end(self) -> None:
-        """End the run in good order."""
         if self.cluster is not None:
             await self.cluster.close()
         await self.process.end()
@@ -127,7 +126,6 @@ class Call:
     task: asyncio.Task[None] | None = None
 
     def lose(self) -> None:
-        """Tell the caller that the connection broke."""
         self.server.calls.pop(self, None)
         if not self.answer.done():
             self.answer.set_exception(UnknownOutcomeError("the connection broke"))

@@ -186,7 +186,6 @@ class WaitingWorld:
     def _acquire(
         self, lease: LeaseId, ttl_ms: int, wait_ms: int, within_ms: float | None
     ) -> asyncio.Task[Outcome]:
-        """Begin an Acquire at any server."""
         server = self._chance.choice(self._servers)
         called_at_ms = now_ms()
         arrived_at_ms = server.clock.now_ms()
@@ -308,5 +307,4 @@ async def _end(task: asyncio.Task[Outcome] | asyncio.Task[None]) -> None:
 
 
 def run_waiting_world(seed: int, *, quiet: bool) -> WaitingWorld:
-    """Run the world of a seed on a loop of its own."""
     return live(lambda: WaitingWorld(seed, quiet=quiet), hang_s=4 * HANG_S)

@@ -125,7 +125,6 @@ class World:
 
     @property
     def now_ms(self) -> float:
-        """The true instant."""
         return now_ms()
 
     # --- nodes ------------------------------------------------------------------------------------
@@ -322,7 +321,6 @@ def replay_command(seed: int, mutant: str = "") -> str:
 
 
 def simulate(seed: int, rules: Rules | None = None) -> Report:
-    """Run the world of a seed."""
     rules = rules or Rules()
     with ExitStack() as stack:
         # Settings of the product that somebody has made for this machine are not for this world.

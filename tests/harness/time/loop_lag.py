@@ -39,7 +39,6 @@ class LoopLag:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def late_ms(self, *, since_ms: float) -> float:
-        """Return for how long the loop stood still since then, in all."""
         return sum(self._since(since_ms))
 
     def cost_ms(self, *, since_ms: float) -> float:

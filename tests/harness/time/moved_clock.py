@@ -110,7 +110,6 @@ class MovedClock:
 
     @property
     def lag_ms(self) -> float:
-        """By how much the steady clocks are behind the machine's at present."""
         now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         return _lost_ns(self._moves.lags[self._moves.in_force], now_ns) / 1e6
 

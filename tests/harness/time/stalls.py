@@ -50,17 +50,14 @@ class StallWatch:
         self._thread = threading.Thread(target=self._beat, name="stall-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no more."""
         self._stopping.set()
         self._thread.join()
 
     @staticmethod
     def mark() -> MachineMark:
-        """Return the present instant."""
         return MachineMark(time.monotonic(), _waited_ms())
 
     def slowed_s(self, mark: MachineMark) -> float:

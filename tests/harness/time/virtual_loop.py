@@ -38,7 +38,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._cancelled_timers = 0
 
     def time(self) -> float:
-        """Return the virtual time in seconds."""
         return self._now_s
 
     def call_at(
@@ -54,7 +53,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return timer
 
     def schedule(self, timer: Any) -> None:
-        """Take a new timer."""
         timer._scheduled = True
         heappush(self._timers, (timer._when, timer))
 
@@ -113,5 +111,4 @@ class LoopClock:
     """The running loop's time as the product's clock."""
 
     def now_ms(self) -> float:
-        """Return the present instant in milliseconds."""
         return asyncio.get_running_loop().time() * 1000

@@ -14,7 +14,6 @@ class WrongClock(SystemClock):
         self._last_ms = 0.0
 
     def now_ms(self) -> float:
-        """Return the instant that this clock shows."""
         true_ms = super().now_ms()
         shown_ms = true_ms + self._offset_ms + (self._rate - 1) * (true_ms - self._changed_at_ms)
         self._last_ms = max(self._last_ms, shown_ms)

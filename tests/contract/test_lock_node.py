@@ -175,16 +175,7 @@ def mint(
     behind: bool = False,
 ) -> Mint:
     release = None if ends is None else Release(resource, ends, 0)
-    return Mint(
-        resource,
-        lease,
-        nonce,
-        holder,
-        ttl_ms,
-        release_first=release,
-        watch_blocking_hold=notify,
-        watch_own_hold=behind,
-    )
+    return Mint(resource, lease, nonce, holder, ttl_ms, release, notify, behind)
 
 
 def told_by(site: Site) -> tuple[str, ...]:
@@ -468,6 +459,14 @@ async def test_a_handover_can_shorten_what_is_left_of_the_time(site: Site) -> No
 # --- notices
 
 
+async def waited_for(site: Site) -> Server:
+    """Let A hold, and two servers wait for the end of its hold; return the other server."""
+    there = await site.beside()
+    await ask(site, mint(A, "n1", behind=True))
+    await ask(there, mint(B, "n2", notify=True))
+    return there
+
+
 async def test_a_server_that_is_refused_is_told_once_of_the_end_of_that_hold_if_it_asked(site: Site) -> None:
     there, silent = await site.beside(), await site.beside()
     await ask(site, mint(A, "n1"))
@@ -519,9 +518,7 @@ async def test_a_hold_that_another_server_waits_for_is_contended_also_for_a_retr
 async def test_a_handover_passes_on_which_servers_wait(
     site: Site,
 ) -> None:
-    there = await site.beside()
-    await ask(site, mint(A, "n1", behind=True))
-    await ask(there, mint(B, "n2", notify=True))
+    there = await waited_for(site)
     assert await ask(site, mint(B, "n3", ends=A)) == Granted("n3", 2, contended=True, released=True)
     assert told_by(site) == (there.channel,)
     assert await ask(site, mint(C, "n4", ends=B, behind=True)) == Granted(
@@ -540,17 +537,13 @@ async def test_a_handover_that_is_refused_asks_to_be_told_as_every_mint(site: Si
 
 
 async def test_an_undo_tells_whom_its_hold_was_in_the_way_of(site: Site) -> None:
-    there = await site.beside()
-    await ask(site, mint(A, "n1", behind=True))
-    await ask(there, mint(B, "n2", notify=True))
+    there = await waited_for(site)
     await ask(site, Undo(R, "n1", 0))
     assert await notices(there) == await notices(site) == [Notice(0, R, 1)]
 
 
 async def test_what_ends_nothing_tells_nobody(site: Site) -> None:
-    there = await site.beside()
-    await ask(site, mint(A, "n1", behind=True))
-    await ask(there, mint(B, "n2", notify=True))
+    there = await waited_for(site)
     assert await ask(site, Release(R, B, 0)) is Status.NOT_HELD
     assert await ask(site, Undo(R, "n2", 0)) is Status.KEPT
     await ask(site, mint(A, "n3"))
@@ -562,9 +555,7 @@ async def test_what_ends_nothing_tells_nobody(site: Site) -> None:
 async def test_a_handover_tells_the_other_servers_if_the_new_hold_ends_sooner(
     site: Site, ttl_ms: int
 ) -> None:
-    there = await site.beside()
-    await ask(site, mint(A, "n1", behind=True))
-    await ask(there, mint(B, "n2", notify=True))
+    there = await waited_for(site)
     assert isinstance(await ask(site, mint(C, "n3", ends=A, ttl_ms=ttl_ms)), Granted)
     assert await notices(there) == ([Notice(0, R, 1)] if ttl_ms < TTL_MS else [])
     assert await notices(site) == []

@@ -62,12 +62,10 @@ class Site:
 
     @property
     def first(self) -> ServerHost:
-        """See the class."""
         return self.servers[0]
 
     @property
     def second(self) -> ServerHost:
-        """See the class."""
         return self.servers[1]
 
     def new_server(self, name: str) -> ServerHost:

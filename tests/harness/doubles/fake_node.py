@@ -87,28 +87,6 @@ class FakeNodeState:
         connections: every `FakeNode` over this memory.
     """
 
-    __slots__ = (
-        "admission",
-        "connections",
-        "counter_idle_ms",
-        "counters",
-        "distrusted_until_ms",
-        "durable",
-        "evicted",
-        "floor",
-        "formation",
-        "high",
-        "holds",
-        "known_fences",
-        "known_floors",
-        "phase",
-        "published",
-        "reserved",
-        "run_id",
-        "voted_floor",
-        "waited_floor",
-    )
-
     def __init__(
         self,
         *,

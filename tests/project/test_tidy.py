@@ -314,13 +314,6 @@ def test_a_class_has_one_job() -> None:
     )
 
 
-def test_a_module_says_what_it_is() -> None:
-    """A reader decides by it whether to read on."""
-    _assert_none(
-        _name(path) for path in MODULES if path.read_text().strip() and not ast.get_docstring(_tree(path))
-    )
-
-
 # --- Lua ------------------------------------------------------------------------------------------
 
 

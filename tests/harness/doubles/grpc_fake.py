@@ -64,13 +64,7 @@ class FakeServicer:
 
 
 class GrpcFake:
-    """Serves one FakeServer on a free port, again and again if it has to.
-
-    Attributes:
-        server: the rules and the state.
-        address: where it listens once started; the same after a restart.
-        before_call: when set, awaited before each single call is answered.
-    """
+    """Serves one FakeServer on a free port, again and again if it has to."""
 
     before_call: Callable[[], Awaitable[None]] | None = None
 

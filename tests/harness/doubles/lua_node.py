@@ -60,11 +60,7 @@ SHAS: Mapping[str, bytes] = {name: sha(source) for name, source in SOURCES.items
 
 
 class Database:
-    """A blocking connection to one database of a server.
-
-    Args:
-        url: with the password, as a node's.
-    """
+    """A blocking connection to one database of a server."""
 
     def __init__(self, url: str, number: int = 0) -> None:
         parts = urlsplit(url)
@@ -77,19 +73,11 @@ class Database:
         self.call("SELECT", number)
 
     def call(self, *command: str | int | bytes) -> Any:
-        """Send a command and return its answer.
-
-        Raises:
-            hiredis.ReplyError: the answer is an error.
-        """
+        """Send a command and return its answer."""
         return self.exchange(hiredis.pack_command(command), 1)[0]  # type: ignore[arg-type]  # its stub says: a tuple of one
 
     def exchange(self, packed: bytes, count: int) -> list[Any]:
-        """Send what is packed and return so many answers.
-
-        Raises:
-            hiredis.ReplyError: an answer is an error.
-        """
+        """Send what is packed and return so many answers."""
         self._socket.sendall(packed)
         answers: list[Any] = []
         while len(answers) < count:
@@ -114,12 +102,7 @@ Memory = Mapping[bytes, bytes]
 
 
 class LuaNode:
-    """One node on one database; the server has to have the scripts: `load`.
-
-    Attributes:
-        database: where its data is.
-        raw: the last answer of a script.
-    """
+    """One node on one database; the server has to have the scripts: `load`."""
 
     def __init__(self, database: Database, *, keys: scripts.Keyspace | None = None) -> None:
         self.database = database

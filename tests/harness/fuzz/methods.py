@@ -20,14 +20,7 @@ from redfence_proto.v1 import lock_pb2
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One method.
-
-    Attributes:
-        path: as a call names it.
-        request: what it takes.
-        request_streaming, response_streaming: whether it takes, or answers with, many messages.
-        of_storage: the storage offers it; else the lock server.
-    """
+    """One method."""
 
     path: str
     request: Descriptor
@@ -63,12 +56,7 @@ LIBRARY_METHODS = (*_of(health_pb2), *_of(reflection_pb2))
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a call ended.
-
-    Attributes:
-        code: the status.
-        rich: what is told with it; None if the transport or a library ended the call.
-    """
+    """How a call ended."""
 
     code: grpc.StatusCode
     details: str

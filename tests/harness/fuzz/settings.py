@@ -30,11 +30,6 @@ def factor() -> int:
 
 
 def tried(examples: int, *, steps: int = 50) -> settings:
-    """Return settings that try so many examples, times the factor.
-
-    Args:
-        examples: in CI.
-        steps: of each, where an example is a walk.
-    """
+    """Return settings that try so many examples, times the factor."""
     profile = settings.get_profile("ci" if factor() == 1 else "fuzz")
     return settings(profile, max_examples=examples * factor(), stateful_step_count=steps)

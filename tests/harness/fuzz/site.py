@@ -26,13 +26,7 @@ _START_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class FuzzSite:
-    """The running processes, and ways to them.
-
-    Attributes:
-        databases: one blocking connection to each node, by index, behind the server's back.
-        server, storage: the processes.
-        server_address, storage_address: HOST:PORT.
-    """
+    """The running processes, and ways to them."""
 
     databases: tuple[Database, ...]
     server: CommandProcess
@@ -74,13 +68,7 @@ def is_complaint(line: str) -> bool:
 def fuzz_site(
     folder: Path, *, binary: RedisBinary, appendfsync: AppendFsync = "everysec"
 ) -> Iterator[FuzzSite]:
-    """Start everything and yield it; nothing is left afterwards.
-
-    Args:
-        folder: where the nodes, the storage and the logs are; empty.
-        binary: the program of the nodes.
-        appendfsync: of the nodes; what is fuzzed does not crash them, so they need not fsync every write.
-    """
+    """Start everything and yield it; nothing is left afterwards."""
     nodes, commands = NodeSet(folder / "nodes"), CommandProcesses(folder / "commands")
     databases: list[Database] = []
     try:

@@ -12,13 +12,7 @@ from harness.history.records import MAJORITY_WIPED, Fault, Kind, Operation, Outc
 
 @dataclass(slots=True)
 class ResourceCalls:
-    """The calls for one resource, each list in the order of invocation.
-
-    Attributes:
-        leases: acquires, renewals and releases, by lease.
-        storage: reads and appends.
-        observations: CheckToken and GetLock, which change nothing.
-    """
+    """The calls for one resource, each list in the order of invocation."""
 
     name: str
     leases: dict[str, list[Operation]] = field(default_factory=dict)

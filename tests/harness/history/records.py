@@ -49,7 +49,6 @@ class Operation:
     """One call of one client.
 
     Attributes:
-        client: the name of the process.
         lease: the id that all calls for one lease share.
         invoked_s: before the request was sent.
         completed_s: after the answer was read; None if the client died before.
@@ -88,9 +87,6 @@ class Fault:
 
     Attributes:
         kind: its name in the list of faults.
-        target: what it affected; for people.
-        began_s: before it began.
-        ended_s: after it ended.
         moves_clocks: leases that are requested or valid meanwhile need not exclude each other.
         overlaps_s: leases may begin to overlap during the fault and this long after it; None if they may not.
     """
@@ -115,7 +111,6 @@ class History:
         ended_s: when the last client had ended.
         kept: the entries of each resource in the storage at the end.
         asked: the kinds of faults without which the run is invalid.
-        seed: of the run.
     """
 
     operations: tuple[Operation, ...]

@@ -43,14 +43,7 @@ class _Entry:
 def judge_storage(
     resource: str, calls: Sequence[Operation], kept: Sequence[str], ended_s: float
 ) -> Iterator[Violation]:
-    """Yield what breaks F for one resource.
-
-    Args:
-        resource: its name.
-        calls: reads and appends, in the order of invocation.
-        kept: the entries at the end of the run.
-        ended_s: when they were read.
-    """
+    """Yield what breaks F for one resource."""
     yield from _judge_fence(calls)
     entries = _entries(calls)
     yield from _judge_presence(resource, entries, kept, ended_s)
@@ -115,11 +108,7 @@ def _judge_presence(
 
 
 class _Overlaps:
-    """Tells whether appends with one token were under way, or may have been, at the same time.
-
-    Args:
-        appends: those that took effect or may have.
-    """
+    """Tells whether appends with one token were under way, or may have been, at the same time."""
 
     def __init__(self, appends: Iterable[Operation]) -> None:
         self._begins_s: defaultdict[int, list[float]] = defaultdict(list)

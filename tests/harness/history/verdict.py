@@ -60,16 +60,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The figures of a run.
-
-    Attributes:
-        operations: the number of calls by kind and outcome; every kind and outcome is present.
-        faults: the number of faults by kind.
-        violations: the number of violations by invariant; every invariant is present.
-        stale_writes_refused, stale_reads_refused: what the storage refused because of its token.
-        throughput_per_s: successful calls per second before the first fault.
-        longest_gap_s: the longest time without a grant before the healing.
-    """
+    """The figures of a run."""
 
     operations: Mapping[Kind, Mapping[Outcome, int]]
     faults: Mapping[str, int]

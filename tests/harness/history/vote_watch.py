@@ -38,8 +38,6 @@ class _Look:
     """One look at one node.
 
     Attributes:
-        run: of its process.
-        identity: its fields.
         numbers: they stay as they are while the node has no vote.
         locks: holds end by themselves, but none begins while the node has no vote.
     """
@@ -63,8 +61,6 @@ class VoteWatch:
 
     Attributes:
         quarantines: for each node, by index, the ids of the quarantines that were seen.
-        broken: violations that were seen.
-        looks: how many looks were answered.
         unanswered: how many looks were not answered, for the node was down.
     """
 

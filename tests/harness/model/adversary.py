@@ -242,11 +242,7 @@ class World:
         return found
 
     def make(self, move: Move) -> None:
-        """Let it happen.
-
-        Raises:
-            Violation: it breaks an invariant.
-        """
+        """Let it happen."""
         match move:
             case Arrive(message):
                 self._take(message)

@@ -42,11 +42,7 @@ SLOWNESS = (1.0, 1.0, 0.03)
 
 
 def walk(world: World, *, seed: int, moves_max: int = 400) -> int:
-    """Make moves by chance until nothing is left to do; return how many attempts were granted.
-
-    Raises:
-        Violation: an invariant is broken; the message has the seed and the trace.
-    """
+    """Make moves by chance until nothing is left to do; return how many attempts were granted."""
     chance = random.Random(seed)
     speeds: dict[Way, float] = {
         (attempt, node, kind): WEIGHTS[Arrive] * chance.choice(SLOWNESS)

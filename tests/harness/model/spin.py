@@ -24,14 +24,7 @@ _SMALL, _LARGE = 20, 24
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What a search came to.
-
-    Attributes:
-        violated: the assertion that does not hold, or '' if all hold in all states.
-        states: how many were looked at.
-        steps: what led to the violation, one line each.
-        seen: the symbols `SEEN_…` whose condition some step met.
-    """
+    """What a search came to; `violated` is empty if every assertion holds in all states."""
 
     violated: str
     states: int

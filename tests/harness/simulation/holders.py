@@ -30,11 +30,7 @@ def _least_validity_ms(ttl_ms: int, waited_ms: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all holders share.
-
-    Attributes:
-        counts_from_answer: they count validity from the answer, and not from the call: a mutant.
-    """
+    """What all holders share."""
 
     servers: Sequence[ServerHost]
     history: History
@@ -47,11 +43,7 @@ class Surroundings:
 
 
 class Holder:
-    """One client process.
-
-    Attributes:
-        wire: its way to the servers.
-    """
+    """One client process."""
 
     def __init__(self, name: str, around: Surroundings, *, latency_ms: tuple[float, float]) -> None:
         self.name = name

@@ -18,12 +18,7 @@ from redfence_server.redis_io.dial import DialError, DialledNode, DialRefusedErr
 
 
 class Route:
-    """One way between two processes, shared by their connections; while it is blocked, messages stay on it.
-
-    Attributes:
-        latency_ms: from the least to the most.
-        blocked: nothing arrives.
-    """
+    """One way between two processes, for all their connections; while it is blocked, messages stay on it."""
 
     def __init__(self, chance: Chance, latency_ms: tuple[float, float]) -> None:
         self._chance = chance
@@ -233,11 +228,7 @@ class Network:
         self.route(host, server).unblock()
 
     async def dial(self, server: Process, name: object, host: NodeHost, floors: dict[int, int]) -> Connection:
-        """Connect a server to a node in one round trip; `floors` are those that this run of the server knows.
-
-        Raises:
-            DialError: the node is down, or the way to it or back is blocked.
-        """
+        """Connect a server to a node in one round trip; `floors` are those that this run of it knows."""
         there, back = self.route(name, host), self.route(host, name)
         await asyncio.sleep((there.latency_ms[1] + back.latency_ms[1]) / 1000)
         if there.blocked or back.blocked:

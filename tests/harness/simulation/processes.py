@@ -126,15 +126,7 @@ def _make_task(
 
 
 class Process:
-    """One process: its tasks, and the tasks that they start, run only while it is neither paused nor dead.
-
-    Attributes:
-        name: for people.
-        alive: it was not killed.
-        runs: it is neither paused nor dead.
-        loop: on which it runs.
-        tasks: that have not ended.
-    """
+    """One process: its tasks, and the tasks that they start, run only while it is neither paused nor dead."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -104,7 +104,6 @@ class Client:
     """One connection, as the node sees it.
 
     Attributes:
-        resp3: it has asked for RESP3.
         floors: by node index, the greatest floor that this server raised, or under which it was admitted.
         floor: what the last visit saw.
 
@@ -141,13 +140,9 @@ class SimulatedRedis:
     """One run after another of a node's process, over one disk.
 
     Attributes:
-        state: what it remembers.
-        run_id: of the present run.
-        clients: who is connected.
         loses_notices: no notice arrives.
 
     Args:
-        clock_ms: the node's own clock.
         appendfsync: as Redis has it; "never" stands for no append-only file at all.
     """
 

@@ -30,8 +30,6 @@ class ServerHost:
     """The machine of one lock server: one run of the process after another.
 
     Attributes:
-        name: for people.
-        process: the present run.
         service: what answers calls; None while it starts.
         calls: to be told when the process dies.
         floors: for each run, by node index, the greatest floor that it raised or was admitted under.
@@ -132,13 +130,7 @@ class Call:
 
 
 class Wire:
-    """The ways between one client and the servers.
-
-    Attributes:
-        client: the present run of the client.
-        loss: how likely a message is lost, either way.
-        duplicates: how likely a request arrives twice.
-    """
+    """The ways between one client and the servers."""
 
     def __init__(self, client: Process, chance: Chance, *, latency_ms: tuple[float, float]) -> None:
         self.client = client
@@ -152,15 +144,7 @@ class Wire:
     async def call(
         self, server: ServerHost, method: Callable[[LockService], Awaitable[object]], *, timeout_s: float
     ) -> object:
-        """Call a method of a server and return its answer.
-
-        Raises:
-            NotServingError: the server is down.
-            UnknownOutcomeError: no answer came in time.
-            RedfenceServerError: what the server answered.
-
-        Cancellation: the server is told, if the message arrives.
-        """
+        """Call a method of a server and return its answer."""
         call = Call(server, asyncio.get_running_loop().create_future())
         server.calls[call] = self._calls[call] = None
         for _ in range(1 + (self._chance.random() < self.duplicates)):

@@ -58,12 +58,7 @@ class _Node(FakeNodeState):
 
 
 class WaitingWorld:
-    """Servers, nodes, callers and faults of one seed.
-
-    Attributes:
-        history: with what was found.
-        counts: the callers by what they do, and `granted`.
-    """
+    """Servers, nodes, callers and faults of one seed."""
 
     def __init__(self, seed: int, *, quiet: bool) -> None:
         self.seed = seed

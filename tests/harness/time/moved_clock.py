@@ -26,11 +26,7 @@ class NoCompilerError(Exception):
 
 
 def compile_clock_shim(folder: Path) -> Path:
-    """Return the library that moves a process' clock, compiled into `folder`.
-
-    Raises:
-        NoCompilerError: there is no C compiler, or this is not Linux.
-    """
+    """Return the library that moves a process' clock, compiled into `folder`."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None or sys.platform != "linux":
         raise NoCompilerError("no C compiler for Linux: clocks cannot be moved")
@@ -60,13 +56,7 @@ class _Moves(ctypes.Structure):
 
 
 class MovedClock:
-    """The clocks of the processes started through one wrapper; it outlives each of them.
-
-    Args:
-        shim: from `compile_clock_shim`.
-        program: what the wrapper becomes.
-        path: where to put the wrapper. What it needs is put beside it.
-    """
+    """The clocks of the processes started through one wrapper; it outlives each of them."""
 
     def __init__(self, shim: Path, *, program: Path, path: Path) -> None:
         file = path.with_name(f"{path.name}.clock")

@@ -41,7 +41,7 @@ def a_commit_is_late(world: World) -> None:
     world.exchange(0, 0, 1)
     (mint,) = (message for message in world.under_way if message.node == 2)
     world.make(TimeOut(mint))
-    world.make(Lose(replace(mint, told=True)))
+    world.make(Lose(mint.given_up()))
     assert [type(message.command) for message in world.under_way] == [Commit]
     world.make(Expire(1))
     world.make(Begin(1))

@@ -207,7 +207,7 @@ class World:
         nodes = [(node.high, *node.holds.values(), *node.counters.values()) for node in self.nodes]
         players = [player.key() for player in self.players]
         history = (self.ended, self.taken, self.shared, frozenset(self.stood_on.items()), self.limits)
-        return hash((*nodes, *players, frozenset([each.key for each in self.under_way]), history))
+        return hash((*nodes, *players, frozenset(self.under_way), history))
 
     # --- what may happen --------------------------------------------------------------------------
 
@@ -224,9 +224,9 @@ class World:
             elif limits.give_ups != 0 and player.is_open:
                 found.append(GiveUp(index))
         for message in self.under_way:
-            found.append(message.arrive)
+            found.append(Arrive(message))
             if limits.losses != 0 and (message.told or self.players[message.attempt].is_open):
-                found.append(message.miss)
+                found.append(Lose(message) if message.told else TimeOut(message))
         for index, node in enumerate(self.nodes):
             if limits.expiries != 0 and node.holds:
                 found.append(Expire(index))
@@ -266,7 +266,7 @@ class World:
                 if isinstance(message.command, Mint) and message.command.release_first is not None:
                     # The link keeps the release for when the node is back.
                     self.under_way.append(
-                        replace(message, command=message.command.release_first, reply=None, told=True)
+                        message._replace(command=message.command.release_first, reply=None, told=True)
                     )
                 self._tell(message, NoReply.TIMED_OUT)
             case Lose(message):

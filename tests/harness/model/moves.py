@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from redfence_server.locking.node import Command, Reply
@@ -10,17 +9,12 @@ from redfence_server.locking.node import Command, Reply
 Way = tuple[int, int, type[Command]]
 
 
-@dataclass(slots=True)
-class Message:
-    """A command or its reply under way. It never changes, but a frozen class is twice as slow to make.
+class Message(NamedTuple):
+    """A command or its reply under way.
 
     Attributes:
         attempt: whose it is; -1 for a release or a renewal.
         told: nobody waits for a reply, or the sender was told that none came in time.
-        way: the attempt, the node and the kind of command.
-        arrive: the move by which it arrives.
-        key: its hash.
-        miss: the move by which it is lost, or by which its sender is told that it is late.
     """
 
     attempt: int
@@ -28,27 +22,18 @@ class Message:
     command: Command
     reply: Reply | None
     told: bool
-    way: Way = field(init=False, repr=False, compare=False)
-    arrive: Arrive = field(init=False, repr=False, compare=False)
-    miss: Lose | TimeOut = field(init=False, repr=False, compare=False)
-    key: int = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        # A walk asks for these moves, and a search for the hash, many times.
-        self.way = (self.attempt, self.node, type(self.command))
-        self.arrive = Arrive(self)
-        self.miss = Lose(self) if self.told else TimeOut(self)
-        self.key = hash((self.attempt, self.node, self.command, self.reply, self.told))
-
-    def __hash__(self) -> int:
-        return self.key
+    @property
+    def way(self) -> Way:
+        """The attempt, the node and the kind of command."""
+        return self.attempt, self.node, type(self.command)
 
     def answered(self, reply: Reply) -> Message:
-        return Message(self.attempt, self.node, self.command, reply, self.told)
+        return self._replace(reply=reply)
 
     def given_up(self) -> Message:
         """Return the same message, for which nobody waits any more."""
-        return Message(self.attempt, self.node, self.command, self.reply, told=True)
+        return self._replace(told=True)
 
 
 class Begin(NamedTuple):

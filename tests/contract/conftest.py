@@ -21,12 +21,7 @@ from redfence.testing import FakeLockServer
 
 @dataclass(frozen=True)
 class Service:
-    """Something that both clients can talk to.
-
-    Attributes:
-        make_client: makes a client for threads.
-        make_async_client: makes a client for asyncio.
-    """
+    """Something that both clients can talk to."""
 
     make_client: Callable[[], redfence.Client]
     make_async_client: Callable[[], redfence.AsyncClient]

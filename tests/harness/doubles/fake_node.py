@@ -129,7 +129,6 @@ class FakeNodeState:
         self.holds.pop(resource, None)
 
     def drop_counter(self, resource: str) -> None:
-        """Drop the counter of a resource, as idleness does."""
         self.counters.pop(resource, None)
 
     def wipe(self) -> None:
@@ -466,7 +465,6 @@ class FakeNode:
     # --- the network
 
     def deliver(self, count: int = 1) -> None:
-        """Let the next requests arrive and be applied."""
         for _ in range(min(count, len(self._requests))):
             call = self._requests.popleft()
             call.reply = self.state.apply(call.command, self._now_ms(), channel=self.channel)
@@ -490,7 +488,6 @@ class FakeNode:
             asyncio.get_running_loop().call_soon(self.answer)
 
     def answer(self, count: int = 1) -> None:
-        """Let the next replies arrive. Those to commands that timed out are dropped."""
         for _ in range(min(count, len(self._replies))):
             call = self._replies.popleft()
             assert call.reply is not None

@@ -81,7 +81,6 @@ class GrpcFake:
         asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
 
     def stop(self) -> None:
-        """Stop listening and break every connection."""
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
 
     def end(self) -> None:

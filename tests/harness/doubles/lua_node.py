@@ -111,7 +111,6 @@ class LuaNode:
         self.raw: list[Any] = []
 
     def load(self) -> Self:
-        """Give the server the scripts, once for all its databases."""
         for source in SOURCES.values():
             self.database.call("SCRIPT", "LOAD", source)
         return self
@@ -126,7 +125,6 @@ class LuaNode:
         run_id: str = "run",
         durable: bool = False,
     ) -> Self:
-        """Begin, from empty, as a node that was just formed."""
         self.wipe()
         place = (formation.cluster_id, formation.index, formation.node_count, formation.max_ttl_ms)
         for state in ("forming", "assembled", "ready"):

@@ -54,5 +54,4 @@ class StorageModel:
 
 
 def comparable(outcome: object) -> object:
-    """Return a real store's outcome in the model's terms."""
     return ("stale", outcome.highest_token) if isinstance(outcome, StaleToken) else outcome

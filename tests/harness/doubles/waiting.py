@@ -11,5 +11,4 @@ def counts_no_waiter(room: WaiterLimiter) -> bool:
 
 
 def keeps_no_waiter(queues: WaitQueues) -> bool:
-    """Tell whether no queue and no waiter is left."""
     return not queues._queues and counts_no_waiter(queues.limiter)

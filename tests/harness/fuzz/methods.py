@@ -64,13 +64,11 @@ class Ending:
 
     @classmethod
     def of(cls, call: Any) -> Ending:
-        """Return how a call ended, once it has."""
         code = call.code()
         return cls(code, call.details() or "", from_trailing_metadata(call.trailing_metadata() or ()))
 
     @property
     def reason(self) -> lock_pb2.ErrorReason.ValueType:
-        """The reason told; UNSPECIFIED if none is."""
         return lock_pb2.ERROR_REASON_UNSPECIFIED if self.rich is None else self.rich.reason
 
 

@@ -36,7 +36,6 @@ class FuzzSite:
 
     @contextmanager
     def stub(self) -> Iterator[lock_pb2_grpc.LockServiceStub]:
-        """Yield a blocking stub of the lock service on a channel of its own."""
         with grpc.insecure_channel(self.server_address) as channel:
             yield lock_pb2_grpc.LockServiceStub(channel)
 

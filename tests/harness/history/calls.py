@@ -23,7 +23,6 @@ class ResourceCalls:
         return (call for calls in self.leases.values() for call in calls if call.kind is Kind.ACQUIRE)
 
     def grants(self) -> list[Operation]:
-        """Return every successful Acquire, in the order of the answers."""
         return sorted((call for call in self.acquires() if call.outcome is Outcome.OK), key=answered_s)
 
 
@@ -51,7 +50,6 @@ def over_s(call: Operation) -> float:
 
 
 def answered_s(call: Operation) -> float:
-    """Return when a call that has an answer was answered."""
     assert call.completed_s is not None, "the call has no answer"
     return call.completed_s
 

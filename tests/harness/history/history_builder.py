@@ -148,7 +148,6 @@ class HistoryBuilder:
 
 
 def built(text: str) -> History:
-    """Return the history that a text describes."""
     builder = HistoryBuilder()
     for statement in filter(None, map(str.strip, text.split(";"))):
         builder.add(statement)
@@ -156,7 +155,6 @@ def built(text: str) -> History:
 
 
 def call(statement: str) -> Operation:
-    """Return the call that a statement describes."""
     verb, *words = statement.split()
     kind, names, fixed = _VERBS[verb]
     arguments = dict(zip(names, words, strict=False))

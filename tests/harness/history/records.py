@@ -137,5 +137,4 @@ def read_operations(path: Path) -> Iterator[Operation]:
 
 
 def in_order(operations: Iterable[Operation]) -> tuple[Operation, ...]:
-    """Return calls in the order of their invocation."""
     return tuple(sorted(operations, key=lambda each: each.invoked_s))

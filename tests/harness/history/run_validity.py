@@ -69,7 +69,6 @@ def why_invalid(history: History, resources: Iterable[ResourceCalls], counts: Co
 
 
 def _some(names: list[str]) -> str:
-    """Return a few names, and how many more there are."""
     more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
     return ", ".join(map(repr, names[:_NAMED_MAX])) + more
 

@@ -46,7 +46,6 @@ class TokenHistory:
         self.succeeded: Counter[str] = Counter()
 
     def note(self, lease: lock_pb2.Lease, *, began_at_ms: float) -> Grant:
-        """Record a grant that was answered just now."""
         grant = Grant(
             resource=lease.resource,
             lease_id=lease.lease_id,

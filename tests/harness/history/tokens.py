@@ -54,7 +54,6 @@ def judge_tokens(resource: ResourceCalls) -> Iterator[Violation]:
 
 
 def _grants(calls: list[Operation]) -> list[_Grant]:
-    """Return the grants of a lease, in the order of invocation."""
     acquires = [call for call in calls if call.kind is Kind.ACQUIRE]
     latest_over_s = list(accumulate(map(over_s, acquires), max))
     grants = []

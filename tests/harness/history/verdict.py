@@ -53,7 +53,6 @@ class Violation:
 
     @property
     def words(self) -> str:
-        """Describe the violation, with every call that shows it."""
         calls = " and ".join(_call_in_words(call, self.began_s) for call in self.calls)
         return f"{self.says}: {calls}" if calls else self.says
 
@@ -86,7 +85,6 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        """Whether the run is valid and broke no promise."""
         return not self.violations and not self.invalid
 
 

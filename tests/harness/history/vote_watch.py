@@ -49,7 +49,6 @@ class _Look:
 
     @property
     def votes(self) -> bool:
-        """Tell whether the node was given its vote in this run."""
         admitted_run = self.identity.get(b"run_id", b"").partition(b"/")[0]
         return self.identity.get(b"state") == b"ready" and admitted_run == self.run
 

@@ -389,7 +389,6 @@ class World:
             self.stood_on[hold] = index
 
     def _check_hold(self, message: Message, before: Hold, after: Hold | None) -> None:
-        """Check what a command did to a hold."""
         name, command = (message.node, before.nonce), message.command
         if after is not None and (after.digest, after.nonce) == (before.digest, before.nonce):
             if isinstance(command, Mint) and command.digest == before.digest:

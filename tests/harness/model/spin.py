@@ -33,7 +33,6 @@ class Search:
 
 
 def is_spin_here() -> bool:
-    """Tell whether this machine has what `search` needs."""
     return shutil.which("spin") is not None and _compiler() is not None
 
 

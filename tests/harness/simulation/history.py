@@ -154,7 +154,6 @@ class FencedStorage:
         return self.entries.get(resource, ()) if self._admits(at_ms, resource, token) else None
 
     def write(self, at_ms: float, resource: str, token: int, entries: tuple[str, ...]) -> bool:
-        """Replace the list; return whether the token was admitted."""
         if not self._admits(at_ms, resource, token):
             return False
         self.entries[resource] = entries

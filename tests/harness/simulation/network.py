@@ -41,7 +41,6 @@ class Route:
             stream.under_way.popleft()()
 
     def unblock(self) -> None:
-        """Let everything arrive that is on the way, as soon as its receiver runs."""
         self.blocked = False
         waiting, self._waiting = self._waiting, []
         for stream in waiting:
@@ -219,11 +218,9 @@ class Network:
         return self.routes[start, end]
 
     def block(self, server: object, host: object) -> None:
-        """Let nothing pass between a server and a node."""
         self.route(server, host).blocked = self.route(host, server).blocked = True
 
     def unblock(self, server: object, host: object) -> None:
-        """Let everything pass again."""
         self.route(server, host).unblock()
         self.route(host, server).unblock()
 

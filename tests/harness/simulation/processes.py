@@ -101,7 +101,6 @@ class ProcessLoop(VirtualLoop):
                     coroutine.close()
 
     def go_on(self, handle: _OfProcess) -> None:
-        """Run what was held back, in the next turn."""
         self._ready.append(handle)
 
 
@@ -147,7 +146,6 @@ class Process:
         return self.loop.create_task(coroutine, context=self._context)
 
     def soon(self, callback: Callable[..., object], *args: Any) -> None:
-        """Have it do something as soon as it runs."""
         self.loop.call_soon(callback, *args, context=self._context)
 
     def at(self, when_s: float, callback: Callable[..., object], *args: Any) -> None:
@@ -174,7 +172,6 @@ class Process:
         self._held.clear()
 
     async def end(self) -> None:
-        """Cancel what is left of a process that lives, and wait for it."""
         tasks = list(self.tasks)
         for task in tasks:
             task.cancel()

@@ -127,7 +127,6 @@ class Client:
         self.floors[index] = max(floor, self.floors.get(index, 0))
 
     def feed(self, received: bytes) -> None:
-        """Carry out every command that is complete."""
         self._reader.feed(received)
         while (command := self._reader.gets()) is not False:
             answer = self._node.carry_out([part.decode() for part in command], self)
@@ -226,7 +225,6 @@ class SimulatedRedis:
         return DURABLE_SETTINGS[name]
 
     def publish(self) -> None:
-        """Send what the scripts have published to whoever listens."""
         published, self.state.published = self.state.published, []
         for channel, resource, token in published:
             payload = f"{token} {_LOCK}{resource}".encode()

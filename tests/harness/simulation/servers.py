@@ -93,7 +93,6 @@ class ServerHost:
         return await self._network.dial(self.process, self, host, self.floors[-1])
 
     def kill(self) -> None:
-        """End the run, as kill -9 does."""
         self.process.kill()
         self.service = None
         for host in (*self._hosts, *self.routed.values()):

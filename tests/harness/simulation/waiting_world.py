@@ -114,7 +114,6 @@ class WaitingWorld:
     # --- who comes --------------------------------------------------------------------------------
 
     async def _call(self, lease: LeaseId) -> None:
-        """Be one caller, of a kind that is chosen by chance."""
         chance = self._chance
         ttl_ms = chance.choice(TTLS_MS)
         others = ("leaves", "is fickle", "has a deadline", "waits for a while", "tries once")
@@ -296,7 +295,6 @@ class WaitingWorld:
 
 
 async def _end(task: asyncio.Task[Outcome] | asyncio.Task[None]) -> None:
-    """Cancel a task, unless it is done, and wait until it is."""
     task.cancel()
     await asyncio.wait([task])
 

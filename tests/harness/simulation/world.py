@@ -316,7 +316,6 @@ class World:
 
 
 def replay_command(seed: int, mutant: str = "") -> str:
-    """Return what runs this seed again, for a failure to print."""
     return f'make sim SEED={seed} MUTANT="{mutant}"' if mutant else f"make sim SEED={seed}"
 
 

@@ -73,7 +73,6 @@ class MovedClock:
 
     @property
     def offset_ms(self) -> float:
-        """By how much the wall clock is ahead of the machine's."""
         return self._moves.offset_ns / 1e6
 
     def step(self, ms: float) -> None:

@@ -47,7 +47,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         *args: *Arguments,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Schedule a callback for an instant of the virtual time."""
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         self.schedule(timer)
         return timer

@@ -20,7 +20,6 @@ class WrongClock(SystemClock):
         return self._last_ms
 
     def set_forward(self, ms: float) -> None:
-        """Show a later instant from now on."""
         self._offset_ms += ms
 
     def stand_still(self, *, for_ms: float) -> None:
@@ -28,5 +27,4 @@ class WrongClock(SystemClock):
         self._offset_ms -= for_ms
 
     def run_at(self, rate: float) -> None:
-        """Go faster or slower from now on."""
         self._changed_at_ms, self._rate = super().now_ms(), rate

@@ -182,6 +182,13 @@ def told_by(site: Site) -> tuple[str, ...]:
     return tuple(site.dump()[KEYS.lock(R)]["notify"].split())
 
 
+def held_alone(token: str, **hold: str) -> dict[str, dict[str, str]]:
+    """Return everything that a node keeps of one hold: that of `mint()`, but for these fields."""
+    first = {"digest": A, "nonce": "n1", "shared": "0", "holder": "h", "ttl_ms": str(TTL_MS), "notify": ""}
+    number = {"": token}
+    return {KEYS.lock(R): first | {"token": token} | hold, KEYS.counter(R): number, KEYS.high: number}
+
+
 async def remaining_ms(site: Site) -> int:
     held = await ask(site, Inspect(R))
     assert isinstance(held, Held)
@@ -193,19 +200,7 @@ async def remaining_ms(site: Site) -> int:
 
 async def test_a_mint_of_a_free_lock_takes_it_and_the_next_number(site: Site) -> None:
     assert await ask(site, mint()) == Granted("n1", 1)
-    assert site.dump() == {
-        KEYS.lock(R): {
-            "digest": A,
-            "nonce": "n1",
-            "shared": "0",
-            "token": "1",
-            "holder": "h",
-            "ttl_ms": str(TTL_MS),
-            "notify": "",
-        },
-        KEYS.counter(R): {"": "1"},
-        KEYS.high: {"": "1"},
-    }
+    assert site.dump() == held_alone("1")
     assert TTL_MS - 5_000 < await remaining_ms(site) <= TTL_MS
 
 
@@ -431,19 +426,7 @@ async def test_a_handover_ends_the_lease_and_mints_for_the_next_in_one_step(site
     await ask(site, Commit(R, A, "n1", 9))
     reply = await ask(site, mint(B, "n3", holder="next", ttl_ms=2 * TTL_MS, ends=A))
     assert reply == Granted("n3", 10, released=True)
-    assert site.dump() == {
-        KEYS.lock(R): {
-            "digest": B,
-            "nonce": "n3",
-            "shared": "0",
-            "token": "10",
-            "holder": "next",
-            "ttl_ms": str(2 * TTL_MS),
-            "notify": "",
-        },
-        KEYS.counter(R): {"": "10"},
-        KEYS.high: {"": "10"},
-    }
+    assert site.dump() == held_alone("10", digest=B, nonce="n3", holder="next", ttl_ms=str(2 * TTL_MS))
     assert TTL_MS < await remaining_ms(site) <= 2 * TTL_MS
     assert await ask(site, Release(R, A, 0)) is Status.NOT_HELD
     assert await ask(site, Commit(R, A, "n1", 20)) is Status.LOST

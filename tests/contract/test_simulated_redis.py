@@ -49,9 +49,6 @@ class SimulatedDatabase(Database):
     def close(self) -> None:
         """See `Database`."""
 
-    def call(self, *command: str | int | bytes) -> Any:
-        return self.exchange(hiredis.pack_command(command), 1)[0]  # type: ignore[arg-type]  # its stub says: a tuple of one
-
     def exchange(self, packed: bytes, count: int) -> list[Any]:
         self._client.feed(packed)
         reader = hiredis.Reader()

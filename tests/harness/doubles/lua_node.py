@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import socket
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -107,7 +108,7 @@ class LuaNode:
     def __init__(self, database: Database, *, keys: scripts.Keyspace | None = None) -> None:
         self.database = database
         self._keys = keys or scripts.Keyspace()
-        self._packers: dict[str, scripts.Packer] = {}
+        self._packer = cache(lambda channel: scripts.Packer(self._keys, channel=channel))
         self.raw: list[Any] = []
 
     def load(self) -> Self:
@@ -198,11 +199,6 @@ class LuaNode:
         keys = (self._keys.node, self._keys.high)
         self.raw = self.database.call("EVALSHA", SHAS[script], 2, *keys, *arguments)
         return self.raw
-
-    def _packer(self, channel: str) -> scripts.Packer:
-        if channel not in self._packers:
-            self._packers[channel] = scripts.Packer(self._keys, channel=channel)
-        return self._packers[channel]
 
     # --- what it keeps
 

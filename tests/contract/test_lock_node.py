@@ -477,9 +477,7 @@ async def test_at_most_64_servers_are_told_of_one_hold(site: Site, before: int) 
     assert told_by(site) == (channels if before == 64 else (*channels, site.channel))
 
 
-async def test_a_server_hears_of_the_end_of_its_own_hold_if_others_wait_behind(
-    site: Site,
-) -> None:
+async def test_a_server_hears_of_the_end_of_its_own_hold_if_others_wait_behind(site: Site) -> None:
     assert await ask(site, mint(A, "n1", behind=True)) == Granted("n1", 1, contended=False)
     assert told_by(site) == (site.channel,)
     assert await ask(site, mint(A, "n2")) == Granted("n1", 1, contended=False)
@@ -498,9 +496,7 @@ async def test_a_hold_that_another_server_waits_for_is_contended_also_for_a_retr
     assert told_by(site) == (there.channel, site.channel)
 
 
-async def test_a_handover_passes_on_which_servers_wait(
-    site: Site,
-) -> None:
+async def test_a_handover_passes_on_which_servers_wait(site: Site) -> None:
     there = await waited_for(site)
     assert await ask(site, mint(B, "n3", ends=A)) == Granted("n3", 2, contended=True, released=True)
     assert told_by(site) == (there.channel,)
@@ -544,9 +540,7 @@ async def test_a_handover_tells_the_other_servers_if_the_new_hold_ends_sooner(
     assert await notices(site) == []
 
 
-async def test_a_notice_comes_between_the_replies_that_show_the_hold_and_the_others(
-    site: Site,
-) -> None:
+async def test_a_notice_comes_between_the_replies_that_show_the_hold_and_the_others(site: Site) -> None:
     """The order tells a server which hold has ended."""
     there = await site.beside()
     for number in range(1, 11):

@@ -271,9 +271,7 @@ async def test_a_node_that_votes_or_was_wiped_reserves_nothing(node: Node, quara
 # --- the fence
 
 
-async def test_a_fence_raises_the_greatest_token_and_renews_the_admission_id(
-    node: Node,
-) -> None:
+async def test_a_fence_raises_the_greatest_token_and_renews_the_admission_id(node: Node) -> None:
     ask(node, mint())
     keys = node.keys()
     carry_out(node, FENCE)

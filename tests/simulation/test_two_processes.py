@@ -102,8 +102,7 @@ class Site:
         assert server.cluster is not None
         links = server.cluster.links
         async with asyncio.timeout(within_s):
-            while sum(link.report().state is NodeState.READY for link in links) < count:  # noqa: ASYNC110  (on virtual time)
-                await asyncio.sleep(0.001)
+            await until(lambda: sum(link.report().state is NodeState.READY for link in links) >= count)
 
     def _lock(self, server: ServerHost) -> Redlock:
         assert server.cluster is not None

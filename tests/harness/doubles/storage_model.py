@@ -21,8 +21,6 @@ from redfence_storage.store import (
 
 
 class StorageModel:
-    """Carries out commands at once, in memory."""
-
     def __init__(self) -> None:
         self.highest: dict[str, int] = {}
         self.values: dict[tuple[str, str], StoredValue] = {}

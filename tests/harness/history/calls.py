@@ -76,8 +76,6 @@ class Excuses:
     """The faults that allow leases to overlap or to end before their validity.
 
     Attributes:
-        clocks: faults that move clocks.
-        wiped: faults by which a majority forgot.
         copies: faults that allow overlapping leases, lengthened by the time after them.
     """
 

@@ -70,8 +70,6 @@ _FIELDS: dict[str, Callable[[str], Any]] = {
 
 
 class HistoryBuilder:
-    """Collects the statements of one text."""
-
     def __init__(self) -> None:
         self._operations = _background()
         self._faults = [Fault("server killed", "server 0", 1.0, 1.5)]

@@ -18,8 +18,6 @@ MAJORITY_WIPED = "majority wiped"
 
 
 class Kind(StrEnum):
-    """The kinds of calls."""
-
     ACQUIRE = "acquire"
     RENEW = "renew"
     """One renewal over a keepalive stream, from its request to its answer."""

@@ -59,8 +59,6 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The figures of a run."""
-
     operations: Mapping[Kind, Mapping[Outcome, int]]
     faults: Mapping[str, int]
     violations: Mapping[Invariant, int]

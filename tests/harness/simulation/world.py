@@ -57,8 +57,6 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a run."""
-
     seed: int
     problems: tuple[str, ...]
     trace_hash: str
@@ -66,8 +64,6 @@ class Report:
 
 
 class World:
-    """See the module."""
-
     def __init__(self, seed: int, rules: Rules) -> None:
         chance = self.chance = Chance(seed)
         self.history = History()

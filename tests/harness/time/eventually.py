@@ -11,10 +11,7 @@ async def eventually(
 ) -> None:
     """Return as soon as the condition holds; fail if it does not in time.
 
-    Args:
-        condition: looked at again and again.
-        timeout_s: when to give up.
-        interval_s: 0 looks once per turn of the event loop; use more when the condition costs something.
+    An interval of 0 looks once per turn of the loop; use more when the condition costs something.
     """
     try:
         async with asyncio.timeout(timeout_s):

@@ -26,8 +26,6 @@ _FEW_TIMERS: Final = 100
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """See the module."""
-
     _ready: deque[Any]
 
     def __init__(self) -> None:

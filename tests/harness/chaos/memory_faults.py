@@ -16,6 +16,7 @@ from harness.chaos.fault_injection import (
     names,
     some_node,
     wait_until_seen,
+    wait_until_seen_by_all,
 )
 from harness.chaos.recorder import now_s
 from harness.history.records import MAJORITY_WIPED, Fault
@@ -127,7 +128,8 @@ def settings_changed(injector: FaultInjector, random: Random) -> FaultInjection:
     cut = others if way == "evicts" else []
 
     async def begin() -> None:
-        await wait_until_seen(injector, index)
+        # A server that starts refuses a node with such settings, and ends.
+        await wait_until_seen_by_all(injector, index)
         for each in cut:
             server.proxies[each].hold()
         if way == "evicts":

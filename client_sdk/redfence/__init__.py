@@ -11,6 +11,7 @@ past its lease can still overwrite newer data.
 `Client` has the same methods for threads. `redfence.testing` has an in-memory server for tests.
 """
 
+import redfence._transport.fork as _fork  # noqa: F401  (before any other import of gRPC)
 from redfence._aio.client import AsyncClient
 from redfence._aio.lease import AsyncLease, AsyncLock, AsyncLossEvent
 from redfence._config import ClientOptions

@@ -56,6 +56,20 @@ class RedfenceError(Exception):
         self.metadata = dict(metadata)
         self.retry_after = retry_after
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy the error with all its attributes, because process pools pickle errors."""
+        # The default would call `__init__` with the message alone.
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(
+    kind: type[RedfenceError], args: tuple[Any, ...], attributes: Mapping[str, Any]
+) -> RedfenceError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
+
 
 class InvalidArgumentError(RedfenceError, ValueError):
     """An argument was wrong, and nothing was changed."""
@@ -112,6 +126,7 @@ class LossReason(enum.Enum):
     MAX_HOLD = "it was held for max_hold, so the client stopped renewing it"
     CLIENT_CLOSED = "the client was closed"
     RELEASED = "it was released"
+    FORKED = "the parent of this process holds it"
 
 
 class LeaseLostError(RedfenceError):

@@ -129,7 +129,7 @@ async def test_a_waiter_that_leaves_lets_the_others_move_up(
 
 async def test_a_wait_that_runs_out_tells_the_place_it_had(make_client: Callable[[], Any], name: str) -> None:
     client, other = make_client(), make_client()
-    await other.acquire(name, ttl=10, holder="them")
+    held_by_them = await other.acquire(name, ttl=10, holder="them")
     waiting = asyncio.create_task(client.acquire(name, ttl=10))
     await _until_waited_for(other, name)
     with pytest.raises(
@@ -145,6 +145,7 @@ async def test_a_wait_that_runs_out_tells_the_place_it_had(make_client: Callable
     await client.close()
     with pytest.raises(redfence.ClosedError):
         await waiting
+    assert await held_by_them.release()
 
 
 async def test_a_cancel_of_itself_is_answered_and_cancels_nothing(service: Any, name: str) -> None:
@@ -324,9 +325,21 @@ async def test_a_closed_client_says_so(client: Any, name: str) -> None:
 
 async def test_a_closed_clients_lease_is_free_for_others(make_client: Callable[[], Any], name: str) -> None:
     client, other = make_client(), make_client()
-    await client.acquire(name, ttl=60)
+    closed = await client.acquire(name, ttl=60)
     await client.close()
-    assert (await other.acquire(name, ttl=10, wait=5)).remaining() > 5
+    lease = await other.acquire(name, ttl=10, wait=5)
+    assert (closed.remaining() == 0, lease.remaining() > 5) == (True, True)
+
+
+@pytest.mark.parametrize("ended_by", ["release", "close"])
+async def test_the_end_of_a_lease_wakes_those_who_wait_for_its_loss(
+    client: Any, name: str, ended_by: str
+) -> None:
+    lease = await client.acquire(name, ttl=60)
+    lost = asyncio.create_task(lease.lost.wait())
+    await asyncio.sleep(0.05)
+    await (lease.release() if ended_by == "release" else client.close())
+    assert await lost is (ended_by == "close")
 
 
 async def test_misuse_is_told_before_anything_is_sent(client: Any, name: str) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import warnings
 from collections.abc import Generator
 from types import TracebackType
 
 from redfence._aio.session import AsyncSession
 from redfence._core.lease import LeaseCore, LeaseState
-from redfence._errors import RedfenceError
+from redfence._errors import LeaseLostError, LossReason, RedfenceError
 from redfence._messages.requests import AcquireOrder
 
 _log = logging.getLogger("redfence")
@@ -27,23 +28,24 @@ class AsyncLossEvent:
 
     def is_set(self) -> bool:
         """Return whether the lease is lost now. Compares the clock and waits for no timer."""
-        return self._core.state_at(self._session.now_ms()) is LeaseState.LOST
+        return self._session.owner.is_parent or self._core.state_at(self._session.now_ms()) is LeaseState.LOST
 
     async def wait(self) -> bool:
-        """Wait until the lease is lost, and return True; wait for ever if it is never lost.
+        """Wait until the lease is lost or released, and return whether it is lost.
 
         Cancellation: has no side effect.
         """
         if self._event is None:
             self._event = asyncio.Event()
-        if self.is_set():
+        if self.is_set() or self._core.state is LeaseState.RELEASED:
             self._event.set()
-        return await self._event.wait()
+        await self._event.wait()
+        return self.is_set()
 
     def __await__(self) -> Generator[None, None, bool]:
         return self.wait().__await__()
 
-    def _set(self) -> None:
+    def _wake(self) -> None:
         if self._event is not None:
             self._event.set()
 
@@ -65,19 +67,25 @@ class AsyncLease:
         self.resource = core.resource
         self.token = core.token
         self.lost = AsyncLossEvent(core, session)
-        core.on_lost = self.lost._set  # noqa: SLF001  (the two classes share their private parts)
+        core.on_end = self.lost._wake  # noqa: SLF001  (the two classes share their private parts)
+
+    def __del__(self) -> None:
+        """Release a lease that the program dropped, and warn; it would be renewed until the client closes."""
+        if not self._session.owner.is_parent and self._core.ended(self._session.now_ms()) is None:
+            self._session.release_dropped(self._core)
+            warnings.warn(f"{self!r} was dropped without a release", ResourceWarning, 2, self)
 
     def __repr__(self) -> str:
         return f"<AsyncLease {self.resource!r} token={self.token} {self.state.value}>"
 
     @property
     def state(self) -> LeaseState:
-        """The present state, as the clock shows it."""
-        return self._core.state_at(self._session.now_ms())
+        """The present state, as the clock shows it; LOST in a child of the process that holds the lease."""
+        return LeaseState.LOST if self.lost.is_set() else self._core.state_at(self._session.now_ms())
 
     def remaining(self) -> float:
         """Return the seconds of validity that are left; 0 once the lease has ended."""
-        return self._core.remaining_ms(self._session.now_ms()) / 1000
+        return 0.0 if self.lost.is_set() else self._core.remaining_ms(self._session.now_ms()) / 1000
 
     def raise_if_lost(self) -> None:
         """Raise if the lease no longer protects the work.
@@ -85,8 +93,13 @@ class AsyncLease:
         Raises:
             LeaseLostError: the lease was lost or released.
         """
-        if error := self._core.lost_error(self._session.now_ms()):
+        if error := self._lost_error():
             raise error
+
+    def _lost_error(self) -> LeaseLostError | None:
+        if self._session.owner.is_parent:
+            return LeaseLostError(resource=self.resource, token=self.token, reason=LossReason.FORKED)
+        return self._core.lost_error(self._session.now_ms())
 
     async def release(self) -> bool:
         """Release the lease; return whether it was still held. Harmless if it was released or lost before.
@@ -109,6 +122,9 @@ class AsyncLease:
 
 class AsyncLock:
     """Holds a lock for the body of an `async with`; made by `AsyncClient.lock`.
+
+    If the lease is lost, it cancels the task that entered it. If another task runs the body (an
+    `AsyncExitStack` of a framework), that task must watch `lease.lost` itself; a warning is logged.
 
     After the body has ended it can be entered again, which acquires a new lease. It cannot be entered twice
     at once.
@@ -146,10 +162,10 @@ class AsyncLock:
         lease = self._lease = AsyncLease(core, self._session)
         self._interrupted = False
         self._cancelling = body.cancelling()
-        core.on_lost = self._lost
+        core.on_end = self._ended
         if core.state is LeaseState.LOST:
             # The lease was lost between the grant and this line, so cancel the body at its first await.
-            self._lost()
+            self._ended()
         return lease
 
     async def __aexit__(
@@ -167,9 +183,16 @@ class AsyncLock:
         assert body is not None, "the lock was left but never entered"
         core = lease._core  # noqa: SLF001  (the two classes share their private parts)
         self._lease = self._body = None
-        core.on_lost = lease.lost._set  # noqa: SLF001  (the two classes share their private parts)
+        core.on_end = lease.lost._wake  # noqa: SLF001  (the two classes share their private parts)
+        is_inside = asyncio.current_task() is body
+        if not is_inside:
+            _log.warning(
+                "lock_left_in_another_task resource=%r: a loss cancels only the task that entered the lock; "
+                "await lease.lost where the lock is used",
+                lease.resource,
+            )
         released = core.state is LeaseState.RELEASED
-        lost = None if released else core.lost_error(self._session.now_ms())
+        lost = None if released else lease._lost_error()  # noqa: SLF001  (they share their private parts)
         if lost is not None:
             # The release only tidies up, so do not wait for it. It comes first, because a cancellation may
             # end this method at the next await.
@@ -194,11 +217,20 @@ class AsyncLock:
             # The lease ends by its ttl, and the outcome of the body matters more.
             _log.warning("release_failed resource=%r error=%r", core.resource, str(error))
 
-    def _lost(self) -> None:
+    def _ended(self) -> None:
         lease, body = self._lease, self._body
         if lease is None or body is None:
             return
-        lease.lost._set()  # noqa: SLF001  (the two classes share their private parts)
+        lease.lost._wake()  # noqa: SLF001  (the two classes share their private parts)
+        if lease._core.state is not LeaseState.LOST:  # noqa: SLF001  (they share their private parts)
+            return
+        if body.done():
+            _log.warning(
+                "body_not_cancelled resource=%r: the task that entered this lock has ended; "
+                "await lease.lost where the lock is used",
+                lease.resource,
+            )
+            return
         self._interrupted = True
         body.cancel(f"the lease of {lease.resource!r} was lost")
 

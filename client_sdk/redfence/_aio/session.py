@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 from redfence._clock import Clock
 from redfence._config import ClientOptions
-from redfence._core.calls import AcquireCall
 from redfence._core.endpoints import Endpoints
 from redfence._core.lease import LeaseCore
+from redfence._core.owner import Owner
 from redfence._core.session import SessionCore
 from redfence._errors import ClosedError, RedfenceError, UnavailableError
 from redfence._messages.requests import AcquireOrder
@@ -24,7 +25,11 @@ TIMER_MS_MAX = 1000
 
 
 class AsyncSession:
-    """Owns the tasks and the timer of one client; they start at the first call and end in `close`."""
+    """Owns the tasks and the timer of one client; they start at the first call and end in `close`.
+
+    Attributes:
+        owner: the process that uses the client.
+    """
 
     def __init__(
         self,
@@ -47,6 +52,17 @@ class AsyncSession:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = math.inf
         self._unwatch: Callable[[], None] | None = None
+        self.owner = Owner()
+
+    def __del__(self) -> None:
+        """Warn if the client was used and not closed."""
+        if self._task is not None and not self.owner.is_parent:
+            warnings.warn(
+                "a redfence client was not closed; use `async with AsyncClient(...)`",
+                ResourceWarning,
+                2,
+                self,
+            )
 
     def now_ms(self) -> float:
         """Return the present instant in milliseconds."""
@@ -63,13 +79,10 @@ class AsyncSession:
         try:
             lease: LeaseCore = await waiter
         except asyncio.CancelledError:
-            self._abandon(call)
+            self._core.abandon(call, now_ms=self._clock.now_ms())
+            self._wake_driver()
             raise
         return lease
-
-    def _abandon(self, call: AcquireCall) -> None:
-        self._core.abandon(call, now_ms=self._clock.now_ms())
-        self._wake_driver()
 
     async def release(self, lease: LeaseCore) -> bool:
         """Release a lease; return whether it was still held.
@@ -91,6 +104,12 @@ class AsyncSession:
             self._start()
             self._core.release(lease, None, now_ms=self._clock.now_ms())
             self._wake_driver()
+
+    def release_dropped(self, lease: LeaseCore) -> None:
+        """Release a lease that was garbage-collected, in any thread; does nothing once the loop has ended."""
+        if self._loop is not None and not self.owner.is_parent:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self.release_soon, lease)
 
     async def call(self, method: Method, request: Any) -> Any:
         """Make a unary call on the present link; try again on a new link at most once per address.
@@ -120,8 +139,13 @@ class AsyncSession:
 
         Cancellation: ends the tasks at once; leases that were not released end by their ttl.
         """
-        idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        idle: asyncio.Future[None] = loop.create_future()
         self._core.close(idle, now_ms=self._clock.now_ms())
+        if self.owner.is_parent or self._loop not in {None, loop}:
+            # The tasks are the parent's, or have ended with their loop.
+            self._task = None
+            return
         try:
             if self._task is not None:
                 self._wake_driver()
@@ -147,8 +171,14 @@ class AsyncSession:
 
     def _start(self) -> asyncio.AbstractEventLoop:
         self._core.check_open()
+        self.owner.claim()
+        loop = asyncio.get_running_loop()
+        if self._loop not in {None, loop}:
+            raise RuntimeError(
+                "this AsyncClient belongs to another event loop; create an AsyncClient in each asyncio.run"
+            )
         if self._loop is None:
-            self._loop = asyncio.get_running_loop()
+            self._loop = loop
             self._task = self._loop.create_task(self._run(), name="redfence-session")
             self._unwatch = self._clock.watch(self._time_moved)
         return self._loop

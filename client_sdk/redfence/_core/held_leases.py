@@ -55,8 +55,9 @@ class HeldLeases:
 
     def due(self, lease: LeaseCore, now_ms: float) -> None:
         """Renew or end a lease whose alarm is due."""
+        unanswered_since_ms = lease.unanswered_since_ms
         if lease.wake(now_ms):
-            self._renew(lease, now_ms)
+            self._renew(lease, unanswered_since_ms, now_ms)
         self._settle(lease, now_ms)
 
     def renewal_lost(self, call: RenewCall, *, now_ms: float) -> None:
@@ -77,17 +78,18 @@ class HeldLeases:
             self._link.switch_server(now_ms)
         self._settle(lease, now_ms)
 
-    def _renew(self, lease: LeaseCore, now_ms: float) -> None:
+    def _renew(self, lease: LeaseCore, unanswered_since_ms: float | None, now_ms: float) -> None:
+        """Send a renewal; switch to another server if this one was silent since an earlier renewal."""
         if not self._link.takes_commands:
             lease.renewal_failed(sent_at_ms=now_ms, now_ms=now_ms)
             return
         self._outbox.put_first(RenewCall(lease))
-        if lease.state is LeaseState.AT_RISK and self._link.no_reply_since(lease.unanswered_since_ms or 0.0):
-            # No reply since the last renewal was due: this server may be frozen and another one healthy.
+        if unanswered_since_ms is not None and self._link.no_reply_since(unanswered_since_ms):
+            # This server may be frozen and another one healthy.
             self._link.switch_server(now_ms)
 
     def _settle(self, lease: LeaseCore, now_ms: float) -> None:
-        """Set the lease's next alarm; if it has ended, remove it and notify its holder of a loss."""
+        """Set the lease's next alarm; if it has ended, remove it and wake its holder."""
         if lease.ended(now_ms) is None:
             self._alarms.set(lease, lease.wake_at_ms)
         elif lease in self._leases:
@@ -97,5 +99,5 @@ class HeldLeases:
                 _log.warning(
                     "lease_lost resource=%r token=%d why=%s", lease.resource, lease.token, lease.loss.value
                 )
-                if lease.on_lost is not None:
-                    lease.on_lost()
+            if lease.on_end is not None:
+                lease.on_end()

@@ -122,7 +122,7 @@ class LeaseCore:
         "deadline_ms",
         "lease_id",
         "loss",
-        "on_lost",
+        "on_end",
         "proven_at_ms",
         "resource",
         "token",
@@ -148,7 +148,7 @@ class LeaseCore:
         self.token = token
         self.ttl_ms = ttl_ms
         self.loss: LossReason | None = None
-        self.on_lost: Callable[[], None] | None = None
+        self.on_end: Callable[[], None] | None = None
         self._fraction = fraction
         self._state = LeaseState.ACTIVE
         self._failures = 0

@@ -168,12 +168,12 @@ class SessionCore:
         self._leases.renew_all_soon(now_ms)
 
     def link_failed(self, error: RedfenceError) -> None:
-        """Record that a connection failed; fail queued acquires if the server refused the credentials."""
+        """Record that a connection failed; fail the waiting calls if every later one will fail, too."""
         self._link.last_error = error
         if error.error_reason == "TOO_MANY_COMMANDS" and error.metadata.get("limit", "").isdecimal():
             self._outbox.limit(int(error.metadata["limit"]))
-        if isinstance(error, AccessDeniedError):
-            # Waiting does not help against wrong credentials.
+        if isinstance(error, AccessDeniedError | ClosedError):
+            # Waiting does not help against wrong credentials, nor if a fork has broken gRPC.
             self._acquires.refuse_queued(error)
             self._link_waiters.settle(error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -26,7 +27,9 @@ from redfence_proto.v1 import lock_pb2
 class Client:
     """Acquires locks over one stream to one of several servers, and renews the leases in the background.
 
-    It may be used from many threads. It connects at the first call; leaving its `with` closes it.
+    It may be used from many threads and in signal handlers. It connects at the first call; leaving its
+    `with` closes it. It belongs to the process that first uses it: in a child that was forked later, each
+    call raises ClosedError, and the parent keeps its leases.
 
     Args:
         addresses: the addresses of lock servers of one cluster, e.g. "127.0.0.1:50051". The client uses
@@ -101,6 +104,8 @@ class Client:
     ) -> Lease:
         """Acquire a lock; return a lease that the client renews until `release`. Prefer `lock`.
 
+        Keep the lease: the client releases a lease that is garbage-collected.
+
         Args:
             resource: the name to lock: 1 to 256 bytes, no control characters, no braces.
             ttl: seconds until the lock is free again if this process dies; at least 0.1, at most the
@@ -121,7 +126,7 @@ class Client:
             ClosedError: the client is closed.
         """
         order = requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
-        return Lease(self._session.acquire(order), self._session)
+        return self._session.acquire(order, partial(Lease, session=self._session))
 
     def get_lock(self, resource: str) -> LockReport:
         """Return the holder of a resource and its queue. For humans: never decide a write by it.

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import warnings
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
 from types import TracebackType
 
 from redfence._core.lease import LeaseCore, LeaseState
-from redfence._errors import RedfenceError
+from redfence._errors import LeaseLostError, LossReason, RedfenceError
 from redfence._messages.requests import AcquireOrder
 from redfence._threads.session import SyncSession
 
@@ -17,23 +21,34 @@ _log = logging.getLogger("redfence")
 class LossEvent:
     """An event that is set when the lease is lost; a release never sets it."""
 
-    __slots__ = ("_core", "_event", "_session")
+    __slots__ = ("_core", "_session", "_waiters")
 
     def __init__(self, core: LeaseCore, session: SyncSession) -> None:
         self._core = core
         self._session = session
-        self._event = threading.Event()
+        # As in `Answer`: a signal handler must not meet a lock that its own thread holds.
+        self._waiters: list[SimpleQueue[None]] = []
 
     def is_set(self) -> bool:
         """Return whether the lease is lost now. Compares the clock and waits for no timer."""
-        return self._core.state_at(self._session.now_ms()) is LeaseState.LOST
+        return self._session.owner.is_parent or self._core.state_at(self._session.now_ms()) is LeaseState.LOST
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait at most `timeout` seconds until the lease is lost; return whether it is lost."""
-        return self.is_set() or self._event.wait(timeout) or self.is_set()
+        """Wait until the lease is lost or released, at most `timeout` seconds; return whether it is lost."""
+        waiter: SimpleQueue[None] = SimpleQueue()
+        self._waiters.append(waiter)
+        try:
+            if not self.is_set() and self._core.state is not LeaseState.RELEASED:
+                with suppress(Empty):
+                    waiter.get(timeout=timeout)
+        finally:
+            self._waiters.remove(waiter)
+        return self.is_set()
 
-    def _set(self) -> None:
-        self._event.set()
+
+def _wake(waiters: list[SimpleQueue[None]]) -> None:
+    for waiter in list(waiters):
+        waiter.put(None)
 
 
 class Lease:
@@ -53,22 +68,26 @@ class Lease:
         self.resource = core.resource
         self.token = core.token
         self.lost = LossEvent(core, session)
-        core.on_lost = self.lost._set  # noqa: SLF001  (the two classes share their private parts)
-        if core.state is LeaseState.LOST:
-            # Another thread saw the loss before this line.
-            self.lost._set()  # noqa: SLF001  (the two classes share their private parts)
+        # The core, which outlives this object, must not keep the session alive.
+        core.on_end = partial(_wake, self.lost._waiters)  # noqa: SLF001  (they share their private parts)
+
+    def __del__(self) -> None:
+        """Release a lease that the program dropped, and warn; it would be renewed until the client closes."""
+        if not self._session.owner.is_parent and self._core.ended(self._session.now_ms()) is None:
+            self._session.release_soon(self._core)
+            warnings.warn(f"{self!r} was dropped without a release", ResourceWarning, 2, self)
 
     def __repr__(self) -> str:
         return f"<Lease {self.resource!r} token={self.token} {self.state.value}>"
 
     @property
     def state(self) -> LeaseState:
-        """The present state, as the clock shows it."""
-        return self._core.state_at(self._session.now_ms())
+        """The present state, as the clock shows it; LOST in a child of the process that holds the lease."""
+        return LeaseState.LOST if self.lost.is_set() else self._core.state_at(self._session.now_ms())
 
     def remaining(self) -> float:
         """Return the seconds of validity that are left; 0 once the lease has ended."""
-        return self._core.remaining_ms(self._session.now_ms()) / 1000
+        return 0.0 if self.lost.is_set() else self._core.remaining_ms(self._session.now_ms()) / 1000
 
     def raise_if_lost(self) -> None:
         """Raise if the lease no longer protects the work.
@@ -76,8 +95,13 @@ class Lease:
         Raises:
             LeaseLostError: the lease was lost or released.
         """
-        if error := self._core.lost_error(self._session.now_ms()):
+        if error := self._lost_error():
             raise error
+
+    def _lost_error(self) -> LeaseLostError | None:
+        if self._session.owner.is_parent:
+            return LeaseLostError(resource=self.resource, token=self.token, reason=LossReason.FORKED)
+        return self._core.lost_error(self._session.now_ms())
 
     def release(self) -> bool:
         """Release the lease; return whether it was still held. Harmless if it was released or lost before.
@@ -120,9 +144,13 @@ class Lock:
         if not self._entered.acquire(blocking=False):
             raise RuntimeError("this lock is already entered; create another one with client.lock()")
         try:
-            self._lease = Lease(self._session.acquire(self._order), self._session)
+            self._lease = self._session.acquire(self._order, partial(Lease, session=self._session))
         except BaseException:
+            # Ctrl-C may come when the lease is already here.
+            lease, self._lease = self._lease, None
             self._entered.release()
+            if lease is not None:
+                self._session.release_soon(lease._core)  # noqa: SLF001  (they share their private parts)
             raise
         return self._lease
 
@@ -140,7 +168,7 @@ class Lock:
         core = lease._core  # noqa: SLF001  (the two classes share their private parts)
         if core.state is LeaseState.RELEASED:
             return
-        lost = core.lost_error(self._session.now_ms())
+        lost = lease._lost_error()  # noqa: SLF001  (the two classes share their private parts)
         if lost is None:
             self._release_and_log(core)
             return

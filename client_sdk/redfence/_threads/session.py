@@ -1,35 +1,38 @@
-"""Runs a session core on two daemon threads, one for the link and one for the timer.
+"""Passes the calls of any thread to the client's session, and waits for their answers.
 
-One lock guards the core. A thread holds it only briefly and never while it waits. Callers wait on
-futures, so Ctrl-C interrupts them. Lock order: this lock, then a link's own.
+No method takes a lock of Python code. So each may be interrupted at any instruction (Ctrl-C, or another
+exception that a signal handler raises), and a signal handler may call it.
 """
 
 from __future__ import annotations
 
-import math
-import threading
+import warnings
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from redfence._clock import Clock
 from redfence._config import ClientOptions
 from redfence._core.calls import AcquireCall
 from redfence._core.endpoints import Endpoints
 from redfence._core.lease import LeaseCore
+from redfence._core.owner import Owner
 from redfence._core.session import SessionCore
-from redfence._errors import ClosedError, RedfenceError, UnavailableError
+from redfence._errors import ClosedError, UnavailableError
 from redfence._messages.requests import AcquireOrder
-from redfence._transport.links import Method, SyncConnector, SyncLink
+from redfence._threads.answer import Answer
+from redfence._threads.driver import Command, SessionDriver
+from redfence._transport.links import Method, SyncConnector
 
-# See redfence._aio.session.TIMER_MS_MAX.
-TIMER_MS_MAX = 1000
+T = TypeVar("T")
 
 
 class SyncSession:
-    """Owns the threads of one client; they start at the first call and end in `close`."""
+    """Holds the caller's side of one client.
+
+    Attributes:
+        owner: the process that uses the client.
+    """
 
     def __init__(
         self,
@@ -40,84 +43,77 @@ class SyncSession:
         options: ClientOptions,
         clock: Clock,
     ) -> None:
-        self._core = core
-        self._endpoints = endpoints
-        self._connector = connector
+        self._driver = SessionDriver(
+            core, endpoints=endpoints, connector=connector, options=options, clock=clock
+        )
+        self._addresses = len(endpoints)
         self._options = options
         self._clock = clock
-        self._lock = threading.Lock()
-        # Both threads wait for this: the core needs a link, an alarm is earlier, or the session stops.
-        self._changed = threading.Condition(self._lock)
-        self._threads: list[threading.Thread] = []
-        self._link: SyncLink | None = None
-        self._timer_at_ms = math.inf
-        self._stopping = False
-        self._unwatch: Callable[[], None] | None = None
+        self.owner = Owner()
+        self._closed = False
+
+    def __del__(self) -> None:
+        """Warn if the client was used and not closed; release its leases and end its threads."""
+        if self.owner.is_this_process and not self._closed:
+            self._driver.abandon()
+            warnings.warn(
+                "a redfence client was not closed; use `with Client(...)`", ResourceWarning, 2, self
+            )
 
     def now_ms(self) -> float:
         """Return the present instant in milliseconds."""
         return self._clock.now_ms()
 
-    def acquire(self, order: AcquireOrder) -> LeaseCore:
-        """Acquire a lease; if Ctrl-C interrupts this, the client releases any grant."""
-        waiter: Future[LeaseCore] = Future()
+    def acquire(self, order: AcquireOrder, hold: Callable[[LeaseCore], T]) -> T:
+        """Acquire a lease and return `hold(lease)`; if the caller is interrupted, the client releases it."""
+        answer: Answer[LeaseCore] = Answer()
         call: AcquireCall | None = None
+
+        def start(core: SessionCore, now_ms: float) -> None:
+            nonlocal call
+            call = core.acquire(order, answer, now_ms=now_ms)
+
+        def give_up(core: SessionCore, now_ms: float) -> None:
+            if call is not None:
+                core.abandon(call, now_ms=now_ms)
+
         try:
-            with self._lock:
-                self._start()
-                call = self._core.acquire(order, waiter, now_ms=self._clock.now_ms())
-                self._wake_driver()
-            return waiter.result()
-        except BaseException:
-            # After Ctrl-C this gives up the acquire. After an error of the core it does nothing.
-            with self._lock:
-                if call is not None:
-                    self._core.abandon(call, now_ms=self._clock.now_ms())
-                    self._wake_driver()
-                else:
-                    # Ctrl-C came before `call` was assigned. The core releases a grant whose waiter
-                    # is cancelled.
-                    waiter.cancel()
+            self._run(start, answer)
+            return hold(answer.result())
+        except BaseException as error:
+            if error is not answer.raised:
+                self._driver.run(give_up)
             raise
 
     def release(self, lease: LeaseCore) -> bool:
         """Release a lease; return whether it was still held."""
-        waiter: Future[bool] = Future()
-        try:
-            self._release(lease, waiter)
-            return waiter.result()
-        except BaseException:
-            # After Ctrl-C the release may still be queued.
-            with self._lock:
-                self._wake_driver()
-            raise
-
-    def waiting_lease_id(self, resource: str) -> str:
-        """Return the lease id of the first acquire that waits at the server for a resource, or ""."""
-        with self._lock:
-            return self._core.waiting_lease_id(resource)
+        answer: Answer[bool] = Answer()
+        self._release(lease, answer)
+        return answer.result()
 
     def release_soon(self, lease: LeaseCore) -> None:
         """Release a lease without waiting for the answer; does nothing if the client is closed."""
         with suppress(ClosedError):
-            self._release(lease, None)
+            self._release(lease, Answer())
 
-    def _release(self, lease: LeaseCore, waiter: Future[bool] | None) -> None:
-        with self._lock:
-            self._start()
-            self._core.release(lease, waiter, now_ms=self._clock.now_ms())
-            self._wake_driver()
+    def _release(self, lease: LeaseCore, answer: Answer[bool]) -> None:
+        def start(core: SessionCore, now_ms: float) -> None:
+            core.check_open()
+            core.release(lease, answer, now_ms=now_ms)
+
+        self._run(start, answer)
+
+    def waiting_lease_id(self, resource: str) -> str:
+        """Return the lease id of the first acquire that waits at the server for a resource, or ""."""
+        answer: Answer[str] = Answer()
+        self._run(lambda core, _: answer.set_result(core.waiting_lease_id(resource)), answer)
+        return answer.result()
 
     def call(self, method: Method, request: Any) -> Any:
         """Make a unary call on the present link; try again on a new link at most once per address."""
-        for tries_left in reversed(range(len(self._endpoints) + 1)):
-            waiter: Future[None] = Future()
-            with self._lock:
-                self._start()
-                self._core.await_link(waiter, now_ms=self._clock.now_ms())
-                self._wake_driver()
-            waiter.result()
-            link = self._link
+        for tries_left in reversed(range(self._addresses + 1)):
+            self._await_link()
+            link = self._driver.link
             if link is None:
                 continue  # the link came up and broke before this line ran
             try:
@@ -129,130 +125,26 @@ class SyncSession:
                 link.abort()
         raise UnavailableError("every connection broke before it could be used; check the servers and retry")
 
+    def _await_link(self) -> None:
+        answer: Answer[None] = Answer()
+        self._run(lambda core, now_ms: core.await_link(answer, now_ms=now_ms), answer)
+        answer.result()
+
     def close(self) -> None:
         """Release every lease and end the threads, within the close timeout."""
-        idle: Future[None] = Future()
-        with self._lock:
-            self._core.close(idle, now_ms=self._clock.now_ms())
-            self._wake_driver()
-        try:
-            if self._threads:
-                with suppress(FutureTimeoutError):
-                    idle.result(self._options.close_timeout_ms / 1000)
-        finally:
-            self._stop()
+        self._closed = True
+        # In a child process the leases are the parent's, and there are no threads.
+        if not self.owner.is_parent:
+            self._driver.close()
 
-    def _stop(self) -> None:
-        with self._lock:
-            # After the threads have ended, nothing else would wake the callers.
-            self._core.stop()
-            self._stopping = True
-            self._changed.notify_all()
-            link = self._link
-            threads, self._threads = self._threads, []
-        if self._unwatch is not None:
-            self._unwatch()
-            self._unwatch = None
-        if link is not None:
-            link.abort()
-        # A thread can be in the middle of connecting, for at most the connect timeout.
-        for thread in threads:
-            thread.join(self._options.connect_timeout_ms / 1000 + 1)
+    def _run(self, command: Command, answer: Answer[Any]) -> None:
+        """Have the session run a command; if the client is closed, `answer` gets the error."""
+        self.owner.claim()
 
-    def _start(self) -> None:
-        self._core.check_open()
-        if not self._threads:
-            for name, target in (("redfence-session", self._run_link), ("redfence-timer", self._run_timer)):
-                thread = threading.Thread(target=target, name=name, daemon=True)
-                self._threads.append(thread)
-                thread.start()
-            self._unwatch = self._clock.watch(self._time_moved)
-
-    # These methods run with the lock held.
-
-    def _wake_driver(self) -> None:
-        """Write the core's commands, and wake the threads if needed. Called after each call to the core."""
-        now_ms = self._clock.now_ms()
-        link = self._link
-        if link is not None:
-            while (batch := self._core.take_batch(now_ms)) is not None:
-                link.send(batch)
-            if self._core.should_leave(now_ms):
-                link.abort()
-        if link is None or self._core.next_alarm_ms() < self._timer_at_ms:
-            self._changed.notify_all()
-
-    def _tick(self) -> None:
-        self._core.tick(self._clock.now_ms())
-        self._wake_driver()
-
-    def _time_moved(self) -> None:
-        with self._lock:
-            self._tick()
-
-    # The threads.
-
-    def _run_timer(self) -> None:
-        with self._lock:
-            while not self._stopping:
-                now_ms = self._clock.now_ms()
-                next_ms = self._core.next_alarm_ms()
-                if next_ms <= now_ms:
-                    self._tick()
-                elif next_ms == math.inf:
-                    self._changed.wait()
-                else:
-                    delay_ms = min(next_ms - now_ms, TIMER_MS_MAX)
-                    self._timer_at_ms = now_ms + delay_ms
-                    self._changed.wait(delay_ms / 1000)
-                    self._timer_at_ms = math.inf
-
-    def _run_link(self) -> None:
-        """Keep a link open while the core needs one; end in `close`."""
-        while self._wait_for_work():
-            address = self._endpoints.current()
+        def run(core: SessionCore, now_ms: float) -> None:
             try:
-                link = self._connector.connect(address, timeout_ms=self._options.connect_timeout_ms)
-            except RedfenceError as error:
-                with self._lock:
-                    self._core.link_failed(error)
-            else:
-                self._use(link)
-            self._pause(self._endpoints.advance())
+                command(core, now_ms)
+            except ClosedError as error:
+                answer.set_exception(error)
 
-    def _wait_for_work(self) -> bool:
-        with self._lock:
-            while not self._stopping and not self._core.wants_link:
-                self._changed.wait()
-            return not self._stopping
-
-    def _pause(self, pause_ms: float) -> None:
-        with self._lock:
-            self._changed.wait_for(lambda: self._stopping, timeout=pause_ms / 1000)
-
-    def _use(self, link: SyncLink) -> None:
-        with self._lock:
-            if not self._stopping:
-                self._link = link
-                self._core.link_up(now_ms=self._clock.now_ms())
-                self._wake_driver()
-        error: RedfenceError | None = None
-        try:
-            if self._link is not None:
-                self._read(link)
-        except RedfenceError as exc:
-            error = exc
-        finally:
-            with self._lock:
-                self._link = None
-                self._core.link_down(error, now_ms=self._clock.now_ms())
-                self._wake_driver()
-            link.close()
-
-    def _read(self, link: SyncLink) -> None:
-        while (response := link.receive()) is not None:
-            with self._lock:
-                self._core.received(response, now_ms=self._clock.now_ms())
-                if not self._core.leaving:
-                    self._endpoints.mark_healthy()
-                self._wake_driver()
+        self._driver.run(run)

@@ -9,7 +9,8 @@ import grpc
 from grpc import aio
 
 from redfence._errors import RedfenceError, UnavailableError, from_rpc_error
-from redfence._transport.grpc_channel import CHANNEL_OPTIONS, Metadata
+from redfence._transport.fork import check_fork, note_channel
+from redfence._transport.grpc_channel import CHANNEL_OPTIONS, Metadata, check_metadata
 from redfence._transport.links import Method
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 
@@ -24,7 +25,7 @@ class GrpcAsyncConnector:
 
     def __init__(self, *, credentials: grpc.ChannelCredentials | None, metadata: Metadata) -> None:
         self._credentials = credentials
-        self._metadata = tuple(metadata)
+        self._metadata = check_metadata(metadata)
 
     async def connect(self, address: str, /, *, timeout_ms: int) -> GrpcAsyncLink:
         """Open a session with the server at `address`.
@@ -33,11 +34,14 @@ class GrpcAsyncConnector:
 
         Raises:
             UnavailableError: no server accepted the connection in time.
+            ClosedError: a fork has broken gRPC in this process.
         """
+        check_fork()
         if self._credentials is None:
             channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         else:
             channel = aio.secure_channel(address, self._credentials, options=CHANNEL_OPTIONS)
+        note_channel(channel)
         try:
             # `wait_for` of Python 3.11 loses a cancellation that comes at the moment of the
             # connection's result.

@@ -1,14 +1,16 @@
-"""Defines the options of the SDK's gRPC channels, with their reasons."""
+"""Defines the options and the metadata of the SDK's gRPC channels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from redfence._errors import InvalidArgumentError
 from redfence_proto import bounds
 
-Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
-"""The gRPC metadata of every call, e.g. (("authorization", "Bearer …"),)."""
+Metadata: TypeAlias = Mapping[str, str | bytes] | Sequence[tuple[str, str | bytes]]
+"""The gRPC metadata of every call, e.g. {"authorization": "Bearer …"}."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # With these settings gRPC detects a frozen or cut-off server after 15 s. Without the ping
@@ -25,3 +27,28 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # The SDK decides itself when to retry.
     ("grpc.enable_retries", 0),
 )
+
+
+_METADATA_KEY = re.compile(r"[0-9a-z_.-]+")
+
+
+def check_metadata(metadata: Metadata) -> tuple[tuple[str, str | bytes], ...]:
+    """Return the metadata as gRPC takes it.
+
+    Raises:
+        InvalidArgumentError: an entry is no pair, its key is malformed, or its value has the wrong type.
+    """
+    entries = tuple(metadata.items() if isinstance(metadata, Mapping) else metadata)
+    for entry in entries:
+        if not isinstance(entry, tuple) or len(entry) != 2:
+            raise InvalidArgumentError(f"metadata entry {entry!r} is not a pair of a key and a value")
+        key, value = entry
+        if not isinstance(key, str) or not _METADATA_KEY.fullmatch(key):
+            raise InvalidArgumentError(f"metadata key {key!r} has characters other than 0-9, a-z, _, . and -")
+        is_binary = key.endswith("-bin")
+        if not isinstance(value, bytes if is_binary else str):
+            raise InvalidArgumentError(
+                f"metadata value of {key!r} must be {'bytes' if is_binary else 'a string'}, "
+                f"not {type(value).__name__}; only keys that end with -bin take bytes"
+            )
+    return entries

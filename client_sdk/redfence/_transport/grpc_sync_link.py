@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 
 from redfence._errors import UnavailableError, from_rpc_error
-from redfence._transport.grpc_channel import CHANNEL_OPTIONS, Metadata
+from redfence._transport.fork import check_fork, note_channel
+from redfence._transport.grpc_channel import CHANNEL_OPTIONS, Metadata, check_metadata
 from redfence._transport.links import Method
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 
@@ -25,18 +26,21 @@ class GrpcSyncConnector:
 
     def __init__(self, *, credentials: grpc.ChannelCredentials | None, metadata: Metadata) -> None:
         self._credentials = credentials
-        self._metadata = tuple(metadata)
+        self._metadata = check_metadata(metadata)
 
     def connect(self, address: str, /, *, timeout_ms: int) -> GrpcSyncLink:
         """Open a session with the server at `address`.
 
         Raises:
             UnavailableError: no server accepted the connection in time.
+            ClosedError: a fork has broken gRPC in this process.
         """
+        check_fork()
         if self._credentials is None:
             channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         else:
             channel = grpc.secure_channel(address, self._credentials, options=CHANNEL_OPTIONS)
+        note_channel(channel)
         try:
             _wait_until_ready(channel, address, timeout_ms)
             return GrpcSyncLink(channel, self._metadata)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Self
 
 import pytest
 
@@ -19,7 +18,7 @@ from harness.doubles.grpc_fake import GrpcFake
 from harness.processes.commands import CommandProcesses
 from harness.processes.servers import LockServer, until_no_locks
 from harness.time.eventually import eventually
-from redfence._clock import SystemClock
+from redfence.testing import FakeLockServer
 
 # So long that nothing left behind goes away by itself during a test.
 _TTL = 60
@@ -153,78 +152,83 @@ async def test_ctrl_c_ends_the_main_threads_wait_and_other_threads_wait_on(
     await until_no_locks(server.nodes)
 
 
-class _InterruptingClock(SystemClock):
-    """Raises KeyboardInterrupt when the main thread reads it, as a Ctrl-C at that instant does."""
+class _Interruption:
+    """Raises KeyboardInterrupt before one instruction of redfence in this thread, as Ctrl-C can."""
 
-    def __init__(self) -> None:
-        self._looks_left = math.inf
+    def __init__(self, *, after_instructions: int) -> None:
+        self.left = after_instructions
 
-    @contextmanager
-    def interrupting(self, *, after_looks: int) -> Iterator[None]:
-        """Interrupt once within the block, after so many readings, if there are more."""
-        self._looks_left = after_looks
-        try:
-            yield
-        finally:
-            self._looks_left = math.inf
+    def __enter__(self) -> Self:
+        sys.settrace(self._trace)
+        return self
 
-    def now_ms(self) -> float:
-        if threading.current_thread() is threading.main_thread():
-            self._looks_left -= 1
-            if self._looks_left < 0:
-                self._looks_left = math.inf
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, _arg: object) -> Any:
+        if not frame.f_globals["__name__"].startswith("redfence."):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.left -= 1
+            if self.left == -1:
                 raise KeyboardInterrupt
-        return super().now_ms()
+        return self._trace
 
 
-async def test_ctrl_c_in_the_middle_of_an_acquire_leaves_no_lease(fake: GrpcFake) -> None:
-    """Ctrl-C comes before the acquire begins, before it is sent, and before the caller waits for it."""
-    clock = _InterruptingClock()
-    with redfence.Client(fake.address, clock=clock) as client:
-        for looks in itertools.count():
+def _lock(client: redfence.Client) -> None:
+    with client.lock("r", ttl=_TTL):
+        pass
+
+
+def _acquire(client: redfence.Client) -> None:
+    lease = client.acquire("r", ttl=_TTL)
+    lease.release()
+
+
+@pytest.mark.slow
+# Python reports, and then drops, what is raised within `__del__`.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("use", [_lock, _acquire])
+def test_ctrl_c_at_any_instruction_leaves_no_lease(use: Callable[[redfence.Client], None]) -> None:
+    with FakeLockServer() as fake:
+        client = fake.client()
+        for instructions in itertools.count():
+            interrupted = False
             try:
-                with clock.interrupting(after_looks=looks):
-                    lease = client.acquire("r", ttl=_TTL, wait=5)
+                with _Interruption(after_instructions=instructions) as interruption:
+                    use(client)
             except KeyboardInterrupt:
-                await eventually(lambda: fake.server.hold_of("r") is None and not fake.server.waiters("r"))
-            else:
-                assert lease.release()
+                interrupted = True
+            deadline_s = time.monotonic() + 10
+            while fake.holder("r") is not None or fake.waiters("r"):
+                assert time.monotonic() < deadline_s, f"leaked after {instructions} instructions"
+                time.sleep(0.0005)
+            if interruption.left >= 0:
                 break
-        assert looks >= 2
+        assert not interrupted
+        assert instructions > 100
 
 
-def test_ctrl_c_between_two_instructions_leaves_no_lease(
-    fake: GrpcFake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The client releases the grant of an acquire that was interrupted before the caller got hold of it."""
-    with redfence.Client(fake.address) as client:
-        core = client._session._core
-        begin = core.acquire
+def test_a_signal_handler_may_call_the_client_at_any_instruction() -> None:
+    """Handlers run in the main thread, in the middle of any call."""
+    with FakeLockServer() as fake:
+        client = fake.client()
+        calls = 0
 
-        def begin_and_be_interrupted(*args: Any, **more: Any) -> None:
-            begin(*args, **more)
-            raise KeyboardInterrupt
+        def call(*_: object) -> None:
+            nonlocal calls
+            with client.lock(f"handler/{calls}", ttl=_TTL, wait=1):
+                calls += 1
+            signal.setitimer(signal.ITIMER_REAL, 0.0005 + calls % 100 / 1e5)
 
-        with monkeypatch.context() as patched:
-            patched.setattr(core, "acquire", begin_and_be_interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                client.acquire("r", ttl=_TTL)
-        assert client.acquire("r", ttl=_TTL, wait=5).token == 2
-
-
-async def test_ctrl_c_in_the_middle_of_a_release_does_not_keep_it_from_leaving(fake: GrpcFake) -> None:
-    clock = _InterruptingClock()
-    with redfence.Client(fake.address, clock=clock) as client:
-        for looks in itertools.count():
-            lease = client.acquire("r", ttl=_TTL)
-            try:
-                with clock.interrupting(after_looks=looks):
-                    assert lease.release()
-            except KeyboardInterrupt:
-                if lease.state is redfence.LeaseState.RELEASED:
-                    await eventually(lambda: fake.server.hold_of("r") is None, timeout_s=1)
-                else:
-                    assert lease.release()
-            else:
-                break
-        assert looks >= 2
+        before = signal.signal(signal.SIGALRM, call)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.001)
+            ends_s = time.monotonic() + 0.5
+            while time.monotonic() < ends_s:
+                _lock(client)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert calls > 10

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,9 @@ import redfence
 from harness.doubles.grpc_fake import GrpcFake
 from harness.processes.servers import LockServer
 from harness.time.eventually import eventually
+from redfence._fake.links import FakeAsyncConnector, FakeSyncConnector
 from redfence._transport import grpc_async_link
+from redfence.testing import FakeLockServer
 
 # The close gives up long before the calls would by themselves.
 _OPTIONS = redfence.ClientOptions(rpc_timeout_ms=60_000, close_timeout_ms=100)
@@ -43,7 +47,8 @@ async def _check_that_calls_end(client: Any, fake: GrpcFake, closing: Callable[[
     fake.server.frozen = True
     leaving.set()
     releasing = asyncio.create_task(released.release())
-    core = getattr(client, "inner", client)._session._core
+    session = getattr(client, "inner", client)._session
+    core = getattr(session, "_driver", session)._core
     await eventually(lambda: len(core._releases._pending) == 2)
     await closing()
     with pytest.raises(redfence.OutcomeUnknownError, match="closed"):
@@ -162,3 +167,46 @@ async def test_a_client_that_is_closed_just_as_its_connection_is_taken_or_refuse
     for _ in range(turns):
         await asyncio.sleep(0)
     await asyncio.wait_for(client.close(), 10)
+
+
+@pytest.mark.filterwarnings("default::ResourceWarning")
+async def test_what_a_program_drops_is_released_with_a_warning() -> None:
+    with FakeLockServer() as fake:
+        client = fake.client()
+        async with fake.async_client() as async_client:
+            with pytest.warns(ResourceWarning, match="<Lease 'a' token=1 .*> was dropped without a release"):
+                client.acquire("a", ttl=60)
+            with pytest.warns(ResourceWarning, match="<AsyncLease 'b' .* was dropped without a release"):
+                await async_client.acquire("b", ttl=60)
+            await eventually(lambda: fake.token("a") is fake.token("b") is None)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+async def test_a_client_that_a_program_drops_ends_its_threads_and_its_leases() -> None:
+    with FakeLockServer() as fake:
+        thread_count = threading.active_count()
+        client = redfence.Client("fake", connector=FakeSyncConnector(fake._network))
+        lease, lock = client.acquire("r", ttl=60), client.lock("s", ttl=60)
+        lock.__enter__()
+        assert (fake.token("r"), fake.token("s")) == (1, 1)
+        del client, lease, lock
+        await eventually(lambda: fake.token("r") is fake.token("s") is None)
+        await eventually(lambda: threading.active_count() == thread_count)
+
+
+@pytest.mark.filterwarnings("default::ResourceWarning")
+@pytest.mark.parametrize("kind", [redfence.Client, redfence.AsyncClient])
+def test_a_client_that_was_used_and_not_closed_warns(kind: Any) -> None:
+    def use() -> None:
+        with FakeLockServer() as fake:
+            connector = FakeSyncConnector if kind is redfence.Client else FakeAsyncConnector
+            called = kind("fake", connector=connector(fake._network)).cluster_status()
+            if asyncio.iscoroutine(called):
+                asyncio.run(called)
+
+    def use_and_collect() -> None:
+        use()
+        gc.collect()
+
+    with pytest.warns(ResourceWarning, match="client was not closed"):
+        use_and_collect()

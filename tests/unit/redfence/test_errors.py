@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import grpc
 import pytest
 
@@ -50,3 +53,19 @@ def test_the_public_names_are_sorted_and_there_is_nothing_else() -> None:
     assert redfence.__all__ == sorted(redfence.__all__)
     public = {name for name in vars(redfence) if not name.startswith("_")} - {"testing"}
     assert public == set(redfence.__all__)
+
+
+def _raised() -> list[redfence.RedfenceError]:
+    held = redfence.LockHeldError("m", resource="r", holder="h", token=3, remaining=1.5)
+    late = redfence.AcquireTimeoutError("m", resource="r", position=2)
+    lost = redfence.LeaseLostError(resource="r", token=7, reason=redfence.LossReason.EXPIRED)
+    kinds = {*BY_REASON.values(), *BY_CODE.values(), redfence.ClosedError}
+    return [held, late, lost, *(kind("m", metadata={"field": "f"}, retry_after=0.5) for kind in kinds)]
+
+
+@pytest.mark.parametrize("error", _raised(), ids=lambda error: type(error).__name__)
+def test_an_error_crosses_processes_with_all_it_says(error: redfence.RedfenceError) -> None:
+    error.add_note("seen by a worker")
+    for other in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
+        assert type(other) is type(error)
+        assert (str(other), other.args, vars(other)) == (str(error), error.args, vars(error))

@@ -99,7 +99,7 @@ def test_a_lost_lease_is_told_once_and_never_renewed_again() -> None:
     world = World().connected()
     lease = world.held(ttl=9)
     told: list[str] = []
-    lease.on_lost = lambda: told.append("lost")
+    lease.on_end = lambda: told.append("lost")
     world.later(3000)
     world.answer(renewed(world.one("renew"), _LOST))
     assert (lease.state, lease.loss, told) == (LeaseState.LOST, LossReason.NOT_HELD, ["lost"])
@@ -111,10 +111,24 @@ def test_a_server_that_says_nothing_loses_the_lease_at_the_deadline() -> None:
     world = World().connected()
     lease = world.held(ttl=9)
     told: list[float] = []
-    lease.on_lost = lambda: told.append(world.now_ms)
+    lease.on_end = lambda: told.append(world.now_ms)
     world.later(20_000)
     assert told == [lease.deadline_ms]
     assert lease.loss is LossReason.EXPIRED
+
+
+def test_a_new_server_has_time_to_answer_the_renewal_of_a_lease_at_risk() -> None:
+    world = World(address_count=2).connected()
+    lease = world.held(ttl=9)
+    world.later(3000).reconnect()
+    assert in_state(lease, LeaseState.AT_RISK)
+    # The timer of a real client is never exact.
+    world.now_ms += 1
+    world.core.tick(world.now_ms)
+    renewal = world.one("renew")
+    assert not world.core.leaving
+    world.later(1000).answer(renewed(renewal, lock_pb2.LEASE_STATE_ACTIVE))
+    assert in_state(lease, LeaseState.ACTIVE)
 
 
 def test_the_instant_to_leave_rings_once() -> None:
@@ -196,7 +210,7 @@ def test_closing_fails_calls_ends_leases_and_waits_for_the_releases() -> None:
     world = World().connected()
     lease = world.held(ttl=9)
     told: list[str] = []
-    lease.on_lost = lambda: told.append("lost")
+    lease.on_end = lambda: told.append("lost")
     _, waiting = world.acquire(wait=None)
     acquire = world.one("acquire")
     idle = Slot()

@@ -1,0 +1,56 @@
+"""A wrong use of a client is an error or a warning that says what to do instead."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import redfence
+from redfence.testing import FakeLockServer
+
+
+@pytest.mark.parametrize("kind", [redfence.Client, redfence.AsyncClient])
+@pytest.mark.parametrize(
+    ("metadata", "problem"),
+    [
+        ({"Authorization": "x"}, "metadata key 'Authorization' has characters other than"),
+        ({"authorization": b"x"}, "value of 'authorization' must be a string, not bytes"),
+        ({"trace-bin": "x"}, "value of 'trace-bin' must be bytes, not str"),
+        (["authorization"], "entry 'authorization' is not a pair"),
+    ],
+)
+def test_malformed_metadata_is_refused_when_the_client_is_made(
+    kind: Any, metadata: Any, problem: str
+) -> None:
+    with pytest.raises(redfence.InvalidArgumentError, match=problem):
+        kind("a:1", metadata=metadata)
+    kind("a:1", metadata={"authorization": "x", "trace-bin": b"x"})
+    kind("a:1", metadata=[("authorization", "x")])
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_client_of_asyncio_belongs_to_one_event_loop() -> None:
+    with FakeLockServer() as fake:
+        client = fake.async_client()
+        asyncio.run(client.cluster_status())
+        with pytest.raises(RuntimeError, match="belongs to another event loop"):
+            asyncio.run(client.cluster_status())
+        asyncio.run(client.close())
+
+
+async def test_a_lock_that_another_task_uses_warns(caplog: pytest.LogCaptureFixture) -> None:
+    with FakeLockServer() as fake:
+        async with fake.async_client() as client:
+            left = client.lock("left", ttl=60)
+            await asyncio.create_task(left.__aenter__())
+            await left.__aexit__(None, None, None)
+            assert "lock_left_in_another_task resource='left'" in caplog.text
+            lost = client.lock("lost", ttl=1)
+            lease = await asyncio.create_task(lost.__aenter__())
+            fake.take_away("lost")
+            assert await lease.lost.wait()
+            assert "body_not_cancelled resource='lost'" in caplog.text
+            with pytest.raises(redfence.LeaseLostError):
+                await lost.__aexit__(None, None, None)

@@ -144,6 +144,8 @@ class World:
 
     def start(self, host: NodeHost) -> None:
         """Start the process of a node that was killed, with what its disk has kept."""
+        if host not in self.hosts:
+            return  # another process has its index since
         disk = host.redis.appendfsync
         remembered: FakeNodeState | None = host.redis.state
         if host.wiped or disk == "never":

@@ -79,7 +79,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
 
     @_answers_errors
     async def Acquire(self, request: lock_pb2.AcquireRequest, context: Context) -> lock_pb2.AcquireResponse:
-        """See the contract."""
+        """Answer Acquire as protos/redfence/v1/lock.proto defines it."""
         arrived_at_ms = self._clock.now_ms()
         time_remaining = context.time_remaining()
         call = messages.read_acquire(
@@ -94,12 +94,12 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
 
     @_answers_errors
     async def Release(self, request: lock_pb2.ReleaseRequest, _: Context) -> lock_pb2.ReleaseResponse:
-        """See the contract."""
+        """Answer Release as protos/redfence/v1/lock.proto defines it."""
         return messages.release_response(await self._service.release(*messages.read_lease(request)))
 
     @_answers_errors
     async def GetLock(self, request: lock_pb2.GetLockRequest, _: Context) -> lock_pb2.GetLockResponse:
-        """See the contract."""
+        """Answer GetLock as protos/redfence/v1/lock.proto defines it."""
         resource, digest = messages.read_get_lock(request)
         return messages.get_lock_response(resource, await self._service.get_lock(resource, digest=digest))
 
@@ -107,7 +107,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
     async def CheckToken(
         self, request: lock_pb2.CheckTokenRequest, _: Context
     ) -> lock_pb2.CheckTokenResponse:
-        """See the contract."""
+        """Answer CheckToken as protos/redfence/v1/lock.proto defines it."""
         resource = model.check_resource(request.resource)
         token = model.check_token(request.fencing_token)
         return messages.check_token_response(await self._service.check_token(resource, token))
@@ -116,20 +116,22 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
 
     @_answers_errors
     async def KeepAlive(self, _: object, context: Context) -> None:  # type: ignore[override]
-        """See the contract."""
+        """Answer KeepAlive as protos/redfence/v1/lock.proto defines it."""
         await self._serve(
+            context,
             KeepAliveStream(
                 context,
                 service=self._service,
                 commands_max=self._commands_max,
                 draining=self._notice,
-            )
+            ),
         )
 
     @_answers_errors
     async def Session(self, _: object, context: Context) -> None:  # type: ignore[override]
-        """See the contract."""
+        """Answer Session as protos/redfence/v1/lock.proto defines it."""
         await self._serve(
+            context,
             SessionStream(
                 context,
                 service=self._service,
@@ -137,14 +139,16 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
                 randomness=self._randomness,
                 commands_max=self._commands_max,
                 draining=self._notice,
-            )
+            ),
         )
 
-    async def _serve(self, stream: Stream[Any]) -> None:
+    async def _serve(self, context: Context, stream: Stream[Any]) -> None:
         self._streams.add(stream)
         if self._draining:  # the call was on its way when the drain began
             stream.drain()
         try:
+            # Some clients, such as Rust's tonic, return from the call only once the headers are here.
+            await context.send_initial_metadata(())
             await stream.serve()
         finally:
             self._streams.discard(stream)
@@ -160,5 +164,5 @@ class AdminServicer(lock_pb2_grpc.AdminServiceServicer):
     async def ClusterStatus(
         self, _: lock_pb2.ClusterStatusRequest, __: Context
     ) -> lock_pb2.ClusterStatusResponse:
-        """See the contract."""
+        """Answer ClusterStatus as protos/redfence/v1/lock.proto defines it."""
         return messages.cluster_status_response(self._status(), server_version=_VERSION)

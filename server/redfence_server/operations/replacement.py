@@ -68,12 +68,14 @@ class Plan:
 
 
 def plan(snapshots: Sequence[NodeSnapshot], new: NodeSnapshot, *, assume_durable: bool) -> Plan:
-    """Return the steps that give the new node its index.
+    """Return the plan that gives the new node its index.
 
-    There is one snapshot for each index, in the servers' order; at the new node's index, of either node.
+    `snapshots` has one snapshot for each index, in the servers' order. The one at the new node's index
+    shows the old node or the new one.
 
     Raises:
-        NodeRejectedError: the new node cannot take the index, or too few others vote; it names the nodes.
+        NodeRejectedError: the new node cannot take the index, another node does not belong in the list,
+            or fewer than a quorum of other nodes vote. The message names the nodes.
     """
     new.refuse_strangers()
     node_index = new.index

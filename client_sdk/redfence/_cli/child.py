@@ -1,4 +1,4 @@
-"""Runs the command of `redfence lock` in its own process group, and waits until the whole group has ended."""
+"""Runs the command of `redfence lock` in its own process group, and waits for all its processes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ _STDIN = 0
 
 
 class Child:
-    """A running command and its process group.
+    """A running command with its process group and, on Linux, every other process that it has started.
+
+    On Linux an orphan becomes a child of this process, even if it left the group by setsid.
 
     Attributes:
         status: the exit status of the command as a shell shows it (128 + n for signal n); None while it runs.
+        was_suspended: whether Ctrl-Z came since the last `reap`; the group was continued.
     """
 
     def __init__(self, command: Sequence[str], *, environment: Mapping[str, str]) -> None:
@@ -31,14 +34,17 @@ class Child:
         """
         _become_subreaper()
         self.status: int | None = None
+        self.was_suspended = False
         self._owned_terminal = _owns_terminal()
         read_end, write_end = os.pipe()
+        os.set_inheritable(write_end, True)
         try:
             shim = [sys.executable, "-I", "-S", str(_EXEC_CHILD), str(os.getpid()), str(write_end)]
             process = subprocess.Popen(
                 [*shim, "1" if self._owned_terminal else "0", *command],
                 env=dict(environment),
-                pass_fds=[write_end],
+                # The command gets what this program was given, e.g. make's jobserver and bash's <(…).
+                close_fds=False,
                 process_group=0,
             )
         finally:
@@ -57,11 +63,19 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._group, number)
 
+    def end(self, number: int) -> None:
+        """Send a signal to every process of the group, and to the orphans that left it."""
+        self.signal(number)
+        for pid in _children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
     def reap(self) -> bool:
-        """Reap the processes that have ended; return whether the whole group has ended."""
+        """Reap the processes that have ended; return whether all have ended."""
+        self.was_suspended = False
         while True:
             try:
-                pid, status = os.waitpid(-self._group, os.WNOHANG | os.WUNTRACED)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
                 return True
             if pid == 0:
@@ -71,6 +85,7 @@ class Child:
                     # Ctrl-Z: continue the group. A suspended holder would lose its lease, and no
                     # shell could resume it.
                     self.signal(signal.SIGCONT)
+                    self.was_suspended = True
             elif pid == self._group:
                 self.status = _exit_status(status)
 
@@ -85,6 +100,13 @@ class Child:
 
 def _exit_status(status: int) -> int:
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _children() -> list[int]:
+    """Return the children of this process, with the orphans that it has adopted; on Linux only."""
+    with contextlib.suppress(FileNotFoundError):
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    return []
 
 
 def _owns_terminal() -> bool:

@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> None:
         os.tcsetpgrp(0, os.getpgrp())
         signal.signal(signal.SIGTTOU, signal.SIG_DFL)
     # Python ignores these signals, but a program expects the default actions.
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     os.set_inheritable(int(error_fd), False)
     try:

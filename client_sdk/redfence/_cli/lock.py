@@ -66,9 +66,11 @@ _FORWARDED = (
 )
 _EPILOG = """\
 The command gets the lock's name in REDFENCE_RESOURCE and the fencing token in REDFENCE_TOKEN. It runs in
-its own process group. When the command ends, redfence stops the rest of the group, then releases the lock.
-If redfence cannot renew the lease, it sends the group SIGTERM and then SIGKILL, so that the group has ended
-before the lease ends.
+its own process group, and inherits open files and ignored signals. When the command ends, redfence ends the
+rest of the group, then releases the lock. On Linux it also ends every other process that the command started,
+even in the background or by setsid. If redfence cannot renew the lease, it sends all of them SIGTERM and then
+SIGKILL, so that they have ended before the lease ends. If redfence itself is killed by SIGKILL, only the
+command is killed with it (on Linux); processes that the command started go on.
 
 exit status: the status of the command (128 + n for signal n); 2 wrong usage; 69 no server or no quorum was
 reachable in time; 75 the lock was not acquired; 122 the lease was lost; 126 the command cannot be executed;
@@ -203,7 +205,7 @@ def _supervise(child: Child, lease: Lease, plan: Plan, wake_ups: int) -> int:
     clock = SystemClock()
     terminated_at_ms = 0.0
     in_danger = False
-    while not child.reap():
+    while not _have_ended(child):
         now_ms = clock.now_ms()
         terminated_for_ms = now_ms - terminated_at_ms if stage is Stage.TERMINATED else 0.0
         remaining_ms, lost = lease.remaining() * 1000, lease.lost.is_set()
@@ -219,12 +221,15 @@ def _supervise(child: Child, lease: Lease, plan: Plan, wake_ups: int) -> int:
             what = "the lease is lost" if lost else "the lease cannot be renewed"
             _print_error(f"{what}: stopping the command", 0)
         if step.stage is not stage:
-            child.signal(signal.SIGKILL if step.stage is Stage.KILLED else signal.SIGTERM)
             if step.stage is Stage.TERMINATED:
+                child.end(signal.SIGTERM)
                 # A stopped process receives SIGTERM only after SIGCONT.
-                child.signal(signal.SIGCONT)
+                child.end(signal.SIGCONT)
                 terminated_at_ms = now_ms
             stage = step.stage
+        if stage is Stage.KILLED:
+            # Each time, because an orphan is adopted only when its parent has ended.
+            child.end(signal.SIGKILL)
         for number in _wait(wake_ups, step.wait_ms):
             if number in _FORWARDED:
                 child.signal(number)
@@ -234,6 +239,13 @@ def _supervise(child: Child, lease: Lease, plan: Plan, wake_ups: int) -> int:
     return child.status
 
 
+def _have_ended(child: Child) -> bool:
+    ended = child.reap()
+    if child.was_suspended:
+        _print_error("the command goes on: a suspended command would lose its lock", 0)
+    return ended
+
+
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
     """Raise an exception for each forwarded signal while no command runs that could receive it."""
@@ -241,7 +253,7 @@ def _interruptible() -> Iterator[None]:
     def interrupt(number: int, _frame: FrameType | None) -> None:
         raise _Interrupted(number)
 
-    before = {number: signal.signal(number, interrupt) for number in _FORWARDED}
+    before = {number: signal.signal(number, interrupt) for number in _forwarded()}
     try:
         yield
     finally:
@@ -255,7 +267,7 @@ def _wake_ups(lease: Lease) -> Iterator[int]:
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
     os.set_blocking(write_end, False)
-    before = {number: signal.signal(number, _ignore) for number in (*_FORWARDED, signal.SIGCHLD)}
+    before = {number: signal.signal(number, _ignore) for number in (*_forwarded(), signal.SIGCHLD)}
     fd_before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
 
     def report_loss() -> None:
@@ -272,6 +284,11 @@ def _wake_ups(lease: Lease) -> Iterator[int]:
         signal.set_wakeup_fd(fd_before)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _forwarded() -> list[signal.Signals]:
+    """Return the signals to forward; one that this program was told to ignore (nohup, `&`) stays ignored."""
+    return [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _wait(wake_ups: int, wait_ms: float) -> bytes:

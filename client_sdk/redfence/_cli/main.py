@@ -16,6 +16,7 @@ EXIT_FAILED = 1
 # The status that a shell reports after Ctrl-C.
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141  # the status that a shell reports after SIGPIPE
+_STDERR = 2
 # The packages of this project. If one of their modules is missing, that is a bug and not a missing extra.
 _OWN_PACKAGES = ("redfence", "redfence_proto", "redfence_server", "redfence_storage")
 
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SystemExit: argparse ended the program, for a usage error, `--help` or `--version`.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    _open_standard_streams()
     _silence_libraries()
     # argparse cannot pass the words after `--` to a subcommand unchanged.
     own, rest = _split(arguments)
@@ -41,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed.rest = rest
     try:
         status: int = parsed.run(parsed)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # the caller may have closed it
+            sys.stdout.flush()
     except BrokenPipeError:
         # The reader, e.g. `head`, has closed the pipe. At its exit the interpreter would flush
         # again and print an error.
@@ -58,6 +61,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return status
+
+
+def _open_standard_streams() -> None:
+    """Open the null device where the caller closed a standard stream; another file would get its number."""
+    highest = -1
+    while highest < _STDERR:
+        highest = os.open(os.devnull, os.O_RDWR)
+        if highest <= _STDERR:
+            os.set_inheritable(highest, True)
+    os.close(highest)
 
 
 def _silence_libraries() -> None:

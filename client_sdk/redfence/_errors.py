@@ -258,7 +258,10 @@ def from_rpc_error(error: grpc.RpcError) -> RedfenceError:
     code: grpc.StatusCode = call.code()
     rich = rich_error.from_trailing_metadata(call.trailing_metadata())
     if rich is None:
-        return _build(code, lock_pb2.ERROR_REASON_UNSPECIFIED, call.details() or code.value[1])
+        text = call.details() or code.value[1]
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            text += "; is the address that of another service, or of an older server?"
+        return _build(code, lock_pb2.ERROR_REASON_UNSPECIFIED, text)
     return _build(code, rich.reason, rich.message, metadata=rich.metadata, retry_after_ms=rich.retry_after_ms)
 
 

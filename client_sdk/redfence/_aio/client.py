@@ -20,6 +20,7 @@ from redfence._randomness import Randomness, SystemRandomness
 from redfence._transport.grpc_async_link import GrpcAsyncConnector
 from redfence._transport.grpc_channel import Metadata
 from redfence._transport.links import AsyncConnector
+from redfence._transport.reach import check_address
 from redfence_proto.v1 import lock_pb2
 
 
@@ -39,7 +40,7 @@ class AsyncClient:
         randomness: makes lease ids and jitter.
 
     Raises:
-        InvalidArgumentError: no address was given, or an address is not a non-empty string.
+        InvalidArgumentError: no address was given, or an address is not HOST:PORT or a name that gRPC knows.
     """
 
     def __init__(
@@ -55,6 +56,9 @@ class AsyncClient:
         options = options or ClientOptions()
         randomness = randomness or SystemRandomness()
         endpoints = Endpoints(addresses, options=options, randomness=randomness)
+        if connector is None:
+            for address in addresses:
+                check_address(address)
         self._session = AsyncSession(
             SessionCore(options=options, randomness=randomness, address_count=len(endpoints)),
             endpoints=endpoints,

@@ -21,6 +21,7 @@ from redfence._threads.session import SyncSession
 from redfence._transport.grpc_channel import Metadata
 from redfence._transport.grpc_sync_link import GrpcSyncConnector
 from redfence._transport.links import SyncConnector
+from redfence._transport.reach import check_address
 from redfence_proto.v1 import lock_pb2
 
 
@@ -42,7 +43,7 @@ class Client:
         randomness: makes lease ids and jitter.
 
     Raises:
-        InvalidArgumentError: no address was given, or an address is not a non-empty string.
+        InvalidArgumentError: no address was given, or an address is not HOST:PORT or a name that gRPC knows.
     """
 
     def __init__(
@@ -58,6 +59,9 @@ class Client:
         options = options or ClientOptions()
         randomness = randomness or SystemRandomness()
         endpoints = Endpoints(addresses, options=options, randomness=randomness)
+        if connector is None:
+            for address in addresses:
+                check_address(address)
         self._session = SyncSession(
             SessionCore(options=options, randomness=randomness, address_count=len(endpoints)),
             endpoints=endpoints,

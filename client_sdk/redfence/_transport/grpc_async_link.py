@@ -12,6 +12,7 @@ from redfence._errors import RedfenceError, UnavailableError, from_rpc_error
 from redfence._transport.fork import check_fork, note_channel
 from redfence._transport.grpc_channel import CHANNEL_OPTIONS, Metadata, check_metadata
 from redfence._transport.links import Method
+from redfence._transport.reach import unreachable
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 
 
@@ -46,24 +47,27 @@ class GrpcAsyncConnector:
             # `wait_for` of Python 3.11 loses a cancellation that comes at the moment of the
             # connection's result.
             async with asyncio.timeout(timeout_ms / 1000):
-                await _until_ready(channel, address)
-        except BaseException as exc:
+                is_ready = await _is_ready(channel)
+        except TimeoutError:
+            is_ready = False
+        except BaseException:
             await channel.close()
-            if isinstance(exc, TimeoutError):
-                raise UnavailableError(
-                    f"{address} did not accept a connection within {timeout_ms} ms; "
-                    "is a lock server running there?"
-                ) from exc
             raise
-        return GrpcAsyncLink(channel, self._metadata)
+        if is_ready:
+            return GrpcAsyncLink(channel, self._metadata)
+        try:
+            raise await asyncio.to_thread(unreachable, address, has_credentials=self._credentials is not None)
+        finally:
+            await channel.close()
 
 
-async def _until_ready(channel: aio.Channel, address: str) -> None:
+async def _is_ready(channel: aio.Channel) -> bool:
     while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
         if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             # Do not wait for gRPC's own backoff, because another address may be healthy.
-            raise UnavailableError(f"{address} refused the connection; is a lock server running there?")
+            return False
         await channel.wait_for_state_change(state)
+    return True
 
 
 class GrpcAsyncLink:

@@ -13,6 +13,7 @@ from redfence._errors import UnavailableError, from_rpc_error
 from redfence._transport.fork import check_fork, note_channel
 from redfence._transport.grpc_channel import CHANNEL_OPTIONS, Metadata, check_metadata
 from redfence._transport.links import Method
+from redfence._transport.reach import unreachable
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 
 
@@ -42,14 +43,16 @@ class GrpcSyncConnector:
             channel = grpc.secure_channel(address, self._credentials, options=CHANNEL_OPTIONS)
         note_channel(channel)
         try:
-            _wait_until_ready(channel, address, timeout_ms)
-            return GrpcSyncLink(channel, self._metadata)
+            if _is_ready(channel, timeout_ms):
+                return GrpcSyncLink(channel, self._metadata)
         except BaseException:
             channel.close()
             raise
+        channel.close()
+        raise unreachable(address, has_credentials=self._credentials is not None)
 
 
-def _wait_until_ready(channel: grpc.Channel, address: str, timeout_ms: int) -> None:
+def _is_ready(channel: grpc.Channel, timeout_ms: int) -> bool:
     settled = threading.Event()
     seen: list[grpc.ChannelConnectivity] = []
 
@@ -64,12 +67,7 @@ def _wait_until_ready(channel: grpc.Channel, address: str, timeout_ms: int) -> N
         settled.wait(timeout_ms / 1000)
     finally:
         channel.unsubscribe(watch)
-    if not seen:
-        raise UnavailableError(
-            f"{address} did not accept a connection within {timeout_ms} ms; is a lock server running there?"
-        )
-    if seen[0] is not grpc.ChannelConnectivity.READY:
-        raise UnavailableError(f"{address} refused the connection; is a lock server running there?")
+    return seen[:1] == [grpc.ChannelConnectivity.READY]
 
 
 class GrpcSyncLink:

@@ -151,13 +151,12 @@ async def test_a_client_that_is_closed_just_as_its_connection_is_taken_or_refuse
     """The connection comes before or after the close, by a turn of the loop or several."""
     connecting, go_on = asyncio.Event(), asyncio.Event()
 
-    async def until_ready(channel: aio.Channel, address: str) -> None:
+    async def is_ready(channel: aio.Channel) -> bool:
         connecting.set()
         await go_on.wait()
-        if refused:
-            raise redfence.UnavailableError(f"{address} refused the connection")
+        return not refused
 
-    monkeypatch.setattr(grpc_async_link, "_until_ready", until_ready)
+    monkeypatch.setattr(grpc_async_link, "_is_ready", is_ready)
     client = redfence.AsyncClient(fake.address, options=_OPTIONS)
     acquiring = asyncio.create_task(client.acquire("r", ttl=60))
     await connecting.wait()

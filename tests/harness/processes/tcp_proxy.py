@@ -105,7 +105,6 @@ class TcpProxy:
         self._carriers: set[asyncio.Task[None]] = set()
         self._replies_to_lose = 0
         self._mark: _Mark | None = None
-        self._hidden = b""
         self._changed = asyncio.Event()
 
     @property
@@ -178,10 +177,6 @@ class TcpProxy:
         self._target_port = target_port
         self.reset()
 
-    def hide_in_replies(self, text: bytes) -> None:
-        """Replace `text` in replies by as many other bytes, as a filter may."""
-        self._hidden = text
-
     def lose_replies(self, count: int) -> None:
         """Swallow the next `count` chunks of replies and reset their connections. Requests arrive."""
         self._replies_to_lose = count
@@ -205,7 +200,6 @@ class TcpProxy:
             direction.flow, direction.delay_ms, direction.slice_bytes = Flow.PASS, 0.0, None
         self._replies_to_lose = 0
         self._mark = None
-        self._hidden = b""
         self._wake()
         if self._listener is None:
             await self.start()
@@ -284,8 +278,6 @@ class TcpProxy:
             except OSError:
                 chunk = b""
             direction.taken_bytes += len(chunk)
-            if direction is self.replies and self._hidden:
-                chunk = chunk.replace(self._hidden, b"x" * len(self._hidden))
             await under_way.put((loop.time() + direction.delay_ms / 1000, chunk))
 
     async def _deliver(

@@ -18,9 +18,8 @@ from harness.history.token_history import Grant, TokenHistory
 from harness.load import tries
 from harness.load.session_caller import SessionCaller
 from harness.load.tries import NAME
-from harness.processes.fixture_types import FlushedNodes, FreshNodes
+from harness.processes.fixture_types import FreshNodes
 from harness.processes.node_data import copy_data, put_back
-from harness.processes.ports import HOST
 from harness.processes.redis_nodes import RedisNode, run_id
 from harness.processes.servers import LockServer, Serve, form, now_ms, until, until_all_ready
 from harness.processes.stand_ins import follow, lead_to
@@ -28,12 +27,10 @@ from harness.processes.tcp_proxy import TcpProxy
 from redfence_proto.v1.lock_pb2 import (
     LEASE_STATE_ACTIVE,
     NODE_ANSWER_ANSWERED,
-    NODE_STATE_QUARANTINED,
     NODE_STATE_READY,
     NODE_STATE_UNREACHABLE,
     TOKEN_STATE_LIVE,
 )
-from redfence_server import composition, config
 
 TTL_MS = 1_500  # the greatest that the cluster allows
 # A return takes the greatest ttl once or twice, and a machine that others use takes its time.
@@ -254,41 +251,3 @@ async def test_a_node_votes_only_after_its_log_is_complete_again(
     await until(lambda: shows("not rewritten yet"), timeout_s=RETURN_TIMEOUT_S)
     await until_all_ready(server, timeout_s=RETURN_TIMEOUT_S)
     assert b"aof_rewrite_in_progress:0" in await nodes[0].call("INFO", "persistence")  # type: ignore[operator]
-
-
-async def test_a_node_that_does_not_tell_its_run_id_is_refused(nodes: list[RedisNode], serve: Serve) -> None:
-    """A filter takes the run id out of INFO, so a server could not notice a restart."""
-    server = await serve(nodes, proxied=True)
-    await until_all_ready(server)
-    server.proxies[0].hide_in_replies(b"run_id:")
-    server.proxies[0].reset()
-
-    async def refused() -> bool:
-        node = (await server.status()).nodes[0]
-        return node.state == NODE_STATE_QUARANTINED and "run_id" in node.detail
-
-    await until(refused)
-    await server.proxies[0].heal()
-    server.proxies[0].reset()
-    await until_all_ready(server)
-
-
-async def test_a_user_without_the_right_to_client_commands_is_served(flushed_nodes: FlushedNodes) -> None:
-    """The server only names its connections by such commands."""
-    nodes = await flushed_nodes(3)
-    await form(nodes, ttl_ms_max=TTL_MS)
-    for node in nodes:
-        await node.call("ACL", "SETUSER", "plain", "reset", "on", ">secret", "~*", "&*", "+@all", "-client")
-    urls = [f"redis://plain:secret@{HOST}:{node.port}" for node in nodes]
-    settings = config.load({"nodes": urls, "listen": f"{HOST}:0"})
-    try:
-        async with (
-            composition.lock_server(settings) as running,
-            grpc.aio.insecure_channel(f"{HOST}:{running.port}") as channel,
-        ):
-            server = LockServer(channel, running=running)
-            await until_all_ready(server)
-            await granted(server, TokenHistory())
-    finally:
-        for node in nodes:
-            await node.call("ACL", "DELUSER", "plain")

@@ -144,43 +144,6 @@ def is_quarantined(link: NodeLink) -> bool:
 
 
 @pytest.mark.slow
-async def test_thousands_of_replies_in_pieces_and_behind_time_outs_reach_their_callers(
-    node: RedisNode, start_proxy: StartProxy
-) -> None:
-    """Replies come in slices, and a pause outlasts the timeout."""
-    proxy = await start_proxy(node)
-    async with linked(new_link(proxy.url(node.url), node_timeout_ms=NODE_TIMEOUT_MS)) as link:
-        wrong: list[object] = []
-        told = {"answer": 0, "silence": 0}
-
-        def note(name: str, reply: Reply) -> None:
-            if isinstance(reply, NoReply):
-                told["silence"] += 1
-                return
-            told["answer"] += 1
-            if not isinstance(reply, Granted) or reply.nonce != name:
-                wrong.append((name, reply))
-
-        def send(start: int) -> None:
-            for number in range(start, start + 300):
-                name = f"n{number}"
-                link.send(mint(nonce=name, resource=name), lambda reply, name=name: note(name, reply))  # type: ignore[misc]
-
-        proxy.slice(slice_bytes=701)
-        send(0)
-        await eventually(lambda: sum(told.values()) == 300)
-        proxy.hold()
-        send(300)
-        await eventually(lambda: sum(told.values()) == 600)
-        assert told["silence"] >= 300
-        await proxy.heal()
-        send(600)
-        await eventually(lambda: sum(told.values()) == 900)
-        assert not wrong
-        assert told["answer"] >= 300
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("missed", ["undo", "handover"])
 @pytest.mark.parametrize("way", ["refused", "swallowed", "applied, and its reply lost", "scripts forgotten"])
 async def test_a_missed_undo_or_release_is_sent_first_when_the_node_is_back(

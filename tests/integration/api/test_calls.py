@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import grpc
-import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from harness.history.token_history import TokenHistory
 from harness.load.failures import Failure
 from harness.load.session_caller import SessionCaller
-from harness.load.waiters import Waiter
 from harness.processes.servers import (
     FormedNodes,
     LockServer,
@@ -21,7 +18,6 @@ from harness.processes.servers import (
     memories,
     new_lease_id,
     now_ms,
-    until_no_locks,
 )
 from harness.time.eventually import eventually
 from harness.time.loop_lag import LoopLag
@@ -123,37 +119,6 @@ async def test_any_server_answers_a_retried_acquire_with_the_same_grant_and_a_ne
         assert renewed.fencing_token == first.fencing_token
     assert await elsewhere.release(NAME, lease_id) == RELEASE_OUTCOME_RELEASED
     assert (await here.acquire(NAME)).outcome == ACQUIRE_OUTCOME_GRANTED
-
-
-@pytest.mark.slow
-async def test_two_servers_exclude_each_others_callers_and_order_their_tokens(
-    formed_nodes: FormedNodes, serve: Serve
-) -> None:
-    """Callers of both servers wait for three locks, by calls and by sessions."""
-    nodes = await formed_nodes(5)
-    servers = [await serve(nodes), await serve(nodes)]
-    names = ["a", "b", "c"]
-    history, holder_of = TokenHistory(), dict.fromkeys(names, 0)
-
-    async def work(caller: int, session: SessionCaller | None) -> None:
-        for turn in range(12):
-            name = names[(caller + turn) % len(names)]
-            waiter = Waiter(servers[caller % 2], name, session=session, ttl_ms=10_000, wait_ms=30_000)
-            history.note(await waiter.lease(), began_at_ms=waiter.began_at_ms)
-            assert holder_of[name] == 0, "two holders at once"
-            holder_of[name] = caller + 1
-            await asyncio.sleep(0)
-            holder_of[name] = 0
-            await waiter.release()
-
-    async with SessionCaller(servers[0]) as left, SessionCaller(servers[1]) as right:
-        sessions = (left, right)
-        await asyncio.gather(
-            *(work(caller, sessions[caller % 2] if caller % 4 < 2 else None) for caller in range(8))
-        )
-    assert len(history.grants) == 8 * 12
-    history.check()
-    await until_no_locks(nodes)
 
 
 async def test_a_token_is_live_exactly_while_its_lease_holds_the_lock(server: LockServer) -> None:

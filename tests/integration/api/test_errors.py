@@ -319,6 +319,8 @@ async def two_of_three_nodes_down(stage: Stage) -> AsyncIterator[Failure]:
         # The lease is at risk, and good until its validity ends.
         renewed = (await session.renew("held", lease_id)).renew
         assert renewed.state == lock_pb2.LEASE_STATE_AT_RISK
+        assert renewed.reason == lock_pb2.LEASE_STATE_REASON_QUORUM_UNAVAILABLE
+        assert not renewed.HasField("validity")
     for failure in failures:
         named = dict(each.split("=") for each in failure.metadata["nodes"].split(","))
         assert set(named) == {"1", "2"}

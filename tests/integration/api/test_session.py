@@ -61,22 +61,6 @@ async def test_every_command_does_what_the_unary_call_of_its_name_does(
     await until_no_locks(server.nodes)
 
 
-async def test_commands_of_one_message_are_answered_as_they_finish(
-    server: LockServer, session: SessionCaller
-) -> None:
-    """A waiting acquire, sent first, is answered last."""
-    lease = (await server.acquire(NAME)).lease
-    waiting = session.acquire(NAME, wait_ms=30_000)
-    others = [session.acquire(f"others/{number}") for number in range(50)]
-    for answer in await asyncio.gather(*others):
-        assert answer.acquire.outcome == ACQUIRE_OUTCOME_GRANTED
-    assert session.sent_messages == 1
-    assert not waiting.done()
-    assert (await session.release(NAME, lease.lease_id)).release.outcome == RELEASE_OUTCOME_RELEASED
-    assert (await waiting).acquire.outcome == ACQUIRE_OUTCOME_GRANTED
-    assert session.answered[-1] == 1
-
-
 async def test_an_empty_message_is_ignored_and_an_answered_id_may_be_used_again(server: LockServer) -> None:
     call = server.locks.Session()
     for number in range(5):

@@ -23,7 +23,6 @@ class SessionCaller:
     """One open Session. Commands of one turn of the event loop leave in one message.
 
     Attributes:
-        sent_messages: how many there were, to tell coalescing by.
         answered: ids in the order of their answers.
         draining: the notice, once it came.
     """
@@ -36,7 +35,6 @@ class SessionCaller:
         self._wake = asyncio.Event()
         self._closing = False
         self._ended = False
-        self.sent_messages = 0
         self.answered: list[int] = []
         self.draining: lock_pb2.Draining | None = None
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
@@ -127,7 +125,6 @@ class SessionCaller:
                 while self._outbox:
                     batch = self._outbox[:_COMMANDS_PER_MESSAGE_MAX]
                     del self._outbox[:_COMMANDS_PER_MESSAGE_MAX]
-                    self.sent_messages += 1
                     await self._call.write(lock_pb2.SessionRequest(commands=batch))
                 if self._closing:
                     await self._call.done_writing()

@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import grpc
 import pytest
 
-from harness.load.failures import Failure, failure_of
+from harness.load.failures import failure_of
 from harness.load.lock_load import LockLoad
 from harness.load.session_caller import SessionCaller
 from harness.load.waiters import TTL_MS, line_up
@@ -18,7 +17,6 @@ from harness.processes.servers import (
     FormedNodes,
     LockServer,
     Serve,
-    acquire_request,
     locks_left,
     memory,
     now_ms,
@@ -29,8 +27,6 @@ from harness.processes.servers import (
 from harness.time.eventually import eventually
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import (
-    ACQUIRE_OUTCOME_GRANTED,
-    ERROR_REASON_CANCELLED,
     ERROR_REASON_QUORUM_UNAVAILABLE,
     NODE_STATE_READY,
     NODE_STATE_UNREACHABLE,
@@ -222,41 +218,6 @@ async def test_a_node_that_missed_a_release_is_told_when_it_is_back(
     await until_no_locks(nodes)
     following = (await server.acquire(NAME)).lease
     assert following.fencing_token > lease.fencing_token
-
-
-@pytest.mark.parametrize("how", ["call cancelled", "deadline", "cancel command", "stream cancelled"])
-async def test_an_acquire_given_up_while_its_mint_is_under_way_leaves_no_key(
-    how: str, formed_nodes: FormedNodes, serve: Serve
-) -> None:
-    """The nodes have minted, and their replies are late."""
-    nodes = await formed_nodes(3)
-    server = await serve(nodes, proxied=True, node_timeout_ms=10_000)
-    await until_all_ready(server)
-    for proxy in server.proxies:
-        proxy.hold(requests=False)
-    session = SessionCaller(server)
-    if how == "call cancelled":
-        call = server.locks.Acquire(acquire_request(NAME, ttl_ms=60_000))
-        await until_holding(nodes, 3)
-        call.cancel()
-    elif how == "deadline":
-        failure = await failure_of(server.acquire(NAME, ttl_ms=60_000, timeout_s=0.4))
-        # The transport answers if the server stalled just before the deadline.
-        assert failure.is_retryable or failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    else:
-        acquiring = session.acquire(NAME, ttl_ms=60_000)
-        await until_holding(nodes, 3)
-        if how == "cancel command":
-            assert (await session.cancel_command(1)).cancel.found is True
-            assert Failure.of_message((await acquiring).error).reason == ERROR_REASON_CANCELLED
-        else:
-            await session.cancel()
-    # The undo does not wait for a reply.
-    await until_no_locks(nodes)
-    for proxy in server.proxies:
-        await proxy.heal()
-    await session.cancel()
-    assert (await server.acquire(NAME)).outcome == ACQUIRE_OUTCOME_GRANTED
 
 
 async def test_a_waiter_is_still_woken_after_every_node_was_restarted_in_turn(

@@ -173,19 +173,6 @@ async def test_a_node_at_the_address_of_another_node_gets_no_second_vote(
     assert cluster.watch.quarantines == [set(), set(), set()]
 
 
-async def test_a_heartbeat_notices_that_a_node_has_become_a_replica(
-    nodes: list[RedisNode], serve: Serve
-) -> None:
-    server = await serve(nodes)
-    await until_all_ready(server)
-    # There is no such primary, so it keeps its data.
-    await nodes[0].call("REPLICAOF", HOST, 1)
-    await server.until_states(NODE_STATE_QUARANTINED, NODE_STATE_READY, NODE_STATE_READY)
-    assert "it is a replica" in (await server.status()).nodes[0].detail
-    await nodes[0].call("REPLICAOF", "NO", "ONE")
-    await until_all_ready(server)
-
-
 @pytest.mark.parametrize("what", ["swapped", "named twice", "another database of one server", "evicts"])
 async def test_a_server_does_not_start_with_a_node_in_the_wrong_place_or_one_that_evicts(
     what: str, nodes: list[RedisNode], start_proxy: StartProxy

@@ -321,29 +321,6 @@ async def test_an_attempt_that_began_before_a_fence_is_not_committed_after_it(
         assert await ask(link, mint(B, "n2", "other")) == Granted("n2", 1_001)
 
 
-async def test_commands_behind_a_refused_command_are_refused_as_well(
-    flushed_nodes: FlushedNodes, start_proxy: StartProxy
-) -> None:
-    """Another server has raised a fence, so nothing is minted under the earlier id."""
-    nodes = await flushed_nodes(3)
-    await form(nodes)
-    proxy = await start_proxy(nodes[0])
-    async with linked(new_link(proxy.url(nodes[0].url), node_count=3)) as link:
-        await ask(link, mint())
-        proxy.delay(replies_ms=100)
-        await raise_floor(nodes[0], 1_000)
-        first = asyncio.ensure_future(ask(link, mint(B, "n2", "other")))
-        # The answer to the first is read before the answer to the second.
-        await asyncio.sleep(0.05)
-        behind = asyncio.ensure_future(ask(link, mint(B, "n3", "other")))
-        assert await first is NoReply.NOT_ADMITTED
-        assert await behind is NoReply.NOT_ADMITTED
-        await proxy.heal()
-        await ready_again(link)
-        assert await ask(link, Inspect("other")) is Status.FREE
-        assert await ask(link, Renew(R, A)) == Renewed(1, TTL_MS)
-
-
 async def test_an_answer_that_no_script_gives_is_told_as_a_refusal(node: RedisNode) -> None:
     """Another program has changed the keys. Each caller gets an answer."""
     async with linked(new_link(node.url)) as link:

@@ -19,9 +19,7 @@ from harness.processes.servers import (
     until,
     until_no_locks,
 )
-from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import (
-    ACQUIRE_OUTCOME_GRANTED,
     ERROR_REASON_DRAINING,
 )
 
@@ -155,25 +153,3 @@ async def test_waiters_of_a_draining_server_go_on_at_another_in_their_order(
         granted = await take_turns(again)
     assert [number for number, _ in granted] == list(range(20))
     await until_no_locks(nodes)
-
-
-async def test_a_lock_released_through_a_draining_server_goes_to_a_waiter_elsewhere(
-    formed_nodes: FormedNodes, serve: Serve
-) -> None:
-    nodes = await formed_nodes(3)
-    draining, another = await serve(nodes), await serve(nodes)
-    held = (await draining.acquire(NAME, ttl_ms=TTL_MS)).lease
-    here = await line_up(draining, NAME, 3)
-    [there] = await line_up(another, NAME, 1)
-    releasing = asyncio.create_task(draining.release(NAME, held.lease_id))
-    await draining.begin_drain()
-    assert await releasing == lock_pb2.RELEASE_OUTCOME_RELEASED
-    for waiter in here:
-        answer = await waiter.answer()
-        if isinstance(answer, lock_pb2.AcquireResponse):
-            # The release was there before the drain.
-            assert (waiter, answer.outcome) == (here[0], ACQUIRE_OUTCOME_GRANTED)
-            await another.release(NAME, waiter.lease_id)
-        else:
-            assert (await waiter.failure()).reason == ERROR_REASON_DRAINING
-    assert (await there.lease()).fencing_token > held.fencing_token

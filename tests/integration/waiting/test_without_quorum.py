@@ -11,7 +11,7 @@ from harness.load.session_caller import SessionCaller
 from harness.load.waiters import TTL_MS, Waiter, line_up
 from harness.processes.fixture_types import FreshNodes
 from harness.processes.redis_nodes import RedisNode
-from harness.processes.servers import FormedNodes, Serve, form, now_ms, until, until_all_ready
+from harness.processes.servers import FormedNodes, Serve, form, now_ms, until_all_ready
 from redfence_proto.v1.lock_pb2 import (
     ERROR_REASON_QUORUM_UNAVAILABLE,
     NODE_STATE_QUARANTINED,
@@ -67,30 +67,6 @@ async def test_every_waiter_is_told_when_no_quorum_is_left(
     record_property("told after, in ms", round(max(each.answered_at_ms for each in waiters) - lost_at_ms))
     for node in nodes[:2]:
         node.resume()
-
-
-async def test_no_waiter_is_told_when_every_connection_breaks_and_is_made_again(
-    fresh_formed_nodes: FormedNodes, serve: Serve
-) -> None:
-    """Each waiter keeps its place."""
-    nodes = await fresh_formed_nodes(3)
-    server = await serve(nodes)
-    await until_all_ready(server)
-    held = (await server.acquire(NAME, ttl_ms=TTL_MS)).lease
-    first, second = await line_up(server, NAME, 2)
-    before = [node.state_changes for node in (await server.status()).nodes]
-    for node in nodes:
-        await node.call("CLIENT", "KILL", "TYPE", "pubsub")  # servers subscribe
-
-    async def back() -> bool:
-        changes = [node.state_changes for node in (await server.status()).nodes]
-        return changes == [count + 2 for count in before]
-
-    await until(back)
-    assert (await server.look(NAME)).waiters == 2
-    await server.release(NAME, held.lease_id)
-    assert (await first.lease()).fencing_token == held.fencing_token + 1
-    assert not second.done
 
 
 @pytest.mark.slow

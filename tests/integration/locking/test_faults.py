@@ -11,7 +11,6 @@ import pytest
 from harness.load.failures import failure_of
 from harness.load.lock_load import LockLoad
 from harness.load.session_caller import SessionCaller
-from harness.load.waiters import TTL_MS, line_up
 from harness.processes.redis_nodes import RedisNode
 from harness.processes.servers import (
     FormedNodes,
@@ -25,7 +24,6 @@ from harness.processes.servers import (
     until_no_locks,
 )
 from harness.time.eventually import eventually
-from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import (
     ERROR_REASON_QUORUM_UNAVAILABLE,
     NODE_STATE_READY,
@@ -218,25 +216,3 @@ async def test_a_node_that_missed_a_release_is_told_when_it_is_back(
     await until_no_locks(nodes)
     following = (await server.acquire(NAME)).lease
     assert following.fencing_token > lease.fencing_token
-
-
-async def test_a_waiter_is_still_woken_after_every_node_was_restarted_in_turn(
-    fresh_formed_nodes: FormedNodes, serve: Serve
-) -> None:
-    """Each hold lists the servers to tell, and is as durable as the lock. The lease lives on."""
-    nodes = await fresh_formed_nodes(3)
-    server, elsewhere = await serve(nodes), await serve(nodes)
-    held = (await elsewhere.acquire(NAME, ttl_ms=TTL_MS)).lease
-    [waiter] = await line_up(server, NAME, 1)
-    async with SessionCaller(elsewhere) as session:
-        for place, node in enumerate(nodes):
-            node.kill()
-            states = [NODE_STATE_UNREACHABLE if each == place else NODE_STATE_READY for each in range(3)]
-            for each in (server, elsewhere):
-                await each.until_states(*states)
-            await node.start()
-            await until_all_ready(server, elsewhere)
-            assert (await elsewhere.check(NAME, held.fencing_token)).state == TOKEN_STATE_LIVE
-            assert (await session.renew(NAME, held.lease_id)).renew.state == lock_pb2.LEASE_STATE_ACTIVE
-    await elsewhere.release(NAME, held.lease_id)
-    assert (await waiter.lease()).fencing_token > held.fencing_token

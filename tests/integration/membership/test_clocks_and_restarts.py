@@ -12,6 +12,7 @@ from harness.history.token_history import TokenHistory
 from harness.load import tries
 from harness.load.lock_load import LockLoad
 from harness.load.tries import NAME
+from harness.load.waiters import line_up
 from harness.processes.fixture_types import FreshNodes, StartProxy
 from harness.processes.servers import LockServer, Serve, form, now_ms, serving, until, until_all_ready
 from harness.time.wrong_clock import WrongClock
@@ -156,11 +157,16 @@ async def test_a_server_that_starts_after_nodes_have_stepped_does_not_count_them
 async def test_callers_notice_nothing_of_a_rolling_restart_of_durable_nodes(
     fresh_nodes: FreshNodes, serve: Serve
 ) -> None:
-    """Each node votes again at once. The greatest ttl of this cluster is five minutes."""
+    """Each node votes again at once. The greatest ttl of this cluster is five minutes.
+
+    A hold that lasts through the restarts still names the server to tell of its end.
+    """
     nodes = await fresh_nodes(3)
     await form(nodes)
     servers = [await serve(nodes), await serve(nodes)]
     await until_all_ready(*servers)
+    held = (await servers[1].acquire(NAME, ttl_ms=300_000)).lease
+    [waiter] = await line_up(servers[0], NAME, 1, wait_ms=300_000)
     async with LockLoad(*servers) as load:
         for node in nodes:
             await load.until_granted_by_each(20)
@@ -171,6 +177,8 @@ async def test_callers_notice_nothing_of_a_rolling_restart_of_durable_nodes(
         await load.until_granted_by_each(20)
     assert not load.failures
     load.check()
+    await servers[1].release(NAME, held.lease_id)
+    assert (await waiter.lease()).fencing_token > held.fencing_token
 
 
 async def test_durable_nodes_grant_soon_after_a_power_loss_of_all_of_them(

@@ -19,10 +19,8 @@ from harness.processes.servers import (
     Serve,
     acquire_request,
     memories,
-    new_lease_id,
     until_no_locks,
 )
-from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import (
     AcquireRequest,
@@ -212,23 +210,6 @@ async def test_a_request_that_breaks_a_bound_is_refused_and_changes_nothing_on_a
             if request in [_acquire(ttl=ttl) for ttl in _TTLS_OUT_OF_BOUNDS]:
                 assert failure.metadata == {"field": "ttl", "min": "100ms", "max": "300000ms"}
     assert await memories(small_server.nodes) == before
-
-
-async def test_the_longest_name_and_label_and_both_bounds_of_the_ttl_are_granted(
-    small_server: LockServer,
-) -> None:
-    for number, ttl_ms in enumerate((bounds.TTL_MS_MIN, bounds.TTL_MS_MAX_DEFAULT)):
-        for is_last in (False, False, False, True):
-            try:
-                response = await small_server.acquire(f"{number}" * 256, ttl_ms=ttl_ms, holder="h" * 256)
-                break
-            except grpc.aio.AioRpcError as error:
-                # A machine that stalls grants the shortest ttl too late.
-                if is_last or Failure.of_call(error).reason != lock_pb2.ERROR_REASON_VALIDITY_EXHAUSTED:
-                    raise
-        assert response.outcome == lock_pb2.ACQUIRE_OUTCOME_GRANTED
-        assert response.lease.ttl.ToMilliseconds() == ttl_ms
-    assert (await small_server.check(NAME, 2**53 - 1)).state == lock_pb2.TOKEN_STATE_NOT_LIVE
 
 
 async def test_a_malformed_lease_id_is_repeated_in_no_message_and_no_log(small_server: LockServer) -> None:
@@ -484,23 +465,3 @@ def test_every_reason_of_the_lock_server_has_a_case_here() -> None:
     shown = {reason for _, reason in REFUSED} | set(SITUATIONS)
     others = {*STORAGE_ONLY, *SHOWN_ELSEWHERE, lock_pb2.ERROR_REASON_UNSPECIFIED}
     assert shown == set(ErrorReason.values()) - others
-
-
-async def test_the_transport_refuses_a_message_of_a_mebibyte_and_the_server_goes_on(
-    small_server: LockServer,
-) -> None:
-    """The error has no details. Nothing changes on any node."""
-    before = await memories(small_server.nodes)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await small_server.acquire("a" * 2**20)
-    assert caught.value.code() is EXHAUSTED
-    session = SessionCaller(small_server)
-    session.acquire("a" * 2**20)
-    error = await session.ended()
-    assert error is not None
-    assert error.code() is EXHAUSTED
-    keep_alive = small_server.locks.KeepAlive()
-    await keep_alive.write(KeepAliveRequest(resource="a" * 2**20))
-    assert await keep_alive.code() is EXHAUSTED
-    assert await memories(small_server.nodes) == before
-    assert (await small_server.acquire(NAME, lease_id=new_lease_id())).HasField("lease")

@@ -245,7 +245,9 @@ def test_only_the_clock_asks_for_the_time() -> None:
 
 
 # The last one is the boundary of a thread: a defect there must reach the callers.
-_BOUNDARY = re.compile(r"/(servicer|streams|grpc_servicer|__main__|group_commit|_threads/driver)\.py$")
+_BOUNDARY = re.compile(
+    r"/(servicer|streams|grpc_servicer|__main__|group_commit|_threads/(driver|session))\.py$"
+)
 
 
 def test_only_the_outermost_layer_catches_everything() -> None:

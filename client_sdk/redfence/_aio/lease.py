@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
+import weakref
 from collections.abc import Generator
 from types import TracebackType
 
@@ -75,6 +76,12 @@ class AsyncLease:
             self._session.release_dropped(self._core)
             warnings.warn(f"{self!r} was dropped without a release", ResourceWarning, 2, self)
 
+    def __copy__(self) -> AsyncLease:
+        """Refuse a copy, because dropping it would release the lease."""
+        raise TypeError("a lease cannot be copied or pickled; pass its token instead")
+
+    __reduce__ = __copy__  # type: ignore[assignment]
+
     def __repr__(self) -> str:
         return f"<AsyncLease {self.resource!r} token={self.token} {self.state.value}>"
 
@@ -130,7 +137,7 @@ class AsyncLock:
     at once.
     """
 
-    __slots__ = ("_body", "_cancelling", "_interrupted", "_lease", "_order", "_session")
+    __slots__ = ("__weakref__", "_body", "_cancelling", "_interrupted", "_lease", "_order", "_session")
 
     def __init__(self, order: AcquireOrder, session: AsyncSession) -> None:
         self._order = order
@@ -162,7 +169,9 @@ class AsyncLock:
         lease = self._lease = AsyncLease(core, self._session)
         self._interrupted = False
         self._cancelling = body.cancelling()
-        core.on_end = self._ended
+        # Only weakly, so that a lock that the program drops is released.
+        ended = weakref.WeakMethod(self._ended)
+        core.on_end = lambda: (on_end := ended()) and on_end()
         if core.state is LeaseState.LOST:
             # The lease was lost between the grant and this line, so cancel the body at its first await.
             self._ended()

@@ -78,7 +78,8 @@ class AsyncSession:
         self._wake_driver()
         try:
             lease: LeaseCore = await waiter
-        except asyncio.CancelledError:
+        except BaseException:
+            # After an error of the session this does nothing.
             self._core.abandon(call, now_ms=self._clock.now_ms())
             self._wake_driver()
             raise
@@ -139,12 +140,16 @@ class AsyncSession:
 
         Cancellation: ends the tasks at once; leases that were not released end by their ttl.
         """
+        if self.owner.is_parent:
+            return
         loop = asyncio.get_running_loop()
         idle: asyncio.Future[None] = loop.create_future()
         self._core.close(idle, now_ms=self._clock.now_ms())
-        if self.owner.is_parent or self._loop not in {None, loop}:
-            # The tasks are the parent's, or have ended with their loop.
+        if self._loop not in {None, loop}:
+            # The tasks have ended with their loop.
             self._task = None
+            if self._unwatch is not None:
+                self._unwatch()
             return
         try:
             if self._task is not None:

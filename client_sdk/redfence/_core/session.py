@@ -102,6 +102,9 @@ class SessionCore:
 
     def close(self, waiter: Waiter, *, now_ms: float) -> None:
         """End every call and lease; `waiter` is resolved when every release was answered or failed."""
+        if self._closed:
+            self._releases.when_idle(waiter)
+            return
         self._closed = True
         # Closing waits only for releases, and they have their own timeout.
         self._probe.close()

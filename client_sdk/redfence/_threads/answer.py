@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
@@ -14,17 +13,13 @@ class Answer(Generic[T]):
 
     It is safe in signal handlers: a `SimpleQueue` has no lock that interrupted Python code can hold. A
     `Future` has one, so a handler that calls the client could block the thread it waits for.
-
-    Attributes:
-        raised: the error of the session that `result` raised; None if it raised none.
     """
 
-    __slots__ = ("_done", "_outcome", "raised")
+    __slots__ = ("_done", "_outcome")
 
     def __init__(self) -> None:
-        self._outcome: SimpleQueue[Callable[[], T]] = SimpleQueue()
+        self._outcome: SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = SimpleQueue()
         self._done = False
-        self.raised: BaseException | None = None
 
     def done(self) -> bool:
         """Return whether the session has set a result or an error."""
@@ -33,17 +28,12 @@ class Answer(Generic[T]):
     def set_result(self, result: T, /) -> None:
         """Give the caller the result of the call."""
         self._done = True
-        self._outcome.put(lambda: result)
+        self._outcome.put((result, None))
 
     def set_exception(self, exception: BaseException, /) -> None:
         """Give the caller the error of the call."""
-
-        def fail() -> T:
-            self.raised = exception
-            raise exception
-
         self._done = True
-        self._outcome.put(fail)
+        self._outcome.put((None, exception))
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the result and return it.
@@ -55,4 +45,10 @@ class Answer(Generic[T]):
             outcome = self._outcome.get(timeout=timeout)
         except Empty:
             raise TimeoutError from None
-        return outcome()
+        if outcome[1] is None:
+            return outcome[0]
+        try:
+            raise outcome[1]
+        finally:
+            # The error's traceback refers to this frame. A cycle would keep the callers' leases alive.
+            del outcome

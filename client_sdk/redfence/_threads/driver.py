@@ -81,13 +81,15 @@ class SessionDriver:
         if self._is_first():
             self._core.close(Answer[None](), now_ms=self._clock.now_ms())
             self._running = self._ended = True
+            # Another thread may have used the client meanwhile.
+            self._run_rest()
             return
         idle: Answer[None] = Answer()
-        self.run(lambda core, now_ms: core.close(idle, now_ms=now_ms))
         try:
+            self.run(lambda core, now_ms: core.close(idle, now_ms=now_ms))
             idle.result(self._options.close_timeout_ms / 1000)
         except TimeoutError:
-            pass  # `stop` fails the releases that got no answer
+            pass  # `_stop` fails the releases that got no answer
         finally:
             self.run(self._stop)
             # The link's thread can be in the middle of connecting, for at most the connect timeout.
@@ -102,9 +104,17 @@ class SessionDriver:
         """Handle every alarm that is due, and return when that is done; a test has moved the clock."""
         done: Answer[None] = Answer()
 
-        # Alarms come before commands.
-        self.run(lambda *_: done.set_result(None))
+        def tick(core: SessionCore, _now_ms: float) -> None:
+            core.tick(self._clock.now_ms())
+            done.set_result(None)
+
+        self.run(tick)
         done.result()
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether this is one of the session's threads: the garbage collector runs finalizers there, too."""
+        return threading.current_thread() in self._threads
 
     # The thread of commands and alarms.
 
@@ -115,17 +125,25 @@ class SessionDriver:
         if not self._is_first():
             return
         self._running = True
+        self._threads.append(threading.current_thread())
         link = threading.Thread(target=self._run_link, name="redfence-link", daemon=True)
-        self._threads += [threading.current_thread(), link]
-        link.start()
         unwatch = self._clock.watch(self.time_moved)
-        while not self._stopping:
-            command = self._next_command()
+        try:
+            link.start()
+            self._threads.append(link)
+            while not self._stopping:
+                command = self._next_command()
+                with self._lock:
+                    self._step(command)
+        finally:
+            # Also after a failure, e.g. if no thread can be started: no caller may wait for ever.
+            unwatch()
             with self._lock:
-                self._step(command)
-        unwatch()
-        self._ended = True
-        self._run_rest()
+                self._stopping = True
+                _close(self._core, self._clock.now_ms())
+                self._changed.notify_all()
+            self._ended = True
+            self._run_rest()
 
     def _next_command(self) -> Command | None:
         """Wait for a command, until the next alarm at the latest."""
@@ -152,7 +170,7 @@ class SessionDriver:
             self._wake(now_ms)
         except Exception as bug:  # noqa: BLE001  (the caller must get an error, and not wait for ever)
             _log.error("internal_error where=session", exc_info=bug)
-            self._close_after_bug(self._core, now_ms)
+            _close(self._core, now_ms)
 
     def _run_rest(self) -> None:
         """Fail the commands that came after the core was closed and its threads had ended."""
@@ -163,17 +181,20 @@ class SessionDriver:
                 return
             command(self._core, self._clock.now_ms())
 
-    def _stop(self, core: SessionCore, _now_ms: float) -> None:
+    def _stop(self, core: SessionCore, now_ms: float) -> None:
+        if self._stopping:
+            return
+        # Again, because Ctrl-C may have come before `close` could ask for it.
+        core.close(Answer[None](), now_ms=now_ms)
+        link = self.link
+        if link is not None:
+            # The releases leave, although this client does not wait for their answers.
+            self._wake(now_ms)
         # After the threads have ended, nothing else would wake the callers.
         core.stop()
         self._stopping = True
-        if self.link is not None:
-            self.link.abort()
-
-    def _close_after_bug(self, core: SessionCore, now_ms: float) -> None:
-        """Close the core, so that callers get an error and do not wait for ever."""
-        core.close(Answer[None](), now_ms=now_ms)
-        core.stop()
+        if link is not None:
+            link.abort()
 
     def _wake(self, now_ms: float) -> None:
         """Write the core's commands, and wake the link's thread if it is needed; the lock is held."""
@@ -201,7 +222,7 @@ class SessionDriver:
                 self._pause(self._endpoints.advance())
         except Exception as bug:  # noqa: BLE001  (the callers must get an error, and not wait for ever)
             _log.error("internal_error where=link", exc_info=bug)
-            self.run(self._close_after_bug)
+            self.run(_close)
 
     def _wait_for_work(self) -> bool:
         with self._lock:
@@ -271,3 +292,9 @@ class _Stopper(Answer[None]):
 
 def _nothing(_core: SessionCore, _now_ms: float) -> None:
     """Only end the wait for a command."""
+
+
+def _close(core: SessionCore, now_ms: float) -> None:
+    """Close the core after a failure, so that callers get an error and do not wait for ever."""
+    core.close(Answer[None](), now_ms=now_ms)
+    core.stop()

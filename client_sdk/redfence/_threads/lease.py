@@ -40,7 +40,7 @@ class LossEvent:
         try:
             if not self.is_set() and self._core.state is not LeaseState.RELEASED:
                 with suppress(Empty):
-                    waiter.get(timeout=timeout)
+                    waiter.get(timeout=None if timeout is None else max(0.0, timeout))
         finally:
             self._waiters.remove(waiter)
         return self.is_set()
@@ -76,6 +76,12 @@ class Lease:
         if not self._session.owner.is_parent and self._core.ended(self._session.now_ms()) is None:
             self._session.release_soon(self._core)
             warnings.warn(f"{self!r} was dropped without a release", ResourceWarning, 2, self)
+
+    def __copy__(self) -> Lease:
+        """Refuse a copy, because dropping it would release the lease."""
+        raise TypeError("a lease cannot be copied or pickled; pass its token instead")
+
+    __reduce__ = __copy__  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"<Lease {self.resource!r} token={self.token} {self.state.value}>"

@@ -77,19 +77,20 @@ class SyncSession:
             if call is not None:
                 core.abandon(call, now_ms=now_ms)
 
+        self.owner.claim()
         try:
             self._run(start, answer)
             return hold(answer.result())
-        except BaseException as error:
-            if error is not answer.raised:
-                self._driver.run(give_up)
+        except BaseException:
+            # After an error of the session this does nothing.
+            self._driver.run(give_up)
             raise
 
     def release(self, lease: LeaseCore) -> bool:
         """Release a lease; return whether it was still held."""
         answer: Answer[bool] = Answer()
         self._release(lease, answer)
-        return answer.result()
+        return self._driver.is_own_thread or answer.result()
 
     def release_soon(self, lease: LeaseCore) -> None:
         """Release a lease without waiting for the answer; does nothing if the client is closed."""
@@ -101,12 +102,17 @@ class SyncSession:
             core.check_open()
             core.release(lease, answer, now_ms=now_ms)
 
-        self._run(start, answer)
+        self._run(start, answer, waits=False)
 
     def waiting_lease_id(self, resource: str) -> str:
         """Return the lease id of the first acquire that waits at the server for a resource, or ""."""
         answer: Answer[str] = Answer()
-        self._run(lambda core, _: answer.set_result(core.waiting_lease_id(resource)), answer)
+
+        def look(core: SessionCore, _now_ms: float) -> None:
+            core.check_open()
+            answer.set_result(core.waiting_lease_id(resource))
+
+        self._run(look, answer)
         return answer.result()
 
     def call(self, method: Method, request: Any) -> Any:
@@ -132,19 +138,29 @@ class SyncSession:
 
     def close(self) -> None:
         """Release every lease and end the threads, within the close timeout."""
-        self._closed = True
-        # In a child process the leases are the parent's, and there are no threads.
-        if not self.owner.is_parent:
+        if self._driver.is_own_thread:
+            self._driver.abandon()
+        elif not self.owner.is_parent:  # in a child process the leases are the parent's
             self._driver.close()
+        # Last, so that `__del__` ends the threads if Ctrl-C came before.
+        self._closed = True
 
-    def _run(self, command: Command, answer: Answer[Any]) -> None:
-        """Have the session run a command; if the client is closed, `answer` gets the error."""
+    def _run(self, command: Command, answer: Answer[Any], *, waits: bool = True) -> None:
+        """Have the session run a command; if the client is closed, `answer` gets the error.
+
+        Raises:
+            RuntimeError: the caller would wait for itself.
+        """
         self.owner.claim()
+        if waits and self._driver.is_own_thread:
+            raise RuntimeError("a finalizer called the client on the client's own thread, which cannot wait")
 
         def run(core: SessionCore, now_ms: float) -> None:
             try:
                 command(core, now_ms)
-            except ClosedError as error:
+            except Exception as error:
                 answer.set_exception(error)
+                if not isinstance(error, ClosedError):
+                    raise
 
         self._driver.run(run)

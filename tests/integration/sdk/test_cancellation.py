@@ -152,7 +152,7 @@ async def test_ctrl_c_ends_the_main_threads_wait_and_other_threads_wait_on(
     await until_no_locks(server.nodes)
 
 
-class _Interruption:
+class Interruption:
     """Raises KeyboardInterrupt before one instruction of redfence in this thread, as Ctrl-C can."""
 
     def __init__(self, *, after_instructions: int) -> None:
@@ -196,7 +196,7 @@ def test_ctrl_c_at_any_instruction_leaves_no_lease(use: Callable[[redfence.Clien
         for instructions in itertools.count():
             interrupted = False
             try:
-                with _Interruption(after_instructions=instructions) as interruption:
+                with Interruption(after_instructions=instructions) as interruption:
                     use(client)
             except KeyboardInterrupt:
                 interrupted = True

@@ -38,8 +38,7 @@ _WAIT_TIMEOUT = lock_pb2.ACQUIRE_OUTCOME_WAIT_TIMEOUT
 # Acquiring.
 
 
-def test_an_acquire_is_sent_as_asked_and_its_grant_reaches_the_caller() -> None:
-    world = World().connected()
+def test_an_acquire_is_sent_as_asked_and_its_grant_reaches_the_caller(world: World) -> None:
     slot, command = world.ask("orders/42", ttl=9, wait=2.5)
     assert command.acquire.resource == "orders/42"
     assert command.acquire.ttl.ToMilliseconds() == 9000
@@ -50,8 +49,7 @@ def test_an_acquire_is_sent_as_asked_and_its_grant_reaches_the_caller() -> None:
     assert slot.result.state is LeaseState.ACTIVE
 
 
-def test_commands_issued_together_leave_in_one_message_within_the_size_limit() -> None:
-    world = World().connected()
+def test_commands_issued_together_leave_in_one_message_within_the_size_limit(world: World) -> None:
     for _ in range(COMMANDS_PER_MESSAGE_MAX + 1):
         order_of_256 = "é" * 128
         call, _ = world.acquire(order_of_256)
@@ -68,9 +66,8 @@ def test_commands_issued_together_leave_in_one_message_within_the_size_limit() -
     ("wait", "outcome", "kind"), [(0, _HELD, LockHeldError), (1, _WAIT_TIMEOUT, AcquireTimeoutError)]
 )
 def test_a_held_lock_is_an_error_that_tells_who_holds_it(
-    wait: float, outcome: int, kind: type[Exception]
+    world: World, wait: float, outcome: int, kind: type[Exception]
 ) -> None:
-    world = World().connected()
     slot, command = world.ask(wait=wait)
     world.later(wait * 1000)
     world.answer(not_granted(command, outcome))  # type: ignore[arg-type]
@@ -81,8 +78,7 @@ def test_a_held_lock_is_an_error_that_tells_who_holds_it(
     assert world.sent() == [], "nothing was granted, so nothing is released"
 
 
-def test_a_wait_for_ever_is_a_day_after_a_day_with_the_same_lease_id() -> None:
-    world = World().connected()
+def test_a_wait_for_ever_is_a_day_after_a_day_with_the_same_lease_id(world: World) -> None:
     slot, first = world.ask(wait=None)
     assert first.acquire.wait_timeout.ToMilliseconds() == 24 * 3600 * 1000
     world.later_with_echo(24 * 3600 * 1000)
@@ -109,8 +105,7 @@ def test_a_servers_clock_may_end_a_wait_a_little_early(early_ms: float, is_over:
     ("position", "words"),
     [(0, ""), (1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (12, "12th"), (101, "101st")],
 )
-def test_a_wait_that_ran_out_tells_its_place_in_the_queue(position: int, words: str) -> None:
-    world = World().connected()
+def test_a_wait_that_ran_out_tells_its_place_in_the_queue(world: World, position: int, words: str) -> None:
     slot, command = world.ask(wait=5)
     world.later(5000)
     world.answer(not_granted(command, _WAIT_TIMEOUT, position=position))
@@ -120,9 +115,8 @@ def test_a_wait_that_ran_out_tells_its_place_in_the_queue(position: int, words: 
     assert str(slot.error) == f"'r' was still held by 'them' after 5 s{still}"
 
 
-def test_a_waiting_acquire_never_keeps_a_release_from_leaving() -> None:
+def test_a_waiting_acquire_never_keeps_a_release_from_leaving(world: World) -> None:
     """The stream reserves room for releases and renewals."""
-    world = World().connected()
     lease = world.held(resource="mine")
     for _ in range(COMMANDS_IN_FLIGHT_MAX + 10):
         world.acquire(wait=None)
@@ -143,8 +137,7 @@ def test_an_acquire_that_queues_behind_others_is_not_given_up_while_its_wait_las
 
 
 @pytest.mark.parametrize("commands_max", [*range(1, 130), 1000, 10_000])
-def test_within_any_limit_of_a_server_releases_always_leave(commands_max: int) -> None:
-    world = World().connected()
+def test_within_any_limit_of_a_server_releases_always_leave(world: World, commands_max: int) -> None:
     lease = world.held(resource="mine")
     for _ in range(commands_max):
         world.acquire(wait=None)
@@ -161,8 +154,7 @@ def test_within_any_limit_of_a_server_releases_always_leave(commands_max: int) -
 
 
 @pytest.mark.parametrize("limit", ["", "many", "-1"])
-def test_a_limit_that_is_no_number_is_ignored(limit: str) -> None:
-    world = World().connected()
+def test_a_limit_that_is_no_number_is_ignored(world: World, limit: str) -> None:
     world.acquire()
     assert len(limited(world, limit).sent()) == 1
 
@@ -231,8 +223,7 @@ def test_a_full_queue_costs_nobody_else_its_place() -> None:
     assert not waiting.done()
 
 
-def test_a_full_connection_is_waited_for_in_the_client() -> None:
-    world = World().connected()
+def test_a_full_connection_is_waited_for_in_the_client(world: World) -> None:
     slots = [world.acquire(f"r{number}", wait=None)[1] for number in range(5)]
     commands = world.sent()
     world.answer(*(too_many(command, "connection") for command in commands[2:]))
@@ -246,8 +237,7 @@ def test_a_full_connection_is_waited_for_in_the_client() -> None:
         assert waiting[-1].acquire.resource == expected
 
 
-def test_the_next_server_has_room_of_its_own() -> None:
-    world = World().connected()
+def test_the_next_server_has_room_of_its_own(world: World) -> None:
     for number in range(5):
         world.acquire(f"r{number}", wait=None)
     world.answer(*(too_many(command, "connection") for command in world.sent()[2:]))
@@ -256,8 +246,7 @@ def test_the_next_server_has_room_of_its_own() -> None:
     assert len(world.sent()) == 5
 
 
-def test_acquires_keep_their_places_when_the_link_breaks() -> None:
-    world = World().connected()
+def test_acquires_keep_their_places_when_the_link_breaks(world: World) -> None:
     for resource in ("first", "second"):
         world.ask(resource, wait=None)
     world.acquire("third", wait=None)
@@ -265,8 +254,7 @@ def test_acquires_keep_their_places_when_the_link_breaks() -> None:
     assert [command.acquire.resource for command in world.sent()] == ["first", "second", "third"]
 
 
-def test_an_acquire_that_the_server_cancelled_is_asked_for_again_on_the_next_link() -> None:
-    world = World().connected()
+def test_an_acquire_that_the_server_cancelled_is_asked_for_again_on_the_next_link(world: World) -> None:
     _, slot = world.acquire(wait=None)
     world.acquire()
     first = next(command for command in world.sent() if command.acquire.HasField("wait_timeout"))
@@ -287,8 +275,7 @@ def test_a_grant_that_arrives_past_its_validity_is_released_and_not_handed_out()
     assert world.one("release").release.lease_id == command.acquire.lease_id
 
 
-def test_a_lease_id_is_in_no_representation_of_a_call() -> None:
-    world = World().connected()
+def test_a_lease_id_is_in_no_representation_of_a_call(world: World) -> None:
     call, _ = world.acquire()
     command = world.one("acquire")
     assert command.acquire.lease_id not in repr(call)
@@ -306,8 +293,7 @@ def test_acquires_that_were_given_up_before_they_left_are_forgotten() -> None:
     assert [each.acquire.resource for each in world.connected().sent()] == ["stays"]
 
 
-def test_a_client_knows_which_of_its_acquires_waits_for_a_resource() -> None:
-    world = World().connected()
+def test_a_client_knows_which_of_its_acquires_waits_for_a_resource(world: World) -> None:
     world.acquire(wait=0)
     world.acquire("other", wait=None)
     first, _ = world.acquire(wait=None)
@@ -343,11 +329,11 @@ def _too_many_of(scope: str) -> Callable[[lock_pb2.SessionCommand], lock_pb2.Ses
     ],
 )
 def test_the_only_servers_refusal_reaches_the_caller_at_once(
+    world: World,
     refusal: Callable[[lock_pb2.SessionCommand], lock_pb2.SessionResult],
     kind: type[Exception],
     releases: list[str],
 ) -> None:
-    world = World().connected()
     slot, command = world.ask(wait=None)
     world.answer(refusal(command))
     assert type(slot.error) is kind
@@ -384,8 +370,7 @@ def test_an_acquire_that_one_server_refuses_is_asked_for_at_the_next(
     assert world.sent_kinds() == ([] if kind is None else ["release"])
 
 
-def test_a_draining_server_gets_no_new_commands_and_is_left_when_it_has_answered() -> None:
-    world = World().connected()
+def test_a_draining_server_gets_no_new_commands_and_is_left_when_it_has_answered(world: World) -> None:
     lease = world.held()
     world.core.release(lease, None, now_ms=world.now_ms)
     release = world.one("release")

@@ -42,9 +42,8 @@ def test_a_cancelled_acquire_that_was_not_sent_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["granted", "cancelled", "held", "no answer", "broken"])
-def test_a_cancelled_acquire_is_always_released_after_it_was_answered(outcome: str) -> None:
+def test_a_cancelled_acquire_is_always_released_after_it_was_answered(world: World, outcome: str) -> None:
     """A Release that leaves before the answer could overtake the acquire."""
-    world = World().connected()
     call, slot = world.acquire(wait=None)
     command = world.one("acquire")
     slot.cancelled = True
@@ -65,8 +64,7 @@ def test_a_cancelled_acquire_is_always_released_after_it_was_answered(outcome: s
     assert world.one("release").release.lease_id == command.acquire.lease_id
 
 
-def test_a_grant_that_meets_its_callers_cancellation_is_released() -> None:
-    world = World().connected()
+def test_a_grant_that_meets_its_callers_cancellation_is_released(world: World) -> None:
     call, _ = world.acquire()
     world.answer(granted(world.one("acquire")))
     world.core.abandon(call, now_ms=0.0)
@@ -74,9 +72,8 @@ def test_a_grant_that_meets_its_callers_cancellation_is_released() -> None:
     assert world.later(60_000).sent() == [], "and not kept alive"
 
 
-def test_a_late_grant_of_an_acquire_that_was_given_up_is_released_once_more() -> None:
+def test_a_late_grant_of_an_acquire_that_was_given_up_is_released_once_more(world: World) -> None:
     """The nodes may have carried out the first Release before the mint."""
-    world = World().connected()
     call, slot = world.acquire(wait=None)
     command = world.one("acquire")
     slot.cancelled = True
@@ -95,8 +92,7 @@ def test_a_late_grant_of_an_acquire_that_was_given_up_is_released_once_more() ->
 # Keeping alive.
 
 
-def test_a_lost_lease_is_told_once_and_never_renewed_again() -> None:
-    world = World().connected()
+def test_a_lost_lease_is_told_once_and_never_renewed_again(world: World) -> None:
     lease = world.held(ttl=9)
     told: list[str] = []
     lease.on_end = lambda: told.append("lost")
@@ -107,8 +103,7 @@ def test_a_lost_lease_is_told_once_and_never_renewed_again() -> None:
     assert told == ["lost"]
 
 
-def test_a_server_that_says_nothing_loses_the_lease_at_the_deadline() -> None:
-    world = World().connected()
+def test_a_server_that_says_nothing_loses_the_lease_at_the_deadline(world: World) -> None:
     lease = world.held(ttl=9)
     told: list[float] = []
     lease.on_end = lambda: told.append(world.now_ms)
@@ -156,8 +151,7 @@ def test_a_server_that_says_anything_at_all_is_not_taken_for_frozen() -> None:
     assert not world.core.leaving
 
 
-def test_every_departure_rings() -> None:
-    world = World().connected()
+def test_every_departure_rings(world: World) -> None:
     draining = lock_pb2.SessionResponse(draining=lock_pb2.Draining())
     draining.draining.grace.FromSeconds(10)
     world.acquire(wait=None)
@@ -206,8 +200,7 @@ def test_a_release_ends_the_renewals_fails_without_a_quorum_and_outlasts_a_drain
 # Closing.
 
 
-def test_closing_fails_calls_ends_leases_and_waits_for_the_releases() -> None:
-    world = World().connected()
+def test_closing_fails_calls_ends_leases_and_waits_for_the_releases(world: World) -> None:
     lease = world.held(ttl=9)
     told: list[str] = []
     lease.on_end = lambda: told.append("lost")
@@ -225,8 +218,7 @@ def test_closing_fails_calls_ends_leases_and_waits_for_the_releases() -> None:
     assert idle.done()
 
 
-def test_a_closed_client_refuses_everything_and_holds_nobody_up() -> None:
-    world = World().connected()
+def test_a_closed_client_refuses_everything_and_holds_nobody_up(world: World) -> None:
     idle = Slot()
     world.core.close(idle, now_ms=0.0)
     assert idle.done()
@@ -236,8 +228,7 @@ def test_a_closed_client_refuses_everything_and_holds_nobody_up() -> None:
         world.core.await_link(Slot(), now_ms=0.0)
 
 
-def test_closing_without_a_server_ends_by_the_rpc_timeout() -> None:
-    world = World().connected()
+def test_closing_without_a_server_ends_by_the_rpc_timeout(world: World) -> None:
     world.held()
     world.broken()
     idle = Slot()
@@ -247,8 +238,7 @@ def test_closing_without_a_server_ends_by_the_rpc_timeout() -> None:
     assert idle.done()
 
 
-def test_stopping_ends_whatever_closing_could_not() -> None:
-    world = World().connected()
+def test_stopping_ends_whatever_closing_could_not(world: World) -> None:
     releasing, lease = Slot(), world.held(resource="releasing")
     world.held(resource="held")
     world.core.release(lease, releasing, now_ms=world.now_ms)
@@ -267,8 +257,7 @@ def test_stopping_ends_whatever_closing_could_not() -> None:
     world.core.stop()
 
 
-def test_a_caller_that_is_cancelled_while_the_client_closes_releases_nothing_twice() -> None:
-    world = World().connected()
+def test_a_caller_that_is_cancelled_while_the_client_closes_releases_nothing_twice(world: World) -> None:
     call, _ = world.acquire()
     world.answer(granted(world.one("acquire")))
     world.core.close(Slot(), now_ms=world.now_ms)

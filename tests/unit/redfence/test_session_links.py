@@ -29,8 +29,7 @@ _RPC_TIMEOUT_MS = 5000
 # Links that break.
 
 
-def test_after_a_broken_stream_an_acquire_is_sent_again_with_the_same_lease_id() -> None:
-    world = World().connected()
+def test_after_a_broken_stream_an_acquire_is_sent_again_with_the_same_lease_id(world: World) -> None:
     slot, first = world.ask(ttl=9)
     world.later(1000).broken()
     world.later(500).connected()
@@ -43,9 +42,8 @@ def test_after_a_broken_stream_an_acquire_is_sent_again_with_the_same_lease_id()
     assert slot.result.proven_at_ms == 1500.0
 
 
-def test_a_resent_acquire_that_is_then_refused_is_released() -> None:
+def test_a_resent_acquire_that_is_then_refused_is_released(world: World) -> None:
     """The first sending may have left a shared hold that only its owner removes."""
-    world = World().connected()
     slot, _ = world.ask()
     world.reconnect()
     again = world.one("acquire")
@@ -54,8 +52,7 @@ def test_a_resent_acquire_that_is_then_refused_is_released() -> None:
     assert world.one("release").release.lease_id == again.acquire.lease_id
 
 
-def test_after_a_broken_stream_a_release_is_sent_again() -> None:
-    world = World().connected()
+def test_after_a_broken_stream_a_release_is_sent_again(world: World) -> None:
     lease = world.held()
     slot = Slot()
     world.core.release(lease, slot, now_ms=world.now_ms)
@@ -67,8 +64,7 @@ def test_after_a_broken_stream_a_release_is_sent_again() -> None:
     assert slot.result is False
 
 
-def test_after_a_broken_stream_a_renewal_counts_as_failed_and_is_sent_anew() -> None:
-    world = World().connected()
+def test_after_a_broken_stream_a_renewal_counts_as_failed_and_is_sent_anew(world: World) -> None:
     lease = world.held(ttl=9)
     world.later(3000)
     assert world.sent_kinds() == ["renew"]
@@ -119,9 +115,9 @@ def test_an_acquire_without_an_answer_fails_after_the_rpc_timeout_and_is_release
 
 @pytest.mark.parametrize("wait", [0, 3, None])
 def test_an_acquire_whose_server_vanished_is_unknown_and_released_when_one_is_back(
+    world: World,
     wait: float | None,
 ) -> None:
-    world = World().connected()
     slot, _ = world.ask(wait=wait)
     world.broken()
     world.later(_RPC_TIMEOUT_MS - 1)
@@ -133,8 +129,7 @@ def test_an_acquire_whose_server_vanished_is_unknown_and_released_when_one_is_ba
     assert world.sent_kinds() == ["release"]
 
 
-def test_a_server_that_does_not_answer_a_release_is_left() -> None:
-    world = World().connected()
+def test_a_server_that_does_not_answer_a_release_is_left(world: World) -> None:
     slot = Slot()
     world.core.release(world.held(), slot, now_ms=world.now_ms)
     world.sent()
@@ -199,8 +194,7 @@ def test_a_server_is_not_asked_while_nothing_waits_there() -> None:
     assert world.later(10 * PROBE_AFTER_MS).sent() == []
 
 
-def test_a_server_that_says_anything_else_is_not_asked() -> None:
-    world = World().connected()
+def test_a_server_that_says_anything_else_is_not_asked(world: World) -> None:
     lease = world.held(resource="mine", ttl=36)
     world.ask(wait=None)
     for _ in range(300):
@@ -228,8 +222,7 @@ def test_whatever_is_heard_answers_a_probe_until_the_next_silence(answers: bool)
     assert world.later(1).core.should_leave(world.now_ms) is not answers
 
 
-def test_a_thousand_waits_at_a_silent_server_ask_one_question() -> None:
-    world = World().connected()
+def test_a_thousand_waits_at_a_silent_server_ask_one_question(world: World) -> None:
     for _ in range(1000):
         world.acquire(wait=None)
         world.sent()
@@ -243,11 +236,11 @@ def test_a_thousand_waits_at_a_silent_server_ask_one_question() -> None:
 @pytest.mark.parametrize("suspended_ms", [_RPC_TIMEOUT_MS + LATE_MS_MAX + 1, 3_600_000])
 @pytest.mark.parametrize("answers", [False, True])
 def test_a_client_that_was_suspended_gives_a_silent_server_one_more_rpc_timeout(
+    world: World,
     suspended_ms: int,
     answers: bool,  # noqa: FBT001
 ) -> None:
     """The echo may have arrived while the client could not read it."""
-    world = World().connected()
     world.ask(wait=None)
     probe = _silent(world)
     world.now_ms += suspended_ms
@@ -271,8 +264,7 @@ def test_a_server_without_room_for_a_probe_is_not_left() -> None:
         assert world.later(_RPC_TIMEOUT_MS).core.leaving is bool(expected)
 
 
-def test_a_client_that_closes_asks_nothing() -> None:
-    world = World().connected()
+def test_a_client_that_closes_asks_nothing(world: World) -> None:
     world.ask(wait=None)
     world.later(PROBE_AFTER_MS - 1)
     world.core.close(Slot(), now_ms=world.now_ms)

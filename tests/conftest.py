@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +20,7 @@ from harness.processes.tcp_proxy import TcpProxy
 from harness.processes.tls_front import Certificate, NoOpensslError, make_certificate
 from harness.time.moved_clock import NoCompilerError, compile_clock_shim
 from harness.time.stalls import MachineMark, StallWatch
+from harness.time.virtual_loop import on_virtual_time
 from redfence_server.embedded.binary import RedisBinary, RedisBinaryError, find_redis_binary
 from redfence_server.embedded.process import AppendFsync
 
@@ -53,6 +55,14 @@ def pytest_sessionstart() -> None:
 def pytest_sessionfinish() -> None:
     """Watch it no more."""
     _STALLS.stop()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Module, name: str, obj: Any) -> None:
+    """Run every async test of a module that is marked `virtual_time` on a virtual loop."""
+    is_test = inspect.iscoroutinefunction(obj) and collector.istestfunction(obj, name)
+    if is_test and collector.get_closest_marker("virtual_time"):
+        setattr(collector.obj, name, on_virtual_time(obj))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,7 +1,7 @@
 """An event loop that never sleeps: where another one would wait for a timer, its time jumps there.
 
-Only for code below sockets: it has no selector, and watches no file. The decorator `on_virtual_time` runs
-a test on it.
+Only for code below sockets: it has no selector, and watches no file. The async tests of a module with
+`pytestmark = pytest.mark.virtual_time` run on it.
 """
 
 from __future__ import annotations

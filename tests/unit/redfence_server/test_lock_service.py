@@ -7,12 +7,14 @@ import asyncio
 import pytest
 from unit.redfence_server.service_world import TTL_MS, R, fake_nodes, lock_service
 
-from harness.time.virtual_loop import LoopClock, on_virtual_time
+from harness.time.virtual_loop import LoopClock
 from redfence_server.errors import NoQuorumError
 from redfence_server.lock_service import NotGranted
 from redfence_server.locking.node import Held, Mint, Undo
 from redfence_server.locking.quorum import RenewVerdict, TokenVerdict
 from redfence_server.model import AcquireCall, Lease, LeaseId
+
+pytestmark = pytest.mark.virtual_time
 
 MINE, THEIRS = LeaseId("a" * 32), LeaseId("b" * 32)
 FOREVER_MS = 600_000
@@ -30,13 +32,11 @@ def now_ms() -> float:
     return LoopClock().now_ms()
 
 
-@on_virtual_time
 async def test_a_free_lock_is_granted_at_once_with_a_validity_from_the_arrival() -> None:
     assert await lock_service(fake_nodes()).acquire(call()) == Lease(1, TTL_MS - 102)
     assert now_ms() == 0
 
 
-@on_virtual_time
 async def test_a_waiter_gets_the_lock_soon_after_its_release() -> None:
     nodes = fake_nodes()
     server, other = lock_service(nodes), lock_service(nodes)
@@ -59,7 +59,6 @@ async def test_a_waiter_gets_the_lock_soon_after_its_release() -> None:
 @pytest.mark.parametrize(
     ("wait_ms", "answer_within_ms", "ends_ms"), [(1_000, None, (998, 1_002)), (FOREVER_MS, 1_000, (850, 950))]
 )
-@on_virtual_time
 async def test_a_wait_ends_when_it_was_asked_to_and_before_the_callers_deadline(
     wait_ms: int, answer_within_ms: float | None, ends_ms: tuple[int, int]
 ) -> None:
@@ -72,7 +71,6 @@ async def test_a_wait_ends_when_it_was_asked_to_and_before_the_callers_deadline(
 
 
 @pytest.mark.parametrize("deadline_ms", [10, 40, 99])
-@on_virtual_time
 async def test_a_short_deadline_leaves_time_to_be_granted_and_to_be_told(deadline_ms: int) -> None:
     server = lock_service(fake_nodes())
     assert isinstance(await server.acquire(call(answer_within_ms=deadline_ms)), Lease)
@@ -82,7 +80,6 @@ async def test_a_short_deadline_leaves_time_to_be_granted_and_to_be_told(deadlin
     assert now_ms() - started_ms < deadline_ms
 
 
-@on_virtual_time
 async def test_an_attempt_that_outlasts_the_callers_deadline_is_undone() -> None:
     nodes = fake_nodes()
     for node in nodes:
@@ -95,7 +92,6 @@ async def test_an_attempt_that_outlasts_the_callers_deadline_is_undone() -> None
     assert not any(node.state.holds for node in nodes)
 
 
-@on_virtual_time
 async def test_without_a_quorum_the_call_fails_at_once_even_if_it_would_wait() -> None:
     nodes = fake_nodes()
     nodes[0].unreachable = nodes[2].unreachable = True
@@ -105,7 +101,6 @@ async def test_without_a_quorum_the_call_fails_at_once_even_if_it_would_wait() -
     assert now_ms() < 5
 
 
-@on_virtual_time
 async def test_a_split_that_lasts_is_told_after_a_bounded_number_of_tries() -> None:
     nodes = fake_nodes()
     for node in nodes[1:]:
@@ -114,7 +109,6 @@ async def test_a_split_that_lasts_is_told_after_a_bounded_number_of_tries() -> N
     assert len([each for each in nodes[0].sent if isinstance(each, Mint)]) == 4
 
 
-@on_virtual_time
 async def test_a_renewal_that_comes_too_late_is_at_risk_and_a_lost_one_is_lost() -> None:
     nodes = fake_nodes()
     server = lock_service(nodes)
@@ -133,7 +127,6 @@ async def test_a_renewal_that_comes_too_late_is_at_risk_and_a_lost_one_is_lost()
     assert (await server.renew(R, MINE)).verdict is RenewVerdict.LOST
 
 
-@on_virtual_time
 async def test_looking_and_checking_need_a_quorum_of_answers() -> None:
     nodes = fake_nodes()
     server = lock_service(nodes)

@@ -7,9 +7,10 @@ from functools import partial
 
 import pytest
 
-from harness.time.virtual_loop import on_virtual_time
 from redfence_server.api.command_stream import CommandStream
 from redfence_server.errors import TooManyCommandsError
+
+pytestmark = pytest.mark.virtual_time
 
 
 async def after(delay_s: float, result: str) -> str:
@@ -27,7 +28,6 @@ class Peer:
         self.batches.append(items)
 
 
-@on_virtual_time
 async def test_a_slow_command_holds_nobody_up_and_what_is_ready_together_leaves_together() -> None:
     stream: CommandStream[str] = CommandStream(open_max=10, batch_max=10)
     peer = Peer()
@@ -38,7 +38,6 @@ async def test_a_slow_command_holds_nobody_up_and_what_is_ready_together_leaves_
     assert peer.batches == [["a", "b"], ["c"], ["slow"]]
 
 
-@on_virtual_time
 async def test_a_command_cancelled_before_its_first_step_is_answered_for() -> None:
     async def stubborn(name: str) -> str:
         try:
@@ -63,7 +62,6 @@ async def test_a_command_cancelled_before_its_first_step_is_answered_for() -> No
     ]
 
 
-@on_virtual_time
 async def test_a_batch_is_bounded() -> None:
     stream: CommandStream[str] = CommandStream(open_max=10, batch_max=2)
     peer = Peer()
@@ -74,7 +72,6 @@ async def test_a_batch_is_bounded() -> None:
     assert peer.batches == [["a", "b"], ["c", "d"], ["e"]]
 
 
-@on_virtual_time
 async def test_commands_without_a_written_result_are_bounded() -> None:
     stream: CommandStream[str] = CommandStream(open_max=2, batch_max=10)
     peer = Peer(pace_s=10)
@@ -91,7 +88,6 @@ async def test_commands_without_a_written_result_are_bounded() -> None:
     assert peer.batches == [["a", "b"], ["d"]]
 
 
-@on_virtual_time
 async def test_a_command_that_has_just_finished_counts_once() -> None:
     """Counted twice, a peer within the bound would be refused now and then."""
     stream: CommandStream[str] = CommandStream(open_max=2, batch_max=10)
@@ -106,7 +102,6 @@ async def test_a_command_that_has_just_finished_counts_once() -> None:
     assert len(started) == 1
 
 
-@on_virtual_time
 async def test_a_cancelled_stream_ends_with_the_results_it_had() -> None:
     stream: CommandStream[str] = CommandStream(open_max=10, batch_max=10)
     peer = Peer()

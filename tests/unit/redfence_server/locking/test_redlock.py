@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import pytest
 
 from harness.doubles.fake_node import ADMITTED, TOKENS_END, Counter, FakeNode
-from harness.time.virtual_loop import LoopClock, on_virtual_time
+from harness.time.virtual_loop import LoopClock
 from redfence_server.locking.attempt import Attempt, AttemptOutcome, TooLate
 from redfence_server.locking.attempt import AttemptGranted as Grant
 from redfence_server.locking.node import (
@@ -26,6 +26,8 @@ from redfence_server.locking.node import (
 from redfence_server.locking.quorum import ReleaseVerdict, TokenVerdict
 from redfence_server.locking.redlock import Order, Redlock, Verdict
 from redfence_server.locking.tally import Failure, Refusal
+
+pytestmark = pytest.mark.virtual_time
 
 R = "orders/42"
 A, B, C = "a" * 64, "b" * 64, "c" * 64
@@ -113,7 +115,6 @@ def raise_counter(node: FakeNode, value: int) -> None:
         assert node.state.apply(Undo(R, f"earlier-{number}", 0), 0.0) is Status.UNDONE
 
 
-@on_virtual_time
 async def test_a_steady_grant_takes_one_round_trip() -> None:
     nodes = fake_nodes()
     assert await acquire(redlock(nodes)) == Grant(1, 0.0)
@@ -121,7 +122,6 @@ async def test_a_steady_grant_takes_one_round_trip() -> None:
     assert [len(node.sent) for node in nodes] == [1, 1, 1]
 
 
-@on_virtual_time
 async def test_a_slow_node_delays_nobody_and_is_aligned_when_it_answers() -> None:
     """A commit raises the late mint to the grant, so the next attempt needs no commit."""
     nodes = fake_nodes()
@@ -134,7 +134,6 @@ async def test_a_slow_node_delays_nobody_and_is_aligned_when_it_answers() -> Non
     assert [node.state.holds[R].token for node in nodes] == [5, 5, 5]
 
 
-@on_virtual_time
 async def test_nodes_that_disagree_commit_the_greatest() -> None:
     """The usual recipe fails here: the counters are (2, 0, 0), and the first two nodes answer."""
     nodes = fake_nodes()
@@ -145,7 +144,6 @@ async def test_nodes_that_disagree_commit_the_greatest() -> None:
     assert nodes[1].state.holds[R].token == 3
 
 
-@on_virtual_time
 async def test_after_a_failure_every_node_that_may_hold_is_undone_and_no_other() -> None:
     """No undo is sent where the mint never went: the server would keep it, and drop more useful ones."""
     nodes = fake_nodes(7)
@@ -162,7 +160,6 @@ async def test_after_a_failure_every_node_that_may_hold_is_undone_and_no_other()
 
 
 @pytest.mark.parametrize("turns", range(8))
-@on_virtual_time
 async def test_a_cancelled_acquire_leaves_nothing_wherever_it_was(turns: int) -> None:
     for held_back in itertools.product((False, True), repeat=3):
         nodes = fake_nodes()
@@ -179,7 +176,6 @@ async def test_a_cancelled_acquire_leaves_nothing_wherever_it_was(turns: int) ->
         assert bool(held_on(nodes)) == told_of_a_grant
 
 
-@on_virtual_time
 async def test_a_grant_in_the_very_turn_of_a_cancellation_is_undone() -> None:
     nodes = fake_nodes()
     every(nodes, hold_replies=True)
@@ -194,7 +190,6 @@ async def test_a_grant_in_the_very_turn_of_a_cancellation_is_undone() -> None:
     assert held_on(nodes) == []
 
 
-@on_virtual_time
 async def test_validity_counts_from_before_the_send_and_a_grant_too_late_is_undone() -> None:
     for late_ms, is_granted in ((980, True), (990, False), (5_000, False)):
         nodes = fake_nodes()
@@ -214,7 +209,6 @@ async def test_validity_counts_from_before_the_send_and_a_grant_too_late_is_undo
             assert held_on(nodes) == []
 
 
-@on_virtual_time
 async def test_a_retry_gets_the_same_token_also_where_a_node_was_ahead() -> None:
     nodes = fake_nodes()
     raise_counter(nodes[2], 4)
@@ -231,7 +225,6 @@ async def test_a_retry_gets_the_same_token_also_where_a_node_was_ahead() -> None
     assert all(node.state.holds[R].shared for node in nodes)
 
 
-@on_virtual_time
 async def test_a_failed_retry_does_not_end_the_grant_that_it_repeats() -> None:
     """The retry undoes its own nonce only."""
     nodes = fake_nodes()
@@ -248,7 +241,6 @@ async def test_a_failed_retry_does_not_end_the_grant_that_it_repeats() -> None:
 # --- nodes that have to be examined again
 
 
-@on_virtual_time
 async def test_answers_from_before_and_after_an_examination_are_never_combined() -> None:
     """A lease that was on node 0 before and is on node 1 after has no quorum."""
     nodes = fake_nodes()
@@ -265,7 +257,6 @@ async def test_answers_from_before_and_after_an_examination_are_never_combined()
     assert [len(node.sent) for node in nodes] == [2, 2, 2]
 
 
-@on_virtual_time
 async def test_nodes_that_decide_alone_do_not_wait_for_one_that_has_to_be_examined() -> None:
     nodes = fake_nodes()
     give_a(nodes)
@@ -277,7 +268,6 @@ async def test_nodes_that_decide_alone_do_not_wait_for_one_that_has_to_be_examin
     assert [len(node.sent) for node in nodes] == [1, 1, 2]
 
 
-@on_virtual_time
 async def test_a_release_is_remembered_over_rounds_also_where_it_was_heard_late() -> None:
     """In the next round the node that released it does not hold it any more."""
     for late in (False, True):
@@ -294,7 +284,6 @@ async def test_a_release_is_remembered_over_rounds_also_where_it_was_heard_late(
         assert (await asked).verdict is ReleaseVerdict.RELEASED
 
 
-@on_virtual_time
 async def test_a_poll_gives_up_on_nodes_that_stay_away() -> None:
     nodes = fake_nodes()
     for node in nodes:
@@ -306,7 +295,6 @@ async def test_a_poll_gives_up_on_nodes_that_stay_away() -> None:
     assert 10 < len(nodes[0].sent) < 20
 
 
-@on_virtual_time
 async def test_a_release_whose_caller_goes_away_reaches_nodes_that_had_to_be_examined() -> None:
     for turns in range(6):
         nodes = fake_nodes()
@@ -327,7 +315,6 @@ async def test_a_release_whose_caller_goes_away_reaches_nodes_that_had_to_be_exa
 
 
 @pytest.mark.parametrize("caller", ["stays", "goes"])
-@on_virtual_time
 async def test_a_handover_releases_and_grants_in_one_round_trip(caller: str) -> None:
     nodes, lock = await held_by_a()
     attempt, released = hand_over(lock)
@@ -342,7 +329,6 @@ async def test_a_handover_releases_and_grants_in_one_round_trip(caller: str) -> 
 
 
 @pytest.mark.parametrize("caller", ["stays", "goes"])
-@on_virtual_time
 async def test_a_handover_is_a_release_also_on_a_node_that_cannot_mint_and_answers_last(caller: str) -> None:
     nodes, lock = await held_by_a()
     nodes[2].state.counters[R] = Counter(TOKENS_END - 1, float("inf"))
@@ -370,7 +356,6 @@ def world_of(states: tuple[str, ...]) -> list[FakeNode]:
     return nodes
 
 
-@on_virtual_time
 async def test_a_handover_comes_to_what_a_release_and_then_an_attempt_come_to() -> None:
     """Six states of each of three nodes: both ways give the same verdicts, outcomes and holds."""
     for states in itertools.product("AaBC-!", repeat=3):
@@ -402,7 +387,6 @@ def _hold(node: FakeNode) -> object:
 
 
 @pytest.mark.parametrize("turns", range(8))
-@on_virtual_time
 async def test_a_handover_that_is_given_up_is_a_release_and_leaves_nothing(turns: int) -> None:
     for held_back in itertools.product((False, True), repeat=3):
         nodes = fake_nodes()
@@ -427,7 +411,6 @@ async def test_a_handover_that_is_given_up_is_a_release_and_leaves_nothing(turns
         ("late answers", TooLate, ReleaseVerdict.RELEASED),
     ],
 )
-@on_virtual_time
 async def test_a_handover_that_grants_nothing_still_ends_the_lease(
     flaw: str, gist: object, verdict: ReleaseVerdict
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from harness.doubles.findings import identity
-from harness.time.virtual_loop import LoopClock, on_virtual_time
+from harness.time.virtual_loop import LoopClock
 from redfence_server.membership.admin import AdminSettings
 from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.examination import DURABLE_SETTINGS, examine
@@ -20,6 +20,8 @@ from redfence_server.membership.node_clock import ClockWitnesses, Step
 from redfence_server.randomness import SystemRandomness
 from redfence_server.redis_io import scripts
 from redfence_server.redis_io.dial import DialAnswerError, DialError, DialledNode, DialRefusedError, NodeUrl
+
+pytestmark = pytest.mark.virtual_time
 
 INDEX = 2
 KEYS = scripts.Keyspace()
@@ -87,7 +89,6 @@ def joining(memory: ClusterMemory) -> NodeJoining:
     )
 
 
-@on_virtual_time
 async def test_a_process_is_taken_out_with_the_floor_that_was_known_before_it_was_examined() -> None:
     memory = ClusterMemory(3)
     memory.learn(identity(0, known_floors={INDEX: 5}))
@@ -124,7 +125,6 @@ class Beating:
         self.alive += 1
 
 
-@on_virtual_time
 async def test_a_node_that_is_late_twice_or_refuses_once_is_dropped() -> None:
     errors: list[DialError] = [DialError("INFO: timed out")]
 
@@ -149,7 +149,6 @@ async def test_a_node_that_is_late_twice_or_refuses_once_is_dropped() -> None:
     assert await task == NotAdmitted("it missed 2 heartbeats: INFO: timed out", admission_is_void=False)
 
 
-@on_virtual_time
 async def test_a_heartbeat_that_is_brought_forward_during_a_heartbeat_comes_right_after_it() -> None:
     node = ScriptedNode()
     beating = Beating(node, interval_ms=60_000)
@@ -161,7 +160,6 @@ async def test_a_heartbeat_that_is_brought_forward_during_a_heartbeat_comes_righ
     task.cancel()
 
 
-@on_virtual_time
 async def test_a_node_that_is_not_told_of_its_step_in_time_goes_on_to_be_examined() -> None:
     node = ScriptedNode()
     node.fails = True

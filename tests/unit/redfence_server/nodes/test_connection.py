@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from harness.simulation.arriving_bytes import deliver
-from harness.time.virtual_loop import on_virtual_time
 from redfence_server.locking.node import NoReply
 from redfence_server.nodes import connection as node_connection
 from redfence_server.nodes.connection import NodeConnection
 from redfence_server.redis_io.dial import DialError, DialRefusedError
+
+pytestmark = pytest.mark.virtual_time
 
 TIMEOUT_MS = 100
 
@@ -72,7 +73,6 @@ class Bench:
         deliver(self.connection, data)
 
 
-@on_virtual_time
 async def test_commands_of_one_turn_of_the_loop_leave_in_one_write() -> None:
     bench = Bench()
     for name in range(50):
@@ -85,7 +85,6 @@ async def test_commands_of_one_turn_of_the_loop_leave_in_one_write() -> None:
     assert len(bench.wire.writes) == 2
 
 
-@on_virtual_time
 async def test_a_reply_longer_than_what_is_read_at_once_is_put_together() -> None:
     bench = Bench()
     bench.call("long")
@@ -95,7 +94,6 @@ async def test_a_reply_longer_than_what_is_read_at_once_is_put_together() -> Non
     assert bench.told == {"long": [long], "short": [1]}
 
 
-@on_virtual_time
 async def test_commands_time_out_in_order_each_at_its_own_time() -> None:
     bench = Bench()
     for name in range(5):
@@ -107,7 +105,6 @@ async def test_commands_time_out_in_order_each_at_its_own_time() -> None:
 
 
 @pytest.mark.parametrize("at_ms", [100, 150, 250, 290])
-@on_virtual_time
 async def test_a_command_after_an_overdue_one_is_told_within_the_node_timeout(at_ms: int) -> None:
     bench = Bench()
     bench.call("overdue")
@@ -117,7 +114,6 @@ async def test_a_command_after_an_overdue_one_is_told_within_the_node_timeout(at
     assert bench.told_at["next"] <= at_ms + TIMEOUT_MS
 
 
-@on_virtual_time
 async def test_a_caller_that_answers_a_time_out_with_a_command_starts_no_second_timer() -> None:
     bench = Bench()
     loop = asyncio.get_running_loop()
@@ -133,7 +129,6 @@ async def test_a_caller_that_answers_a_time_out_with_a_command_starts_no_second_
     assert len(timers) <= 1
 
 
-@on_virtual_time
 async def test_a_node_that_owes_answers_for_four_timeouts_is_given_up() -> None:
     bench = Bench()
     bench.call("first")
@@ -147,7 +142,6 @@ async def test_a_node_that_owes_answers_for_four_timeouts_is_given_up() -> None:
     assert "too late" not in bench.told
 
 
-@on_virtual_time
 async def test_a_node_that_is_slow_but_answers_is_kept() -> None:
     bench = Bench()
     for name in range(20):
@@ -167,7 +161,6 @@ def push(payload: str) -> bytes:
     return f">3\r\n$7\r\nmessage\r\n$4\r\nours\r\n${len(payload)}\r\n{payload}\r\n".encode()
 
 
-@on_virtual_time
 async def test_a_subscription_goes_out_ahead_of_every_command() -> None:
     bench = Bench()
     told = bench.subscribe()
@@ -182,7 +175,6 @@ async def test_a_subscription_goes_out_ahead_of_every_command() -> None:
     [(SUBSCRIBED, ""), (NO_PERMISSION, "NOPERM no permissions to run the 'subscribe' command")],
     ids=["granted", "refused"],
 )
-@on_virtual_time
 async def test_the_answer_to_the_subscription_is_nobody_elses(answer: bytes, refusal: str) -> None:
     bench = Bench()
     told = bench.subscribe()
@@ -196,7 +188,6 @@ async def test_the_answer_to_the_subscription_is_nobody_elses(answer: bytes, ref
     assert not bench.wire.aborted
 
 
-@on_virtual_time
 async def test_a_notice_among_the_replies_shifts_none_and_is_told_in_its_place() -> None:
     bench = Bench()
     bench.subscribe()
@@ -212,7 +203,6 @@ async def test_a_notice_among_the_replies_shifts_none_and_is_told_in_its_place()
     assert not bench.wire.aborted
 
 
-@on_virtual_time
 async def test_a_push_that_is_no_message_is_passed_over() -> None:
     bench = Bench()
     bench.subscribe()
@@ -224,7 +214,6 @@ async def test_a_push_that_is_no_message_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("noise", [b"+nobody asked\r\n", b"HTTP/1.1 400\r\n"])
-@on_virtual_time
 async def test_a_peer_that_talks_out_of_turn_or_no_redis_is_left(noise: bytes) -> None:
     bench = Bench()
     bench.arrive(noise)
@@ -233,7 +222,6 @@ async def test_a_peer_that_talks_out_of_turn_or_no_redis_is_left(noise: bytes) -
     assert bench.lost
 
 
-@on_virtual_time
 async def test_unanswered_commands_are_bounded_overdue_ones_included(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_connection, "_UNANSWERED_MAX", 3)
     bench = Bench()
@@ -244,7 +232,6 @@ async def test_unanswered_commands_are_bounded_overdue_ones_included(monkeypatch
     assert bench.call("there is room again")
 
 
-@on_virtual_time
 async def test_a_batch_of_raw_commands_is_answered_in_order_among_the_others() -> None:
     bench = Bench()
     bench.call("first")
@@ -264,7 +251,6 @@ async def test_a_batch_of_raw_commands_is_answered_in_order_among_the_others() -
 
 
 @pytest.mark.parametrize("end", ["late", "lost", "full", "closed"])
-@on_virtual_time
 async def test_a_batch_without_all_its_answers_is_an_error(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     if end == "full":
@@ -291,7 +277,6 @@ async def test_a_batch_without_all_its_answers_is_an_error(end: str, monkeypatch
         assert bench.told == {"next": [b"next"]}
 
 
-@on_virtual_time
 async def test_a_batch_whose_caller_goes_away_takes_no_other_commands_answers() -> None:
     bench = Bench()
     batch = asyncio.ensure_future(bench.connection.commands(("ONE",), ("TWO",)))

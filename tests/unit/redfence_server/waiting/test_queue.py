@@ -17,15 +17,16 @@ from unit.redfence_server.service_world import (
     token_of,
 )
 
-from harness.time.virtual_loop import LoopClock, on_virtual_time
+from harness.time.virtual_loop import LoopClock
 from redfence_server.lock_service import NotGranted
 from redfence_server.locking.node import Held, Release
 from redfence_server.model import Lease
 
+pytestmark = pytest.mark.virtual_time
+
 # --- order
 
 
-@on_virtual_time
 async def test_waiters_are_granted_in_the_order_of_their_arrival() -> None:
     (server,) = await held()
     waiting = [server.wait(lease_id(number)) for number in range(300)]
@@ -45,7 +46,6 @@ async def test_waiters_are_granted_in_the_order_of_their_arrival() -> None:
     assert server.at_rest()
 
 
-@on_virtual_time
 async def test_an_acquire_that_does_not_wait_is_tried_once_past_the_queue() -> None:
     (server,) = await held()
     waiting = server.wait(lease_id(1))
@@ -59,7 +59,6 @@ async def test_an_acquire_that_does_not_wait_is_tried_once_past_the_queue() -> N
     assert server.at_rest()
 
 
-@on_virtual_time
 async def test_a_wait_that_is_over_tells_its_place_and_the_holder() -> None:
     """The present holder was granted the lock after the waiter came."""
     (server,) = await held()
@@ -83,7 +82,6 @@ async def test_a_wait_that_is_over_tells_its_place_and_the_holder() -> None:
 # --- waking up
 
 
-@on_virtual_time
 async def test_a_release_through_another_server_wakes_the_first_waiter_and_nobody_else() -> None:
     here, there = await held(2)
     waiting = [here.wait(lease_id(number)) for number in range(50)]
@@ -99,7 +97,6 @@ async def test_a_release_through_another_server_wakes_the_first_waiter_and_nobod
     await call_off(*waiting[1:])
 
 
-@on_virtual_time
 async def test_a_server_that_does_not_wait_hears_nothing() -> None:
     here, there, elsewhere = servers(3)
     heard: dict[str, int] = {}
@@ -117,7 +114,6 @@ async def test_a_server_that_does_not_wait_hears_nothing() -> None:
     assert heard == {"here": 3}
 
 
-@on_virtual_time
 async def test_a_lease_that_is_renewed_through_the_same_server_costs_no_try() -> None:
     (server,) = await held()
     waiting = server.wait(lease_id(1))
@@ -133,7 +129,6 @@ async def test_a_lease_that_is_renewed_through_the_same_server_costs_no_try() ->
     assert TTL_MS <= LoopClock().now_ms() - renewed_ms <= TTL_MS + 50
 
 
-@on_virtual_time
 async def test_a_lease_that_ends_while_its_own_grant_is_being_read_is_not_missed() -> None:
     """The caller repeats its Acquire at another server and releases there."""
     here, there = await held(2)
@@ -153,7 +148,6 @@ async def test_a_lease_that_ends_while_its_own_grant_is_being_read_is_not_missed
     assert LoopClock().now_ms() - released_ms < 10
 
 
-@on_virtual_time
 async def test_an_idle_waiter_sends_nothing_to_any_node() -> None:
     (server,) = servers()
     await server.acquire(HOLDER, ttl_ms=300_000)
@@ -171,7 +165,6 @@ async def test_an_idle_waiter_sends_nothing_to_any_node() -> None:
 @pytest.mark.parametrize(
     "gone_after", ["the release was read", "it was told", "a node answered", "all nodes answered"]
 )
-@on_virtual_time
 async def test_a_handover_to_a_waiter_that_goes_away_goes_to_the_next_one(gone_after: str) -> None:
     (server,) = await held()
     first, second = server.wait(lease_id(1)), server.wait(lease_id(2))

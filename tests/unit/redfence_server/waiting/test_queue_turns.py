@@ -18,7 +18,7 @@ from unit.redfence_server.service_world import (
     token_of,
 )
 
-from harness.time.virtual_loop import LoopClock, on_virtual_time
+from harness.time.virtual_loop import LoopClock
 from redfence_server.errors import DrainingError, NoQuorumError, TooManyWaitersError, ValidityExhaustedError
 from redfence_server.locking.node import Mint
 from redfence_server.locking.quorum import RenewVerdict
@@ -26,11 +26,12 @@ from redfence_server.model import Lease
 from redfence_server.waiting.schedule import HAND_OVERS_MAX
 from redfence_server.waiting.waiter_limiter import WaiterLimits
 
+pytestmark = pytest.mark.virtual_time
+
 # --- taking turns
 
 
 @pytest.mark.parametrize("repeats", [False, True])
-@on_virtual_time
 async def test_handovers_are_bounded_while_another_server_waits(
     repeats: bool,  # noqa: FBT001  (a parameter of the test)
 ) -> None:
@@ -57,7 +58,6 @@ async def test_handovers_are_bounded_while_another_server_waits(
     await call_off(*mine[HAND_OVERS_MAX + 1 :])
 
 
-@on_virtual_time
 async def test_a_queue_that_is_kept_for_its_turn_knows_nothing_of_who_comes_later() -> None:
     here, there = servers(2)
     await here.acquire(HOLDER)
@@ -81,7 +81,6 @@ async def test_a_queue_that_is_kept_for_its_turn_knows_nothing_of_who_comes_late
 
 
 @pytest.mark.parametrize("wait_ms", [150, FOREVER_MS])
-@on_virtual_time
 async def test_a_grant_that_came_too_late_is_tried_again_while_the_wait_lasts(wait_ms: int) -> None:
     (server,) = servers()
     server.every(hold_replies=True)
@@ -98,7 +97,6 @@ async def test_a_grant_that_came_too_late_is_tried_again_while_the_wait_lasts(wa
     assert granted.validity_ms > 200 + 90
 
 
-@on_virtual_time
 async def test_a_grant_that_has_ended_before_its_waiter_hears_of_it_is_undone() -> None:
     class JumpingClock(LoopClock):
         jumped_ms = 0.0
@@ -122,7 +120,6 @@ async def test_a_grant_that_has_ended_before_its_waiter_hears_of_it_is_undone() 
     assert granted.validity_ms > clock.now_ms()
 
 
-@on_virtual_time
 async def test_without_a_quorum_everybody_who_waits_is_told_at_once() -> None:
     (server,) = await held()
     waiting = [server.wait(lease_id(number)) for number in range(100)]
@@ -138,7 +135,6 @@ async def test_without_a_quorum_everybody_who_waits_is_told_at_once() -> None:
     assert server.at_rest()
 
 
-@on_virtual_time
 async def test_waiters_stay_while_broken_connections_are_made_again() -> None:
     (server,) = await held()
     waiting = [server.wait(lease_id(number)) for number in range(3)]
@@ -160,7 +156,6 @@ async def test_waiters_stay_while_broken_connections_are_made_again() -> None:
 
 
 @pytest.mark.parametrize(("may_return", "lasted_ms"), [(False, 200), (True, 1_000)])
-@on_virtual_time
 async def test_a_wait_without_a_quorum_fails_once_no_quorum_may_return(
     *, may_return: bool, lasted_ms: float
 ) -> None:
@@ -173,7 +168,6 @@ async def test_a_wait_without_a_quorum_fails_once_no_quorum_may_return(
     assert lasted_ms - 200 <= LoopClock().now_ms() <= lasted_ms + 10
 
 
-@on_virtual_time
 async def test_a_drain_sends_everybody_away_and_undoes_what_is_under_way_for_nobody() -> None:
     (server,) = await held()
     waiting = [server.wait(lease_id(number)) for number in range(3)]
@@ -195,7 +189,6 @@ async def test_a_drain_sends_everybody_away_and_undoes_what_is_under_way_for_nob
     assert server.at_rest()
 
 
-@on_virtual_time
 async def test_a_waiter_that_is_refused_while_the_server_drains_is_sent_away() -> None:
     here, _there = await held(2)
     here.every(hold_replies=True)
@@ -217,7 +210,6 @@ async def test_a_waiter_that_is_refused_while_the_server_drains_is_sent_away() -
     ],
     ids=["server", "resource", "connection"],
 )
-@on_virtual_time
 async def test_each_limit_is_told_by_its_name_and_leaving_makes_room(
     limits: WaiterLimits, elsewhere: tuple[str, str] | None, request: pytest.FixtureRequest
 ) -> None:
@@ -242,7 +234,6 @@ async def test_each_limit_is_told_by_its_name_and_leaving_makes_room(
     assert server.at_rest()
 
 
-@on_virtual_time
 async def test_the_first_callers_keep_their_places_when_too_many_come_at_once() -> None:
     (server,) = servers(limits=WaiterLimits(server=9, resource=3, connection=9))
     await server.acquire(HOLDER)
@@ -253,7 +244,6 @@ async def test_the_first_callers_keep_their_places_when_too_many_come_at_once() 
     assert server.at_rest()
 
 
-@on_virtual_time
 async def test_a_repeated_acquire_of_the_holder_does_not_queue_for_itself() -> None:
     here, there = await held(2)
     waiting = here.wait(lease_id(1))
@@ -277,7 +267,6 @@ async def test_a_repeated_acquire_of_the_holder_does_not_queue_for_itself() -> N
 
 
 @pytest.mark.parametrize("leaves", [0, 1, 2])
-@on_virtual_time
 async def test_a_repeated_waiting_acquire_has_the_place_of_the_first_that_is_left(leaves: int) -> None:
     (server,) = await held()
     waiting = []
@@ -305,7 +294,6 @@ async def test_a_repeated_waiting_acquire_has_the_place_of_the_first_that_is_lef
     assert server.at_rest()
 
 
-@on_virtual_time
 async def test_a_release_by_a_lease_that_does_not_hold_the_lock_disturbs_nobody() -> None:
     (server,) = await held()
     waiting = server.wait(lease_id(1))

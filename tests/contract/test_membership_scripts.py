@@ -103,7 +103,7 @@ def mint(lease: str = A, nonce: str = "n1", resource: str = R) -> Mint:
 
 EVERY_COMMAND = (
     *(mint(B, "n2", "other"), mint(A, "n2"), Commit(R, A, "n1", 9), Undo(R, "n2", 0)),
-    *(Renew(R, A), Release(R, B, 0), Inspect(R)),
+    *(Renew(R, A), Release(R, B, 0), Inspect(R), replace(mint(B, "n2"), release_first=Release(R, A, 0))),
 )
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.fuzz.flood import draw_inputs, flood
-from harness.fuzz.methods import LIBRARY_METHODS, OWN_UNARY, Ending, Method, is_too_large
+from harness.fuzz.methods import LIBRARY_METHODS, OWN_STREAMS, OWN_UNARY, Ending, Method, is_too_large
 from harness.fuzz.settings import factor, tried
 from harness.fuzz.site import FuzzSite
 from harness.fuzz.wire import inputs
@@ -168,15 +168,7 @@ def broken_at(method: Method, messages: Sequence[bytes]) -> int | None:
     )
 
 
-SESSION, KEEP_ALIVE = (
-    Method(
-        f"/redfence.v1.LockService/{kind.DESCRIPTOR.name.removesuffix('Request')}",
-        kind.DESCRIPTOR,
-        True,
-        True,
-    )
-    for kind in (SessionRequest, KeepAliveRequest)
-)
+SESSION, KEEP_ALIVE = OWN_STREAMS["Session"], OWN_STREAMS["KeepAlive"]
 
 
 def batches(method: Method) -> st.SearchStrategy[list[bytes]]:

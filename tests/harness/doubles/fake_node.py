@@ -414,7 +414,6 @@ class FakeNode:
 
     Attributes:
         sent: every command it was given, in order, also those that were lost.
-        lose_notices: no notice arrives any more.
     """
 
     def __init__(
@@ -429,7 +428,6 @@ class FakeNode:
         self.state = state if state is not None else FakeNodeState()
         self.state.connections.append(self)
         self.channel = channel
-        self.lose_notices = False
         self._listeners: list[Callable[[Notice], None]] = []
         self.sent: list[Command] = []
         self.unreachable = False
@@ -475,7 +473,7 @@ class FakeNode:
         published, self.state.published = self.state.published, []
         for channel, resource, token in published:
             for each in self.state.connections:
-                if each.channel == channel and not each.unreachable and not each.lose_notices:
+                if each.channel == channel and not each.unreachable:
                     each._send_back(_Push(Notice(each.index, resource, token), each._notify))
 
     def _notify(self, notice: Notice) -> None:
@@ -512,7 +510,3 @@ class FakeNode:
         while self._requests or self._replies:
             self.deliver(len(self._requests))
             self.answer(len(self._replies))
-
-    @property
-    def under_way(self) -> tuple[Command, ...]:
-        return tuple(call.command for call in self._requests)

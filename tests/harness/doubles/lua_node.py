@@ -63,7 +63,7 @@ SHAS: Mapping[str, bytes] = {name: sha(source) for name, source in SOURCES.items
 class Database:
     """A blocking connection to one database of a server."""
 
-    def __init__(self, url: str, number: int = 0) -> None:
+    def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         address = (parts.hostname or "", parts.port or 0)
         self._socket = socket.create_connection(address, timeout=_ANSWER_TIMEOUT_S)
@@ -71,7 +71,6 @@ class Database:
         self._reader = hiredis.Reader()
         if parts.password:
             self.call("AUTH", parts.password)
-        self.call("SELECT", number)
 
     def call(self, *command: str | int | bytes) -> Any:
         """Send a command and return its answer."""
@@ -105,9 +104,9 @@ Memory = Mapping[bytes, bytes]
 class LuaNode:
     """One node on one database; the server has to have the scripts: `load`."""
 
-    def __init__(self, database: Database, *, keys: scripts.Keyspace | None = None) -> None:
+    def __init__(self, database: Database) -> None:
         self.database = database
-        self._keys = keys or scripts.Keyspace()
+        self._keys = scripts.Keyspace()
         self._packer = cache(lambda channel: scripts.Packer(self._keys, channel=channel))
         self.raw: list[Any] = []
 
@@ -118,18 +117,11 @@ class LuaNode:
 
     # --- what the world does to it
 
-    def form(
-        self,
-        *,
-        admission: str = ADMITTED,
-        formation: Formation = ALONE,
-        run_id: str = "run",
-        durable: bool = False,
-    ) -> Self:
+    def form(self, *, formation: Formation = ALONE) -> Self:
         self.wipe()
         place = (formation.cluster_id, formation.index, formation.node_count, formation.max_ttl_ms)
         for state in ("forming", "assembled", "ready"):
-            formed = self._identify("form", *place, admission, run_id, state, int(durable), 0)
+            formed = self._identify("form", *place, ADMITTED, "run", state, 0, 0)
             assert formed == [b"formed"], formed
         return self
 

@@ -20,11 +20,8 @@ from redfence_proto.v1 import lock_pb2
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One method."""
-
     path: str
     request: Descriptor
-    request_streaming: bool
     response_streaming: bool
     of_storage: bool = False
 
@@ -37,9 +34,8 @@ class Method:
 
 
 def _method(descriptor: MethodDescriptor, *, of_storage: bool = False) -> Method:
-    streaming = (bool(descriptor.client_streaming), bool(descriptor.server_streaming))
     path = f"/{descriptor.containing_service.full_name}/{descriptor.name}"
-    return Method(path, descriptor.input_type, *streaming, of_storage=of_storage)
+    return Method(path, descriptor.input_type, bool(descriptor.server_streaming), of_storage=of_storage)
 
 
 def _of(module: Any, *, of_storage: bool = False) -> list[Method]:
@@ -50,6 +46,7 @@ def _of(module: Any, *, of_storage: bool = False) -> list[Method]:
 OWN_METHODS = (*_of(lock_pb2), *_of(storage_pb2, of_storage=True))
 """Those of redfence's contract."""
 OWN_UNARY = tuple(each for each in OWN_METHODS if not each.response_streaming)
+OWN_STREAMS = {each.path.rpartition("/")[2]: each for each in OWN_METHODS if each.response_streaming}
 LIBRARY_METHODS = (*_of(health_pb2), *_of(reflection_pb2))
 """Those of the standard services, which keep the ways of their own libraries."""
 

@@ -102,12 +102,6 @@ async def test_a_data_directory_keeps_tokens_and_values_and_serves_one_dev_at_a_
     assert tokens[1] > tokens[0]
 
 
-async def test_a_number_of_nodes_that_makes_no_quorum_is_refused(commands: CommandProcesses) -> None:
-    dev = commands.start_redfence(*DEV, "--nodes", "4")
-    assert "1, 3, 5 or 7" in await dev.ended(status=2)
-    assert dev.stderr.count("\n") == 1
-
-
 @pytest.mark.parametrize(("option", "named"), [("--listen", "listen"), ("--storage-listen", "storage")])
 async def test_a_port_in_use_is_named_with_its_setting(
     commands: CommandProcesses, option: str, named: str

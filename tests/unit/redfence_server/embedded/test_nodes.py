@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
-from redfence_server.embedded.nodes import EmbeddedNodes, free_port
+from redfence_server.embedded.nodes import EmbeddedNodes
 from redfence_server.embedded.process import NodeConf
 from redfence_server.errors import ConfigError
 
@@ -16,14 +15,6 @@ from redfence_server.errors import ConfigError
 def test_only_one_three_five_or_seven_nodes_are_accepted(tmp_path: Path, count: int) -> None:
     with pytest.raises(ConfigError, match=f"^{count} nodes were asked for"):
         EmbeddedNodes(count=count, data_dir=tmp_path)
-
-
-def test_a_free_port_can_be_listened_on() -> None:
-    async def listen() -> None:
-        server = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", free_port())
-        server.close()
-
-    asyncio.run(listen())
 
 
 def test_the_configuration_is_durable_private_and_local(tmp_path: Path) -> None:

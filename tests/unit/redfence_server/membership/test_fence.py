@@ -199,15 +199,6 @@ async def test_a_process_that_left_its_quarantine_reserves_nothing() -> None:
         assert nodes.raised_to(0) == 0
 
 
-async def test_peers_without_a_vote_keep_their_ids() -> None:
-    nodes = Nodes()
-    for peer in nodes.peers:
-        peer.state.phase = Phase.RESTARTED
-    before = [peer.state.admission for peer in nodes.peers]
-    assert nodes.raised_to(await nodes.fence()) == 2
-    assert [peer.state.admission for peer in nodes.peers] == before
-
-
 async def test_a_fence_that_would_use_up_the_tokens_is_not_raised() -> None:
     nodes = Nodes(highs=(bounds.FENCING_TOKEN_MAX - TOKENS_JUMP, 0))
     with pytest.raises(FenceError, match="used up"):

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
 from redfence import ClientOptions, InvalidArgumentError
-from redfence._messages.requests import acquire_order, check_resource, check_token, milliseconds
+from redfence._messages.requests import AcquireOrder, acquire_order, check_resource, check_token, milliseconds
+
+
+def _order(*, ttl: float = 1, wait: Any = None, holder: Any = "") -> AcquireOrder:
+    return acquire_order("r", ttl=ttl, wait=wait, holder=holder, max_hold=None)
 
 
 @pytest.mark.parametrize(
@@ -18,15 +24,6 @@ from redfence._messages.requests import acquire_order, check_resource, check_tok
 )
 def test_seconds_become_whole_milliseconds(length: Any, expected_ms: int) -> None:
     assert milliseconds("ttl", length) == expected_ms
-
-
-@pytest.mark.parametrize(
-    "length", ["10", None, True, -1, math.inf, math.nan, 1e300, timedelta(days=-1), b"1", [1]]
-)
-def test_what_is_no_length_of_time_is_refused(length: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^ttl ") as refused:
-        milliseconds("ttl", length)
-    assert refused.value.field == "ttl"
 
 
 @pytest.mark.parametrize(
@@ -45,44 +42,39 @@ def test_what_is_no_length_of_time_is_refused(length: Any) -> None:
 )
 def test_a_wait_that_is_none_is_refused_by_name(wait: Any, problem: str) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
-        acquire_order("r", ttl=1, wait=wait, holder="", max_hold=None)
+        _order(wait=wait)
     assert str(refused.value).startswith(f"wait {problem}")
     assert refused.value.field == "wait"
 
 
 def test_infinite_waits_are_pointed_to_none() -> None:
     with pytest.raises(InvalidArgumentError, match=r"None waits for ever"):
-        acquire_order("r", ttl=1, wait=math.inf, holder="", max_hold=None)
+        _order(wait=math.inf)
+
+
+_NO_LENGTHS = ["10", None, True, -1, math.inf, math.nan, 1e300, timedelta(days=-1), b"1", [1]]
+_NO_NAMES = ["", "a{b", "a}b", "a\nb", "x" * 257, "é" * 129, "\ud800", 7, None, b"r"]
+_REFUSED: dict[str, tuple[Callable[[Any], object], list[Any]]] = {
+    "ttl": (partial(milliseconds, "ttl"), _NO_LENGTHS),
+    "resource": (check_resource, _NO_NAMES),
+    "holder": (lambda holder: _order(holder=holder), ["x" * 257, "a\x00", "\ud800", 7, None]),
+    "token": (check_token, [0, -1, 2**53, 1.0, "1", True, None]),
+}
 
 
 @pytest.mark.parametrize(
-    "resource", ["", "a{b", "a}b", "a\nb", "x" * 257, "é" * 129, "\ud800", 7, None, b"r"]
+    ("field", "value"), [(field, value) for field, (_, values) in _REFUSED.items() for value in values]
 )
-def test_what_is_no_resource_name_is_refused(resource: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^resource ") as refused:
-        check_resource(resource)
-    assert refused.value.field == "resource"
-
-
-@pytest.mark.parametrize("holder", ["x" * 257, "a\x00", "\ud800", 7, None])
-def test_what_is_no_label_is_refused(holder: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^holder ") as refused:
-        acquire_order("r", ttl=1, wait=None, holder=holder, max_hold=None)
-    assert refused.value.field == "holder"
+def test_what_is_no_value_of_a_field_is_refused_by_the_fields_name(field: str, value: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{field} ") as refused:
+        _REFUSED[field][0](value)
+    assert refused.value.field == field
 
 
 def test_a_ttl_below_the_contracts_least_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"at least") as refused:
-        acquire_order("r", ttl=0.099, wait=None, holder="", max_hold=None)
-    assert refused.value.field == "ttl"
-    assert acquire_order("r", ttl=86_400, wait=None, holder="", max_hold=None).ttl_ms == 86_400_000
-
-
-@pytest.mark.parametrize("token", [0, -1, 2**53, 1.0, "1", True, None])
-def test_what_is_no_fencing_token_is_refused(token: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^token ") as refused:
-        check_token(token)
-    assert refused.value.field == "token"
+    with pytest.raises(InvalidArgumentError, match=r"^ttl .*at least"):
+        _order(ttl=0.099)
+    assert _order(ttl=86_400).ttl_ms == 86_400_000
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "5", None, True])

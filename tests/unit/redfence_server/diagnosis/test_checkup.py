@@ -22,15 +22,8 @@ class ScriptedNode:
 
     def __init__(self, **answers: Any) -> None:
         info = "".join(f"{name}:{value}\r\n" for name, value in INFO.items()).encode()
-        script = [b"found", [], 0, 1_000_000]
-        self.answers: dict[str, Any] = {
-            "INFO": info,
-            "EVAL": script,
-            "CONFIG": [],
-            "PING": b"PONG",
-            "TIME": [b"1", b"5"],
-        }
-        self.answers.update(answers)
+        usual = {"INFO": info, "EVAL": [b"found", [], 0, 1_000_000], "CONFIG": [], "PING": b"PONG"}
+        self.answers: dict[str, Any] = {**usual, "TIME": [b"1", b"5"], **answers}
         self.hangs = asyncio.Event()
         self.closed = False
 
@@ -93,16 +86,11 @@ async def test_a_refused_ping_shows_that_the_disk_refuses_writes(pong: Any, *, r
     assert checkup.error is None
 
 
-BROKEN = DialError("it broke")
+BROKEN, REFUSED = DialError("it broke"), DialRefusedError("EVAL: NOPERM")
 ERRORS: dict[str, tuple[Callable[[], ScriptedNode | OSError], type[DialError], str, bool]] = {
     "no file left": (lambda: OSError("too many files"), DialError, "too many files", False),
     "broken at once": (lambda: ScriptedNode(INFO=BROKEN), DialError, "it broke", False),
-    "refused": (
-        lambda: ScriptedNode(EVAL=DialRefusedError("EVAL: NOPERM")),
-        ExaminationRefusedError,
-        "NOPERM",
-        False,
-    ),
+    "refused": (lambda: ScriptedNode(EVAL=REFUSED), ExaminationRefusedError, "NOPERM", False),
     "hangs": (lambda: ScriptedNode(EVAL=None), DialError, "within 0.29 s", False),
     "broken later": (lambda: ScriptedNode(PING=BROKEN), DialError, "it broke", True),
     "hangs later": (lambda: ScriptedNode(TIME=None), DialError, "within 0.29 s", True),

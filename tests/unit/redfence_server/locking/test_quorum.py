@@ -134,17 +134,8 @@ def play(
     pytest.fail("every answer is in and nothing was decided")
 
 
-MINT_REPLIES: tuple[Reply, ...] = (
-    granted(1),
-    granted(2),
-    granted(5),
-    X,
-    Y,
-    NoReply.TIMED_OUT,
-    NoReply.REFUSED,
-    NoReply.DISCONNECTED,
-)
 MINT_REPLIES_FEW: tuple[Reply, ...] = (granted(1), granted(2), granted(5), X, NoReply.TIMED_OUT)
+MINT_REPLIES: tuple[Reply, ...] = (*MINT_REPLIES_FEW, Y, NoReply.REFUSED, NoReply.DISCONNECTED)
 
 
 @pytest.mark.slow
@@ -205,8 +196,7 @@ def test_a_refusal_tells_why(vector: list[Reply], failure: Failure) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "failure"),
-    [(Status.LOST, Failure.EXPIRED), (NoReply.TIMED_OUT, Failure.NO_QUORUM)],
+    ("reply", "failure"), [(Status.LOST, Failure.EXPIRED), (NoReply.TIMED_OUT, Failure.NO_QUORUM)]
 )
 def test_a_commit_that_failed_tells_expiry_from_silence(reply: Reply, failure: Failure) -> None:
     tally = Tally(3)
@@ -286,13 +276,8 @@ def test_every_release_is_decided_by_a_quorum_of_answers(node_count: int) -> Non
             assert verdict is None
 
 
-TOKEN: tuple[Reply, ...] = (
-    Held("x", 4, "", 1),
-    Held("x", 5, "", 1),
-    Held("y", 5, "", 1),
-    Status.FREE,
-    NoReply.TIMED_OUT,
-)
+HOLDS = (Held("x", 4, "", 1), Held("x", 5, "", 1), Held("y", 5, "", 1))
+TOKEN: tuple[Reply, ...] = (*HOLDS, Status.FREE, NoReply.TIMED_OUT)
 
 
 def _is_proven(vector: Sequence[Reply | None], token: int, need: int) -> bool:

@@ -67,10 +67,7 @@ def test_only_a_run_that_passed_the_fence_votes_and_only_proof_spares_the_wait(p
             assert (gap or "the run that ended did not write") in judgement.detail
 
 
-OUT_OF_SERVICE = {
-    Phase.FORMING: Reason.FORMING,
-    Phase.ASSEMBLED: Reason.FORMING,
-}
+OUT_OF_SERVICE = {Phase.FORMING: Reason.FORMING, Phase.ASSEMBLED: Reason.FORMING}
 
 
 @pytest.mark.parametrize(

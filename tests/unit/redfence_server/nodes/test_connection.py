@@ -250,8 +250,13 @@ async def test_a_batch_of_raw_commands_is_answered_in_order_among_the_others() -
     assert bench.told == {"first": [b"1"], "last": [b"5"]}
 
 
-@pytest.mark.parametrize("end", ["late", "lost", "full", "closed"])
-async def test_a_batch_without_all_its_answers_is_an_error(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [("late", "TWO: timed out"), ("lost", "TWO: disconnected"), ("full", "TWO: the"), ("closed", "ONE: the")],
+)
+async def test_a_batch_without_all_its_answers_is_an_error(
+    end: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = Bench()
     if end == "full":
         monkeypatch.setattr(node_connection, "_UNANSWERED_MAX", 1)
@@ -262,13 +267,7 @@ async def test_a_batch_without_all_its_answers_is_an_error(end: str, monkeypatch
     bench.answer(*(["one"] if end in {"late", "lost"} else []))
     if end == "lost":
         bench.wire.abort()
-    reasons = {
-        "late": "TWO: timed out",
-        "lost": "TWO: disconnected",
-        "full": "TWO: the",
-        "closed": "ONE: the",
-    }
-    with pytest.raises(DialError, match=reasons[end]):
+    with pytest.raises(DialError, match=told):
         await batch
     assert asyncio.get_running_loop().time() * 1000 <= TIMEOUT_MS + 1
     if end == "late":

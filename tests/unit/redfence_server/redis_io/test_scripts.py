@@ -27,16 +27,7 @@ KEYS = scripts.Keyspace(prefix="p:", counter_idle_ms=5_000)
 ONE, TWO = "1" * 32, "2" * 32
 COMMANDS: tuple[Command, ...] = (
     Mint("r", "digest", "nonce", "żółć", 900),
-    Mint(
-        "r",
-        "digest",
-        "nonce",
-        "",
-        900,
-        release_first=Release("r", "ended", 0),
-        watch_blocking_hold=True,
-        watch_own_hold=True,
-    ),
+    Mint("r", "digest", "nonce", "", 900, Release("r", "ended", 0), True, True),
     Commit("r", "digest", "nonce", 2**53 - 1),
     Undo("r", "nonce", 7.0),
     Renew("r", "digest"),
@@ -115,14 +106,8 @@ def test_answers_that_count_for_nothing_are_errors() -> None:
 @pytest.mark.parametrize(
     "raw",
     [
-        *([b"what"], [], None, 7, {b"state": b"held"}),
-        *(
-            [b"held", b"d"],
-            [b"granted", b"n"],
-            [b"granted", b"n", 4, 0, 0],
-            [b"granted", 7, 4, 0, 0, 2],
-            [b"granted", b"n", 4, 0, 0, 1, 2],
-        ),
+        *([b"what"], [], None, 7, {b"state": b"held"}, [b"held", b"d"], [b"granted", b"n"]),
+        *([b"granted", b"n", 4, 0, 0], [b"granted", 7, 4, 0, 0, 2], [b"granted", b"n", 4, 0, 0, 1, 2]),
     ],
 )
 def test_an_answer_that_no_script_gives_is_an_error(raw: Any) -> None:

@@ -60,11 +60,9 @@ async def make_client(request: pytest.FixtureRequest, service: Service) -> Async
     made: list[Any] = []
 
     def make() -> Any:
-        client = (
-            service.make_async_client() if request.param == "asyncio" else Threaded(service.make_client())
-        )
-        made.append(client)
-        return client
+        waking = request.param == "asyncio"
+        made.append(service.make_async_client() if waking else Threaded(service.make_client()))
+        return made[-1]
 
     yield make
     for client in made:

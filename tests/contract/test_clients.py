@@ -63,11 +63,8 @@ async def test_a_held_lock_that_is_tried_once_raises_and_the_body_is_not_entered
         with pytest.raises(redfence.LockHeldError) as refused:
             await attempt()
         assert not entered
-        assert (refused.value.resource, refused.value.holder, refused.value.token) == (
-            name,
-            "them",
-            held.token,
-        )
+        told = (refused.value.resource, refused.value.holder, refused.value.token)
+        assert told == (name, "them", held.token)
         assert refused.value.remaining is not None
         assert 5 < refused.value.remaining <= 10
 

@@ -295,15 +295,8 @@ def test_a_floor_that_is_not_a_number_is_refused(database: Database, name: str) 
 _FIELDS = {
     KEYS.lock(_X): ["digest", "nonce", "token", "ttl_ms", "shared", "holder", "notify"],
     KEYS.node: [
-        "floor",
-        "voted_floor",
-        "waited_floor",
-        "reserved",
-        "distrusted_until",
-        "max_ttl_ms",
-        "floor:1",
-        "run_id",
-        "state",
+        *("floor", "voted_floor", "waited_floor", "floor:1", "reserved"),
+        *("distrusted_until", "max_ttl_ms", "run_id", "state"),
     ],
 }
 _STRINGS = [KEYS.high, KEYS.counter(_X)]

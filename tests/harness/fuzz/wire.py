@@ -27,23 +27,11 @@ _TEXTS = st.one_of(
     st.text(max_size=20).map(str.encode),
     st.sampled_from(
         [
-            b"\0",
-            b"a\0b",
-            b"\x1b[31m",
-            b"{}",
-            b"a{b}",
-            b"../../etc",
-            b"' OR 1=1 --",
-            b"%s%n%x",
+            *(b"\0", b"a\0b", b"\x1b[31m", b"{}", b"a{b}", b"../../etc", b"' OR 1=1 --", b"%s%n%x"),
             b"\r\n*1\r\n$8\r\nFLUSHALL\r\n",
-            "😀".encode(),
-            "\u202e\ufeff\u0301".encode(),
-            "é".encode() * 128,
+            *("😀".encode(), "\u202e\ufeff\u0301".encode(), "é".encode() * 128),
             # No UTF-8: a surrogate, an overlong form, a byte that never occurs, a cut-off letter.
-            b"\xed\xa0\x80",
-            b"\xc0\xaf",
-            b"\xff",
-            b"\xf0\x9f\x98",
+            *(b"\xed\xa0\x80", b"\xc0\xaf", b"\xff", b"\xf0\x9f\x98"),
         ]
     ),
     st.sampled_from(_SIZES).map(lambda size: b"n" * size),

@@ -24,12 +24,7 @@ from harness.processes.redis_nodes import RedisNode
 from harness.processes.servers import FormedNodes, LockServer, form, now_ms
 from harness.time.eventually import eventually
 from redfence_proto.v1 import lock_pb2
-from redfence_proto.v1.lock_pb2 import (
-    ACQUIRE_OUTCOME_GRANTED,
-    ERROR_REASON_DRAINING,
-    NODE_STATE_READY,
-    NODE_STATE_UNREACHABLE,
-)
+from redfence_proto.v1.lock_pb2 import NODE_STATE_READY, NODE_STATE_UNREACHABLE
 
 NAME = "orders/42"
 READY = r"^redfence serving on 127\.0\.0\.1:(\d+) \((\d) nodes\)$"
@@ -73,7 +68,7 @@ async def test_a_server_says_when_it_is_ready_and_ends_with_0_at_a_signal(
     processes = [start_serve(commands, nodes), start_serve(commands, nodes)]
     for process, number in zip(processes, (signal.SIGTERM, signal.SIGINT), strict=True):
         async with ready(process) as server:
-            assert (await server.acquire(number.name)).outcome == ACQUIRE_OUTCOME_GRANTED
+            assert (await server.acquire(number.name)).outcome == lock_pb2.ACQUIRE_OUTCOME_GRANTED
             assert process.stdout.count("\n") == 1
             assert await process.stop(number=number) == 0
         assert '"event": "stopped"' in process.stderr.splitlines()[-1]
@@ -95,8 +90,8 @@ async def test_sigterm_answers_calls_under_way_tells_the_streams_and_ends_before
         await server.until_waiting(NAME, count=2)
         signalled_at_ms = now_ms()
         process.send_signal(signal.SIGTERM)
-        assert (await calling).reason == ERROR_REASON_DRAINING
-        assert (await commanded).error.reason == ERROR_REASON_DRAINING
+        assert (await calling).reason == lock_pb2.ERROR_REASON_DRAINING
+        assert (await commanded).error.reason == lock_pb2.ERROR_REASON_DRAINING
         assert await session.ended() is None
         assert session.draining is not None
         assert session.draining.grace.ToMilliseconds() == 30_000

@@ -225,10 +225,7 @@ async def test_a_replica_and_its_primary_are_told(engine: RedisBinary, fresh_nod
     await replica.follow(primary)
     await until_info(replica, "replication", "master_link_status:up")
     diagnosis = await examined(nodes)
-    assert found(diagnosis) == {
-        (0, WARNING, Kind.HAS_REPLICAS),
-        (1, SERIOUS, Kind.REPLICA),
-    }
+    assert found(diagnosis) == {(0, WARNING, Kind.HAS_REPLICAS), (1, SERIOUS, Kind.REPLICA)}
     assert f"it follows 127.0.0.1:{primary.port}" in text_of(diagnosis, Kind.REPLICA)
     assert diagnosis.voters == {0, 2}
 

@@ -40,15 +40,12 @@ def start_init(commands: CommandProcesses, nodes: Sequence[RedisNode | str], *fl
     return commands.start_redfence("cluster", "init", *node_flags(nodes), *flags)
 
 
-async def check_refusals(
-    started: Sequence[tuple[CommandProcess, str]],
-) -> None:
-    """Check that each command ends with one line that tells this."""
-    for process, told in started:
-        line = await process.ended(status=2)
-        assert line.startswith("redfence cluster init: ")
-        assert told in line
-        assert line.count("\n") == 1
+async def check_refusal(process: CommandProcess, told: str) -> None:
+    """Check that the command ends with one line that tells this."""
+    line = await process.ended(status=2)
+    assert line.startswith("redfence cluster init: ")
+    assert told in line
+    assert line.count("\n") == 1
 
 
 async def form_through(proxies: Sequence[TcpProxy], nodes: Sequence[RedisNode]) -> str:
@@ -70,7 +67,7 @@ async def test_a_cluster_is_formed_once_and_forming_it_again_changes_nothing(
     before = await memories(nodes)
     again, another_ttl = start_init(commands, nodes, "--max-ttl", "60000ms"), start_init(commands, nodes)
     assert await again.ended() == line
-    await check_refusals([(another_ttl, "max_ttl: ")])
+    await check_refusal(another_ttl, "max_ttl: ")
     assert await memories(nodes) == before
     status = await (await serve(nodes)).status()
     assert status.max_ttl.ToMilliseconds() == 60_000
@@ -162,22 +159,17 @@ async def test_nodes_that_cannot_form_a_cluster_are_named_and_not_changed(
     before = await memories([used, extra, other])
     twin = extra.url.replace("127.0.0.1", "localhost") + "/1"
     same = f"node 2 (localhost:{extra.port}): it is the same process as node 0; every node must be a server"
-    await check_refusals(
-        [
-            (
-                start_init(commands, [extra, used, other]),
-                f"node 1 (127.0.0.1:{used.port}): it has no cluster identity and yet holds 1 keys",
-            ),
-            (start_init(commands, [extra, NOWHERE, other]), "node 1 (127.0.0.1:1): "),
-            # Two databases of one server would fail together; here they have two names of this machine.
-            (start_init(commands, [extra, other, twin]), same),
-            (start_init(commands, [used, extra]), "node: 2 nodes are configured"),
-            (
-                start_init(commands, [extra], "--max-ttl", "99ms"),
-                "max_ttl: it must be from 100 ms",
-            ),
-        ]
-    )
+    holds_keys = f"node 1 (127.0.0.1:{used.port}): it has no cluster identity and yet holds 1 keys"
+    cases: list[tuple[CommandProcess, str]] = [
+        (start_init(commands, [extra, used, other]), holds_keys),
+        (start_init(commands, [extra, NOWHERE, other]), "node 1 (127.0.0.1:1): "),
+        # Two databases of one server would fail together; here they have two names of this machine.
+        (start_init(commands, [extra, other, twin]), same),
+        (start_init(commands, [used, extra]), "node: 2 nodes are configured"),
+        (start_init(commands, [extra], "--max-ttl", "99ms"), "max_ttl: it must be from 100 ms"),
+    ]
+    for process, told in cases:
+        await check_refusal(process, told)
     assert await memories([used, extra, other]) == before
 
 

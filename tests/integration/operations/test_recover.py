@@ -27,13 +27,6 @@ from harness.processes.servers import (
 )
 from harness.time.eventually import all_set
 from redfence_proto.v1 import lock_pb2
-from redfence_proto.v1.lock_pb2 import (
-    ACQUIRE_OUTCOME_GRANTED,
-    ERROR_REASON_QUORUM_UNAVAILABLE,
-    NODE_STATE_QUARANTINED,
-    NODE_STATE_READY,
-    NODE_STATE_UNREACHABLE,
-)
 from redfence_server.errors import StartupError
 from redfence_server.membership.fence import wait_ms
 
@@ -62,7 +55,7 @@ async def grant_some(server: LockServer, history: TokenHistory, *, count: int = 
     for turn in range(count):
         name, began_at_ms = NAMES[turn % len(NAMES)], now_ms()
         response = await server.acquire(name, ttl_ms=TTL_MS, lease_id=new_lease_id(), wait_ms=2 * TTL_MS)
-        assert response.outcome == ACQUIRE_OUTCOME_GRANTED
+        assert response.outcome == lock_pb2.ACQUIRE_OUTCOME_GRANTED
         history.note(response.lease, began_at_ms=began_at_ms)
         await server.release(name, response.lease.lease_id)
 
@@ -87,7 +80,7 @@ async def go_on(server: LockServer, history: TokenHistory, *others: lock_pb2.Nod
 
 async def all_in(server: LockServer, *others: lock_pb2.NodeState.ValueType) -> None:
     """Return once every node is ready but the last ones, which are in the states given."""
-    ready = [NODE_STATE_READY] * (len(server.nodes) - len(others))
+    ready = [lock_pb2.NODE_STATE_READY] * (len(server.nodes) - len(others))
     await server.until_states(*ready, *others, timeout_s=20)
 
 
@@ -95,7 +88,7 @@ async def nothing_is_granted(server: LockServer) -> None:
     """Check that each caller is told of the missing quorum, and does not wait out its time."""
     for name in NAMES:
         failure = await failure_of(server.acquire(name, ttl_ms=TTL_MS, wait_ms=5_000))
-        assert failure.reason == ERROR_REASON_QUORUM_UNAVAILABLE
+        assert failure.reason == lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE
 
 
 async def forget(nodes: Sequence[RedisNode]) -> None:
@@ -198,20 +191,20 @@ async def test_a_node_that_was_away_during_a_recovery_comes_back_by_a_replacemen
     nodes = await fresh_nodes(3)
     server, history = await served(nodes, serve)
     nodes[2].kill()
-    await all_in(server, NODE_STATE_UNREACHABLE)
+    await all_in(server, lock_pb2.NODE_STATE_UNREACHABLE)
     await forget(nodes[:2])
     told = await recover(commands, nodes, "--yes").ended()
     assert f"node 2 (127.0.0.1:{nodes[2].port}) cannot be reached: it will not vote when it is back" in told
     assert "`redfence cluster replace 2 URL`" in told
     # One votes of three, and this one would make two.
     assert "comes back and has forgotten nothing, none of this is needed" not in told
-    await all_in(server, NODE_STATE_UNREACHABLE)
+    await all_in(server, lock_pb2.NODE_STATE_UNREACHABLE)
     await nodes[2].start()
-    await go_on(server, history, NODE_STATE_QUARANTINED)
+    await go_on(server, history, lock_pb2.NODE_STATE_QUARANTINED)
     await server.until_detail(2, "`redfence cluster replace 2 URL`")
     # It keeps no server from starting, for the others are a quorum.
     async with serving(nodes) as another:
-        await all_in(another, NODE_STATE_QUARANTINED)
+        await all_in(another, lock_pb2.NODE_STATE_QUARANTINED)
         await another.until_detail(2, "was given its index since")
     replace = commands.start_redfence("cluster", "replace", "2", *node_flags(nodes))
     assert "node 2" in await replace.ended()
@@ -283,7 +276,7 @@ async def test_a_node_that_dies_between_the_passes_is_brought_back_by_a_server(
     nodes[2].kill()
     told = await process.ended(status=1)
     assert f"node 2 (127.0.0.1:{nodes[2].port}) is still out: " in told
-    await go_on(server, history, NODE_STATE_UNREACHABLE)
+    await go_on(server, history, lock_pb2.NODE_STATE_UNREACHABLE)
     await nodes[2].start()
     assert "nothing to recover: a quorum votes" in await recover(commands, nodes).ended(status=2)
     await all_in(server)
@@ -316,7 +309,7 @@ async def test_grants_until_the_nodes_were_taken_out_are_below_the_floor_as_well
     last = max(grant.token for grant in history.grants)
     assert f"tokens go on above {last + 1};" in await process.ended()
     await server.proxies[1].heal()
-    await all_in(server, NODE_STATE_QUARANTINED)
+    await all_in(server, lock_pb2.NODE_STATE_QUARANTINED)
 
     async def idle() -> bool:
         return not any([await node.call("EXISTS", *COUNTERS) for node in nodes[:2]])

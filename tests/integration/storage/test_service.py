@@ -11,16 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
+import redfence
 from harness.processes.storage_server import HeldStore, StorageCalls, connected, full_disk, serving
-from redfence import (
-    ClosedError,
-    InvalidArgumentError,
-    NotFoundError,
-    OutcomeUnknownError,
-    ServerError,
-    StaleTokenError,
-    UnavailableError,
-)
 from redfence_storage.client_messages import DeleteResult, FenceResult, GetResult, KeyPage, PutResult
 from redfence_storage.group_commit import GroupCommit
 
@@ -95,7 +87,7 @@ async def test_a_later_holder_succeeds_and_then_every_write_of_the_earlier_is_re
         storage.fence(NAME, token=1),
         storage.get(NAME, key="k", token=1),
     ):
-        with pytest.raises(StaleTokenError) as refusal:
+        with pytest.raises(redfence.StaleTokenError) as refusal:
             await refused
         assert refusal.value.highest_token == 2
         assert _status(refusal.value) is grpc.StatusCode.FAILED_PRECONDITION
@@ -110,11 +102,11 @@ async def test_a_fenced_read_or_a_fence_shuts_out_the_earlier_holder_before_any_
     """The new holder's first read refuses a late write of the old one, even if it finds nothing."""
     await storage.put("read", key="k", value=b"0", token=1)
     assert await storage.get("read", key="k", token=2) == GetResult(b"0", 1, 2)
-    with pytest.raises(NotFoundError):
+    with pytest.raises(redfence.NotFoundError):
         await storage.get("missed", key="k", token=2)
     await storage.fence("fenced", token=2)
     for name in ("read", "missed", "fenced"):
-        with pytest.raises(StaleTokenError):
+        with pytest.raises(redfence.StaleTokenError):
             await storage.put(name, key="k", value=b"late", token=1)
 
 
@@ -145,7 +137,7 @@ async def test_a_field_that_is_too_long_is_an_invalid_argument_and_no_overload(
     storage: StorageCalls, field: str, method: str, options: dict[str, Any]
 ) -> None:
     """The transport refuses a message beyond 64 KiB, and a retry cannot help."""
-    with pytest.raises(InvalidArgumentError) as refusal:
+    with pytest.raises(redfence.InvalidArgumentError) as refusal:
         await getattr(storage, method)(**{"resource": NAME, **options})
     assert refusal.value.field == field
     assert str(refusal.value).startswith(f"{field} is ")
@@ -158,7 +150,7 @@ async def test_the_longest_names_and_value_fit_into_a_message_and_into_an_error(
     name, value = "ä" * 128, b"x" * 32_768
     await storage.put(name, key="k" * 1_024, value=value, token=1)
     assert await storage.get(name, key="k" * 1_024, token=1) == GetResult(value, 1, 1)
-    with pytest.raises(NotFoundError) as refusal:
+    with pytest.raises(redfence.NotFoundError) as refusal:
         await storage.get(name, key="豆" * 341)
     assert _status(refusal.value) is grpc.StatusCode.NOT_FOUND
     assert refusal.value.metadata == {"resource": name, "key": "豆" * 341}
@@ -169,7 +161,7 @@ async def test_a_database_that_fails_acknowledges_nothing_and_works_again_afterw
 ) -> None:
     """A full disk refuses the write as retryable; the same call with the same token works later."""
     await storage.put(NAME, key="k", value=b"before", token=1)
-    with full_disk(after_bytes=32_768), pytest.raises(UnavailableError) as refusal:
+    with full_disk(after_bytes=32_768), pytest.raises(redfence.UnavailableError) as refusal:
         await storage.put(NAME, key="k", value=b"x" * 32_768, token=2)
     assert _status(refusal.value) is grpc.StatusCode.UNAVAILABLE
     assert refusal.value.error_reason == "STORAGE_FAILED"
@@ -183,14 +175,14 @@ async def test_a_defect_is_told_as_internal_without_what_happened_inside(
 ) -> None:
     """The log has the traceback. A storage that stops tells so with a reason of its own."""
     store.break_with(RuntimeError("secret detail"))
-    with pytest.raises(ServerError) as refusal:
+    with pytest.raises(redfence.ServerError) as refusal:
         await storage.fence(NAME, token=1)
     assert _status(refusal.value) is grpc.StatusCode.INTERNAL
     assert refusal.value.error_reason == "INTERNAL"
     assert "secret" not in str(refusal.value)
     assert "secret detail" in capsys.readouterr().out
     await commit.close()
-    with pytest.raises(UnavailableError) as stopping:
+    with pytest.raises(redfence.UnavailableError) as stopping:
         await storage.fence(NAME, token=1)
     assert stopping.value.error_reason == "DRAINING"
 
@@ -202,7 +194,7 @@ async def test_a_call_out_of_time_is_unknown_and_its_write_may_have_happened(
     store.hold()
     # Time enough to connect and to send on a machine that stands still for a while.
     async with connected(kind, target, timeout_s=1.5) as storage:
-        with pytest.raises(OutcomeUnknownError):
+        with pytest.raises(redfence.OutcomeUnknownError):
             await storage.put(NAME, key="k", value=b"v", token=1)
     assert store.reached.is_set()
     store.gate.set()
@@ -212,7 +204,7 @@ async def test_a_call_out_of_time_is_unknown_and_its_write_may_have_happened(
 
 async def test_a_storage_that_is_not_there_is_unavailable(kind: str) -> None:
     async with connected(kind, "127.0.0.1:1") as storage:
-        with pytest.raises(UnavailableError):
+        with pytest.raises(redfence.UnavailableError):
             await storage.fence(NAME, token=1)
 
 
@@ -225,9 +217,9 @@ async def test_a_call_under_way_at_the_close_is_unknown_and_a_later_one_is_refus
         writing = asyncio.create_task(storage.put(NAME, key="k", value=b"v", token=1))
         assert await asyncio.to_thread(store.reached.wait, 10)
     try:
-        with pytest.raises(OutcomeUnknownError):
+        with pytest.raises(redfence.OutcomeUnknownError):
             await asyncio.wait_for(writing, 5)
     finally:
         store.gate.set()
-    with pytest.raises(ClosedError):
+    with pytest.raises(redfence.ClosedError):
         await storage.put(NAME, key="k", value=b"v", token=1)

@@ -17,16 +17,7 @@ from unit.redfence.core_world import (
     without_quorum,
 )
 
-from redfence import (
-    AcquireTimeoutError,
-    InvalidArgumentError,
-    LeaseLostError,
-    LeaseState,
-    LockHeldError,
-    OutcomeUnknownError,
-    OverloadedError,
-    UnavailableError,
-)
+import redfence
 from redfence._core.acquires import TRY_INTERVAL_MS
 from redfence._core.outbox import COMMANDS_IN_FLIGHT_MAX, COMMANDS_PER_MESSAGE_MAX, WAITS_SHARE
 from redfence_proto import bounds
@@ -46,7 +37,7 @@ def test_an_acquire_is_sent_as_asked_and_its_grant_reaches_the_caller(world: Wor
     assert len(command.acquire.lease_id) == 32
     world.answer(granted(command, token=41))
     assert slot.result.token == 41
-    assert slot.result.state is LeaseState.ACTIVE
+    assert slot.result.state is redfence.LeaseState.ACTIVE
 
 
 def test_commands_issued_together_leave_in_one_message_within_the_size_limit(world: World) -> None:
@@ -63,7 +54,8 @@ def test_commands_issued_together_leave_in_one_message_within_the_size_limit(wor
 
 
 @pytest.mark.parametrize(
-    ("wait", "outcome", "kind"), [(0, _HELD, LockHeldError), (1, _WAIT_TIMEOUT, AcquireTimeoutError)]
+    ("wait", "outcome", "kind"),
+    [(0, _HELD, redfence.LockHeldError), (1, _WAIT_TIMEOUT, redfence.AcquireTimeoutError)],
 )
 def test_a_held_lock_is_an_error_that_tells_who_holds_it(
     world: World, wait: float, outcome: int, kind: type[Exception]
@@ -73,7 +65,7 @@ def test_a_held_lock_is_an_error_that_tells_who_holds_it(
     world.answer(not_granted(command, outcome))  # type: ignore[arg-type]
     error = slot.error
     assert type(error) is kind
-    assert isinstance(error, LockHeldError | AcquireTimeoutError)
+    assert isinstance(error, redfence.LockHeldError | redfence.AcquireTimeoutError)
     assert (error.resource, error.holder, error.token, error.remaining) == ("r", "them", 7, 1.5)
     assert world.sent() == [], "nothing was granted, so nothing is released"
 
@@ -109,7 +101,7 @@ def test_a_wait_that_ran_out_tells_its_place_in_the_queue(world: World, position
     slot, command = world.ask(wait=5)
     world.later(5000)
     world.answer(not_granted(command, _WAIT_TIMEOUT, position=position))
-    assert isinstance(slot.error, AcquireTimeoutError)
+    assert isinstance(slot.error, redfence.AcquireTimeoutError)
     assert slot.error.position == position
     still = f"; still {words} in line" if words else ""
     assert str(slot.error) == f"'r' was still held by 'them' after 5 s{still}"
@@ -132,7 +124,7 @@ def test_an_acquire_that_queues_behind_others_is_not_given_up_while_its_wait_las
     _, queued = world.acquire(wait=None)
     world.sent()
     world.later(61_000)
-    assert isinstance(sent[0].error, OutcomeUnknownError)
+    assert isinstance(sent[0].error, redfence.OutcomeUnknownError)
     assert queued.error is None
 
 
@@ -170,7 +162,7 @@ def test_a_queued_wait_is_tried_once_when_its_time_is_over() -> None:
     held, free, _ = world.sent()
     assert [command.acquire.wait_timeout.ToMilliseconds() for command in (held, free)] == [0, 0]
     world.answer(not_granted(held, _HELD), granted(free))
-    assert type(slots[0].error) is AcquireTimeoutError
+    assert type(slots[0].error) is redfence.AcquireTimeoutError
     assert slots[1].result.token == 1
 
 
@@ -218,7 +210,7 @@ def test_a_full_queue_costs_nobody_else_its_place() -> None:
     world.one("acquire")
     slot, command = world.ask(wait=None)
     world.answer(too_many(command, "resource"))
-    assert isinstance(slot.error, OverloadedError)
+    assert isinstance(slot.error, redfence.OverloadedError)
     assert not world.core.leaving
     assert not waiting.done()
 
@@ -271,7 +263,7 @@ def test_a_grant_that_arrives_past_its_validity_is_released_and_not_handed_out()
     slot, command = world.ask(ttl=9)
     world.later(9000)
     world.answer(granted(command))
-    assert isinstance(slot.error, LeaseLostError)
+    assert isinstance(slot.error, redfence.LeaseLostError)
     assert world.one("release").release.lease_id == command.acquire.lease_id
 
 
@@ -320,12 +312,12 @@ def _too_many_of(scope: str) -> Callable[[lock_pb2.SessionCommand], lock_pb2.Ses
 @pytest.mark.parametrize(
     ("refusal", "kind", "releases"),
     [
-        (_refused, InvalidArgumentError, []),
-        (_too_many_of("resource"), OverloadedError, []),
+        (_refused, redfence.InvalidArgumentError, []),
+        (_too_many_of("resource"), redfence.OverloadedError, []),
         # No acquire of this client waits on the connection, so none would ever make room.
-        (_too_many_of("connection"), OverloadedError, []),
+        (_too_many_of("connection"), redfence.OverloadedError, []),
         # A node may keep a part of the mint.
-        (without_quorum, UnavailableError, ["release"]),
+        (without_quorum, redfence.UnavailableError, ["release"]),
     ],
 )
 def test_the_only_servers_refusal_reaches_the_caller_at_once(
@@ -338,7 +330,7 @@ def test_the_only_servers_refusal_reaches_the_caller_at_once(
     world.answer(refusal(command))
     assert type(slot.error) is kind
     assert world.sent_kinds() == releases
-    if isinstance(slot.error, OverloadedError):
+    if isinstance(slot.error, redfence.OverloadedError):
         assert slot.error.scope in {"resource", "connection"}
         assert slot.error.retry_after == 1.0
 
@@ -346,8 +338,8 @@ def test_the_only_servers_refusal_reaches_the_caller_at_once(
 @pytest.mark.parametrize(
     ("address_count", "refusal", "kind"),
     [
-        (2, without_quorum, UnavailableError),
-        (2, _too_many_of("server"), OverloadedError),
+        (2, without_quorum, redfence.UnavailableError),
+        (2, _too_many_of("server"), redfence.OverloadedError),
         (1, drains, None),
         (2, drains, None),
     ],

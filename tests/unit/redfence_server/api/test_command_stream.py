@@ -55,11 +55,8 @@ async def test_a_command_cancelled_before_its_first_step_is_answered_for() -> No
     stream.start(partial(after, 1, "whole"), never_begun=lambda: "not told")
     stream.finish()
     await stream.write_all(peer.write)
-    assert sorted(item for batch in peer.batches for item in batch) == [
-        "begun cancelled",
-        "never begun",
-        "whole",
-    ]
+    told = sorted(item for batch in peer.batches for item in batch)
+    assert told == ["begun cancelled", "never begun", "whole"]
 
 
 async def test_a_batch_is_bounded() -> None:

@@ -237,10 +237,7 @@ CASES = [
         (RETURNS, Kind.FORGOT, "it restarted and cannot prove", QUARANTINE),
     ),
     one(
-        "restarted, and not durable now",
-        {**NEW_RUN, **GAP},
-        (WARN, Kind.NOT_DURABLE),
-        (RETURNS, Kind.FORGOT),
+        "restarted, and not durable now", {**NEW_RUN, **GAP}, (WARN, Kind.NOT_DURABLE), (RETURNS, Kind.FORGOT)
     ),
     Case(
         "restarted without proof, and there is no other",

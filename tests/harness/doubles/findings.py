@@ -17,6 +17,12 @@ def identity(index: int, /, **changes: Any) -> Identity:
     return replace(usual, **changes)
 
 
+def identity_fields(index: int, /) -> dict[str, str]:
+    """Return the same identity as a node stores it."""
+    place = {"cluster_id": "c", "index": f"{index}", "nodes": "3", "max_ttl_ms": f"{TTL_MS}"}
+    return place | {"admission": "a" * 32, "run_id": f"run-{index}", "durable": "1", "state": "ready"}
+
+
 def findings(index: int, who: Identity | None, /, **changes: Any) -> Findings:
     """Return what is found of a node with this identity, or of an empty node, with these changes."""
     keeps: dict[str, Any] = {"max_token": 5, "key_count": 3} if who else {"max_token": None}

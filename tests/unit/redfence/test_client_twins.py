@@ -33,16 +33,10 @@ def _plain(value: object) -> object:
     if isinstance(value, property):
         return "property"
     assert inspect.isfunction(value)
-    parameters = inspect.signature(value).parameters.values()
     return [
-        (
-            parameter.name,
-            parameter.kind,
-            parameter.default,
-            str(parameter.annotation).replace("Async", "Sync"),
-        )
-        for parameter in parameters
-        if parameter.name not in {"connector", "session"}
+        (each.name, each.kind, each.default, str(each.annotation).replace("Async", "Sync"))
+        for each in inspect.signature(value).parameters.values()
+        if each.name not in {"connector", "session"}
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,24 +20,9 @@ _VALIDITY_MS = 8900.0
 _NOW_MS = 100.0
 
 
-def _lease(
-    *,
-    sent_at_ms: float = 0.0,
-    now_ms: float = 0.0,
-    validity_ms: float = _VALIDITY_MS,
-    max_hold_ms: float | None = None,
-) -> LeaseCore:
-    return LeaseCore(
-        resource="r",
-        lease_id="0" * 32,
-        token=7,
-        ttl_ms=_TTL_MS,
-        sent_at_ms=sent_at_ms,
-        validity_ms=validity_ms,
-        now_ms=now_ms,
-        max_hold_ms=max_hold_ms,
-        fraction=lambda: 0.0,
-    )
+def _lease(**changes: Any) -> LeaseCore:
+    proven = {"sent_at_ms": 0.0, "now_ms": 0.0, "validity_ms": _VALIDITY_MS, "max_hold_ms": None} | changes
+    return LeaseCore(resource="r", lease_id="0" * 32, token=7, ttl_ms=_TTL_MS, fraction=lambda: 0.0, **proven)
 
 
 def _in_state(state: LeaseState) -> LeaseCore:

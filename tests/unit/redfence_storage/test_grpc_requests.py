@@ -63,18 +63,16 @@ def test_a_bad_field_of_any_request_is_named(
 
 def test_requests_at_their_bounds_become_commands() -> None:
     name, key, value, token = "n" * 256, "k" * 1_024, b"x" * 32 * 1024, 2**53 - 1
-    assert put_command(
-        storage_pb2.PutRequest(resource=name, fencing_token=token, key=key, value=value)
-    ) == Put(resource=name, token=token, key=key, value=value)
-    assert delete_command(storage_pb2.DeleteRequest(resource=name, fencing_token=token, key=key)) == Delete(
-        resource=name, token=token, key=key
+    sent: dict[str, Any] = {"resource": name, "fencing_token": token}
+    read: dict[str, Any] = {"resource": name, "token": token}
+    assert put_command(storage_pb2.PutRequest(**sent, key=key, value=value)) == Put(
+        **read, key=key, value=value
     )
-    assert fence_command(storage_pb2.FenceRequest(resource=name, fencing_token=token)) == Fence(
-        resource=name, token=token
-    )
-    assert list_keys_command(
-        storage_pb2.ListKeysRequest(resource=name, page_size=1_000, page_token=page_token_after(key))
-    ) == ListKeys(resource=name, after_key=key, keys_max=1_000, bytes_max=32 * 1024)
+    assert delete_command(storage_pb2.DeleteRequest(**sent, key=key)) == Delete(**read, key=key)
+    assert fence_command(storage_pb2.FenceRequest(**sent)) == Fence(**read)
+    page = storage_pb2.ListKeysRequest(resource=name, page_size=1_000, page_token=page_token_after(key))
+    listing = ListKeys(resource=name, after_key=key, keys_max=1_000, bytes_max=32 * 1024)
+    assert list_keys_command(page) == listing
 
 
 def test_a_read_is_plain_only_where_the_token_is_unset() -> None:

@@ -29,15 +29,6 @@ def program(path: Path, says: str) -> Path:
     return path
 
 
-def without_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide every installed distribution, as on a machine without the extra."""
-
-    def missing(name: str) -> None:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "files", missing)
-
-
 def test_the_program_named_by_the_environment_goes_first(tmp_path: Path) -> None:
     named = program(tmp_path / "mine", REDIS_6_2)
     program(tmp_path / "bin" / "valkey-server", VALKEY)
@@ -65,7 +56,10 @@ def test_an_old_redis_on_the_path_is_passed_over(tmp_path: Path) -> None:
 def test_without_any_program_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    without_wheel(monkeypatch)
+    def missing(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "files", missing)
     program(tmp_path / "redis-server", REDIS_6_0)
     with pytest.raises(RedisBinaryError) as caught:
         find_redis_binary(environment={"PATH": str(tmp_path)})
@@ -93,16 +87,11 @@ def test_a_named_program_that_will_not_do_is_refused_and_never_passed_over(
 
 
 def test_a_named_program_must_exist_and_be_executable(tmp_path: Path) -> None:
-    with pytest.raises(
-        RedisBinaryError, match=rf"^{ENVIRONMENT_VARIABLE}: .*nowhere cannot be run: .*No such file"
-    ):
-        find_redis_binary(environment={ENVIRONMENT_VARIABLE: str(tmp_path / "nowhere")})
-    plain = program(tmp_path / "plain", VALKEY)
-    plain.chmod(0o644)
-    with pytest.raises(
-        RedisBinaryError, match=rf"^{ENVIRONMENT_VARIABLE}: .*plain cannot be run: .*Permission denied"
-    ):
-        find_redis_binary(environment={ENVIRONMENT_VARIABLE: str(plain)})
+    program(tmp_path / "plain", VALKEY).chmod(0o644)
+    for name, reason in (("nowhere", "No such file"), ("plain", "Permission denied")):
+        told = rf"^{ENVIRONMENT_VARIABLE}: .*{name} cannot be run: .*{reason}"
+        with pytest.raises(RedisBinaryError, match=told):
+            find_redis_binary(environment={ENVIRONMENT_VARIABLE: str(tmp_path / name)})
 
 
 def test_what_cannot_be_run_is_refused_with_the_reason(tmp_path: Path) -> None:

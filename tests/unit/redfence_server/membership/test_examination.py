@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.doubles.findings import findings, identity
+from harness.doubles.findings import findings, identity, identity_fields
 from redfence_server.membership.examination import (
     DURABLE_SETTINGS,
     ClockReading,
@@ -26,16 +26,7 @@ CLOCK = ClockReading(sent_ms=0.0, received_ms=10.0, node_ms=NODE_MS)
 FOUND = findings(1, ME, key_count=4, evicted=2, clock=CLOCK)
 
 # What every identity has.
-FIELDS = {
-    "cluster_id": "c",
-    "index": "1",
-    "nodes": "3",
-    "max_ttl_ms": "300000",
-    "admission": "a" * 32,
-    "run_id": "run-1",
-    "durable": "1",
-    "state": "ready",
-}
+FIELDS = identity_fields(1)
 # What came with the first fence or the first eviction.
 MORE = {"floor": "7", "reserved": "9", "evicted": "1", "floor:0": "5", "floor:2": "6", "fence:2": "q" * 32}
 

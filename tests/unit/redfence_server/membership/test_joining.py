@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
-from harness.doubles.findings import identity
+from harness.doubles.findings import identity, identity_fields
 from harness.time.virtual_loop import LoopClock
 from redfence_server.membership.admin import AdminSettings
 from redfence_server.membership.cluster_memory import ClusterMemory
@@ -25,17 +25,7 @@ pytestmark = pytest.mark.virtual_time
 
 INDEX = 2
 KEYS = scripts.Keyspace()
-FIELDS = {
-    "cluster_id": "c",
-    "index": f"{INDEX}",
-    "nodes": "3",
-    "max_ttl_ms": "300000",
-    "admission": "a" * 32,
-    "run_id": "run-1",
-    "durable": "1",
-    "state": "ready",
-    "floor": "5",
-}
+FIELDS = identity_fields(INDEX) | {"run_id": "run-1", "floor": "5"}
 
 
 class ScriptedNode(DialledNode):

@@ -21,8 +21,6 @@ from redfence.testing import FakeLockServer
 
 @dataclass(frozen=True)
 class Service:
-    """Something that both clients can talk to."""
-
     make_client: Callable[[], redfence.Client]
     make_async_client: Callable[[], redfence.AsyncClient]
 

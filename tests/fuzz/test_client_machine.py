@@ -89,7 +89,6 @@ class World:
 
 @contextmanager
 def world_at(site: FuzzSite) -> Iterator[World]:
-    """Connect both clients and the storage's to the site."""
     with CallLoop() as loop:
         waking = redfence.AsyncClient(site.server_address)
         with redfence.Client(site.server_address) as blocking, StorageClient(site.storage_address) as storage:
@@ -147,7 +146,6 @@ class Resource:
         self.leases.append(lease)
 
     def end(self, lease: Held) -> None:
-        """No node holds it any more."""
         self.on_nodes = [None if held is lease else held for held in self.on_nodes]
 
 

@@ -55,7 +55,6 @@ def unharmed(site: FuzzSite) -> Iterator[None]:
 
 @contextmanager
 def channel_to(site: FuzzSite, method: Method) -> Iterator[grpc.Channel]:
-    """Yield a channel to the server that offers the method."""
     with grpc.insecure_channel(site.storage_address if method.of_storage else site.server_address) as channel:
         yield channel
 
@@ -108,7 +107,6 @@ def check_unary(method: Method, data: bytes, ending: Ending) -> None:
 
 
 def method_name(method: Method) -> str:
-    """Name a method in a test's id."""
     return method.path.rpartition(".")[2]
 
 
@@ -143,7 +141,6 @@ def test_a_unary_call_is_answered_or_its_mistake_is_told(site: FuzzSite, method:
 
 @contextmanager
 def stream_to(site: FuzzSite, method: Method) -> Iterator[Streams]:
-    """Yield what sends raw messages to the method over a stream."""
     with channel_to(site, method) as channel:
         yield channel.stream_stream(method.path)
 
@@ -153,7 +150,6 @@ def sent(call_raw: Streams, messages: Sequence[bytes], *, timeout_s: float) -> A
 
 
 def ended(call: Any) -> tuple[list[bytes], Ending]:
-    """Return what a stream answered, and how it ended."""
     answers: list[bytes] = []
     with suppress(grpc.RpcError):  # told by the ending
         answers.extend(call)
@@ -172,7 +168,6 @@ SESSION, KEEP_ALIVE = OWN_STREAMS["Session"], OWN_STREAMS["KeepAlive"]
 
 
 def batches(method: Method) -> st.SearchStrategy[list[bytes]]:
-    """Return what to send over one stream."""
     return st.lists(inputs(method.request), max_size=6)
 
 
@@ -287,12 +282,10 @@ RSS_GROWTH_MAX_BYTES = 8 * 2**20
 
 
 def looks(site: FuzzSite) -> tuple[ProcessLook, ...]:
-    """Look at both processes."""
     return tuple(look_at_process(process.pid) for process in (site.server, site.storage))
 
 
 def fd_counts(site: FuzzSite) -> list[int]:
-    """Return how much either has open."""
     return [look.fd_count for look in looks(site)]
 
 

@@ -30,10 +30,8 @@ def findings(index: int, who: Identity | None, /, **changes: Any) -> Findings:
 
 
 def look(index: int, who: Identity | None, /, *, address: str = "", **changes: Any) -> NodeSnapshot:
-    """Return a look at such a node."""
     return NodeSnapshot(index, address or f"n{index}:6379", findings(index, who, **changes))
 
 
 def away(index: int, address: str = "") -> NodeSnapshot:
-    """Return a look at a node that cannot be reached."""
     return NodeSnapshot(index, address or f"n{index}:6379", None, "connection refused")

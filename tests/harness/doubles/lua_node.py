@@ -73,11 +73,9 @@ class Database:
             self.call("AUTH", parts.password)
 
     def call(self, *command: str | int | bytes) -> Any:
-        """Send a command and return its answer."""
         return self.exchange(hiredis.pack_command(command), 1)[0]  # type: ignore[arg-type]  # its stub says: a tuple of one
 
     def exchange(self, packed: bytes, count: int) -> list[Any]:
-        """Send what is packed and return so many answers."""
         self._socket.sendall(packed)
         answers: list[Any] = []
         while len(answers) < count:

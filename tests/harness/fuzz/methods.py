@@ -53,8 +53,6 @@ LIBRARY_METHODS = (*_of(health_pb2), *_of(reflection_pb2))
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a call ended."""
-
     code: grpc.StatusCode
     details: str
     rich: RichError | None

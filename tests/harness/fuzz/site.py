@@ -26,8 +26,6 @@ _START_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class FuzzSite:
-    """The running processes, and ways to them."""
-
     databases: tuple[Database, ...]
     server: CommandProcess
     server_address: str

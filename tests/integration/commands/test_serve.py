@@ -35,13 +35,11 @@ pytestmark = pytest.mark.slow
 
 
 def start_serve(commands: CommandProcesses, nodes: Sequence[RedisNode | str], *flags: str) -> CommandProcess:
-    """Start a server on any free port."""
     return commands.start_redfence("serve", *node_flags(nodes), "--listen", "127.0.0.1:0", *flags)
 
 
 @asynccontextmanager
 async def ready(process: CommandProcess) -> AsyncIterator[LockServer]:
-    """Yield the server once it has said that it is ready."""
     port = (await process.wait_for_line(READY, timeout_s=20))[1]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield LockServer(channel)

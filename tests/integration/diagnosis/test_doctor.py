@@ -33,13 +33,11 @@ NO_LIMIT: Found = {(index, NOTE, Kind.NO_MEMORY_LIMIT) for index in range(3)}
 
 
 async def checkups_of(nodes: Sequence[RedisNode | str], *, watch_ms: int = 100) -> list[Checkup]:
-    """Look at the nodes from within this process."""
     urls = check_urls([node if isinstance(node, str) else node.url for node in nodes])
     return await check_up(urls, Keyspace(), dial_timeout_ms=2_000, clock=SystemClock(), watch_ms=watch_ms)
 
 
 async def examined(nodes: Sequence[RedisNode | str]) -> Diagnosis:
-    """Look, and judge."""
     return diagnose(await checkups_of(nodes), config.load({"nodes": ()}))
 
 
@@ -60,14 +58,12 @@ def text_of(diagnosis: Diagnosis, kind: Kind) -> str:
 
 
 async def set_all(node: RedisNode, **settings: str) -> None:
-    """Change a running node's settings."""
     node.disturbed = True
     for name, value in settings.items():
         assert await node.call("CONFIG", "SET", name.replace("_", "-"), value) == b"OK"
 
 
 async def until_info(node: RedisNode, section: str, line: str) -> None:
-    """Return once INFO has this line."""
     node.disturbed = True
 
     async def told() -> bool:

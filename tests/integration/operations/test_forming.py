@@ -36,7 +36,6 @@ pytestmark = pytest.mark.slow
 
 
 def start_init(commands: CommandProcesses, nodes: Sequence[RedisNode | str], *flags: str) -> CommandProcess:
-    """Start to form a cluster."""
     return commands.start_redfence("cluster", "init", *node_flags(nodes), *flags)
 
 

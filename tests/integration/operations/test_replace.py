@@ -44,7 +44,6 @@ def replace(
 
 
 async def served(nodes: Sequence[RedisNode], serve: Serve) -> LockServer:
-    """Form the nodes and serve over them."""
     await form(nodes, ttl_ms_max=TTL_MS)
     return await serve_ready(nodes, serve)
 

@@ -26,8 +26,6 @@ class Node:
 
 @pytest.fixture
 async def node() -> AsyncIterator[Node]:
-    """A server that echoes."""
-
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while chunk := await reader.read(65_536):

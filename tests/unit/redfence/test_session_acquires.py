@@ -26,8 +26,6 @@ from redfence_proto.v1 import lock_pb2
 _HELD = lock_pb2.ACQUIRE_OUTCOME_HELD
 _WAIT_TIMEOUT = lock_pb2.ACQUIRE_OUTCOME_WAIT_TIMEOUT
 
-# Acquiring.
-
 
 def test_an_acquire_is_sent_as_asked_and_its_grant_reaches_the_caller(world: World) -> None:
     slot, command = world.ask("orders/42", ttl=9, wait=2.5)
@@ -296,9 +294,6 @@ def test_a_client_knows_which_of_its_acquires_waits_for_a_resource(world: World)
     world.core.abandon(first, now_ms=world.now_ms)
     seen.append(world.core.waiting_lease_id("r"))
     assert seen == ["", first.lease_id, second.lease_id]
-
-
-# Errors of an acquire.
 
 
 def _refused(command: lock_pb2.SessionCommand) -> lock_pb2.SessionResult:

@@ -26,8 +26,6 @@ _AT_RISK = lock_pb2.LEASE_STATE_AT_RISK
 _LOST = lock_pb2.LEASE_STATE_LOST
 _RPC_TIMEOUT_MS = 5000
 
-# Giving up.
-
 
 def test_a_cancelled_acquire_that_was_not_sent_leaves_nothing() -> None:
     world = World()
@@ -87,9 +85,6 @@ def test_a_late_grant_of_an_acquire_that_was_given_up_is_released_once_more(worl
     world.answer(released(release, held=False))
     world.answer(granted(command))
     assert world.one("release").release.lease_id == command.acquire.lease_id
-
-
-# Keeping alive.
 
 
 def test_a_lost_lease_is_told_once_and_never_renewed_again(world: World) -> None:
@@ -195,9 +190,6 @@ def test_a_release_ends_the_renewals_fails_without_a_quorum_and_outlasts_a_drain
         assert slot.result is True
         assert in_state(lease, LeaseState.RELEASED)
         assert world.later(60_000).sent() == []
-
-
-# Closing.
 
 
 def test_closing_fails_calls_ends_leases_and_waits_for_the_releases(world: World) -> None:

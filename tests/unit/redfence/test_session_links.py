@@ -26,8 +26,6 @@ _HELD = lock_pb2.ACQUIRE_OUTCOME_HELD
 _ACTIVE = lock_pb2.LEASE_STATE_ACTIVE
 _RPC_TIMEOUT_MS = 5000
 
-# Links that break.
-
 
 def test_after_a_broken_stream_an_acquire_is_sent_again_with_the_same_lease_id(world: World) -> None:
     slot, first = world.ask(ttl=9)
@@ -145,9 +143,6 @@ def test_links_that_break_again_and_again_do_not_prolong_a_finite_wait() -> None
         world.connected().sent()
         world.later(400).broken()
     assert isinstance(slot.error, OutcomeUnknownError)
-
-
-# Servers that are silent.
 
 
 def _silent(world: World, *, ms: float = PROBE_AFTER_MS) -> lock_pb2.SessionCommand:
@@ -272,9 +267,6 @@ def test_a_client_that_closes_asks_nothing(world: World) -> None:
     world.core.received(lock_pb2.SessionResponse(), now_ms=world.now_ms)
     world.core.stop()
     assert world.core.next_alarm_ms() == math.inf
-
-
-# Waiting for a link.
 
 
 def test_a_call_that_waits_for_a_link_goes_on_with_one_and_fails_without() -> None:

@@ -65,13 +65,11 @@ class Server:
         return self.links[0].sent
 
     def every(self, **settings: bool) -> None:
-        """Set these attributes of every link."""
         for link in self.links:
             for name, value in settings.items():
                 setattr(link, name, value)
 
     def deliver(self) -> None:
-        """Let everything arrive that is under way."""
         for link in self.links:
             link.settle()
 

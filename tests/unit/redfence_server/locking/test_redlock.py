@@ -84,7 +84,6 @@ async def held_by_a() -> tuple[list[FakeNode], Redlock]:
 
 
 def every(nodes: Iterable[FakeNode], **settings: bool) -> None:
-    """Set these attributes of every node."""
     for node in nodes:
         for name, value in settings.items():
             setattr(node, name, value)

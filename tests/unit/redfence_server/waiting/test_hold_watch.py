@@ -15,7 +15,6 @@ A, B = "a" * 64, "b" * 64
 
 
 def hold(token: int = 5, remaining_ms: int = 900, *, digest: str = A) -> Held:
-    """Return what a node says of the hold in the way."""
     return Held(digest, token, f"holder {digest[:1]}", remaining_ms)
 
 
@@ -24,7 +23,6 @@ def refused(*held: tuple[int, Held], silent: tuple[int, ...] = ()) -> Refusal:
 
 
 def watch_after(refusal: Refusal, *, nodes: int = 3, now_ms: float = 100.0) -> HoldWatch:
-    """Return a watch that was told of one refusal."""
     watch = HoldWatch(nodes)
     watch.refused(refusal, now_ms)
     return watch

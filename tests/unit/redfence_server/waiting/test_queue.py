@@ -24,8 +24,6 @@ from redfence_server.model import Lease
 
 pytestmark = pytest.mark.virtual_time
 
-# --- order
-
 
 async def test_waiters_are_granted_in_the_order_of_their_arrival() -> None:
     (server,) = await held()
@@ -77,9 +75,6 @@ async def test_a_wait_that_is_over_tells_its_place_and_the_holder() -> None:
     assert outcome.current.remaining_ms == pytest.approx(TTL_MS - 2_000, abs=2)
     assert (await server.service.get_lock(R, digest=lease_id(9).digest)).queue.position == 0
     await call_off(waiting[2])
-
-
-# --- waking up
 
 
 async def test_a_release_through_another_server_wakes_the_first_waiter_and_nobody_else() -> None:
@@ -157,9 +152,6 @@ async def test_an_idle_waiter_sends_nothing_to_any_node() -> None:
     await asyncio.sleep(299)
     assert len(server.sent) == sent
     await call_off(*waiting)
-
-
-# --- leaving
 
 
 @pytest.mark.parametrize(

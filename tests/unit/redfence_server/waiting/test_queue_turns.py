@@ -28,8 +28,6 @@ from redfence_server.waiting.waiter_limiter import WaiterLimits
 
 pytestmark = pytest.mark.virtual_time
 
-# --- taking turns
-
 
 @pytest.mark.parametrize("repeats", [False, True])
 async def test_handovers_are_bounded_while_another_server_waits(
@@ -75,9 +73,6 @@ async def test_a_queue_that_is_kept_for_its_turn_knows_nothing_of_who_comes_late
     await here.release(lease_id(2))
     await asyncio.sleep(TTL_MS / 1000 + 1)
     assert here.at_rest()
-
-
-# --- circumstances
 
 
 @pytest.mark.parametrize("wait_ms", [150, FOREVER_MS])

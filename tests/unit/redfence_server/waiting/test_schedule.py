@@ -27,7 +27,6 @@ def waiter(number: int = 1, *, asked: bool = True) -> Waiter:
 
 
 def end(schedule: TrySchedule, trying: Waiter, how: TryEnd) -> None:
-    """Let the try of a waiter end now."""
     held = tuple((node, Held("d" * 64, 5, "", TTL_MS)) for node in range(3))
     match how:
         case TryEnd.GRANTED:

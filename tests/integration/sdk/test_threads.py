@@ -118,6 +118,7 @@ def test_a_defect_in_a_call_reaches_its_caller(fake: FakeLockServer) -> None:
     client = redfence.Client("fake", connector=connector, randomness=Broken())
     assert isinstance(_bounded(lambda: client.acquire("r", ttl=60)), OSError)
     assert isinstance(_bounded(client.cluster_status), redfence.ClosedError)
+    assert _bounded(client.close) is None
 
 
 async def test_a_failed_call_keeps_nothing_of_its_callers_alive(fake: FakeLockServer) -> None:

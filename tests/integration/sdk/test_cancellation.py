@@ -215,17 +215,18 @@ def test_a_signal_handler_may_call_the_client_at_any_instruction() -> None:
     with FakeLockServer() as fake:
         client = fake.client()
         calls = 0
+        ends_s = time.monotonic() + 0.5
 
         def call(*_: object) -> None:
             nonlocal calls
             with client.lock(f"handler/{calls}", ttl=_TTL, wait=1):
                 calls += 1
-            signal.setitimer(signal.ITIMER_REAL, 0.0005 + calls % 100 / 1e5)
+            if time.monotonic() < ends_s:
+                signal.setitimer(signal.ITIMER_REAL, 0.0005 + calls % 100 / 1e5)
 
         before = signal.signal(signal.SIGALRM, call)
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.001)
-            ends_s = time.monotonic() + 0.5
             while time.monotonic() < ends_s:
                 _lock(client)
         finally:

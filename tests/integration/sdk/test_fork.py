@@ -98,6 +98,7 @@ async def test_a_forked_child_gets_clear_errors_and_the_parent_keeps_its_lease(
     assert process.stdout == "done\n"
 
 
+@pytest.mark.slow
 async def test_a_client_that_is_first_used_after_the_fork_works(
     server: LockServer, commands: CommandProcesses
 ) -> None:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -40,24 +40,16 @@ _ALLOWED_MS: Final = DRIFT_FIXED_MS + _ROUNDING_MS
 class Step:
     """A certain step: forward if `by_ms` is above 0, else backward.
 
-    The clock moved by at least so much, after drift and the uncertainty of the round trip. It did so after
-    `since_ms`, when the request for an earlier sample was sent: not always the last one, for a slow answer
-    may hide a step.
+    The clock moved by at least so much, after drift and the uncertainty of the round trip.
+
+    Attributes:
+        at_ms: the instant of this server's clock that `offset_ms` refers to.
+        offset_ms: the bound of the present offset that proves the step: a lower bound if it was forward.
     """
 
     by_ms: float
-    since_ms: float
-
-
-class _Bound(NamedTuple):
-    """A bound of the clock's offset, and the sending time of the sample that gave it."""
-
-    ms: float
-    sent_ms: float
-
-
-_NO_UPPER_BOUND: Final = _Bound(math.inf, math.inf)
-_NO_LOWER_BOUND: Final = _Bound(-math.inf, -math.inf)
+    at_ms: float
+    offset_ms: float
 
 
 class NodeClock:
@@ -76,8 +68,8 @@ class NodeClock:
         assert distrust_ms > 0, distrust_ms
         self._distrust_ms = distrust_ms
         self._distrusted_until_ms = -math.inf
-        self._upper = _NO_UPPER_BOUND  # least upper bound of o(t) - ratio * t
-        self._lower = _NO_LOWER_BOUND  # greatest lower bound of o(t) + ratio * t
+        self._upper_ms = math.inf  # least upper bound of o(t) - ratio * t
+        self._lower_ms = -math.inf  # greatest lower bound of o(t) + ratio * t
         self._hidden = False  # a step was seen, and no full sample since
         self.offset_ms: float | None = None
         """How far the node's clock is ahead of this server's steady clock, about; None without a sample."""
@@ -100,8 +92,8 @@ class NodeClock:
         elif self._hidden:
             self.distrust_until(received_ms + self._distrust_ms)
         self._hidden = False
-        self._upper = min(self._upper, _Bound(node_ms - sent_ms - DRIFT_RATIO * sent_ms, sent_ms))
-        self._lower = max(self._lower, _Bound(node_ms - received_ms + DRIFT_RATIO * received_ms, sent_ms))
+        self._upper_ms = min(self._upper_ms, node_ms - sent_ms - DRIFT_RATIO * sent_ms)
+        self._lower_ms = max(self._lower_ms, node_ms - received_ms + DRIFT_RATIO * received_ms)
         self.offset_ms = self._estimate_ms(sent_ms, received_ms, node_ms)
         return step
 
@@ -126,26 +118,26 @@ class NodeClock:
         self._distrusted_until_ms = max(self._distrusted_until_ms, until_ms)
 
     def _forward(self, received_ms: float, node_ms: float) -> Step | None:
-        by_ms = node_ms - received_ms - DRIFT_RATIO * received_ms - self._upper.ms - _ALLOWED_MS
-        return Step(by_ms, self._upper.sent_ms) if by_ms > 0 else None
+        by_ms = node_ms - received_ms - DRIFT_RATIO * received_ms - self._upper_ms - _ALLOWED_MS
+        return Step(by_ms, received_ms, node_ms - received_ms) if by_ms > 0 else None
 
     def _backward(self, sent_ms: float, node_ms: float) -> Step | None:
-        by_ms = node_ms - sent_ms + DRIFT_RATIO * sent_ms - self._lower.ms + _ALLOWED_MS
-        return Step(by_ms, self._lower.sent_ms) if by_ms < 0 else None
+        by_ms = node_ms - sent_ms + DRIFT_RATIO * sent_ms - self._lower_ms + _ALLOWED_MS
+        return Step(by_ms, sent_ms, node_ms - sent_ms) if by_ms < 0 else None
 
     def _stepped(self, step: Step, now_ms: float) -> None:
         """Distrust the node, and forget the bound that its clock has broken."""
         self.steps += 1
         self.distrust_until(now_ms + self._distrust_ms)
         if step.by_ms > 0:
-            self._upper = _NO_UPPER_BOUND
+            self._upper_ms = math.inf
         else:
-            self._lower = _NO_LOWER_BOUND
+            self._lower_ms = -math.inf
 
     def _estimate_ms(self, sent_ms: float, received_ms: float, node_ms: float) -> float:
         """Return the middle of the possible offsets, by this sample and those before it."""
-        upper_ms = min(node_ms - sent_ms, self._upper.ms + DRIFT_RATIO * received_ms + _ALLOWED_MS)
-        lower_ms = max(node_ms - received_ms, self._lower.ms - DRIFT_RATIO * received_ms - _ALLOWED_MS)
+        upper_ms = min(node_ms - sent_ms, self._upper_ms + DRIFT_RATIO * received_ms + _ALLOWED_MS)
+        lower_ms = max(node_ms - received_ms, self._lower_ms - DRIFT_RATIO * received_ms - _ALLOWED_MS)
         return (upper_ms + lower_ms) / 2
 
 
@@ -168,15 +160,29 @@ class _Suspicion:
     """A step that may be the node's own.
 
     Attributes:
+        by_ms: it moved the clock by at least so much after `since_ms`; below 0 if backward.
+        since_ms: it happened after this instant.
         seen_at_ms: it had happened by this instant.
         asked: the nodes whose clocks were compared with it.
         contradicted_by: those whose clocks contradict it.
     """
 
-    step: Step
+    by_ms: float
+    since_ms: float
     seen_at_ms: float
     asked: set[int] = field(default_factory=set)
     contradicted_by: set[int] = field(default_factory=set)
+
+
+def _suspicion(step: Step, samples: Sequence[_Sample], seen_at_ms: float) -> _Suspicion:
+    """Return how far the clock moved since the last sample that proves the step."""
+    direction = math.copysign(1.0, step.by_ms)
+    for sample in reversed(samples):
+        moved_ms = step.offset_ms - (sample.upper_ms if direction > 0 else sample.lower_ms)
+        hidden_ms = DRIFT_RATIO * abs(step.at_ms - sample.sent_ms) + _ALLOWED_MS
+        if direction * moved_ms > hidden_ms:
+            return _Suspicion(moved_ms - direction * hidden_ms, sample.sent_ms, seen_at_ms)
+    return _Suspicion(step.by_ms, -math.inf, seen_at_ms)
 
 
 # The server keeps so many full samples of each node; the next one shows a step.
@@ -191,9 +197,9 @@ class ClockWitnesses:
     server. But other servers hear only of a step that other nodes' clocks contradict: as many as may fail, f,
     and at least one.
 
-    A clock contradicts a step by its first full sample that was requested after the step was seen. Against
-    its last sample from before the step's possible beginning, it must have moved less far, whatever drift may
-    hide.
+    The step happened after the last sample of the node that shows less: a slow answer may have hidden it. A
+    clock contradicts the step by its first full sample that was requested after the step was seen. Against
+    its last sample from before the step, it must have moved less far, whatever drift may hide.
     """
 
     def __init__(self, node_count: int) -> None:
@@ -206,8 +212,8 @@ class ClockWitnesses:
         """Called with the index of a node whose step `confirm` would confirm now."""
 
     def note_step(self, index: int, step: Step, *, seen_at_ms: float) -> None:
-        """Record a step of one node's clock in place of an earlier one."""
-        self._suspicions[index] = _Suspicion(step, seen_at_ms)
+        """Record a step of one node's clock in place of an earlier one; call it before `note_sample`."""
+        self._suspicions[index] = _suspicion(step, self._samples[index], seen_at_ms)
         self.on_step()
 
     def note_sample(self, index: int, clock: NodeClock, *, sent_ms: float, received_ms: float) -> None:
@@ -220,7 +226,7 @@ class ClockWitnesses:
             if other == index or sent_ms <= suspicion.seen_at_ms or index in suspicion.asked:
                 continue
             suspicion.asked.add(index)
-            if self._moved_ms_max(index, suspicion) < abs(suspicion.step.by_ms):
+            if self._moved_ms_max(index, suspicion) < abs(suspicion.by_ms):
                 suspicion.contradicted_by.add(index)
                 if len(suspicion.contradicted_by) == self._needed:
                     self.on_confirmed(other)
@@ -228,15 +234,11 @@ class ClockWitnesses:
     def _moved_ms_max(self, index: int, suspicion: _Suspicion) -> float:
         """Return how far a clock moved at most in the direction of a step, since its possible beginning."""
         # Strictly before: while the server's clock stands still, everything happens at one instant.
-        earlier = (
-            each for each in reversed(self._samples[index]) if each.received_ms < suspicion.step.since_ms
-        )
+        earlier = (each for each in reversed(self._samples[index]) if each.received_ms < suspicion.since_ms)
         before, now = next(earlier, None), self._samples[index][-1]
         if before is None:
             return math.inf
-        moved_ms = (
-            now.upper_ms - before.lower_ms if suspicion.step.by_ms > 0 else before.upper_ms - now.lower_ms
-        )
+        moved_ms = now.upper_ms - before.lower_ms if suspicion.by_ms > 0 else before.upper_ms - now.lower_ms
         return moved_ms + DRIFT_RATIO * (now.received_ms - before.received_ms) + DRIFT_FIXED_MS
 
     def confirm(self, index: int) -> bool:

@@ -156,7 +156,7 @@ async def test_a_node_that_is_not_told_of_its_step_in_time_goes_on_to_be_examine
     beating = Beating(node)
     task = await beating.start()
     beating.witnesses.confirm = lambda _: not node.sent  # type: ignore[method-assign, assignment]
-    beating.witnesses.note_step(INDEX, Step(1_000.0, since_ms=0.0), seen_at_ms=0.0)
+    beating.witnesses.note_step(INDEX, Step(1_000.0, at_ms=0.0, offset_ms=0.0), seen_at_ms=0.0)
     await asyncio.sleep(5)
     assert len(node.sent) == 1
     assert not task.done()

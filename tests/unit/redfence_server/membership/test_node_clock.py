@@ -454,6 +454,21 @@ def test_a_slow_answer_that_hid_the_servers_stop_from_one_node_confirms_no_step(
     assert cluster.told == set()
 
 
+def test_a_step_is_confirmed_although_the_first_sample_of_all_bounds_it_best() -> None:
+    cluster = Cluster(3)
+    cluster.clocks = [NodeClock(distrust_ms=DISTRUST_MS) for _ in range(3)]
+    cluster.witnesses = ClockWitnesses(3)
+    cluster.sample(0)
+    for index in (1, 2, 0, 1, 2, 0):
+        cluster.run(50)
+        cluster.sample(index, there_ms=40)
+    cluster.worlds[0].run(0, step_ms=1_000)
+    cluster.sample(0)
+    cluster.run(1)
+    cluster.sample(1)
+    assert cluster.told == {0}
+
+
 def test_a_single_node_has_no_witness() -> None:
     cluster = Cluster(1)
     for _ in range(3):

@@ -419,7 +419,7 @@ class Walk(RuleBasedStateMachine):
 def test_both_clients_and_the_storage_do_what_the_model_says(site: FuzzSite) -> None:
     with world_at(site) as world:
         walk = type("WalkHere", (Walk,), {"world": world})
-        run_state_machine_as_test(walk, settings=tried(40, steps=30))
+        run_state_machine_as_test(walk, settings=tried(60, steps=30))
         wanted = {
             *("granted", "LockHeldError", "AcquireTimeoutError", "released", "released again"),
             *("renewed", "renewed too late", "not live"),

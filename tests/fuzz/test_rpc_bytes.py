@@ -181,7 +181,8 @@ def test_a_session_answers_each_command_once_or_tells_why_it_ends(site: FuzzSite
             place = broken_at(SESSION, data)
             whole = [SessionRequest.FromString(each) for each in data[:place]]
             ids = [command.id for request in whole for command in request.commands]
-            waiting = any(map(waits, whole))
+            # The server ends a stream with a message that is too large, so no deadline may come first.
+            waiting = any(map(waits, whole)) and not any(map(is_too_large, data))
             answers, ending = ended(sent(call_raw, data, timeout_s=WAIT_S if waiting else CALL_TIMEOUT_S))
             seen.add(ending.code)
             results = [

@@ -25,7 +25,7 @@ _FIRST_SEEDS = {
     "undo of a shared hold": 70,
     "counter from zero": 45,
     "no wait": 56,
-    "holds end at a restart with proof": 26,
+    "holds end at a restart with proof": 300,
 }
 _TRACED_SEEDS = range(3)
 

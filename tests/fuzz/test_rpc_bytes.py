@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import grpc
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.fuzz.flood import draw_inputs, flood
@@ -176,6 +176,7 @@ def test_a_session_answers_each_command_once_or_tells_why_it_ends(site: FuzzSite
     with unharmed(site), stream_to(site, SESSION) as call_raw:
 
         @tried(80)
+        @example([bytes(bounds.MESSAGE_BYTES_MAX + 1)])
         @given(batches(SESSION))
         def check(data: list[bytes]) -> None:
             place = broken_at(SESSION, data)

@@ -14,6 +14,8 @@ from pathlib import Path
 _EXEC_CHILD = Path(__file__).with_name("exec_child.py")
 _PR_SET_CHILD_SUBREAPER = 36
 _STDIN = 0
+_ANY = -1  # for waitpid: any child
+_IS_LINUX = sys.platform == "linux"
 
 
 class Child:
@@ -33,6 +35,8 @@ class Child:
             OSError: the command could not be executed; nothing runs.
         """
         _become_subreaper()
+        # A shell that replaced itself with this program may have started them.
+        self._others = frozenset(_children())
         self.status: int | None = None
         self.was_suspended = False
         self._owned_terminal = _owns_terminal()
@@ -66,7 +70,7 @@ class Child:
     def end(self, number: int) -> None:
         """Send a signal to every process of the group, and to the orphans that left it."""
         self.signal(number)
-        for pid in _children():
+        for pid in self._own_children():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
@@ -75,11 +79,11 @@ class Child:
         self.was_suspended = False
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+                pid, status = os.waitpid(_ANY if _IS_LINUX else -self._group, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
                 return True
             if pid == 0:
-                return False
+                return _IS_LINUX and not self._own_children()
             if os.WIFSTOPPED(status):
                 if os.WSTOPSIG(status) == signal.SIGTSTP:
                     # Ctrl-Z: continue the group. A suspended holder would lose its lease, and no
@@ -88,6 +92,9 @@ class Child:
                     self.was_suspended = True
             elif pid == self._group:
                 self.status = _exit_status(status)
+
+    def _own_children(self) -> set[int]:
+        return set(_children()) - self._others
 
     def give_back_terminal(self) -> None:
         """Make this process's group the terminal's foreground group again, if it was so before."""
@@ -104,9 +111,9 @@ def _exit_status(status: int) -> int:
 
 def _children() -> list[int]:
     """Return the children of this process, with the orphans that it has adopted; on Linux only."""
-    with contextlib.suppress(FileNotFoundError):
-        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-    return []
+    if not _IS_LINUX:
+        return []
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
 
 def _owns_terminal() -> bool:
@@ -118,5 +125,5 @@ def _owns_terminal() -> bool:
 
 def _become_subreaper() -> None:
     """Adopt the orphans of the group, so that `reap` sees when the last one has ended; on Linux only."""
-    if sys.platform == "linux":
+    if _IS_LINUX:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -68,3 +69,12 @@ async def test_ctrl_z_is_answered_with_a_word(shell: Shell) -> None:
     run = shell("exec $lock -- sh -c 'echo up; kill -TSTP $$; echo on'")
     said = "redfence lock: the command goes on: a suspended command would lose its lock"
     assert await run.ended() == f"up\non\n{said}\n"
+
+
+async def test_processes_that_were_there_before_are_let_alone(shell: Shell, tmp_path: Path) -> None:
+    """They are children of the process, because a shell has replaced itself with `redfence lock`."""
+    run = shell(f"sleep 100 & echo $! > {tmp_path}/pid; exec $lock -- true")
+    assert await run.ended() == ""
+    pid = int((tmp_path / "pid").read_text())
+    assert is_alive(pid)
+    os.kill(pid, signal.SIGKILL)

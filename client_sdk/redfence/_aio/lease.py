@@ -169,9 +169,14 @@ class AsyncLock:
         lease = self._lease = AsyncLease(core, self._session)
         self._interrupted = False
         self._cancelling = body.cancelling()
-        # Only weakly, so that a lock that the program drops is released.
-        ended = weakref.WeakMethod(self._ended)
-        core.on_end = lambda: (on_end := ended()) and on_end()
+        # Only weakly, so that a lock that the program drops is released. Its lease may live on.
+        ended, lost = weakref.WeakMethod(self._ended), lease.lost
+
+        def on_end() -> None:
+            wake = ended() or lost._wake  # noqa: SLF001  (they share their private parts)
+            wake()
+
+        core.on_end = on_end
         if core.state is LeaseState.LOST:
             # The lease was lost between the grant and this line, so cancel the body at its first await.
             self._ended()

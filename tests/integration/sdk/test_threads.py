@@ -173,6 +173,10 @@ async def test_an_asyncio_lock_or_acquire_that_is_dropped_is_released(fake: Fake
         lock = client.lock("lock", ttl=60)
         await lock.__aenter__()
         del lock
+        kept = await client.lock("kept", ttl=1).__aenter__()
+        fake.take_away("kept")
+        async with asyncio.timeout(5):
+            assert await kept.lost.wait()
         acquiring = client.acquire("acquire", ttl=60)
         asyncio.get_running_loop().call_later(0.05, acquiring.close)
         waiting = acquiring.send(None)

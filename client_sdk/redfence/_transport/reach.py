@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import socket
+import threading
+from queue import Empty, SimpleQueue
 
 from redfence._errors import InvalidArgumentError, UnavailableError
 
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # with empty settings
 _SETTINGS = b"\4\0"  # the type of the frame that an HTTP/2 server sends first, after its length of 3 bytes
-_PEER_TIMEOUT_S = 0.5
+_LOOK_TIMEOUT_S = 0.5
 _NOTED_BYTES = 64
+_SILENT = "does not answer; is it the right address, and does a firewall let the connection through?"
 _REFUSED = "refused the connection; is a lock server running there?"
 # gRPC resolves these by rules of their own, e.g. "unix:/run/redfence.sock" and "dns:///locks:50051".
 _GRPC_SCHEME = re.compile(r"(unix|unix-abstract|dns|ipv4|ipv6|vsock|xds):")
@@ -41,16 +44,26 @@ def _address_problem(address: str) -> str:
 
 
 def unreachable(address: str, *, has_credentials: bool) -> UnavailableError:
-    """Return the error of a failed connection. Asks the address once more; takes about a second at most."""
+    """Return the error of a failed connection; look at the address for `_LOOK_TIMEOUT_S` at most."""
     if _GRPC_SCHEME.match(address):
         return UnavailableError(f"{address} {_REFUSED}")
-    return UnavailableError(f"{address} {_reason(address, has_credentials=has_credentials)}")
+    reasons: SimpleQueue[str] = SimpleQueue()
+    # In a thread, because nothing else bounds the lookup of a name; the next address must not wait for it.
+    look = threading.Thread(
+        target=lambda: reasons.put(_reason(address, has_credentials=has_credentials)), daemon=True
+    )
+    look.start()
+    try:
+        reason = reasons.get(timeout=_LOOK_TIMEOUT_S)
+    except Empty:
+        reason = _SILENT
+    return UnavailableError(f"{address} {reason}")
 
 
 def _reason(address: str, *, has_credentials: bool) -> str:
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_PEER_TIMEOUT_S) as peer:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_TIMEOUT_S) as peer:
             peer.sendall(_HTTP2_PREFACE)
             return _kind(peer.recv(_NOTED_BYTES), has_credentials=has_credentials)
     except socket.gaierror as error:
@@ -60,7 +73,7 @@ def _reason(address: str, *, has_credentials: bool) -> str:
     except ConnectionResetError:
         return _kind(b"", has_credentials=has_credentials)
     except TimeoutError:
-        return "does not answer; is it the right address, and does a firewall let the connection through?"
+        return _SILENT
     except OSError as error:
         return f"cannot be reached: {error.strerror}"
 

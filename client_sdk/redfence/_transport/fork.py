@@ -54,4 +54,5 @@ def note_channel(channel: object) -> None:
     _channels.add(channel)
 
 
-os.register_at_fork(after_in_child=lambda: _inherited.extend(_channels))
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=lambda: _inherited.extend(_channels))

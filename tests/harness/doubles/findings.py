@@ -1,4 +1,4 @@
-"""What an examination finds of the nodes of a cluster of three, for a test to change."""
+"""Builds the findings of an examination of three nodes; a test changes some of them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _SMALL, _LARGE = 20, 24
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What a search came to; `violated` is empty if every assertion holds in all states."""
+    """The result of a search; `violated` is empty if every assertion holds in all states."""
 
     violated: str
     states: int

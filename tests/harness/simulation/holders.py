@@ -30,7 +30,7 @@ def _least_validity_ms(ttl_ms: int, waited_ms: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all holders share."""
+    """The state and settings that all holders share."""
 
     servers: Sequence[ServerHost]
     history: History

@@ -34,7 +34,8 @@ async def test_the_python_example_and_the_shell_commands_do_what_the_readme_says
     script.write_text(example.replace("127.0.0.1:50051", locks).replace("127.0.0.1:50052", storage))
     await commands.start(sys.executable, str(script)).ended()
     async with redfence.AsyncClient(locks) as client, AsyncStorageClient(storage) as stored:
-        token = (await client.acquire("orders/42", ttl=10, wait=0)).token
+        async with client.lock("orders/42", ttl=10, wait=0) as lease:
+            token = lease.token
         assert await stored.get("orders/42", key="state") == GetResult(b"paid", token - 1, token - 1)
 
     lines = [line.partition("#")[0].split() for block in blocks("sh") for line in block.splitlines()]

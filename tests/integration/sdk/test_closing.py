@@ -86,13 +86,14 @@ async def test_closing_wakes_all_who_wait_for_a_lock(server: LockServer, make_cl
 
 async def test_a_second_close_returns_with_the_first(fake: GrpcFake) -> None:
     client = redfence.AsyncClient(fake.address, options=_PATIENT)
-    await client.acquire("r", ttl=60)
+    lease = await client.acquire("r", ttl=60)
     fake.server.frozen = True
     first = asyncio.create_task(client.close())
     second = asyncio.create_task(client.close())
     await asyncio.sleep(0.01)
     first.cancel()
     await asyncio.wait_for(second, 2)
+    assert lease.lost.is_set()
 
 
 @pytest.fixture

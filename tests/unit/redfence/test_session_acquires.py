@@ -1,4 +1,4 @@
-"""What a session sends, waits for and answers for each acquire: no loop, no thread, no clock."""
+"""The session core sends, repeats and answers acquires. No test here has a loop, a thread or a clock."""
 
 from __future__ import annotations
 

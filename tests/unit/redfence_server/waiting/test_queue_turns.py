@@ -247,7 +247,7 @@ async def test_a_repeated_acquire_of_the_holder_does_not_queue_for_itself() -> N
     assert isinstance(again, Lease)
     assert again.token == 1
     assert LoopClock().now_ms() < 1_002
-    # What this server knows of the holder is out of date: the lock was handed over at the other one.
+    # The other server has handed the lock over, so this server knows an earlier holder.
     successor = there.wait(lease_id(2))
     await settle()
     await there.release(HOLDER)

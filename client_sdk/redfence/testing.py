@@ -22,6 +22,7 @@ from redfence._clock import Clock, SystemClock
 from redfence._config import ClientOptions
 from redfence._fake.links import FakeAsyncConnector, FakeNetwork, FakeSyncConnector
 from redfence._fake.server import FakeServer
+from redfence._seconds import Seconds, milliseconds
 from redfence._threads.client import Client
 
 __all__ = ["FakeLockServer", "ManualClock"]
@@ -50,12 +51,15 @@ class ManualClock:
         with self._lock:
             return self._now_ms
 
-    def advance(self, seconds: float) -> None:
-        """Move the clock forward, then call every listener."""
-        if seconds < 0:
-            raise ValueError(f"cannot advance by {seconds!r} seconds; pass a number that is not negative")
+    def advance(self, length: Seconds) -> None:
+        """Move the clock forward, then call every listener.
+
+        Raises:
+            InvalidArgumentError: the length is negative, or not a length of time.
+        """
+        length_ms = milliseconds("length", length)
         with self._lock:
-            self._now_ms += seconds * 1000
+            self._now_ms += length_ms
             listeners = list(self._listeners)
         for listener in listeners:
             listener()
@@ -133,9 +137,9 @@ class FakeLockServer:
         """End a lease as if its ttl were over; its holder sees the loss at the next renewal."""
         return self._server.end(resource)
 
-    def take_away(self, resource: str, *, holder: str = "somebody else", ttl: float = 3600.0) -> int:
+    def take_away(self, resource: str, *, holder: str = "somebody else", ttl: Seconds = 3600) -> int:
         """Grant a resource to another holder, even if it is held; return the new fencing token."""
-        return self._server.grant(resource, holder=holder, ttl_ms=ttl * 1000)
+        return self._server.grant(resource, holder=holder, ttl_ms=milliseconds("ttl", ttl))
 
     def holder(self, resource: str) -> str | None:
         """Return the label of the present holder of a resource; None if it is free."""

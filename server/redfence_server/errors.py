@@ -83,7 +83,8 @@ class ValidityExhaustedError(RedfenceServerError):
 
     def __str__(self) -> str:
         """Return how long the nodes took, and the fix."""
-        return f"the nodes took {self.elapsed_ms:.0f} ms to grant a ttl of {self.ttl_ms} ms; use a longer ttl"
+        took_s, ttl_s = self.elapsed_ms / 1000, self.ttl_ms / 1000
+        return f"the nodes took {took_s:.3f} s to grant a ttl of {ttl_s:.10g} s; use a longer ttl"
 
 
 class DrainingError(RedfenceServerError):

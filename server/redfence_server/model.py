@@ -44,13 +44,13 @@ def check_ttl_ms(ttl_ms: int | None, *, ttl_ms_max: int) -> int:
     if ttl_ms is None:
         raise invalid_ttl("is missing", ttl_ms_max=ttl_ms_max)
     if not bounds.TTL_MS_MIN <= ttl_ms <= ttl_ms_max:
-        raise invalid_ttl(f"is {ttl_ms} ms", ttl_ms_max=ttl_ms_max)
+        raise invalid_ttl(f"is {ttl_ms / 1000:.10g} s", ttl_ms_max=ttl_ms_max)
     return ttl_ms
 
 
 def invalid_ttl(problem: str, *, ttl_ms_max: int) -> InvalidFieldError:
     """Return the error for a ttl; its message and its metadata have the bounds."""
-    limits = f"at least {bounds.TTL_MS_MIN} ms and at most {ttl_ms_max} ms are allowed"
+    limits = f"at least {bounds.TTL_MS_MIN / 1000:g} s and at most {ttl_ms_max / 1000:.10g} s are allowed"
     metadata = {"min": f"{bounds.TTL_MS_MIN}ms", "max": f"{ttl_ms_max}ms"}
     return InvalidFieldError("ttl", f"{problem}; {limits}", lock_pb2.ERROR_REASON_INVALID_TTL, metadata)
 

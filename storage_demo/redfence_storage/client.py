@@ -6,14 +6,13 @@
 
 A token is a number, or an object with a `token`, such as a lease. The methods raise the SDK's errors:
 
-    StaleTokenError       a higher token was seen (`highest_token`), so the lease is over: stop, and
-    acquire again NotFoundError         the key does not exist InvalidArgumentError  `field` is out
-    of bounds: fix the call, do not retry UnavailableError      no server answers, its queue is
-    full, or the database failed; nothing was acknowledged:
-                          retry with the same token
+    StaleTokenError       a higher token was seen (`highest_token`): the lease is over, so stop
+    NotFoundError         the key does not exist
+    InvalidArgumentError  `field` is out of bounds: fix the call, do not retry
+    UnavailableError      no server answers, its queue is full, or the database failed; nothing was
+                          acknowledged: retry with the same token
     OutcomeUnknownError   no answer in time, or the client was closed meanwhile; repeating the call
-    with the same
-                          token is harmless
+                          with the same token is harmless
     ClosedError           the client is closed
 """
 
@@ -68,16 +67,16 @@ class AsyncStorageClient:
     Cancellation: gives up the answer of a call; the storage may still run it.
     """
 
-    def __init__(self, target: str, *, timeout_s: float = TIMEOUT_S_DEFAULT) -> None:
+    def __init__(self, target: str, *, timeout: float = TIMEOUT_S_DEFAULT) -> None:
         """Create a client that connects at the first call.
 
         Args:
             target: HOST:PORT of the storage.
-            timeout_s: how long each call may take before it raises `OutcomeUnknownError`.
+            timeout: how many seconds each call may take before it raises `OutcomeUnknownError`.
         """
         self._channel = aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
         self._stub = storage_pb2_grpc.StorageServiceStub(self._channel)
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -151,16 +150,16 @@ class AsyncStorageClient:
 class StorageClient:
     """Calls the storage from any thread; every method raises a `redfence.RedfenceError` on failure."""
 
-    def __init__(self, target: str, *, timeout_s: float = TIMEOUT_S_DEFAULT) -> None:
+    def __init__(self, target: str, *, timeout: float = TIMEOUT_S_DEFAULT) -> None:
         """Create a client that connects at the first call.
 
         Args:
             target: HOST:PORT of the storage.
-            timeout_s: how long each call may take before it raises `OutcomeUnknownError`.
+            timeout: how many seconds each call may take before it raises `OutcomeUnknownError`.
         """
         self._channel = grpc.insecure_channel(target, options=_CHANNEL_OPTIONS)
         self._stub = storage_pb2_grpc.StorageServiceStub(self._channel)
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout
 
     def __enter__(self) -> Self:
         return self

@@ -187,7 +187,7 @@ async def _ended(injector: FaultInjector, injection: FaultInjection) -> AsyncGen
 @_of("storage killed")
 async def _storage_killed(injector: FaultInjector, injection: FaultInjection) -> AsyncGenerator[None]:
     storage = injector.cluster.storage
-    async with AsyncStorageClient(storage.address, timeout_s=10.0) as client:
+    async with AsyncStorageClient(storage.address, timeout=10.0) as client:
         await client.put("kept", key="k", value=b"v", token=7)
         yield
         assert _has_ended(storage.process)

@@ -224,7 +224,7 @@ async def test_what_the_body_raises_goes_on_and_the_lock_is_free(client: Any, na
 async def test_a_token_is_live_while_its_lease_is_held(client: Any, name: str) -> None:
     assert not (await client.check_token(name, 1)).live
     async with client.lock(name, ttl=10, holder="me") as lease:
-        report = await client.check_token(name, lease.token)
+        report = await client.check_token(lease)
         assert report.live
         assert report.current.holder == "me"
         assert not (await client.check_token(name, lease.token + 1)).live

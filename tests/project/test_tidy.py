@@ -82,6 +82,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
     ),
     "redfence": (
         {"_clock", "_errors", "_randomness"},
+        {"_defaults", "_seconds"},
         {"_config", "_messages"},
         {"_core", "_transport"},
         {"_aio", "_fake", "_threads"},

@@ -16,7 +16,7 @@ from redfence_storage.client_messages import PutResult
 
 async def asynchronous() -> None:
     """The client for asyncio."""
-    options = redfence.ClientOptions(rpc_timeout_ms=1000)
+    options = redfence.ClientOptions(rpc_timeout=1)
     async with redfence.AsyncClient("127.0.0.1:50051", "other:50051", options=options) as client:
         assert_type(client, redfence.AsyncClient)
         async with client.lock("orders/42", ttl=10, wait=None, holder="billing") as lease:

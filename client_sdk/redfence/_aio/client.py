@@ -10,13 +10,15 @@ import grpc
 from redfence._aio.lease import AsyncLease, AsyncLock
 from redfence._aio.session import AsyncSession
 from redfence._clock import Clock, SystemClock
-from redfence._config import ClientOptions
+from redfence._config import ClientOptions, in_milliseconds
 from redfence._core.endpoints import Endpoints
 from redfence._core.session import SessionCore
+from redfence._defaults import holder_label, required_server_addresses
 from redfence._messages import reports, requests
 from redfence._messages.reports import ClusterReport, LockReport, TokenReport
-from redfence._messages.requests import Seconds
+from redfence._messages.requests import AcquireOrder, HasToken
 from redfence._randomness import Randomness, SystemRandomness
+from redfence._seconds import Seconds
 from redfence._transport.grpc_async_link import GrpcAsyncConnector
 from redfence._transport.grpc_channel import Metadata
 from redfence._transport.links import AsyncConnector
@@ -31,7 +33,10 @@ class AsyncClient:
 
     Args:
         addresses: the addresses of lock servers of one cluster, e.g. "127.0.0.1:50051". The client uses
-            the first server that answers, and moves to the next one when that fails.
+            the first server that answers, and moves to the next one when that fails. Without an
+            address the client reads REDFENCE_SERVER: addresses, separated by commas.
+        holder: a label that other clients see when they find a lock of this client held; None
+            uses "user@host/pid".
         credentials: the TLS credentials; None uses plaintext.
         metadata: gRPC metadata that the client sends with every call.
         options: timeouts and pauses.
@@ -40,12 +45,14 @@ class AsyncClient:
         randomness: makes lease ids and jitter.
 
     Raises:
-        InvalidArgumentError: no address was given, or an address is not HOST:PORT or a name that gRPC knows.
+        InvalidArgumentError: no address is known, an address is not HOST:PORT or a name that gRPC knows,
+            or the holder's label is too long.
     """
 
     def __init__(
         self,
         *addresses: str,
+        holder: str | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         metadata: Metadata = (),
         options: ClientOptions | None = None,
@@ -53,17 +60,21 @@ class AsyncClient:
         clock: Clock | None = None,
         randomness: Randomness | None = None,
     ) -> None:
-        options = options or ClientOptions()
+        addresses = addresses or required_server_addresses()
+        timeouts = in_milliseconds(options or ClientOptions())
         randomness = randomness or SystemRandomness()
-        endpoints = Endpoints(addresses, options=options, randomness=randomness)
+        endpoints = Endpoints(addresses, timeouts=timeouts, randomness=randomness)
         if connector is None:
             for address in addresses:
                 check_address(address)
+        if holder is not None:
+            requests.check_holder(holder)
+        self._holder = holder
         self._session = AsyncSession(
-            SessionCore(options=options, randomness=randomness, address_count=len(endpoints)),
+            SessionCore(timeouts=timeouts, randomness=randomness, address_count=len(endpoints)),
             endpoints=endpoints,
             connector=connector or GrpcAsyncConnector(credentials=credentials, metadata=metadata),
-            options=options,
+            timeouts=timeouts,
             clock=clock or SystemClock(),
         )
 
@@ -83,7 +94,7 @@ class AsyncClient:
         *,
         ttl: Seconds,
         wait: Seconds | None = None,
-        holder: str = "",
+        holder: str | None = None,
         max_hold: Seconds | None = None,
     ) -> AsyncLock:
         """Return a context manager that holds the lock for its body: acquires, renews and releases it.
@@ -91,7 +102,7 @@ class AsyncClient:
         If the lease is lost, the body is cancelled and the `async with` raises LeaseLostError. The arguments
         are those of `acquire`.
         """
-        order = requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
+        order = self._order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
         return AsyncLock(order, self._session)
 
     async def acquire(
@@ -100,7 +111,7 @@ class AsyncClient:
         *,
         ttl: Seconds,
         wait: Seconds | None = None,
-        holder: str = "",
+        holder: str | None = None,
         max_hold: Seconds | None = None,
     ) -> AsyncLease:
         """Acquire a lock; return a lease that the client renews until `release`. Prefer `lock`.
@@ -111,7 +122,7 @@ class AsyncClient:
                 cluster's maximum.
             wait: seconds to wait for a held lock. The server grants waiters in the order of their
                 arrival. 0 tries once and does not queue; None waits for ever.
-            holder: a label that other clients see when they find the lock held.
+            holder: a label that other clients see when they find the lock held; None uses the client's.
             max_hold: seconds after which the client stops renewing, so that a stuck holder loses the lease.
 
         Raises:
@@ -126,7 +137,7 @@ class AsyncClient:
 
         Cancellation: the client releases any grant in the background, within the rpc timeout.
         """
-        order = requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
+        order = self._order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
         return AsyncLease(await self._session.acquire(order), self._session)
 
     async def get_lock(self, resource: str) -> LockReport:
@@ -141,16 +152,18 @@ class AsyncClient:
         request = lock_pb2.GetLockRequest(resource=resource, lease_id=lease_id)
         return reports.read_lock(await self._session.call("GetLock", request))
 
-    async def check_token(self, resource: str, token: int) -> TokenReport:
-        """Return whether `token` belongs to the present lease. For storage that cannot keep a token.
+    async def check_token(self, lease: HasToken | str, token: int | None = None) -> TokenReport:
+        """Return whether a fencing token belongs to the present lease. For storage that cannot keep a token.
+
+        Args:
+            lease: a lease, or any object with a `resource` and a `token`; or the name of a resource.
+            token: the token, if `lease` is a name.
 
         Raises:
             UnavailableError: no server was reachable, or the nodes that answered cannot decide.
             InvalidArgumentError: the resource name or the fencing token is invalid.
         """
-        requests.check_resource(resource)
-        requests.check_token(token)
-        request = lock_pb2.CheckTokenRequest(resource=resource, fencing_token=token)
+        request = requests.check_token_request(lease, token)
         return reports.read_token(await self._session.call("CheckToken", request))
 
     async def cluster_status(self) -> ClusterReport:
@@ -171,3 +184,17 @@ class AsyncClient:
         Cancellation: the background work stops at once; leases that were not released end by their ttl.
         """
         await self._session.close()
+
+    def _order(
+        self,
+        resource: str,
+        *,
+        ttl: Seconds,
+        wait: Seconds | None,
+        holder: str | None,
+        max_hold: Seconds | None,
+    ) -> AcquireOrder:
+        if holder is None:
+            # A child that was forked after this client was made has a pid of its own.
+            holder = holder_label() if self._holder is None else self._holder
+        return requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from redfence._clock import Clock
-from redfence._config import ClientOptions
+from redfence._config import Timeouts
 from redfence._core.endpoints import Endpoints
 from redfence._core.lease import LeaseCore
 from redfence._core.owner import Owner
@@ -37,13 +37,13 @@ class AsyncSession:
         *,
         endpoints: Endpoints,
         connector: AsyncConnector,
-        options: ClientOptions,
+        timeouts: Timeouts,
         clock: Clock,
     ) -> None:
         self._core = core
         self._endpoints = endpoints
         self._connector = connector
-        self._options = options
+        self._timeouts = timeouts
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
@@ -126,7 +126,7 @@ class AsyncSession:
             if link is None:
                 continue  # the link came up and broke before this line ran
             try:
-                return await link.call(method, request, timeout_ms=self._options.rpc_timeout_ms)
+                return await link.call(method, request, timeout_ms=self._timeouts.rpc_timeout_ms)
             except UnavailableError as error:
                 if error.error_reason or not tries_left:
                     raise
@@ -154,7 +154,7 @@ class AsyncSession:
         try:
             if self._task is not None:
                 self._wake_driver()
-                await asyncio.wait([idle], timeout=self._options.close_timeout_ms / 1000)
+                await asyncio.wait([idle], timeout=self._timeouts.close_timeout_ms / 1000)
         finally:
             await self._stop()
 
@@ -177,7 +177,13 @@ class AsyncSession:
     def _start(self) -> asyncio.AbstractEventLoop:
         self._core.check_open()
         self.owner.claim()
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError(
+                "AsyncClient needs a running asyncio event loop: call it within asyncio.run, "
+                "or use redfence.Client"
+            ) from None
         if self._loop not in {None, loop}:
             raise RuntimeError(
                 "this AsyncClient belongs to another event loop; create an AsyncClient in each asyncio.run"
@@ -228,7 +234,7 @@ class AsyncSession:
                 await self._work.wait()
             address = self._endpoints.current()
             try:
-                link = await self._connector.connect(address, timeout_ms=self._options.connect_timeout_ms)
+                link = await self._connector.connect(address, timeout_ms=self._timeouts.connect_timeout_ms)
             except RedfenceError as error:
                 self._core.link_failed(error)
             else:

@@ -51,7 +51,7 @@ _EXIT_BY_ERROR: dict[type[Exception], int] = {
 _ARGUMENT_BY_FIELD = {"ttl": "--ttl", "wait": "--wait", "holder": "--holder", "resource": "NAME"}
 
 # The lease of a stopped command is nearly over, so do not wait longer for a server that does not answer.
-_CLOSE_TIMEOUT_MS = 1000
+_CLOSE_TIMEOUT_S = 1.0
 # The pause between two tries while no quorum is reachable or the queue is full, unless the server
 # asks for a longer one. A person can wait this long, and such tries cost the server almost nothing.
 _OUTAGE_PAUSE_S = 0.5
@@ -146,18 +146,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _hold_and_run(arguments: argparse.Namespace, plan: Plan) -> int:
-    holder = arguments.holder if arguments.holder is not None else _default_holder()
-    options = ClientOptions(close_timeout_ms=_CLOSE_TIMEOUT_MS)
+    options = ClientOptions(close_timeout=_CLOSE_TIMEOUT_S)
     # Closing the client releases the lease, or tries to, however this block ends.
-    with Client(*servers.addresses(arguments), options=options) as client, _interruptible():
-        lease = _acquire(client, arguments, holder)
+    with (
+        Client(*servers.addresses(arguments), holder=arguments.holder, options=options) as client,
+        _interruptible(),
+    ):
+        lease = _acquire(client, arguments)
         status = _run_under(lease, arguments.rest, plan)
         if not lease.lost.is_set() and status != EXIT_LEASE_LOST:
             _release(lease)
         return status
 
 
-def _acquire(client: Client, arguments: argparse.Namespace, holder: str) -> Lease:
+def _acquire(client: Client, arguments: argparse.Namespace) -> Lease:
     """Acquire the lock; while the server reports no quorum or a full queue, wait as for a held lock.
 
     The first such report is printed.
@@ -169,7 +171,7 @@ def _acquire(client: Client, arguments: argparse.Namespace, holder: str) -> Leas
     pause = threading.Event()  # never set; a signal ends the wait by an exception
     while True:
         try:
-            return client.acquire(arguments.name, ttl=arguments.ttl, wait=wait, holder=holder)
+            return client.acquire(arguments.name, ttl=arguments.ttl, wait=wait)
         except UnavailableError as error:
             if arguments.wait is not None:
                 wait = arguments.wait - (clock.now_ms() - started_ms) / 1000
@@ -306,11 +308,6 @@ def _release(lease: Lease) -> None:
         lease.release()
     except RedfenceError as error:
         _print_error(f"release not confirmed; the lock is free after its ttl at the latest: {error}", 0)
-
-
-def _default_holder() -> str:
-    user = os.environ.get("USER", str(os.getuid()))
-    return f"{user}@{os.uname().nodename}/{os.getpid()}"
 
 
 def _describe(error: Exception) -> str:

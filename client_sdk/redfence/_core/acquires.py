@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-from redfence._config import ClientOptions
+from redfence._config import Timeouts
 from redfence._core.alarms import Alarms
 from redfence._core.answers import Granted, Refused, Retry, read_acquire
 from redfence._core.calls import AcquireCall, CancelCall, Timed, Waiter, fail
@@ -44,7 +44,7 @@ class Acquires:
         alarms: wakes each acquire at its deadline.
         link: the connection to the server.
         releases: releases what an abandoned acquire was granted.
-        options: the timeouts.
+        timeouts: the timeouts.
         randomness: makes the lease ids.
         hold: receives each granted lease before its caller does.
     """
@@ -56,7 +56,7 @@ class Acquires:
         alarms: Alarms[Timed],
         link: LinkState,
         releases: Releases,
-        options: ClientOptions,
+        timeouts: Timeouts,
         randomness: Randomness,
         hold: Callable[[LeaseCore], None],
     ) -> None:
@@ -64,7 +64,7 @@ class Acquires:
         self._alarms = alarms
         self._link = link
         self._releases = releases
-        self._options = options
+        self._timeouts = timeouts
         self._randomness = randomness
         self._hold = hold
         self._numbers = count(1)
@@ -84,7 +84,7 @@ class Acquires:
             # The acquire is on the stream, so the Release follows its answer.
             self._releases.expect(call)
             self._outbox.put_first(CancelCall(call.command_id))
-            self._alarms.set(call, now_ms + self._options.rpc_timeout_ms / 2)
+            self._alarms.set(call, now_ms + self._timeouts.rpc_timeout_ms / 2)
         elif call.times_sent:
             self._clean_up(call, now_ms)
         else:
@@ -208,7 +208,7 @@ class Acquires:
 
     def _deadline_ms(self, call: AcquireCall, now_ms: float) -> float:
         """Return when to check a call next: at the latest one rpc timeout after the end of its wait."""
-        rpc_timeout_ms = self._options.rpc_timeout_ms
+        rpc_timeout_ms = self._timeouts.rpc_timeout_ms
         if call.command_id:
             bound_at_ms = call.sent_at_ms + call.requested_wait_ms + rpc_timeout_ms
         elif self._link.up and (wait_ms_left := call.wait_ms_left(now_ms)) > 0:

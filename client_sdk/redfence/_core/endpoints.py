@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from redfence._config import ClientOptions
+from redfence._config import Timeouts
 from redfence._core.backoff import backoff_ms
 from redfence._errors import InvalidArgumentError
 from redfence._randomness import Randomness
@@ -13,11 +13,9 @@ from redfence._randomness import Randomness
 class Endpoints:
     """Rotates through the server addresses; pauses after each full round of failures."""
 
-    __slots__ = ("_addresses", "_failures", "_index", "_options", "_randomness")
+    __slots__ = ("_addresses", "_failures", "_index", "_randomness", "_timeouts")
 
-    def __init__(self, addresses: Sequence[str], *, options: ClientOptions, randomness: Randomness) -> None:
-        if not addresses:
-            raise InvalidArgumentError('no server address given; pass at least one, e.g. "127.0.0.1:50051"')
+    def __init__(self, addresses: Sequence[str], *, timeouts: Timeouts, randomness: Randomness) -> None:
         for address in addresses:
             if not isinstance(address, str) or not address.strip():
                 raise InvalidArgumentError(
@@ -25,7 +23,7 @@ class Endpoints:
                     'pass each address as one argument, e.g. "127.0.0.1:50051"'
                 )
         self._addresses = tuple(addresses)
-        self._options = options
+        self._timeouts = timeouts
         self._randomness = randomness
         self._index = 0
         self._failures = 0
@@ -53,7 +51,7 @@ class Endpoints:
             return 0.0
         return backoff_ms(
             rounds,
-            base_ms=self._options.reconnect_backoff_ms_min,
-            cap_ms=self._options.reconnect_backoff_ms_max,
+            base_ms=self._timeouts.reconnect_backoff_ms_min,
+            cap_ms=self._timeouts.reconnect_backoff_ms_max,
             fraction=self._randomness.fraction(),
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from redfence._config import ClientOptions
+from redfence._config import Timeouts
 from redfence._core.calls import ProbeCall
 from redfence._core.link_state import LinkState
 from redfence._core.outbox import Outbox
@@ -33,15 +33,15 @@ class Probe:
     Args:
         outbox: knows whether acquires wait at the server, and queues the probe.
         link: knows when the server last replied; the client leaves it if the probe gets no answer.
-        options: the rpc timeout is the time limit for the answer.
+        timeouts: the rpc timeout is the time limit for the answer.
     """
 
-    __slots__ = ("_call", "_closed", "_link", "_options", "_outbox", "_probed_at_ms", "_timer_at_ms")
+    __slots__ = ("_call", "_closed", "_link", "_outbox", "_probed_at_ms", "_timeouts", "_timer_at_ms")
 
-    def __init__(self, *, outbox: Outbox, link: LinkState, options: ClientOptions) -> None:
+    def __init__(self, *, outbox: Outbox, link: LinkState, timeouts: Timeouts) -> None:
         self._outbox = outbox
         self._link = link
-        self._options = options
+        self._timeouts = timeouts
         self._call: ProbeCall | None = None
         # When the last probe was sent; it is unanswered while the link has no later reply.
         self._probed_at_ms = -math.inf
@@ -81,7 +81,7 @@ class Probe:
         if self._link.no_reply_since(self._probed_at_ms):
             if late_ms <= LATE_MS_MAX:
                 self._link.reconnect(now_ms)
-            self._timer_at_ms = now_ms + self._options.rpc_timeout_ms
+            self._timer_at_ms = now_ms + self._timeouts.rpc_timeout_ms
         elif now_ms < self._link.last_reply_at_ms + PROBE_AFTER_MS:
             self._timer_at_ms = self._link.last_reply_at_ms + PROBE_AFTER_MS
         elif not self._outbox.has_room:
@@ -95,4 +95,4 @@ class Probe:
             self._call = ProbeCall()
             self._outbox.put_first(self._call)
         self._probed_at_ms = now_ms
-        self._timer_at_ms = now_ms + self._options.rpc_timeout_ms
+        self._timer_at_ms = now_ms + self._timeouts.rpc_timeout_ms

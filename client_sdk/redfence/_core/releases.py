@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from redfence._config import ClientOptions
+from redfence._config import Timeouts
 from redfence._core.alarms import Alarms
 from redfence._core.calls import AcquireCall, ReleaseCall, Timed, Waiter, fail, resolve
 from redfence._core.link_state import LinkState
@@ -22,13 +22,11 @@ _log = logging.getLogger("redfence")
 class Releases:
     """Keeps the unanswered releases, and the abandoned acquires whose release is still to be sent."""
 
-    def __init__(
-        self, *, outbox: Outbox, alarms: Alarms[Timed], link: LinkState, options: ClientOptions
-    ) -> None:
+    def __init__(self, *, outbox: Outbox, alarms: Alarms[Timed], link: LinkState, timeouts: Timeouts) -> None:
         self._outbox = outbox
         self._alarms = alarms
         self._link = link
-        self._options = options
+        self._timeouts = timeouts
         self._pending: dict[ReleaseCall | AcquireCall, None] = {}
         self._idle_waiters: list[Waiter] = []
 
@@ -42,7 +40,7 @@ class Releases:
         call = ReleaseCall(resource, lease_id, waiter)
         self._pending[call] = None
         self._outbox.put_first(call)
-        self._alarms.set(call, now_ms + self._options.rpc_timeout_ms)
+        self._alarms.set(call, now_ms + self._timeouts.rpc_timeout_ms)
 
     def expect(self, acquire: AcquireCall) -> None:
         """Count an abandoned acquire as pending, because its release follows its answer."""

@@ -18,7 +18,7 @@ renewal. That renewal counts as failed, and the lease schedules the next one.
 
 from __future__ import annotations
 
-from redfence._config import ClientOptions
+from redfence._config import Timeouts
 from redfence._core.acquires import Acquires
 from redfence._core.alarms import Alarms
 from redfence._core.calls import (
@@ -46,15 +46,17 @@ from redfence_proto.v1 import lock_pb2
 class SessionCore:
     """Holds the state of one client: its leases, its pending calls and its link."""
 
-    def __init__(self, *, options: ClientOptions, randomness: Randomness, address_count: int) -> None:
+    def __init__(self, *, timeouts: Timeouts, randomness: Randomness, address_count: int) -> None:
         self._alarms: Alarms[Timed] = Alarms()
         self._outbox = Outbox()
         self._link = LinkState(address_count=address_count)
-        self._probe = Probe(outbox=self._outbox, link=self._link, options=options)
+        self._probe = Probe(outbox=self._outbox, link=self._link, timeouts=timeouts)
         self._link_waiters = LinkWaiters(
-            alarms=self._alarms, link=self._link, rpc_timeout_ms=options.rpc_timeout_ms
+            alarms=self._alarms, link=self._link, rpc_timeout_ms=timeouts.rpc_timeout_ms
         )
-        self._releases = Releases(outbox=self._outbox, alarms=self._alarms, link=self._link, options=options)
+        self._releases = Releases(
+            outbox=self._outbox, alarms=self._alarms, link=self._link, timeouts=timeouts
+        )
         self._leases = HeldLeases(
             outbox=self._outbox, alarms=self._alarms, link=self._link, releases=self._releases
         )
@@ -63,7 +65,7 @@ class SessionCore:
             alarms=self._alarms,
             link=self._link,
             releases=self._releases,
-            options=options,
+            timeouts=timeouts,
             randomness=randomness,
             hold=self._leases.add,
         )

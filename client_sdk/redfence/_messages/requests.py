@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol
 
 from google.protobuf.duration_pb2 import Duration
 
 from redfence._errors import InvalidArgumentError
+from redfence._seconds import Seconds, milliseconds
 from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2
 
-Seconds: TypeAlias = float | int | timedelta
-"""A length of time: a number of seconds, or a timedelta. It is rounded to whole milliseconds."""
 
-# google.protobuf.Duration holds about 10,000 years; a longer one cannot be sent.
-_DURATION_MS_MAX = 315_576_000_000 * 1000
+class HasToken(Protocol):
+    """A resource and a fencing token of it; every lease is one."""
+
+    @property
+    def resource(self) -> str:
+        """The name of the resource."""
+
+    @property
+    def token(self) -> int:
+        """The fencing token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ def acquire_order(
         InvalidArgumentError: an argument has the wrong type or breaks the contract's bounds.
     """
     check_resource(resource)
-    _check_text("holder", holder, partial(bounds.text_problem, bytes_max=bounds.HOLDER_BYTES_MAX))
+    check_holder(holder)
     order = AcquireOrder(
         resource,
         milliseconds("ttl", ttl),
@@ -71,6 +76,11 @@ def check_resource(resource: str) -> None:
     _check_text("resource", resource, bounds.resource_problem)
 
 
+def check_holder(holder: str) -> None:
+    """Raise InvalidArgumentError for an invalid label of a holder."""
+    _check_text("holder", holder, partial(bounds.text_problem, bytes_max=bounds.HOLDER_BYTES_MAX))
+
+
 def _check_text(name: str, text: str, problem_of: Callable[[str], str | None]) -> None:
     if not isinstance(text, str):
         raise _invalid(name, f"must be a str, not {type(text).__name__}")
@@ -82,29 +92,24 @@ def _check_text(name: str, text: str, problem_of: Callable[[str], str | None]) -
         raise _invalid(name, problem)
 
 
-def check_token(token: int) -> None:
-    """Raise InvalidArgumentError for an invalid fencing token."""
+def check_token_request(lease: HasToken | str, token: int | None) -> lock_pb2.CheckTokenRequest:
+    """Return the request for a lease, or for the name of a resource and a token.
+
+    Raises:
+        InvalidArgumentError: the name or the token is invalid, or a lease comes with a token.
+    """
+    if isinstance(lease, str):
+        resource = lease
+    elif token is None:
+        resource, token = lease.resource, lease.token
+    else:
+        raise _invalid("token", "must be left out, because the lease has its own")
+    check_resource(resource)
     if type(token) is not int:
         raise _invalid("token", f"must be an int, not {type(token).__name__}")
     if problem := bounds.fencing_token_problem(token):
         raise _invalid("token", problem)
-
-
-def milliseconds(name: str, length: Seconds) -> int:
-    """Return a length of time in whole milliseconds, or raise InvalidArgumentError for an invalid one."""
-    if isinstance(length, timedelta):
-        length = length.total_seconds()
-    if isinstance(length, bool) or not isinstance(length, int | float):
-        raise _invalid(name, f"must be seconds (a number) or a timedelta, not {type(length).__name__}")
-    if isinstance(length, float) and not math.isfinite(length):
-        hint = " (None waits for ever)" if name == "wait" else ""
-        raise _invalid(name, f"must be finite, not {length!r}{hint}")
-    if length < 0:
-        raise _invalid(name, f"must not be negative, but is {length!r}")
-    length_ms = round(length * 1000)
-    if length_ms > _DURATION_MS_MAX:
-        raise _invalid(name, f"must be at most {_DURATION_MS_MAX // 1000} seconds, but is {length!r}")
-    return length_ms
+    return lock_pb2.CheckTokenRequest(resource=resource, fencing_token=token)
 
 
 def _invalid(name: str, problem: str) -> InvalidArgumentError:

@@ -9,13 +9,15 @@ from typing import Self
 import grpc
 
 from redfence._clock import Clock, SystemClock
-from redfence._config import ClientOptions
+from redfence._config import ClientOptions, in_milliseconds
 from redfence._core.endpoints import Endpoints
 from redfence._core.session import SessionCore
+from redfence._defaults import holder_label, required_server_addresses
 from redfence._messages import reports, requests
 from redfence._messages.reports import ClusterReport, LockReport, TokenReport
-from redfence._messages.requests import Seconds
+from redfence._messages.requests import AcquireOrder, HasToken
 from redfence._randomness import Randomness, SystemRandomness
+from redfence._seconds import Seconds
 from redfence._threads.lease import Lease, Lock
 from redfence._threads.session import SyncSession
 from redfence._transport.grpc_channel import Metadata
@@ -34,7 +36,10 @@ class Client:
 
     Args:
         addresses: the addresses of lock servers of one cluster, e.g. "127.0.0.1:50051". The client uses
-            the first server that answers, and moves to the next one when that fails.
+            the first server that answers, and moves to the next one when that fails. Without an
+            address the client reads REDFENCE_SERVER: addresses, separated by commas.
+        holder: a label that other clients see when they find a lock of this client held; None
+            uses "user@host/pid".
         credentials: the TLS credentials; None uses plaintext.
         metadata: gRPC metadata that the client sends with every call.
         options: timeouts and pauses.
@@ -43,12 +48,14 @@ class Client:
         randomness: makes lease ids and jitter.
 
     Raises:
-        InvalidArgumentError: no address was given, or an address is not HOST:PORT or a name that gRPC knows.
+        InvalidArgumentError: no address is known, an address is not HOST:PORT or a name that gRPC knows,
+            or the holder's label is too long.
     """
 
     def __init__(
         self,
         *addresses: str,
+        holder: str | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         metadata: Metadata = (),
         options: ClientOptions | None = None,
@@ -56,17 +63,21 @@ class Client:
         clock: Clock | None = None,
         randomness: Randomness | None = None,
     ) -> None:
-        options = options or ClientOptions()
+        addresses = addresses or required_server_addresses()
+        timeouts = in_milliseconds(options or ClientOptions())
         randomness = randomness or SystemRandomness()
-        endpoints = Endpoints(addresses, options=options, randomness=randomness)
+        endpoints = Endpoints(addresses, timeouts=timeouts, randomness=randomness)
         if connector is None:
             for address in addresses:
                 check_address(address)
+        if holder is not None:
+            requests.check_holder(holder)
+        self._holder = holder
         self._session = SyncSession(
-            SessionCore(options=options, randomness=randomness, address_count=len(endpoints)),
+            SessionCore(timeouts=timeouts, randomness=randomness, address_count=len(endpoints)),
             endpoints=endpoints,
             connector=connector or GrpcSyncConnector(credentials=credentials, metadata=metadata),
-            options=options,
+            timeouts=timeouts,
             clock=clock or SystemClock(),
         )
 
@@ -86,7 +97,7 @@ class Client:
         *,
         ttl: Seconds,
         wait: Seconds | None = None,
-        holder: str = "",
+        holder: str | None = None,
         max_hold: Seconds | None = None,
     ) -> Lock:
         """Return a context manager that holds the lock for its body: acquires, renews and releases it.
@@ -94,7 +105,7 @@ class Client:
         If the lease is lost, `lease.lost` is set, and leaving the `with` raises LeaseLostError. The
         arguments are those of `acquire`.
         """
-        order = requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
+        order = self._order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
         return Lock(order, self._session)
 
     def acquire(
@@ -103,7 +114,7 @@ class Client:
         *,
         ttl: Seconds,
         wait: Seconds | None = None,
-        holder: str = "",
+        holder: str | None = None,
         max_hold: Seconds | None = None,
     ) -> Lease:
         """Acquire a lock; return a lease that the client renews until `release`. Prefer `lock`.
@@ -116,7 +127,7 @@ class Client:
                 cluster's maximum.
             wait: seconds to wait for a held lock. The server grants waiters in the order of their
                 arrival. 0 tries once and does not queue; None waits for ever.
-            holder: a label that other clients see when they find the lock held.
+            holder: a label that other clients see when they find the lock held; None uses the client's.
             max_hold: seconds after which the client stops renewing, so that a stuck holder loses the lease.
 
         Raises:
@@ -129,7 +140,7 @@ class Client:
             InvalidArgumentError: an argument is out of bounds.
             ClosedError: the client is closed.
         """
-        order = requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
+        order = self._order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
         return self._session.acquire(order, partial(Lease, session=self._session))
 
     def get_lock(self, resource: str) -> LockReport:
@@ -144,16 +155,18 @@ class Client:
         request = lock_pb2.GetLockRequest(resource=resource, lease_id=lease_id)
         return reports.read_lock(self._session.call("GetLock", request))
 
-    def check_token(self, resource: str, token: int) -> TokenReport:
-        """Return whether `token` belongs to the present lease. For storage that cannot keep a token.
+    def check_token(self, lease: HasToken | str, token: int | None = None) -> TokenReport:
+        """Return whether a fencing token belongs to the present lease. For storage that cannot keep a token.
+
+        Args:
+            lease: a lease, or any object with a `resource` and a `token`; or the name of a resource.
+            token: the token, if `lease` is a name.
 
         Raises:
             UnavailableError: no server was reachable, or the nodes that answered cannot decide.
             InvalidArgumentError: the resource name or the fencing token is invalid.
         """
-        requests.check_resource(resource)
-        requests.check_token(token)
-        request = lock_pb2.CheckTokenRequest(resource=resource, fencing_token=token)
+        request = requests.check_token_request(lease, token)
         return reports.read_token(self._session.call("CheckToken", request))
 
     def cluster_status(self) -> ClusterReport:
@@ -170,3 +183,17 @@ class Client:
         Pending calls fail with ClosedError. Leases that are still held count as lost.
         """
         self._session.close()
+
+    def _order(
+        self,
+        resource: str,
+        *,
+        ttl: Seconds,
+        wait: Seconds | None,
+        holder: str | None,
+        max_hold: Seconds | None,
+    ) -> AcquireOrder:
+        if holder is None:
+            # A child that was forked after this client was made has a pid of its own.
+            holder = holder_label() if self._holder is None else self._holder
+        return requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 from redfence._clock import Clock
-from redfence._config import ClientOptions
+from redfence._config import Timeouts
 from redfence._core.endpoints import Endpoints
 from redfence._core.outbox import COMMANDS_PER_MESSAGE_MAX
 from redfence._core.session import SessionCore
@@ -46,13 +46,13 @@ class SessionDriver:
         *,
         endpoints: Endpoints,
         connector: SyncConnector,
-        options: ClientOptions,
+        timeouts: Timeouts,
         clock: Clock,
     ) -> None:
         self._core = core
         self._endpoints = endpoints
         self._connector = connector
-        self._options = options
+        self._timeouts = timeouts
         self._clock = clock
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._lock = threading.Lock()
@@ -87,14 +87,14 @@ class SessionDriver:
         idle: Answer[None] = Answer()
         try:
             self.run(lambda core, now_ms: core.close(idle, now_ms=now_ms))
-            idle.result(self._options.close_timeout_ms / 1000)
+            idle.result(self._timeouts.close_timeout_ms / 1000)
         except TimeoutError:
             pass  # `_stop` fails the releases that got no answer
         finally:
             self.run(self._stop)
             # The link's thread can be in the middle of connecting, for at most the connect timeout.
             for thread in self._threads:
-                thread.join(self._options.connect_timeout_ms / 1000 + 1)
+                thread.join(self._timeouts.connect_timeout_ms / 1000 + 1)
 
     def abandon(self) -> None:
         """Close the core, and end the threads after its releases, because no caller is left; never waits."""
@@ -214,7 +214,7 @@ class SessionDriver:
             while self._wait_for_work():
                 address = self._endpoints.current()
                 try:
-                    link = self._connector.connect(address, timeout_ms=self._options.connect_timeout_ms)
+                    link = self._connector.connect(address, timeout_ms=self._timeouts.connect_timeout_ms)
                 except RedfenceError as error:
                     self._link_failed(error)
                 else:

@@ -6,6 +6,7 @@ import logging
 import threading
 import warnings
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -13,6 +14,7 @@ from types import TracebackType
 from redfence._core.lease import LeaseCore, LeaseState
 from redfence._errors import LeaseLostError, LossReason, RedfenceError
 from redfence._messages.requests import AcquireOrder
+from redfence._seconds import Seconds
 from redfence._threads.session import SyncSession
 
 _log = logging.getLogger("redfence")
@@ -33,8 +35,10 @@ class LossEvent:
         """Return whether the lease is lost now. Compares the clock and waits for no timer."""
         return self._session.owner.is_parent or self._core.state_at(self._session.now_ms()) is LeaseState.LOST
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the lease is lost or released, at most `timeout` seconds; return whether it is lost."""
+    def wait(self, timeout: Seconds | None = None) -> bool:
+        """Wait until the lease is lost or released, at most `timeout`; return whether it is lost."""
+        if isinstance(timeout, timedelta):
+            timeout = timeout.total_seconds()
         waiter: SimpleQueue[None] = SimpleQueue()
         self._waiters.append(waiter)
         try:

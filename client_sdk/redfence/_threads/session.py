@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from redfence._clock import Clock
-from redfence._config import ClientOptions
+from redfence._config import Timeouts
 from redfence._core.calls import AcquireCall
 from redfence._core.endpoints import Endpoints
 from redfence._core.lease import LeaseCore
@@ -40,14 +40,14 @@ class SyncSession:
         *,
         endpoints: Endpoints,
         connector: SyncConnector,
-        options: ClientOptions,
+        timeouts: Timeouts,
         clock: Clock,
     ) -> None:
         self._driver = SessionDriver(
-            core, endpoints=endpoints, connector=connector, options=options, clock=clock
+            core, endpoints=endpoints, connector=connector, timeouts=timeouts, clock=clock
         )
         self._addresses = len(endpoints)
-        self._options = options
+        self._timeouts = timeouts
         self._clock = clock
         self.owner = Owner()
         self._closed = False
@@ -123,7 +123,7 @@ class SyncSession:
             if link is None:
                 continue  # the link came up and broke before this line ran
             try:
-                return link.call(method, request, timeout_ms=self._options.rpc_timeout_ms)
+                return link.call(method, request, timeout_ms=self._timeouts.rpc_timeout_ms)
             except UnavailableError as error:
                 if error.error_reason or not tries_left:
                     raise

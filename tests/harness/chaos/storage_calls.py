@@ -16,7 +16,7 @@ class StorageCalls:
 
     def __init__(self, address: str, *, recorder: Recorder) -> None:
         # After a longer stop the storage has lost nothing, so the outcome is unknown.
-        self._client = AsyncStorageClient(address, timeout_s=3.0)
+        self._client = AsyncStorageClient(address, timeout=3.0)
         self._recorder = recorder
         self._entries = 0
 
@@ -53,7 +53,7 @@ class StorageCalls:
 
 async def kept(address: str, resource: str) -> tuple[str, ...]:
     """Return the list of a resource by a read without a token."""
-    async with AsyncStorageClient(address, timeout_s=10.0) as client:
+    async with AsyncStorageClient(address, timeout=10.0) as client:
         try:
             return entries((await client.get(resource, key=KEY)).value)
         except NotFoundError:

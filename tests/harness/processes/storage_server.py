@@ -111,8 +111,8 @@ class InThreads:
 async def connected(kind: str, target: str, *, timeout_s: float = 5.0) -> AsyncIterator[StorageCalls]:
     """Yield the client of that kind, "async" or "sync"."""
     if kind == "async":
-        async with AsyncStorageClient(target, timeout_s=timeout_s) as client:
+        async with AsyncStorageClient(target, timeout=timeout_s) as client:
             yield client
     else:
-        with StorageClient(target, timeout_s=timeout_s) as blocking:
+        with StorageClient(target, timeout=timeout_s) as blocking:
             yield InThreads(blocking)

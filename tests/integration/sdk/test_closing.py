@@ -21,8 +21,8 @@ from redfence._transport import grpc_async_link
 from redfence.testing import FakeLockServer
 
 # The close gives up long before the calls would by themselves.
-_OPTIONS = redfence.ClientOptions(rpc_timeout_ms=60_000, close_timeout_ms=100)
-_PATIENT = redfence.ClientOptions(rpc_timeout_ms=60_000, close_timeout_ms=60_000)
+_OPTIONS = redfence.ClientOptions(rpc_timeout=60, close_timeout=0.1)
+_PATIENT = redfence.ClientOptions(rpc_timeout=60, close_timeout=60)
 
 MakeClient = Callable[..., Any]
 

@@ -33,7 +33,7 @@ async def test_with_no_server_at_all_calls_fail_in_time_and_not_before(
         writer.close()
 
     # Time enough to try on a machine that stands still for a while.
-    options = redfence.ClientOptions(rpc_timeout_ms=1_000, connect_timeout_ms=500)
+    options = redfence.ClientOptions(rpc_timeout=1, connect_timeout=0.5)
     async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as listener:
         port = listener.sockets[0].getsockname()[1] if listens else free_port()
         client = make_client(f"127.0.0.1:{port}", options=options)

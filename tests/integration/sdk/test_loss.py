@@ -37,7 +37,7 @@ async def test_a_holder_learns_the_loss_before_another_can_have_the_lock(
     fake: GrpcFake, make_client: Callable[..., Any], fault: str
 ) -> None:
     """A task's body is cancelled within the ttl; a thread's event is set. Leaving the body raises."""
-    client = make_client(fake.address, options=redfence.ClientOptions(close_timeout_ms=100))
+    client = make_client(fake.address, options=redfence.ClientOptions(close_timeout=0.1))
     # The end of the lease must not come before the renewal that tells that it was taken away.
     ttl = 4 * _TTL if fault == "taken away" else _TTL
     began_at_ms = told_at_ms = 0.0

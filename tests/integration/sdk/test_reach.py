@@ -13,7 +13,7 @@ from harness.processes.ports import free_port
 from harness.processes.servers import LockServer
 from redfence._transport.reach import _kind
 
-_OPTIONS = redfence.ClientOptions(rpc_timeout_ms=700)
+_OPTIONS = redfence.ClientOptions(rpc_timeout=0.7)
 
 
 @pytest.mark.parametrize("kind", [redfence.Client, redfence.AsyncClient])

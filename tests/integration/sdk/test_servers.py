@@ -122,7 +122,7 @@ async def test_waits_for_ever_leave_a_server_that_hangs_while_its_grpc_answers_p
     """The server's event loop stands still and its connections are well, so it owes an echo."""
     monkeypatch.setattr(probe, "PROBE_AFTER_MS", 500)
     # A client that is owed no echo stays, also on a machine that stands still for a while.
-    options = redfence.ClientOptions(rpc_timeout_ms=2000)
+    options = redfence.ClientOptions(rpc_timeout=2)
     nodes = await formed_nodes(3)
     serve = ("serve", "--listen", "127.0.0.1:0", *node_flags(nodes))
     first = commands.start(sys.executable, "-c", _HANGABLE, *serve)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from redfence import ClientOptions, LeaseState
+from redfence._config import in_milliseconds
 from redfence._core.calls import AcquireCall
 from redfence._core.lease import LeaseCore
 from redfence._core.session import SessionCore
@@ -57,9 +58,9 @@ def in_state(lease: LeaseCore, state: LeaseState) -> bool:
 class World:
     """A session core and everything around it; instants are milliseconds from zero."""
 
-    def __init__(self, *, address_count: int = 1, **options: int) -> None:
-        self.options = ClientOptions(**options)
-        self.core = SessionCore(options=self.options, randomness=FixedChance(), address_count=address_count)
+    def __init__(self, *, address_count: int = 1, **options: float) -> None:
+        self.timeouts = in_milliseconds(ClientOptions(**options))
+        self.core = SessionCore(timeouts=self.timeouts, randomness=FixedChance(), address_count=address_count)
         self.now_ms = 0.0
 
     def connected(self) -> World:

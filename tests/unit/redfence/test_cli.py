@@ -23,9 +23,9 @@ from redfence_proto.v1 import lock_pb2
 def test_servers_come_from_the_flag_then_the_environment_then_this_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv(servers.ENVIRONMENT, raising=False)
+    monkeypatch.delenv("REDFENCE_SERVER", raising=False)
     assert servers.addresses(argparse.Namespace(server=None)) == ["127.0.0.1:50051"]
-    monkeypatch.setenv(servers.ENVIRONMENT, "a:1, b:2,")
+    monkeypatch.setenv("REDFENCE_SERVER", "a:1, b:2,")
     assert servers.addresses(argparse.Namespace(server=None)) == ["a:1", "b:2"]
     assert servers.addresses(argparse.Namespace(server=["c:3"])) == ["c:3"]
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import socket
 from typing import Any
 
 import pytest
@@ -38,6 +41,39 @@ def test_a_client_of_asyncio_belongs_to_one_event_loop() -> None:
         with pytest.raises(RuntimeError, match="belongs to another event loop"):
             asyncio.run(client.cluster_status())
         asyncio.run(client.close())
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_a_client_of_asyncio_without_a_loop_says_what_it_needs() -> None:
+    with FakeLockServer() as fake:
+        client = fake.async_client()
+        with pytest.raises(RuntimeError, match=r"needs a running asyncio event loop.* use redfence\.Client"):
+            client.acquire("r", ttl=10).send(None)
+
+
+@pytest.mark.parametrize("kind", [redfence.Client, redfence.AsyncClient])
+def test_a_client_without_addresses_reads_the_environment(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REDFENCE_SERVER", raising=False)
+    with pytest.raises(redfence.InvalidArgumentError, match=r"pass at least one, .* or set REDFENCE_SERVER"):
+        kind()
+    monkeypatch.setenv("REDFENCE_SERVER", "a:1, http://b")
+    with pytest.raises(redfence.InvalidArgumentError, match=r"http://b"):
+        kind()
+    monkeypatch.setenv("REDFENCE_SERVER", "a:1, b:2,")
+    kind()
+
+
+async def test_the_holder_of_a_lock_is_the_user_the_host_and_the_process_unless_set() -> None:
+    with FakeLockServer() as fake, fake.client() as client:
+        async with fake.async_client() as asynchronous, asynchronous.lock("r", ttl=60):
+            label = fake.holder("r")
+        assert re.fullmatch(rf"[^@]+@{re.escape(socket.gethostname())}/{os.getpid()}", label or "")
+        with client.lock("r", ttl=60):
+            assert fake.holder("r") == label
+        with client.lock("r", ttl=60, holder=""):
+            assert fake.holder("r") == ""
+    with pytest.raises(redfence.InvalidArgumentError, match=r"^holder "):
+        redfence.Client("a:1", holder="x" * 257)
 
 
 async def test_a_lock_that_another_task_uses_warns(caplog: pytest.LogCaptureFixture) -> None:

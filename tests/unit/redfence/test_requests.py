@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from redfence import ClientOptions, InvalidArgumentError
-from redfence._messages.requests import AcquireOrder, acquire_order, check_resource, check_token, milliseconds
+from redfence._messages.requests import AcquireOrder, acquire_order, check_resource, check_token_request
+from redfence._seconds import milliseconds
 
 
 def _order(*, ttl: float = 1, wait: Any = None, holder: Any = "") -> AcquireOrder:
@@ -58,7 +59,7 @@ _REFUSED: dict[str, tuple[Callable[[Any], object], list[Any]]] = {
     "ttl": (partial(milliseconds, "ttl"), _NO_LENGTHS),
     "resource": (check_resource, _NO_NAMES),
     "holder": (lambda holder: _order(holder=holder), ["x" * 257, "a\x00", "\ud800", 7, None]),
-    "token": (check_token, [0, -1, 2**53, 1.0, "1", True, None]),
+    "token": (partial(check_token_request, "r"), [0, -1, 2**53, 1.0, "1", True, None]),
 }
 
 
@@ -77,9 +78,10 @@ def test_a_ttl_below_the_contracts_least_is_refused() -> None:
     assert _order(ttl=86_400).ttl_ms == 86_400_000
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, "5", None, True])
+@pytest.mark.parametrize("value", [0, 0.0004, -1, float("inf"), "5", None, True])
 def test_options_out_of_bounds_are_refused(value: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"rpc_timeout_ms"):
-        ClientOptions(rpc_timeout_ms=value)
+    with pytest.raises(InvalidArgumentError, match=r"^rpc_timeout must") as refused:
+        ClientOptions(rpc_timeout=value)
+    assert refused.value.field == "rpc_timeout"
     with pytest.raises(InvalidArgumentError, match=r"reconnect"):
-        ClientOptions(reconnect_backoff_ms_min=2000)
+        ClientOptions(reconnect_backoff_min=timedelta(seconds=2))

@@ -117,7 +117,7 @@ def test_a_waiting_acquire_never_keeps_a_release_from_leaving(world: World) -> N
 
 @pytest.mark.slow
 def test_an_acquire_that_queues_behind_others_is_not_given_up_while_its_wait_lasts() -> None:
-    world = World(rpc_timeout_ms=1000).connected()
+    world = World(rpc_timeout=1).connected()
     sent = [world.acquire(wait=60)[1] for _ in range(COMMANDS_IN_FLIGHT_MAX)]
     _, queued = world.acquire(wait=None)
     world.sent()
@@ -166,7 +166,7 @@ def test_a_queued_wait_is_tried_once_when_its_time_is_over() -> None:
 
 def test_a_wait_that_was_sent_late_has_all_of_its_time() -> None:
     """The rpc timeout counts from the end of the wait that the server was asked for."""
-    world = limited(World(rpc_timeout_ms=1000).connected(), "2")
+    world = limited(World(rpc_timeout=1).connected(), "2")
     _, first = world.acquire(wait=100, ttl=3600)
     _, second = world.acquire(wait=100, ttl=3600)
     first_command = world.one("acquire")
@@ -257,7 +257,7 @@ def test_an_acquire_that_the_server_cancelled_is_asked_for_again_on_the_next_lin
 
 
 def test_a_grant_that_arrives_past_its_validity_is_released_and_not_handed_out() -> None:
-    world = World(rpc_timeout_ms=60_000).connected()
+    world = World(rpc_timeout=60).connected()
     slot, command = world.ask(ttl=9)
     world.later(9000)
     world.answer(granted(command))

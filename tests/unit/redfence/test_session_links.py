@@ -172,7 +172,7 @@ def test_a_server_that_gives_no_echo_is_left_and_the_wait_goes_on(
 
 
 def test_a_server_is_not_asked_while_nothing_waits_there() -> None:
-    world = World(rpc_timeout_ms=60_000).connected()
+    world = World(rpc_timeout=60).connected()
     assert world.core.next_alarm_ms() == math.inf
     _, tried = world.ask(wait=0)
     assert world.later(60_000 - 1).sent() == []

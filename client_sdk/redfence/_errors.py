@@ -243,7 +243,7 @@ _CODE_BY_NUMBER: Mapping[int, grpc.StatusCode] = MappingProxyType(
 )
 
 
-def from_wire(error: lock_pb2.Error) -> RedfenceError:
+def from_wire(error: lock_pb2.CommandError) -> RedfenceError:
     """Return the exception for the error of one session command."""
     code = _CODE_BY_NUMBER.get(error.code, grpc.StatusCode.UNKNOWN)
     retry_after_ms = error.retry_after.ToMilliseconds() if error.HasField("retry_after") else None

@@ -101,7 +101,7 @@ def read_acquire(
 
 
 def _read_error(
-    call: AcquireCall, error: lock_pb2.Error, *, address_count: int, others_wait: bool
+    call: AcquireCall, error: lock_pb2.CommandError, *, address_count: int, others_wait: bool
 ) -> AcquireAnswer:
     if error.reason in _LINK_ENDS:
         return Retry.NEXT_LINK

@@ -708,7 +708,7 @@ class KeepAliveResponse(_message.Message):
         """The validity, when ACTIVE, counted from the instant at which the holder sent *this* renewal."""
 
     @_builtins.property
-    def error(self) -> Global___Error:
+    def error(self) -> Global___CommandError:
         """Set when the request itself was wrong; the lease is not affected."""
 
     @_builtins.property
@@ -724,7 +724,7 @@ class KeepAliveResponse(_message.Message):
         reason: Global___LeaseStateReason.ValueType = ...,
         fencing_token: _builtins.int = ...,
         validity: _duration_pb2.Duration | None = ...,
-        error: Global___Error | None = ...,
+        error: Global___CommandError | None = ...,
         draining: Global___Draining | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "error", b"error", "validity", b"validity"]  # noqa: Y015
@@ -896,7 +896,7 @@ class SessionResult(_message.Message):
         """The result of a cancel, whether or not an acquire with that id was pending."""
 
     @_builtins.property
-    def error(self) -> Global___Error:
+    def error(self) -> Global___CommandError:
         """The failure of any command."""
 
     def __init__(
@@ -907,7 +907,7 @@ class SessionResult(_message.Message):
         release: Global___ReleaseResponse | None = ...,
         renew: Global___KeepAliveResponse | None = ...,
         cancel: Global___CancelResult | None = ...,
-        error: Global___Error | None = ...,
+        error: Global___CommandError | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "cancel", b"cancel", "error", b"error", "release", b"release", "renew", b"renew", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -942,7 +942,7 @@ class CancelResult(_message.Message):
 Global___CancelResult: _TypeAlias = CancelResult  # noqa: Y015
 
 @_typing.final
-class Error(_message.Message):
+class CommandError(_message.Message):
     """The error of a failed command on a stream: the same facts as the status and details of a failed unary call."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1001,7 +1001,7 @@ class Error(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Error: _TypeAlias = Error  # noqa: Y015
+Global___CommandError: _TypeAlias = CommandError  # noqa: Y015
 
 @_typing.final
 class Draining(_message.Message):

@@ -67,9 +67,9 @@ async def abort(
     raise AssertionError("abort raises")  # pragma: no cover
 
 
-def to_message(code: grpc.StatusCode, error: RichError) -> lock_pb2.Error:
+def to_message(code: grpc.StatusCode, error: RichError) -> lock_pb2.CommandError:
     """Return the error as the result of a command on a stream."""
-    message = lock_pb2.Error(
+    message = lock_pb2.CommandError(
         code=code.value[0], reason=error.reason, message=error.message, metadata=error.metadata
     )
     if error.retry_after_ms is not None:

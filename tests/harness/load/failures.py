@@ -34,7 +34,7 @@ class Failure:
         return cls(error.code(), rich.reason, rich.message, rich.metadata, rich.retry_after_ms)
 
     @classmethod
-    def of_message(cls, error: lock_pb2.Error) -> Failure:
+    def of_message(cls, error: lock_pb2.CommandError) -> Failure:
         """Read the error of a stream's command."""
         retry_after_ms = error.retry_after.ToMilliseconds() if error.HasField("retry_after") else None
         return cls(_CODES[error.code], error.reason, error.message, dict(error.metadata), retry_after_ms)

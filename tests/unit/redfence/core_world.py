@@ -158,7 +158,9 @@ def not_granted(
 def failed(
     command: lock_pb2.SessionCommand, code: int, reason: lock_pb2.ErrorReason.ValueType
 ) -> lock_pb2.SessionResult:
-    return lock_pb2.SessionResult(id=command.id, error=lock_pb2.Error(code=code, reason=reason, message="no"))
+    return lock_pb2.SessionResult(
+        id=command.id, error=lock_pb2.CommandError(code=code, reason=reason, message="no")
+    )
 
 
 def renewed(

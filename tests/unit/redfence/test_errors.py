@@ -19,7 +19,7 @@ _REASONS = [reason for reason in lock_pb2.ErrorReason.values() if reason != lock
 
 @pytest.mark.parametrize("reason", _REASONS, ids=lambda reason: str(lock_pb2.ErrorReason.Name(reason)))
 def test_every_reason_of_the_contract_has_an_exception(reason: lock_pb2.ErrorReason.ValueType) -> None:
-    wire = lock_pb2.Error(code=2, reason=reason, message="m", metadata={"field": "ttl"})
+    wire = lock_pb2.CommandError(code=2, reason=reason, message="m", metadata={"field": "ttl"})
     wire.retry_after.FromMilliseconds(250)
     rich = rich_error.RichError(reason=reason, message="m", metadata={"field": "ttl"}, retry_after_ms=250)
     call = FailedCall(grpc.StatusCode.UNKNOWN, rich)
@@ -32,14 +32,14 @@ def test_every_reason_of_the_contract_has_an_exception(reason: lock_pb2.ErrorRea
 @pytest.mark.parametrize("code", list(grpc.StatusCode), ids=lambda code: str(code.name))
 def test_every_status_code_has_an_exception(code: grpc.StatusCode) -> None:
     assert type(from_rpc_error(FailedCall(code, details="d"))) is BY_CODE[code]
-    newer = lock_pb2.Error(code=code.value[0], message="d")
+    newer = lock_pb2.CommandError(code=code.value[0], message="d")
     newer.reason = 9999  # type: ignore[assignment]
     assert type(from_wire(newer)) is BY_CODE[code]
     assert from_wire(newer).error_reason == ""
 
 
 def test_a_code_that_grpc_does_not_know_is_a_server_error() -> None:
-    assert type(from_wire(lock_pb2.Error(code=99, message="?"))) is redfence.ServerError
+    assert type(from_wire(lock_pb2.CommandError(code=99, message="?"))) is redfence.ServerError
 
 
 def test_every_exception_has_one_root() -> None:

@@ -8,7 +8,7 @@ A token is a number, or an object with a `token`, such as a lease. The methods r
 
     StaleTokenError       a higher token was seen (`highest_token`): the lease is over, so stop
     NotFoundError         the key does not exist
-    InvalidArgumentError  `field` is out of bounds: fix the call, do not retry
+    InvalidArgumentError  `field` is missing or out of bounds: fix the call, do not retry
     UnavailableError      no server answers, its queue is full, or the database failed; nothing was
                           acknowledged: retry with the same token
     OutcomeUnknownError   no answer in time, or the client was closed meanwhile; repeating the call
@@ -99,14 +99,19 @@ class AsyncStorageClient:
         request = put_request(resource, key=key, value=value, token=token)
         return PutResult.of(await self._call(self._stub.Put, request))
 
-    async def get(self, resource: str, *, key: str, token: Token | None = None) -> GetResult:
-        """Return a key's value; with a token, first make the storage refuse every lower token.
+    async def get(
+        self, resource: str, *, key: str, token: Token | None = None, unfenced: bool = False
+    ) -> GetResult:
+        """Return a key's value, and first make the storage refuse every token lower than `token`.
+
+        With `unfenced` instead of a token, read without that guard: never write by such an answer.
 
         Raises:
+            InvalidArgumentError: there is neither a token nor `unfenced`, or both.
             NotFoundError: the key does not exist; a token has still taken effect.
             StaleTokenError: a higher token was seen.
         """
-        request = get_request(resource, key=key, token=token)
+        request = get_request(resource, key=key, token=token, unfenced=unfenced)
         return GetResult.of(await self._call(self._stub.Get, request))
 
     async def delete(self, resource: str, *, key: str, token: Token) -> DeleteResult:
@@ -180,14 +185,19 @@ class StorageClient:
         request = put_request(resource, key=key, value=value, token=token)
         return PutResult.of(self._call(self._stub.Put, request))
 
-    def get(self, resource: str, *, key: str, token: Token | None = None) -> GetResult:
-        """Return a key's value; with a token, first make the storage refuse every lower token.
+    def get(
+        self, resource: str, *, key: str, token: Token | None = None, unfenced: bool = False
+    ) -> GetResult:
+        """Return a key's value, and first make the storage refuse every token lower than `token`.
+
+        With `unfenced` instead of a token, read without that guard: never write by such an answer.
 
         Raises:
+            InvalidArgumentError: there is neither a token nor `unfenced`, or both.
             NotFoundError: the key does not exist; a token has still taken effect.
             StaleTokenError: a higher token was seen.
         """
-        request = get_request(resource, key=key, token=token)
+        request = get_request(resource, key=key, token=token, unfenced=unfenced)
         return GetResult.of(self._call(self._stub.Get, request))
 
     def delete(self, resource: str, *, key: str, token: Token) -> DeleteResult:

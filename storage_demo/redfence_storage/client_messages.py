@@ -112,8 +112,8 @@ def put_request(resource: str, *, key: str, value: bytes, token: Token) -> stora
     return storage_pb2.PutRequest(resource=resource, fencing_token=_number(token), key=key, value=value)
 
 
-def get_request(resource: str, *, key: str, token: Token | None) -> storage_pb2.GetRequest:
-    """Return the request of a fenced read, or of a plain read if `token` is None.
+def get_request(resource: str, *, key: str, token: Token | None, unfenced: bool) -> storage_pb2.GetRequest:
+    """Return the request of a read; the storage refuses one with neither a token nor `unfenced`, or both.
 
     Raises:
         InvalidArgumentError: the resource or key is invalid.
@@ -121,7 +121,7 @@ def get_request(resource: str, *, key: str, token: Token | None) -> storage_pb2.
     _check("resource", bounds.resource_problem(resource))
     _check("key", key_problem(key))
     fencing_token = None if token is None else _number(token)
-    return storage_pb2.GetRequest(resource=resource, fencing_token=fencing_token, key=key)
+    return storage_pb2.GetRequest(resource=resource, fencing_token=fencing_token, key=key, unfenced=unfenced)
 
 
 def delete_request(resource: str, *, key: str, token: Token) -> storage_pb2.DeleteRequest:

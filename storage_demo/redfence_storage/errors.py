@@ -56,9 +56,15 @@ class InvalidResource(InvalidRequest):
 
 
 class InvalidFencingToken(InvalidRequest):
-    """The fencing token is zero or 2^53 or more."""
+    """The fencing token is missing, zero, or 2^53 or more."""
 
     field = "fencing_token"
+
+
+class UnfencedWithToken(InvalidFencingToken):
+    """A read has a fencing token and says that it is unfenced."""
+
+    field = "unfenced"
 
 
 class InvalidKey(InvalidRequest):

@@ -20,6 +20,10 @@ TABLE: dict[type[errors.StorageError], _Row] = {
         grpc.StatusCode.INVALID_ARGUMENT,
         lock_pb2.ERROR_REASON_INVALID_FENCING_TOKEN,
     ),
+    errors.UnfencedWithToken: (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        lock_pb2.ERROR_REASON_INVALID_FENCING_TOKEN,
+    ),
     errors.InvalidKey: (grpc.StatusCode.INVALID_ARGUMENT, lock_pb2.ERROR_REASON_INVALID_KEY),
     errors.InvalidValue: (grpc.StatusCode.INVALID_ARGUMENT, lock_pb2.ERROR_REASON_INVALID_VALUE),
     errors.InvalidPage: (grpc.StatusCode.INVALID_ARGUMENT, lock_pb2.ERROR_REASON_INVALID_PAGE),

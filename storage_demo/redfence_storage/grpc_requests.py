@@ -22,6 +22,7 @@ from redfence_storage.errors import (
     InvalidPageToken,
     InvalidResource,
     InvalidValue,
+    UnfencedWithToken,
 )
 from redfence_storage.store import Delete, Fence, Get, ListKeys, Put
 
@@ -42,7 +43,7 @@ def get_command(request: storage_pb2.GetRequest) -> Get:
     """Return the command of a request, or raise the `InvalidRequest` of its first invalid field."""
     return Get(
         resource=_resource(request.resource),
-        token=_token(request.fencing_token) if request.HasField("fencing_token") else None,
+        token=None if _is_unfenced(request) else _token(request.fencing_token),
         key=_key(request.key),
     )
 
@@ -90,6 +91,16 @@ def _resource(resource: str) -> str:
     if problem := bounds.resource_problem(resource):
         raise InvalidResource(problem)
     return resource
+
+
+def _is_unfenced(request: storage_pb2.GetRequest) -> bool:
+    """Return whether a read is unfenced; the caller must say so, because a missing token may be a bug."""
+    fenced = request.HasField("fencing_token")
+    if fenced and request.unfenced:
+        raise UnfencedWithToken("is true, but fencing_token is set; send only one of them")
+    if not fenced and not request.unfenced:
+        raise InvalidFencingToken("is missing; send the lease's token, or set unfenced to read without one")
+    return request.unfenced
 
 
 def _token(token: int) -> int:

@@ -305,7 +305,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INVALID_HOLDER: _ErrorReason.ValueType  # 5
     """INVALID_ARGUMENT. The holder label is out of bounds. Metadata: field."""
     ERROR_REASON_INVALID_FENCING_TOKEN: _ErrorReason.ValueType  # 6
-    """INVALID_ARGUMENT. The fencing token is zero or 2^53 or more. Metadata: field."""
+    """INVALID_ARGUMENT. The fencing token is zero or 2^53 or more. Also of a storage's Get that has neither a
+    token nor `unfenced`, or both. Metadata: field.
+    """
     ERROR_REASON_UNKNOWN_COMMAND: _ErrorReason.ValueType  # 7
     """INVALID_ARGUMENT. A session command has no kind that this server knows. Metadata: field, command_id."""
     ERROR_REASON_INVALID_COMMAND_ID: _ErrorReason.ValueType  # 8
@@ -376,7 +378,9 @@ the value.
 ERROR_REASON_INVALID_HOLDER: ErrorReason.ValueType  # 5
 """INVALID_ARGUMENT. The holder label is out of bounds. Metadata: field."""
 ERROR_REASON_INVALID_FENCING_TOKEN: ErrorReason.ValueType  # 6
-"""INVALID_ARGUMENT. The fencing token is zero or 2^53 or more. Metadata: field."""
+"""INVALID_ARGUMENT. The fencing token is zero or 2^53 or more. Also of a storage's Get that has neither a
+token nor `unfenced`, or both. Metadata: field.
+"""
 ERROR_REASON_UNKNOWN_COMMAND: ErrorReason.ValueType  # 7
 """INVALID_ARGUMENT. A session command has no kind that this server knows. Metadata: field, command_id."""
 ERROR_REASON_INVALID_COMMAND_ID: ErrorReason.ValueType  # 8

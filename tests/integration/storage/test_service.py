@@ -67,7 +67,7 @@ async def test_every_call_takes_a_token_or_a_lease_and_tells_what_it_did(storage
     assert await storage.fence(NAME, token=lease) == FenceResult(5)
     assert await storage.put(NAME, key="state", value=bytes(range(256)), token=lease) == PutResult(5)
     assert await storage.put(NAME, key="empty", value=b"", token=6) == PutResult(6)
-    assert await storage.get(NAME, key="state") == GetResult(bytes(range(256)), 5, 6)
+    assert await storage.get(NAME, key="state", unfenced=True) == GetResult(bytes(range(256)), 5, 6)
     assert await storage.get(NAME, key="empty", token=Lease(7)) == GetResult(b"", 6, 7)
     assert await storage.list_keys(NAME) == KeyPage(("empty", "state"), "", 7)
     assert await storage.delete(NAME, key="empty", token=7) == DeleteResult(deleted=True, highest_token=7)
@@ -92,7 +92,7 @@ async def test_a_later_holder_succeeds_and_then_every_write_of_the_earlier_is_re
         assert refusal.value.highest_token == 2
         assert _status(refusal.value) is grpc.StatusCode.FAILED_PRECONDITION
         assert refusal.value.metadata == {"resource": NAME, "fencing_token": "1", "highest_token": "2"}
-    assert await storage.get(NAME, key="k") == GetResult(b"later", 2, 2)
+    assert await storage.get(NAME, key="k", unfenced=True) == GetResult(b"later", 2, 2)
     await storage.put(NAME, key="k", value=b"later still", token=2)
 
 
@@ -108,6 +108,25 @@ async def test_a_fenced_read_or_a_fence_shuts_out_the_earlier_holder_before_any_
     for name in ("read", "missed", "fenced"):
         with pytest.raises(redfence.StaleTokenError):
             await storage.put(name, key="k", value=b"late", token=1)
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("fencing_token", {}),
+        ("fencing_token", {"token": 0}),
+        ("unfenced", {"token": 2, "unfenced": True}),
+    ],
+)
+async def test_a_read_says_whether_it_is_fenced_or_is_refused(
+    storage: StorageCalls, field: str, options: dict[str, Any]
+) -> None:
+    """A forgotten token is an error of the caller; the refused read raises no token."""
+    await storage.put(NAME, key="k", value=b"v", token=1)
+    with pytest.raises(redfence.InvalidArgumentError) as refusal:
+        await storage.get(NAME, key="k", **options)
+    assert (refusal.value.field, refusal.value.error_reason) == (field, "INVALID_FENCING_TOKEN")
+    assert await storage.get(NAME, key="k", unfenced=True) == GetResult(b"v", 1, 1)
 
 
 async def test_pages_of_keys_join_to_the_whole_list_even_where_keys_are_long(storage: StorageCalls) -> None:
@@ -151,7 +170,7 @@ async def test_the_longest_names_and_value_fit_into_a_message_and_into_an_error(
     await storage.put(name, key="k" * 1_024, value=value, token=1)
     assert await storage.get(name, key="k" * 1_024, token=1) == GetResult(value, 1, 1)
     with pytest.raises(redfence.NotFoundError) as refusal:
-        await storage.get(name, key="豆" * 341)
+        await storage.get(name, key="豆" * 341, unfenced=True)
     assert _status(refusal.value) is grpc.StatusCode.NOT_FOUND
     assert refusal.value.metadata == {"resource": name, "key": "豆" * 341}
 
@@ -166,7 +185,7 @@ async def test_a_database_that_fails_acknowledges_nothing_and_works_again_afterw
     assert _status(refusal.value) is grpc.StatusCode.UNAVAILABLE
     assert refusal.value.error_reason == "STORAGE_FAILED"
     assert refusal.value.retry_after == 1
-    assert await storage.get(NAME, key="k") == GetResult(b"before", 1, 1)
+    assert await storage.get(NAME, key="k", unfenced=True) == GetResult(b"before", 1, 1)
     assert await storage.put(NAME, key="k", value=b"x" * 32_768, token=2) == PutResult(2)
 
 
@@ -199,7 +218,7 @@ async def test_a_call_out_of_time_is_unknown_and_its_write_may_have_happened(
     assert store.reached.is_set()
     store.gate.set()
     async with connected(kind, target) as storage:
-        assert await storage.get(NAME, key="k") == GetResult(b"v", 1, 1)
+        assert await storage.get(NAME, key="k", unfenced=True) == GetResult(b"v", 1, 1)
 
 
 async def test_a_storage_that_is_not_there_is_unavailable(kind: str) -> None:

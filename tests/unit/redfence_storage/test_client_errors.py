@@ -12,6 +12,7 @@ from redfence_storage import errors, grpc_errors
 _REFUSALS: list[tuple[errors.StorageError, type[redfence.RedfenceError]]] = [
     (errors.InvalidResource("is empty"), redfence.InvalidArgumentError),
     (errors.InvalidFencingToken("is 0"), redfence.InvalidArgumentError),
+    (errors.UnfencedWithToken("is true"), redfence.InvalidArgumentError),
     (errors.InvalidKey("is empty"), redfence.InvalidArgumentError),
     (errors.InvalidValue("is too long"), redfence.InvalidArgumentError),
     (errors.InvalidPage("is 1001"), redfence.InvalidArgumentError),

@@ -75,12 +75,9 @@ def test_requests_at_their_bounds_become_commands() -> None:
     assert list_keys_command(page) == listing
 
 
-def test_a_read_is_plain_only_where_the_token_is_unset() -> None:
-    assert get_command(storage_pb2.GetRequest(resource="r", key="k")) == Get(
-        resource="r", token=None, key="k"
-    )
-    with pytest.raises(errors.InvalidFencingToken):
-        get_command(storage_pb2.GetRequest(resource="r", key="k", fencing_token=0))
+def test_a_read_is_unfenced_only_where_the_request_says_so() -> None:
+    unfenced = storage_pb2.GetRequest(resource="r", key="k", unfenced=True)
+    assert get_command(unfenced) == Get(resource="r", token=None, key="k")
 
 
 def test_a_page_size_of_zero_means_a_hundred() -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'redfence_proto/storage/v1/storage.proto\x12\x13redfence.storage.v1\"Q\n\nPutRequest\x12\x10\n\x08resource\x18\x01 \x01(\t\x12\x15\n\rfencing_token\x18\x02 \x01(\x04\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\r\n\x05value\x18\x04 \x01(\x0c\"$\n\x0bPutResponse\x12\x15\n\rhighest_token\x18\x01 \x01(\x04\"Y\n\nGetRequest\x12\x10\n\x08resource\x18\x01 \x01(\t\x12\x1a\n\rfencing_token\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x0b\n\x03key\x18\x03 \x01(\tB\x10\n\x0e_fencing_token\"J\n\x0bGetResponse\x12\r\n\x05value\x18\x01 \x01(\x0c\x12\x15\n\rwritten_token\x18\x02 \x01(\x04\x12\x15\n\rhighest_token\x18\x03 \x01(\x04\"E\n\rDeleteRequest\x12\x10\n\x08resource\x18\x01 \x01(\t\x12\x15\n\rfencing_token\x18\x02 \x01(\x04\x12\x0b\n\x03key\x18\x03 \x01(\t\"8\n\x0e\x44\x65leteResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\x12\x15\n\rhighest_token\x18\x02 \x01(\x04\"7\n\x0c\x46\x65nceRequest\x12\x10\n\x08resource\x18\x01 \x01(\t\x12\x15\n\rfencing_token\x18\x02 \x01(\x04\"&\n\rFenceResponse\x12\x15\n\rhighest_token\x18\x01 \x01(\x04\"J\n\x0fListKeysRequest\x12\x10\n\x08resource\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"P\n\x10ListKeysResponse\x12\x0c\n\x04keys\x18\x01 \x03(\t\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x15\n\rhighest_token\x18\x03 \x01(\x04\x32\xa0\x03\n\x0eStorageService\x12H\n\x03Put\x12\x1f.redfence.storage.v1.PutRequest\x1a .redfence.storage.v1.PutResponse\x12H\n\x03Get\x12\x1f.redfence.storage.v1.GetRequest\x1a .redfence.storage.v1.GetResponse\x12Q\n\x06\x44\x65lete\x12\".redfence.storage.v1.DeleteRequest\x1a#.redfence.storage.v1.DeleteResponse\x12N\n\x05\x46\x65nce\x12!.redfence.storage.v1.FenceRequest\x1a\".redfence.storage.v1.FenceResponse\x12W\n\x08ListKeys\x12$.redfence.storage.v1.ListKeysRequest\x1a%.redfence.storage.v1.ListKeysResponseB\x82\x01\n\x17\x63om.redfence.storage.v1B\x0cStorageProtoP\x01ZAgithub.com/redfence/redfence/protos/redfence/storage/v1;storagev1\xaa\x02\x13Redfence.Storage.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'redfence_proto/storage/v1/storage.proto\x12\x13redfence.storage.v1\"Q\n\nPutRequest\x12\x10\n\x08resource\x18\x01 \x01(\t\x12\x15\n\rfencing_token\x18\x02 \x01(\x04\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\r\n\x05value\x18\x04 \x01(\x0c\"$\n\x0bPutResponse\x12\x15\n\rhighest_token\x18\x01 \x01(\x04\"k\n\nGetRequest\x12\x10\n\x08resource\x18\x01 \x01(\t\x12\x1a\n\rfencing_token\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x10\n\x08unfenced\x18\x04 \x01(\x08\x42\x10\n\x0e_fencing_token\"J\n\x0bGetResponse\x12\r\n\x05value\x18\x01 \x01(\x0c\x12\x15\n\rwritten_token\x18\x02 \x01(\x04\x12\x15\n\rhighest_token\x18\x03 \x01(\x04\"E\n\rDeleteRequest\x12\x10\n\x08resource\x18\x01 \x01(\t\x12\x15\n\rfencing_token\x18\x02 \x01(\x04\x12\x0b\n\x03key\x18\x03 \x01(\t\"8\n\x0e\x44\x65leteResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\x12\x15\n\rhighest_token\x18\x02 \x01(\x04\"7\n\x0c\x46\x65nceRequest\x12\x10\n\x08resource\x18\x01 \x01(\t\x12\x15\n\rfencing_token\x18\x02 \x01(\x04\"&\n\rFenceResponse\x12\x15\n\rhighest_token\x18\x01 \x01(\x04\"J\n\x0fListKeysRequest\x12\x10\n\x08resource\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"P\n\x10ListKeysResponse\x12\x0c\n\x04keys\x18\x01 \x03(\t\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x15\n\rhighest_token\x18\x03 \x01(\x04\x32\xa0\x03\n\x0eStorageService\x12H\n\x03Put\x12\x1f.redfence.storage.v1.PutRequest\x1a .redfence.storage.v1.PutResponse\x12H\n\x03Get\x12\x1f.redfence.storage.v1.GetRequest\x1a .redfence.storage.v1.GetResponse\x12Q\n\x06\x44\x65lete\x12\".redfence.storage.v1.DeleteRequest\x1a#.redfence.storage.v1.DeleteResponse\x12N\n\x05\x46\x65nce\x12!.redfence.storage.v1.FenceRequest\x1a\".redfence.storage.v1.FenceResponse\x12W\n\x08ListKeys\x12$.redfence.storage.v1.ListKeysRequest\x1a%.redfence.storage.v1.ListKeysResponseB\x82\x01\n\x17\x63om.redfence.storage.v1B\x0cStorageProtoP\x01ZAgithub.com/redfence/redfence/protos/redfence/storage/v1;storagev1\xaa\x02\x13Redfence.Storage.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,21 +37,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUTRESPONSE']._serialized_start=147
   _globals['_PUTRESPONSE']._serialized_end=183
   _globals['_GETREQUEST']._serialized_start=185
-  _globals['_GETREQUEST']._serialized_end=274
-  _globals['_GETRESPONSE']._serialized_start=276
-  _globals['_GETRESPONSE']._serialized_end=350
-  _globals['_DELETEREQUEST']._serialized_start=352
-  _globals['_DELETEREQUEST']._serialized_end=421
-  _globals['_DELETERESPONSE']._serialized_start=423
-  _globals['_DELETERESPONSE']._serialized_end=479
-  _globals['_FENCEREQUEST']._serialized_start=481
-  _globals['_FENCEREQUEST']._serialized_end=536
-  _globals['_FENCERESPONSE']._serialized_start=538
-  _globals['_FENCERESPONSE']._serialized_end=576
-  _globals['_LISTKEYSREQUEST']._serialized_start=578
-  _globals['_LISTKEYSREQUEST']._serialized_end=652
-  _globals['_LISTKEYSRESPONSE']._serialized_start=654
-  _globals['_LISTKEYSRESPONSE']._serialized_end=734
-  _globals['_STORAGESERVICE']._serialized_start=737
-  _globals['_STORAGESERVICE']._serialized_end=1153
+  _globals['_GETREQUEST']._serialized_end=292
+  _globals['_GETRESPONSE']._serialized_start=294
+  _globals['_GETRESPONSE']._serialized_end=368
+  _globals['_DELETEREQUEST']._serialized_start=370
+  _globals['_DELETEREQUEST']._serialized_end=439
+  _globals['_DELETERESPONSE']._serialized_start=441
+  _globals['_DELETERESPONSE']._serialized_end=497
+  _globals['_FENCEREQUEST']._serialized_start=499
+  _globals['_FENCEREQUEST']._serialized_end=554
+  _globals['_FENCERESPONSE']._serialized_start=556
+  _globals['_FENCERESPONSE']._serialized_end=594
+  _globals['_LISTKEYSREQUEST']._serialized_start=596
+  _globals['_LISTKEYSREQUEST']._serialized_end=670
+  _globals['_LISTKEYSRESPONSE']._serialized_start=672
+  _globals['_LISTKEYSRESPONSE']._serialized_end=752
+  _globals['_STORAGESERVICE']._serialized_start=755
+  _globals['_STORAGESERVICE']._serialized_end=1171
 # @@protoc_insertion_point(module_scope)

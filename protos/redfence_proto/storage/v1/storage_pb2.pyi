@@ -96,29 +96,37 @@ Global___PutResponse: _TypeAlias = PutResponse  # noqa: Y015
 
 @_typing.final
 class GetRequest(_message.Message):
-    """A read."""
+    """A read: fenced with `fencing_token`, or `unfenced`. A request with neither or with both is an error."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RESOURCE_FIELD_NUMBER: _builtins.int
     FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
+    UNFENCED_FIELD_NUMBER: _builtins.int
     resource: _builtins.str
     """The guarded resource. Required."""
     fencing_token: _builtins.int
-    """Unset: a plain read that raises no token and is never stale. Set: a fenced read; the token must be valid."""
+    """Makes the read fenced: it raises the highest token, and an ended lease gets STALE_TOKEN. Required unless
+    `unfenced` is true.
+    """
     key: _builtins.str
     """The key. Required."""
+    unfenced: _builtins.bool
+    """True: read without a token, for reports and repairs. Such a read raises no token and is never refused as
+    stale. Never write by its answer: an earlier holder may still write. INVALID_FENCING_TOKEN.
+    """
     def __init__(
         self,
         *,
         resource: _builtins.str = ...,
         fencing_token: _builtins.int | None = ...,
         key: _builtins.str = ...,
+        unfenced: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_fencing_token", b"_fencing_token", "fencing_token", b"fencing_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fencing_token", b"_fencing_token", "fencing_token", b"fencing_token", "key", b"key", "resource", b"resource"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fencing_token", b"_fencing_token", "fencing_token", b"fencing_token", "key", b"key", "resource", b"resource", "unfenced", b"unfenced"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fencing_token: _TypeAlias = _typing.Literal["fencing_token"]  # noqa: Y015
     _WhichOneofArgType__fencing_token: _TypeAlias = _typing.Literal["_fencing_token", b"_fencing_token"]  # noqa: Y015

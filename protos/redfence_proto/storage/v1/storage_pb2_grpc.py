@@ -90,8 +90,8 @@ class StorageServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Get(self, request, context):
-        """Get returns a key's value. With a token it is a fenced read, which also raises the highest token. Also
-        NOT_FOUND: KEY_NOT_FOUND (a fenced read of a missing key has still raised the highest token).
+        """Get returns a key's value. The request says whether the read is fenced. A fenced read also raises the
+        highest token. Also NOT_FOUND: KEY_NOT_FOUND (a fenced read of a missing key still raises the token).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

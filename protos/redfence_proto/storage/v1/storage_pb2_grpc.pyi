@@ -65,8 +65,8 @@ class StorageServiceStub:
     Put: _grpc.UnaryUnaryMultiCallable[_storage_pb2.PutRequest, _storage_pb2.PutResponse]
     """Put sets a key's value."""
     Get: _grpc.UnaryUnaryMultiCallable[_storage_pb2.GetRequest, _storage_pb2.GetResponse]
-    """Get returns a key's value. With a token it is a fenced read, which also raises the highest token. Also
-    NOT_FOUND: KEY_NOT_FOUND (a fenced read of a missing key has still raised the highest token).
+    """Get returns a key's value. The request says whether the read is fenced. A fenced read also raises the
+    highest token. Also NOT_FOUND: KEY_NOT_FOUND (a fenced read of a missing key still raises the token).
     """
     Delete: _grpc.UnaryUnaryMultiCallable[_storage_pb2.DeleteRequest, _storage_pb2.DeleteResponse]
     """Delete removes a key; the highest token stays. Deleting a missing key is OK."""
@@ -92,8 +92,8 @@ class StorageServiceAsyncStub(StorageServiceStub):
     Put: _aio.UnaryUnaryMultiCallable[_storage_pb2.PutRequest, _storage_pb2.PutResponse]  # type: ignore[assignment]
     """Put sets a key's value."""
     Get: _aio.UnaryUnaryMultiCallable[_storage_pb2.GetRequest, _storage_pb2.GetResponse]  # type: ignore[assignment]
-    """Get returns a key's value. With a token it is a fenced read, which also raises the highest token. Also
-    NOT_FOUND: KEY_NOT_FOUND (a fenced read of a missing key has still raised the highest token).
+    """Get returns a key's value. The request says whether the read is fenced. A fenced read also raises the
+    highest token. Also NOT_FOUND: KEY_NOT_FOUND (a fenced read of a missing key still raises the token).
     """
     Delete: _aio.UnaryUnaryMultiCallable[_storage_pb2.DeleteRequest, _storage_pb2.DeleteResponse]  # type: ignore[assignment]
     """Delete removes a key; the highest token stays. Deleting a missing key is OK."""
@@ -128,8 +128,8 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _storage_pb2.GetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_storage_pb2.GetResponse, _abc.Awaitable[_storage_pb2.GetResponse]]:
-        """Get returns a key's value. With a token it is a fenced read, which also raises the highest token. Also
-        NOT_FOUND: KEY_NOT_FOUND (a fenced read of a missing key has still raised the highest token).
+        """Get returns a key's value. The request says whether the read is fenced. A fenced read also raises the
+        highest token. Also NOT_FOUND: KEY_NOT_FOUND (a fenced read of a missing key still raises the token).
         """
 
     @_abc_1.abstractmethod

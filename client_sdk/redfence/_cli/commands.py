@@ -3,8 +3,8 @@
 Such a module has `HELP: str`, `configure(parser) -> None` and `run(arguments) -> int`, which returns the exit
 status. `HELP` is a literal, so that `redfence --help` can read it without importing the module.
 
-The words after `--` on the command line are in `arguments.rest`. A command that accepts such words calls
-`parser.set_defaults(takes_rest=True)`.
+The words after the first `--` on the command line are in `arguments.rest`; `arguments.dashes` tells whether
+there was one. A command that accepts such words calls `parser.set_defaults(takes_rest=True)`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from redfence._cli import servers
+from redfence._cli import lock_arguments, servers
 from redfence._cli.child import Child
 from redfence._cli.lock_plan import Plan, Stage, Step, make_plan, next_step
 from redfence._clock import SystemClock
@@ -27,7 +27,6 @@ from redfence._errors import (
 )
 from redfence._threads.client import Client
 from redfence._threads.lease import Lease
-from redfence_proto import durations
 
 HELP = "run a command while holding a lock"
 
@@ -64,17 +63,6 @@ _FORWARDED = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-_EPILOG = """\
-The command gets the lock's name in REDFENCE_RESOURCE and the fencing token in REDFENCE_TOKEN. It runs in
-its own process group, and inherits open files and ignored signals. When the command ends, redfence ends the
-rest of the group, then releases the lock. On Linux it also ends every other process that the command started,
-even in the background or by setsid. If redfence cannot renew the lease, it sends all of them SIGTERM and then
-SIGKILL, so that they have ended before the lease ends. If redfence itself is killed by SIGKILL, only the
-command is killed with it (on Linux); processes that the command started go on.
-
-exit status: the status of the command (128 + n for signal n); 2 wrong usage; 69 no server or no quorum was
-reachable in time; 75 the lock was not acquired; 122 the lease was lost; 126 the command cannot be executed;
-127 the command was not found."""
 
 
 class _Interrupted(BaseException):
@@ -87,65 +75,26 @@ class _Interrupted(BaseException):
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.usage = "redfence lock NAME [options] -- CMD [ARGUMENT …]"
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _EPILOG
-    parser.add_argument("name", metavar="NAME", help="the name of the lock")
-    parser.add_argument(
-        "--ttl",
-        type=durations.seconds,
-        default=10.0,
-        metavar="DURATION",
-        help="how long the lock stays held if this machine dies, e.g. 10s, 500ms, 2m (default: 10s)",
-    )
-    waiting = parser.add_mutually_exclusive_group()
-    waiting.add_argument(
-        "--wait",
-        type=durations.seconds,
-        metavar="DURATION",
-        help="how long to wait for the lock (default: for ever)",
-    )
-    waiting.add_argument(
-        "--nonblock",
-        action="store_const",
-        const=0.0,
-        dest="wait",
-        help="do not wait: fail if the lock is held",
-    )
-    parser.add_argument(
-        "--kill-after",
-        type=durations.seconds,
-        metavar="DURATION",
-        help="when the lease cannot be renewed, the time between SIGTERM and SIGKILL "
-        "(default: a quarter of the ttl, at most 10s)",
-    )
-    parser.add_argument(
-        "--holder", metavar="LABEL", help="a label that other clients see (default: user@host/pid)"
-    )
-    servers.add_server_argument(parser)
-    parser.set_defaults(takes_rest=True)
+    lock_arguments.configure(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Acquire the lock, run the command, release the lock; return the exit status."""
-    if not arguments.rest:
-        return _print_error(
-            "no command given; write it after --, e.g. redfence lock NAME -- make deploy", EXIT_USAGE
-        )
     kill_after_ms = None if arguments.kill_after is None else arguments.kill_after * 1000
     try:
+        command = lock_arguments.command_of(arguments)
         plan = make_plan(ttl_ms=arguments.ttl * 1000, kill_after_ms=kill_after_ms)
-        return _hold_and_run(arguments, plan)
+        return _hold_and_run(arguments, command, plan)
     except _Interrupted as interrupted:
         return 128 + interrupted.number
     except tuple(_EXIT_BY_ERROR) as error:
-        return _print_error(
-            _describe(error),
-            next(status for kind, status in _EXIT_BY_ERROR.items() if isinstance(error, kind)),
-        )
+        status = next(status for kind, status in _EXIT_BY_ERROR.items() if isinstance(error, kind))
+        if status == EXIT_NOT_ACQUIRED and arguments.conflict_exit_code is not None:
+            status = arguments.conflict_exit_code
+        return _print_error(_describe(error), status)
 
 
-def _hold_and_run(arguments: argparse.Namespace, plan: Plan) -> int:
+def _hold_and_run(arguments: argparse.Namespace, command: list[str], plan: Plan) -> int:
     options = ClientOptions(close_timeout=_CLOSE_TIMEOUT_S)
     # Closing the client releases the lease, or tries to, however this block ends.
     with (
@@ -153,7 +102,7 @@ def _hold_and_run(arguments: argparse.Namespace, plan: Plan) -> int:
         _interruptible(),
     ):
         lease = _acquire(client, arguments)
-        status = _run_under(lease, arguments.rest, plan)
+        status = _run_under(lease, command, plan)
         if not lease.lost.is_set() and status != EXIT_LEASE_LOST:
             _release(lease)
         return status

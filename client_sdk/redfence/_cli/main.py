@@ -30,17 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _open_standard_streams()
     _silence_libraries()
-    # argparse cannot pass the words after `--` to a subcommand unchanged.
-    own, rest = _split(arguments)
-    parser = argparse.ArgumentParser(prog="redfence", description="Distributed locks with fencing tokens.")
-    parser.add_argument("--version", action="version", version=f"redfence {version('redfence')}")
-    commands.add_commands(parser, group=commands.GROUP, arguments=own)
-    parsed, unknown = parser.parse_known_args(own)
-    if unknown and not parsed.takes_anything:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if rest and not parsed.takes_rest:
-        parser.error(f"redfence {parsed.command_name} takes no words after --: {' '.join(rest)}")
-    parsed.rest = rest
+    parsed = parse(arguments)
     try:
         status: int = parsed.run(parsed)
         if sys.stdout is not None:  # the caller may have closed it
@@ -61,6 +51,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return status
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the parsed command line; `run` is the command.
+
+    Raises:
+        SystemExit: argparse ended the program, for a usage error, `--help` or `--version`.
+    """
+    # argparse cannot pass the words after `--` to a subcommand unchanged.
+    own, rest = _split(list(arguments))
+    parser = argparse.ArgumentParser(prog="redfence", description="Distributed locks with fencing tokens.")
+    parser.add_argument("--version", action="version", version=f"redfence {version('redfence')}")
+    commands.add_commands(parser, group=commands.GROUP, arguments=own)
+    parsed, unknown = parser.parse_known_args(own)
+    if unknown and not parsed.takes_anything:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if rest and not parsed.takes_rest:
+        parser.error(f"redfence {parsed.command_name} takes no words after --: {' '.join(rest)}")
+    parsed.rest, parsed.dashes = rest, "--" in arguments
+    return parsed
 
 
 def _open_standard_streams() -> None:

@@ -106,6 +106,25 @@ async def test_a_held_lock_gives_75_with_nonblock_and_after_the_wait(
 
 
 @pytest.mark.slow
+async def test_a_command_line_in_the_style_of_flock_works(
+    fake: GrpcFake, commands: CommandProcesses, tmp_path: Path
+) -> None:
+    """Without `--`, as a shell text, and with the status that the caller chose for a held lock."""
+
+    async def run(*words: str, status: int = 0) -> str:
+        environment = {"REDFENCE_SERVER": fake.address}
+        return await commands.start_redfence("lock", *words, environment=environment).ended(status=status)
+
+    assert await run("r", "--ttl", "5", "echo", "--ttl", "hi") == "--ttl hi\n"
+    assert await run("-n", "r", "-c", "echo $REDFENCE_TOKEN; exit 7", status=7) == "2\n"
+    fake.server.grant("r", holder="them", ttl_ms=60_000)
+    ran = str(tmp_path / "ran")
+    assert "held by 'them'" in await run("-en", "-E", "9", "r", "touch", ran, status=9)
+    assert "held by 'them'" in await run("-w", ".1", "-E", "0", "r", "-c", f"touch {ran}")
+    assert not Path(ran).exists()
+
+
+@pytest.mark.slow
 async def test_without_a_server_it_gives_69(commands: CommandProcesses, tmp_path: Path) -> None:
     server = f"127.0.0.1:{free_port()}"
     run = commands.start_redfence("lock", "r", "--server", server, "--", "touch", str(tmp_path / "ran"))
@@ -117,7 +136,8 @@ async def test_without_a_server_it_gives_69(commands: CommandProcesses, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ("r", "--"),
+        ("r", "no command given; write it after NAME"),
+        ("r -s true", "argument -s: redfence has no shared locks"),
         ("-- true", "NAME"),
         ("r --ttl soon -- true", "argument --ttl: "),
         ("r --ttl 1s --kill-after 900ms -- true", "--kill-after "),

@@ -5,8 +5,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # Set-up is done again when the project's metadata changes.
 READY  := $(VENV)/.ready
-PROTO_VENV := .venv-proto
-PROTO_BIN  := $(PROTO_VENV)/bin
+TOOLS_VENV := .venv-tools
+TOOLS_BIN  := $(TOOLS_VENV)/bin
 PROTO_OUT  := protos/redfence_proto
 SOURCES := protos server client_sdk storage_demo tests bench
 # Tests share nothing: one process for each core. One without work takes some from another.
@@ -79,27 +79,28 @@ lint: $(READY) ## format and lint
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/buf lint
 
-type: $(READY) ## types
+type: $(READY) $(TOOLS_VENV)/.ready ## types, and the SDK as a user's strict type checker sees it
 	@$(BIN)/mypy $(SOURCES)
+	@$(TOOLS_BIN)/basedpyright --warnings
 
 fmt fix: $(READY) ## repair what `make lint` complains about, where a tool can
 	@$(BIN)/ruff check --fix $(SOURCES)
 	@$(BIN)/ruff format $(SOURCES)
 
-$(PROTO_VENV)/.ready: pyproject.toml
-	$(PYTHON) -m venv $(PROTO_VENV)
-	$(PROTO_BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(PROTO_BIN)/python -m pip install --quiet --disable-pip-version-check --group proto
+$(TOOLS_VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(TOOLS_VENV)
+	$(TOOLS_BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(TOOLS_BIN)/python -m pip install --quiet --disable-pip-version-check --group tools
 	@touch $@
 
-proto: $(PROTO_VENV)/.ready ## generate the Python code of protos/
-	@PATH="$(PROTO_BIN):$$PATH" $(PROTO_BIN)/python protos/generate.py $(PROTO_OUT)
+proto: $(TOOLS_VENV)/.ready ## generate the Python code of protos/
+	@PATH="$(TOOLS_BIN):$$PATH" $(TOOLS_BIN)/python protos/generate.py $(PROTO_OUT)
 
-proto-check: $(PROTO_VENV)/.ready ## is the generated code up to date?
-	@PATH="$(PROTO_BIN):$$PATH" $(PROTO_BIN)/python protos/generate.py --check $(PROTO_OUT)
+proto-check: $(TOOLS_VENV)/.ready ## is the generated code up to date?
+	@PATH="$(TOOLS_BIN):$$PATH" $(TOOLS_BIN)/python protos/generate.py --check $(PROTO_OUT)
 
 bench: $(READY) ## measure; prints, never fails on a number
 	@$(BIN)/python -m bench $(ARGS)
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(PROTO_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist chaos-reports
+	rm -rf $(VENV) $(TOOLS_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist chaos-reports

@@ -34,6 +34,7 @@ async def asynchronous() -> None:
         assert_type((report.waiters, report.position), tuple[int, int])
         assert_type(report.queue, tuple[redfence.QueuedAcquire, ...])
         assert_type((await client.check_token("r", 1)).live, bool)
+        assert_type((await client.check_token(held)).live, bool)
         assert_type((await client.cluster_status()).nodes, tuple[redfence.NodeReport, ...])
 
 

@@ -113,9 +113,49 @@ class NotAcquiredError(RedfenceError):
 class LockHeldError(NotAcquiredError):
     """Another client holds the lock, and the call did not wait."""
 
+    def __init__(
+        self, *, resource: str, holder: str = "", token: int | None = None, remaining: float | None = None
+    ) -> None:
+        super().__init__(
+            f"{resource!r} is held{_by(holder)}",
+            resource=resource,
+            holder=holder,
+            token=token,
+            remaining=remaining,
+        )
+
 
 class AcquireTimeoutError(NotAcquiredError, TimeoutError):
-    """The wait ended before the lock was granted."""
+    """The wait of `wait` seconds ended before the lock was granted."""
+
+    def __init__(
+        self,
+        *,
+        wait: float,
+        resource: str,
+        holder: str = "",
+        token: int | None = None,
+        remaining: float | None = None,
+        position: int = 0,
+    ) -> None:
+        in_line = f"; still {_ordinal(position)} in line" if position else ""
+        super().__init__(
+            f"{resource!r} was still held{_by(holder)} after {wait:g} s{in_line}",
+            resource=resource,
+            holder=holder,
+            token=token,
+            remaining=remaining,
+            position=position,
+        )
+
+
+def _by(holder: str) -> str:
+    return f" by {holder!r}" if holder else ""
+
+
+def _ordinal(number: int) -> str:
+    teens = number % 100 in {11, 12, 13}
+    return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
 class LossReason(enum.Enum):

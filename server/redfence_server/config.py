@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
+from redfence_proto import addresses
 from redfence_server.errors import ConfigError
 from redfence_server.log_setup import LogFormat, LogLevel
 from redfence_server.redis_io.scripts import COUNTER_IDLE_MS_DEFAULT, COUNTER_IDLE_MS_MAX, Keyspace
@@ -33,7 +34,7 @@ class ServeConfig(BaseModel):
         description="URLs of the nodes, redis://[[USER]:PASSWORD@]HOST:PORT[/DB] or rediss://…, in the order "
         "in which the cluster was formed (flag: repeat --node; environment: separate by commas)"
     )
-    listen: str = Field("127.0.0.1:50051", description="HOST:PORT to serve on; port 0 takes any free one")
+    listen: str = Field(addresses.LOCK_SERVER, description="HOST:PORT to serve on; port 0 takes any free one")
     key_prefix: str = Field(
         "redfence:", description="prefix of every key on the nodes", pattern=r"^[^{}\s]*$"
     )

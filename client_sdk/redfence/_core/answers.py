@@ -122,26 +122,16 @@ def _read_error(
 def _not_acquired(call: AcquireCall, answer: lock_pb2.AcquireResponse) -> NotAcquiredError:
     seen = answer.HasField("current")
     current = answer.current
-    by = f" by {current.holder!r}" if current.holder else ""
+    token = current.fencing_token if seen else None
+    remaining = requests.duration_ms(current.remaining) / 1000 if seen else None
     name = call.order.resource
     if call.order.wait_ms == 0:
-        kind: type[NotAcquiredError] = LockHeldError
-        message = f"{name!r} is held{by}"
-    else:
-        kind = AcquireTimeoutError
-        message = f"{name!r} was still held{by} after {(call.order.wait_ms or 0) / 1000:g} s"
-        if answer.position:
-            message += f"; still {_ordinal(answer.position)} in line"
-    return kind(
-        message,
+        return LockHeldError(resource=name, holder=current.holder, token=token, remaining=remaining)
+    return AcquireTimeoutError(
+        wait=(call.order.wait_ms or 0) / 1000,
         resource=name,
         holder=current.holder,
-        token=current.fencing_token if seen else None,
-        remaining=requests.duration_ms(current.remaining) / 1000 if seen else None,
+        token=token,
+        remaining=remaining,
         position=answer.position,
     )
-
-
-def _ordinal(number: int) -> str:
-    teens = number % 100 in {11, 12, 13}
-    return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from redfence_proto import bounds
+from redfence_proto import addresses, bounds
 from redfence_server import composition, config, log_setup
 from redfence_server.api import serving as grpc_serving
 from redfence_server.commands import startup
@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--storage-listen",
-        default="127.0.0.1:50052",
+        default=addresses.STORAGE,
         metavar="HOST:PORT",
         help="the address of the storage demo (default: %(default)s)",
     )

@@ -128,7 +128,7 @@ class Heartbeat:
         # Only now: `bring_forward` may have been called during the examination.
         self._now.clear()
 
-    def counts(self, node_ms: float) -> bool:
+    def vote_counts(self, node_ms: float) -> bool:
         """Tell whether a vote for a new grant counts; it came now and shows `node_ms` of the node's clock."""
         assert self.node_clock is not None, "the clock was read at the admission"
         now_ms = self._clock.now_ms()

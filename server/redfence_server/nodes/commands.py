@@ -159,7 +159,9 @@ class NodeCommands:
         """Check the token and the clock in the reply to a granted mint."""
         assert self.identity is not None, "a node that answers was admitted"
         self._memory.see_token(self._index, floor=self.identity.floor, token=reply.token)
-        return reply if self._heartbeat.counts(scripts.read_clock_ms(raw)) else replace(reply, counts=False)
+        return (
+            reply if self._heartbeat.vote_counts(scripts.read_clock_ms(raw)) else replace(reply, counts=False)
+        )
 
     def _on_error_reply(self, command: Command, problem: str) -> NoReply:
         """Handle an error reply: reconnect if that can fix the cause, otherwise go on."""

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 
+from redfence_proto import addresses as defaults
+
 HELP = "show with real processes why fencing tokens are needed"
 
 EXIT_REFUSED = 0
 EXIT_CORRUPTED = 1
 EXIT_NOT_PLAYED = 2
-_SERVER_DEFAULT = "127.0.0.1:50051"
-_STORAGE_DEFAULT = "127.0.0.1:50052"
 _CONNECT_TIMEOUT_S = 1.0
 
 
@@ -38,13 +38,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--server",
         default=os.environ.get("REDFENCE_SERVER"),
         metavar="HOST:PORT",
-        help=f"the lock server [$REDFENCE_SERVER; {_SERVER_DEFAULT}, or a new one if none runs there]",
+        help=f"the lock server [$REDFENCE_SERVER; {defaults.LOCK_SERVER}, or a new one if none runs there]",
     )
     gc_pause.add_argument(
         "--storage",
         default=os.environ.get("REDFENCE_STORAGE"),
         metavar="HOST:PORT",
-        help=f"the storage demo [$REDFENCE_STORAGE; {_STORAGE_DEFAULT}, or a new one if none runs there]",
+        help=f"the storage demo [$REDFENCE_STORAGE; {defaults.STORAGE}, or a new one if none runs there]",
     )
 
 
@@ -77,7 +77,7 @@ def _narrate(line: str) -> None:
 @contextmanager
 def _servers(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     """Yield the addresses of a lock server and a storage; start both if none is named or running."""
-    server, storage = args.server or _SERVER_DEFAULT, args.storage or _STORAGE_DEFAULT
+    server, storage = args.server or defaults.LOCK_SERVER, args.storage or defaults.STORAGE
     if args.server or args.storage or (_is_listening(server) and _is_listening(storage)):
         yield server, storage
         return

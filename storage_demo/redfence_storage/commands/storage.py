@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from redfence_proto import addresses
 from redfence_server import log_setup
 from redfence_server.log_setup import LogFormat, LogLevel
 
@@ -20,7 +21,6 @@ HELP = "serve a small key-value store that refuses stale fencing tokens"
 
 _DB_VARIABLE = "REDFENCE_STORAGE_DB"
 _LISTEN_VARIABLE = "REDFENCE_STORAGE_LISTEN"
-_LISTEN_DEFAULT = "127.0.0.1:50052"
 # One commit answers every pending call. The longer time is for a disk that hangs.
 _GRACE_S = 5.0
 _EXIT_UNUSABLE = 2
@@ -38,8 +38,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--listen",
         metavar="HOST:PORT",
-        default=os.environ.get(_LISTEN_VARIABLE, _LISTEN_DEFAULT),
-        help=f"the address to serve on; port 0 takes any free one [${_LISTEN_VARIABLE}; {_LISTEN_DEFAULT}]",
+        default=os.environ.get(_LISTEN_VARIABLE, addresses.STORAGE),
+        help=f"the address to serve on; port 0 takes any free one [${_LISTEN_VARIABLE}; {addresses.STORAGE}]",
     )
     for option, values, default in (
         ("format", LogFormat, LogFormat.AUTO),

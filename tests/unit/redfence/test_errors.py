@@ -56,8 +56,8 @@ def test_the_public_names_are_sorted_and_there_is_nothing_else() -> None:
 
 
 def _raised() -> list[redfence.RedfenceError]:
-    held = redfence.LockHeldError("m", resource="r", holder="h", token=3, remaining=1.5)
-    late = redfence.AcquireTimeoutError("m", resource="r", position=2)
+    held = redfence.LockHeldError(resource="r", holder="h", token=3, remaining=1.5)
+    late = redfence.AcquireTimeoutError(wait=1.5, resource="r", position=2)
     lost = redfence.LeaseLostError(resource="r", token=7, reason=redfence.LossReason.EXPIRED)
     kinds = dict.fromkeys([*BY_REASON.values(), *BY_CODE.values(), redfence.ClosedError])
     return [held, late, lost, *(kind("m", metadata={"field": "f"}, retry_after=0.5) for kind in kinds)]

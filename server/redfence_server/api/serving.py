@@ -15,10 +15,10 @@ from typing import Any
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from redfence_proto import bounds
 from redfence_server.api.parsing import RejectMalformedMessages
+from redfence_server.api.reflection import add_reflection
 from redfence_server.errors import ConfigError
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
@@ -97,9 +97,7 @@ def add_health_and_reflection(server: grpc.aio.Server, service_names: Sequence[s
     """Add the standard health and reflection services; the caller sets the health before serving starts."""
     servicer = Health(service_names)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    reflection.enable_server_reflection(
-        (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
-    )
+    add_reflection(server, (*service_names, health.SERVICE_NAME))
     return servicer
 
 

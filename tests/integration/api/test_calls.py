@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from harness.load.failures import Failure
 from harness.load.session_caller import SessionCaller
@@ -180,18 +183,35 @@ async def test_health_is_not_serving_from_the_start_of_the_drain(
         assert now_ms() - sent_at_ms < 30_000
 
 
-async def test_reflection_lists_every_service(server: LockServer) -> None:
-    stub = reflection_pb2_grpc.ServerReflectionStub(server.channel)
-    asking = stub.ServerReflectionInfo()
-    await asking.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_lists_every_service_and_finds_every_symbol(
+    server: LockServer, version: str
+) -> None:
+    """Tools such as grpcurl ask for v1 first, and describe services, methods, messages and enum values."""
+    both = {f"grpc.reflection.{each}.ServerReflection" for each in ("v1", "v1alpha")}
+    services = {"redfence.v1.LockService", "redfence.v1.AdminService", "grpc.health.v1.Health", *both}
+    ask = reflection_pb2.ServerReflectionRequest
+    asking = server.channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=ask.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )()
+
+    async def answer(request: reflection_pb2.ServerReflectionRequest) -> Any:
+        await asking.write(request)
+        return await asking.read()
+
+    listed = (await answer(ask(list_services=""))).list_services_response.service
+    assert {service.name for service in listed} == services
+    members = ("LockService.Acquire", "CommandError", "Lease.fencing_token", "ACQUIRE_OUTCOME_HELD")
+    for symbol in (*services, *(f"redfence.v1.{member}" for member in members)):
+        found = (await answer(ask(file_containing_symbol=symbol))).file_descriptor_response
+        files = [FileDescriptorProto.FromString(file) for file in found.file_descriptor_proto]
+        assert symbol.startswith(f"{files[0].package}.")
+        assert (await answer(ask(file_by_filename=files[0].name))).file_descriptor_response == found
+    unknown = await answer(ask(file_containing_symbol="redfence.v1.LockService.Steal"))
+    assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
     await asking.done_writing()
-    listed = (await asking.read()).list_services_response.service
-    assert {service.name for service in listed} == {
-        "redfence.v1.LockService",
-        "redfence.v1.AdminService",
-        "grpc.health.v1.Health",
-        "grpc.reflection.v1alpha.ServerReflection",
-    }
     assert await asking.code() is grpc.StatusCode.OK
 
 

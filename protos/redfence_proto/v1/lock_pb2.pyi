@@ -8,10 +8,12 @@ This file is the whole contract. It has all that is needed to write a client in 
 Terms:
   resource       the name being locked, e.g. "orders/42".
   lease          one timed grant of a resource; it lasts until it is released or expires.
-  lease id       the secret that proves ownership of a lease: 128 random bits as 32 lower-case hex digits.
+  lease id       the secret that proves ownership of a lease: 32 lower-case hex digits, at random. A random
+                 UUID (version 4) without its dashes, in lower case, is fine: it has 122 random bits.
   holder         a free-text label of the client that holds a lease, for humans. It proves nothing.
   fencing token  a number that grows with every grant of a resource. Send it with every write to the data
                  that the lock protects. Let the storage refuse a token lower than the highest it has seen.
+                 Only compare tokens: they need not start at 1, nor be consecutive.
   validity       how long the lease surely lasts, counted from the instant at which the holder *sent the
                  request*, on a clock that does not stop in suspend. Never count it from the answer.
   node           one of N independent Redis-compatible servers; a quorum is N / 2 + 1 of them.
@@ -21,10 +23,29 @@ greater one. Clocks, pauses and delays cannot break this. Mutual exclusion alone
 holder that is paused past its validity may act after another client was granted the lock. Fencing tokens
 protect the data in this case.
 
+Clocks. On Linux, CLOCK_MONOTONIC stops in suspend, and with it System.nanoTime (Java), process.hrtime and
+performance.now (Node), time.Since (Go) and Instant (Rust). Never count a validity by them. Use:
+  C, Go, Python, Rust   clock_gettime(CLOCK_BOOTTIME).
+  Node                  os.uptime(), in seconds. It has steps of 10 ms: subtract 10 ms from the validity.
+  Java                  the first number in /proc/uptime: seconds, also in steps of 10 ms.
+  elsewhere             a monotonic clock and the wall clock: count the greater of the two times that have
+                        passed. This fails only if the wall clock is set back in a suspend.
+
 Errors. A call that fails ends with a standard gRPC status whose details hold a `google.rpc.ErrorInfo`
 (domain "redfence", `reason` the name of an `ErrorReason` without its prefix, `metadata` as documented
-there) and, if a retry can help, a `google.rpc.RetryInfo`. Contention is not an error: see
-`AcquireOutcome`.
+there) and, if a retry can help, a `google.rpc.RetryInfo`. Contention is not an error: `AcquireOutcome`
+reports it.
+
+An error without this ErrorInfo comes from gRPC, a proxy or your own deadline. Whatever its code, the
+outcome is unknown, also of every unanswered command of a stream. Keep the lease id: repeat the call with
+it, or send Release. But never repeat a message or metadata over the limits below: gRPC refuses it each
+time, with RESOURCE_EXHAUSTED and without ErrorInfo.
+
+Connections. A client may send an HTTP/2 ping (keepalive) every second, with or without open calls. If it
+pings more often, the server may end the connection with GOAWAY "too_many_pings": its calls fail with
+UNAVAILABLE, without ErrorInfo. The server itself pings after 20 s without data, and ends a connection
+without an answer after 5 s. It closes a connection that had no call for 10 minutes. Losing a connection
+ends no lease.
 
 Bounds of all methods, and the reason of the error when a field exceeds them:
   resource   1 to 256 bytes of UTF-8, no control characters (U+0000..U+001F, U+007F..U+009F), no "{" and
@@ -33,8 +54,8 @@ Bounds of all methods, and the reason of the error when a field exceeds them:
              never changed silently. INVALID_TTL.
   lease_id   exactly 32 hex digits, "0".."9" and "a".."f". INVALID_LEASE_ID.
   holder     0 to 256 bytes of UTF-8, no control characters. INVALID_HOLDER.
-  messages   64 KiB at most, in both directions. For a larger one the transport ends the call with
-             RESOURCE_EXHAUSTED.
+  messages   64 KiB at most, in both directions; the metadata of a call 16 KiB at most. For more, gRPC ends
+             the call with RESOURCE_EXHAUSTED, without ErrorInfo.
 """
 
 from collections import abc as _abc
@@ -231,8 +252,8 @@ class _NodeStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NodeState.V
     NODE_STATE_READY: _NodeState.ValueType  # 2
     """It votes."""
     NODE_STATE_QUARANTINED: _NodeState.ValueType  # 3
-    """It is reachable but not trusted: it may have forgotten its holds and tokens, or it is not the configured
-    node.
+    """It is reachable but not trusted: it may have forgotten its holds and tokens, or it is another node than
+    the configured one.
     """
     NODE_STATE_UNREACHABLE: _NodeState.ValueType  # 4
     """No connection."""
@@ -247,8 +268,8 @@ NODE_STATE_JOINING: NodeState.ValueType  # 1
 NODE_STATE_READY: NodeState.ValueType  # 2
 """It votes."""
 NODE_STATE_QUARANTINED: NodeState.ValueType  # 3
-"""It is reachable but not trusted: it may have forgotten its holds and tokens, or it is not the configured
-node.
+"""It is reachable but not trusted: it may have forgotten its holds and tokens, or it is another node than
+the configured one.
 """
 NODE_STATE_UNREACHABLE: NodeState.ValueType  # 4
 """No connection."""
@@ -295,12 +316,14 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INVALID_RESOURCE: _ErrorReason.ValueType  # 1
     """INVALID_ARGUMENT. The resource name is out of bounds. Metadata: field."""
     ERROR_REASON_INVALID_TTL: _ErrorReason.ValueType  # 2
-    """INVALID_ARGUMENT. The ttl is missing or out of bounds. Metadata: field, min, max."""
+    """INVALID_ARGUMENT. The ttl is missing or out of bounds. Metadata: field; min and max in milliseconds with
+    the unit, e.g. "100ms" and "300000ms".
+    """
     ERROR_REASON_INVALID_WAIT_TIMEOUT: _ErrorReason.ValueType  # 3
     """INVALID_ARGUMENT. The wait_timeout is negative or malformed. Metadata: field."""
     ERROR_REASON_INVALID_LEASE_ID: _ErrorReason.ValueType  # 4
-    """INVALID_ARGUMENT. The lease id is not 32 lower-case hex digits. Metadata: field. The error never contains
-    the value.
+    """INVALID_ARGUMENT. The lease id is not 32 lower-case hex digits. The error never contains the value.
+    Metadata: field.
     """
     ERROR_REASON_INVALID_HOLDER: _ErrorReason.ValueType  # 5
     """INVALID_ARGUMENT. The holder label is out of bounds. Metadata: field."""
@@ -336,11 +359,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     Metadata: resource, fencing_token, highest_token.
     """
     ERROR_REASON_INVALID_KEY: _ErrorReason.ValueType  # 16
-    """INVALID_ARGUMENT, storage only. The key is empty, too long, or has control characters. Metadata:
-    field.
+    """INVALID_ARGUMENT, storage only. The key is empty, too long, or has control characters.
+    Metadata: field.
     """
     ERROR_REASON_INVALID_VALUE: _ErrorReason.ValueType  # 17
-    """INVALID_ARGUMENT, storage only. The value is too long. Metadata: field, max."""
+    """INVALID_ARGUMENT, storage only. The value is too long. Metadata: field; max in bytes, e.g. "32768"."""
     ERROR_REASON_KEY_NOT_FOUND: _ErrorReason.ValueType  # 18
     """NOT_FOUND, storage only. The key does not exist. Metadata: resource, key."""
     ERROR_REASON_TOO_MANY_WRITES: _ErrorReason.ValueType  # 19
@@ -348,8 +371,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_STORAGE_FAILED: _ErrorReason.ValueType  # 20
     """UNAVAILABLE, storage only. The database did not commit; nothing was acknowledged."""
     ERROR_REASON_INVALID_PAGE: _ErrorReason.ValueType  # 21
-    """INVALID_ARGUMENT, storage only. The page size is out of bounds or the page token malformed. Metadata:
-    field.
+    """INVALID_ARGUMENT, storage only. The page size is out of bounds or the page token malformed.
+    Metadata: field.
     """
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 22
     """INTERNAL. A bug in the server: please report it. The outcome is unknown."""
@@ -360,7 +383,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call or command failed: the `reason` of `google.rpc.ErrorInfo`, without the prefix ERROR_REASON_.
-    Services of package redfence.storage.v1 use the same list. Metadata keys are named with each value.
+    Services of package redfence.storage.v1 use the same list. Metadata keys are named with each value; numbers
+    are decimal.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
@@ -368,12 +392,14 @@ ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 ERROR_REASON_INVALID_RESOURCE: ErrorReason.ValueType  # 1
 """INVALID_ARGUMENT. The resource name is out of bounds. Metadata: field."""
 ERROR_REASON_INVALID_TTL: ErrorReason.ValueType  # 2
-"""INVALID_ARGUMENT. The ttl is missing or out of bounds. Metadata: field, min, max."""
+"""INVALID_ARGUMENT. The ttl is missing or out of bounds. Metadata: field; min and max in milliseconds with
+the unit, e.g. "100ms" and "300000ms".
+"""
 ERROR_REASON_INVALID_WAIT_TIMEOUT: ErrorReason.ValueType  # 3
 """INVALID_ARGUMENT. The wait_timeout is negative or malformed. Metadata: field."""
 ERROR_REASON_INVALID_LEASE_ID: ErrorReason.ValueType  # 4
-"""INVALID_ARGUMENT. The lease id is not 32 lower-case hex digits. Metadata: field. The error never contains
-the value.
+"""INVALID_ARGUMENT. The lease id is not 32 lower-case hex digits. The error never contains the value.
+Metadata: field.
 """
 ERROR_REASON_INVALID_HOLDER: ErrorReason.ValueType  # 5
 """INVALID_ARGUMENT. The holder label is out of bounds. Metadata: field."""
@@ -409,11 +435,11 @@ resource: the caller's lease is over, and a later lease has begun. Do not retry 
 Metadata: resource, fencing_token, highest_token.
 """
 ERROR_REASON_INVALID_KEY: ErrorReason.ValueType  # 16
-"""INVALID_ARGUMENT, storage only. The key is empty, too long, or has control characters. Metadata:
-field.
+"""INVALID_ARGUMENT, storage only. The key is empty, too long, or has control characters.
+Metadata: field.
 """
 ERROR_REASON_INVALID_VALUE: ErrorReason.ValueType  # 17
-"""INVALID_ARGUMENT, storage only. The value is too long. Metadata: field, max."""
+"""INVALID_ARGUMENT, storage only. The value is too long. Metadata: field; max in bytes, e.g. "32768"."""
 ERROR_REASON_KEY_NOT_FOUND: ErrorReason.ValueType  # 18
 """NOT_FOUND, storage only. The key does not exist. Metadata: resource, key."""
 ERROR_REASON_TOO_MANY_WRITES: ErrorReason.ValueType  # 19
@@ -421,8 +447,8 @@ ERROR_REASON_TOO_MANY_WRITES: ErrorReason.ValueType  # 19
 ERROR_REASON_STORAGE_FAILED: ErrorReason.ValueType  # 20
 """UNAVAILABLE, storage only. The database did not commit; nothing was acknowledged."""
 ERROR_REASON_INVALID_PAGE: ErrorReason.ValueType  # 21
-"""INVALID_ARGUMENT, storage only. The page size is out of bounds or the page token malformed. Metadata:
-field.
+"""INVALID_ARGUMENT, storage only. The page size is out of bounds or the page token malformed.
+Metadata: field.
 """
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 22
 """INTERNAL. A bug in the server: please report it. The outcome is unknown."""
@@ -447,8 +473,8 @@ class AcquireRequest(_message.Message):
     """The name to lock. Required."""
     lease_id: _builtins.str
     """The secret that proves ownership. Empty: the server creates one and returns it. Choose it yourself to
-    make a retry idempotent. Never use one id for two leases: a late Release of the first would end the
-    second.
+    make a retry idempotent. Never use one id for two leases, because a late Release of the first would end
+    the second lease.
     """
     holder: _builtins.str
     """A label that other callers see when they find the resource held, e.g. "billing-7/pid 4711". May be empty."""
@@ -463,6 +489,9 @@ class AcquireRequest(_message.Message):
         """How long to wait for a held resource; parts of a millisecond are dropped. Unset or zero: try once. Never
         negative. The server waits for the shorter of this and the call's deadline less a margin for the answer
         (a quarter of the deadline, 50 ms at most; twice that while it waits). INVALID_WAIT_TIMEOUT.
+
+        There is no other bound. To wait for ever, send the greatest Duration (315,576,000,000 s) without a
+        deadline. Repeat the call, with the same lease id, when it fails with UNAVAILABLE.
         """
 
     def __init__(
@@ -663,8 +692,8 @@ class KeepAliveRequest(_message.Message):
     lease_id: _builtins.str
     """The lease's secret. Required."""
     sequence: _builtins.int
-    """Any number; the response repeats it, so that the caller knows which renewal was answered and when it was
-    sent.
+    """Any number. The response repeats it, so that the caller knows which renewal was answered and when that
+    renewal was sent.
     """
     def __init__(
         self,
@@ -1009,14 +1038,14 @@ Global___CommandError: _TypeAlias = CommandError  # noqa: Y015
 
 @_typing.final
 class Draining(_message.Message):
-    """Notice that this server is about to stop."""
+    """Notice that this server is about to stop. It reads nothing more on the stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GRACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def grace(self) -> _duration_pb2.Duration:
-        """How long the server continues to answer pending commands."""
+        """How long the server continues to answer the commands that it has begun."""
 
     def __init__(
         self,
@@ -1042,8 +1071,8 @@ class GetLockRequest(_message.Message):
     resource: _builtins.str
     """The name. Required."""
     lease_id: _builtins.str
-    """The lease id of an Acquire that waits at this server, to get its place in the queue. May be empty.
-    INVALID_LEASE_ID.
+    """The lease id of an Acquire that waits at this server, to get its place in the queue.
+    May be empty. INVALID_LEASE_ID.
     """
     def __init__(
         self,
@@ -1326,8 +1355,8 @@ class NodeStatus(_message.Message):
 
     @_builtins.property
     def clock_offset(self) -> _duration_pb2.Duration:
-        """The node's wall clock minus that of the server's machine; negative if it is behind, unset before the
-        first reading.
+        """The node's wall clock minus that of the server's machine; negative if it is behind.
+        Unset before the first reading.
         """
 
     @_builtins.property

@@ -98,8 +98,8 @@ class LockServiceServicer(object):
         RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, or on this
         connection. Retry after RetryInfo, better at another server.
         DEADLINE_EXCEEDED   the caller's own deadline passed first: outcome unknown. Retry with the same
-        lease_id, or send Release. The server tries to answer before the deadline, so this
-        is rare.
+        lease_id, or send Release. This is rare, because the server tries to answer before
+        the deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,11 +125,13 @@ class LockServiceServicer(object):
 
         Closing the stream releases nothing: the leases stay held until their ttl ends.
 
-        The server answers a malformed request with an `error` and does not end the stream. When the server
-        drains, it sends a response with `draining` on every stream. It answers pending requests, begins no
-        others, and closes the stream with OK. No lease is affected: open a stream at another server and
-        continue. The server ends a stream that has too many unanswered renewals with RESOURCE_EXHAUSTED
-        (TOO_MANY_COMMANDS).
+        The server answers a malformed request with an `error` and does not end the stream. It ends a stream that
+        has too many unanswered renewals with RESOURCE_EXHAUSTED (TOO_MANY_COMMANDS).
+
+        When the server drains, it sends a response with `draining` on every stream. It answers the renewals that
+        it has begun, reads no others, and closes the stream with OK. A renewal sent after the notice gets no
+        answer. No lease is affected: open a stream at another server, and renew there at once each lease with an
+        unanswered renewal. Until then the validity of its last answered renewal counts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,8 +149,8 @@ class LockServiceServicer(object):
         INVALID_ARGUMENT    a command's id is zero or still unanswered (INVALID_COMMAND_ID).
         RESOURCE_EXHAUSTED  more commands are unanswered on this stream than the server allows
         (TOO_MANY_COMMANDS).
-        OK                  the server drained; it sent `draining` before. Send the unanswered commands to
-        another server, with the same lease ids.
+        OK                  the server drained; it sent `draining` before. Send every unanswered command,
+        renewals too, to another server, with the same lease ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

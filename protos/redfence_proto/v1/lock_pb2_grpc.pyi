@@ -8,10 +8,12 @@ This file is the whole contract. It has all that is needed to write a client in 
 Terms:
   resource       the name being locked, e.g. "orders/42".
   lease          one timed grant of a resource; it lasts until it is released or expires.
-  lease id       the secret that proves ownership of a lease: 128 random bits as 32 lower-case hex digits.
+  lease id       the secret that proves ownership of a lease: 32 lower-case hex digits, at random. A random
+                 UUID (version 4) without its dashes, in lower case, is fine: it has 122 random bits.
   holder         a free-text label of the client that holds a lease, for humans. It proves nothing.
   fencing token  a number that grows with every grant of a resource. Send it with every write to the data
                  that the lock protects. Let the storage refuse a token lower than the highest it has seen.
+                 Only compare tokens: they need not start at 1, nor be consecutive.
   validity       how long the lease surely lasts, counted from the instant at which the holder *sent the
                  request*, on a clock that does not stop in suspend. Never count it from the answer.
   node           one of N independent Redis-compatible servers; a quorum is N / 2 + 1 of them.
@@ -21,10 +23,29 @@ greater one. Clocks, pauses and delays cannot break this. Mutual exclusion alone
 holder that is paused past its validity may act after another client was granted the lock. Fencing tokens
 protect the data in this case.
 
+Clocks. On Linux, CLOCK_MONOTONIC stops in suspend, and with it System.nanoTime (Java), process.hrtime and
+performance.now (Node), time.Since (Go) and Instant (Rust). Never count a validity by them. Use:
+  C, Go, Python, Rust   clock_gettime(CLOCK_BOOTTIME).
+  Node                  os.uptime(), in seconds. It has steps of 10 ms: subtract 10 ms from the validity.
+  Java                  the first number in /proc/uptime: seconds, also in steps of 10 ms.
+  elsewhere             a monotonic clock and the wall clock: count the greater of the two times that have
+                        passed. This fails only if the wall clock is set back in a suspend.
+
 Errors. A call that fails ends with a standard gRPC status whose details hold a `google.rpc.ErrorInfo`
 (domain "redfence", `reason` the name of an `ErrorReason` without its prefix, `metadata` as documented
-there) and, if a retry can help, a `google.rpc.RetryInfo`. Contention is not an error: see
-`AcquireOutcome`.
+there) and, if a retry can help, a `google.rpc.RetryInfo`. Contention is not an error: `AcquireOutcome`
+reports it.
+
+An error without this ErrorInfo comes from gRPC, a proxy or your own deadline. Whatever its code, the
+outcome is unknown, also of every unanswered command of a stream. Keep the lease id: repeat the call with
+it, or send Release. But never repeat a message or metadata over the limits below: gRPC refuses it each
+time, with RESOURCE_EXHAUSTED and without ErrorInfo.
+
+Connections. A client may send an HTTP/2 ping (keepalive) every second, with or without open calls. If it
+pings more often, the server may end the connection with GOAWAY "too_many_pings": its calls fail with
+UNAVAILABLE, without ErrorInfo. The server itself pings after 20 s without data, and ends a connection
+without an answer after 5 s. It closes a connection that had no call for 10 minutes. Losing a connection
+ends no lease.
 
 Bounds of all methods, and the reason of the error when a field exceeds them:
   resource   1 to 256 bytes of UTF-8, no control characters (U+0000..U+001F, U+007F..U+009F), no "{" and
@@ -33,8 +54,8 @@ Bounds of all methods, and the reason of the error when a field exceeds them:
              never changed silently. INVALID_TTL.
   lease_id   exactly 32 hex digits, "0".."9" and "a".."f". INVALID_LEASE_ID.
   holder     0 to 256 bytes of UTF-8, no control characters. INVALID_HOLDER.
-  messages   64 KiB at most, in both directions. For a larger one the transport ends the call with
-             RESOURCE_EXHAUSTED.
+  messages   64 KiB at most, in both directions; the metadata of a call 16 KiB at most. For more, gRPC ends
+             the call with RESOURCE_EXHAUSTED, without ErrorInfo.
 """
 
 from collections import abc as _abc
@@ -92,8 +113,8 @@ class LockServiceStub:
       RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, or on this
                           connection. Retry after RetryInfo, better at another server.
       DEADLINE_EXCEEDED   the caller's own deadline passed first: outcome unknown. Retry with the same
-                          lease_id, or send Release. The server tries to answer before the deadline, so this
-                          is rare.
+                          lease_id, or send Release. This is rare, because the server tries to answer before
+                          the deadline.
     """
     Release: _grpc.UnaryUnaryMultiCallable[_lock_pb2.ReleaseRequest, _lock_pb2.ReleaseResponse]
     """Release ends a lease, if this lease id holds it. Repeating it is harmless.
@@ -111,11 +132,13 @@ class LockServiceStub:
 
     Closing the stream releases nothing: the leases stay held until their ttl ends.
 
-    The server answers a malformed request with an `error` and does not end the stream. When the server
-    drains, it sends a response with `draining` on every stream. It answers pending requests, begins no
-    others, and closes the stream with OK. No lease is affected: open a stream at another server and
-    continue. The server ends a stream that has too many unanswered renewals with RESOURCE_EXHAUSTED
-    (TOO_MANY_COMMANDS).
+    The server answers a malformed request with an `error` and does not end the stream. It ends a stream that
+    has too many unanswered renewals with RESOURCE_EXHAUSTED (TOO_MANY_COMMANDS).
+
+    When the server drains, it sends a response with `draining` on every stream. It answers the renewals that
+    it has begun, reads no others, and closes the stream with OK. A renewal sent after the notice gets no
+    answer. No lease is affected: open a stream at another server, and renew there at once each lease with an
+    unanswered renewal. Until then the validity of its last answered renewal counts.
     """
     Session: _grpc.StreamStreamMultiCallable[_lock_pb2.SessionRequest, _lock_pb2.SessionResponse]
     """Session is the fast path: one long-lived stream that carries many commands per message, answered in any
@@ -129,8 +152,8 @@ class LockServiceStub:
       INVALID_ARGUMENT    a command's id is zero or still unanswered (INVALID_COMMAND_ID).
       RESOURCE_EXHAUSTED  more commands are unanswered on this stream than the server allows
                           (TOO_MANY_COMMANDS).
-      OK                  the server drained; it sent `draining` before. Send the unanswered commands to
-                          another server, with the same lease ids.
+      OK                  the server drained; it sent `draining` before. Send every unanswered command,
+                          renewals too, to another server, with the same lease ids.
     """
     GetLock: _grpc.UnaryUnaryMultiCallable[_lock_pb2.GetLockRequest, _lock_pb2.GetLockResponse]
     """GetLock returns the present holder of a resource, as a quorum of nodes sees it. For humans and
@@ -176,8 +199,8 @@ class LockServiceAsyncStub(LockServiceStub):
       RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, or on this
                           connection. Retry after RetryInfo, better at another server.
       DEADLINE_EXCEEDED   the caller's own deadline passed first: outcome unknown. Retry with the same
-                          lease_id, or send Release. The server tries to answer before the deadline, so this
-                          is rare.
+                          lease_id, or send Release. This is rare, because the server tries to answer before
+                          the deadline.
     """
     Release: _aio.UnaryUnaryMultiCallable[_lock_pb2.ReleaseRequest, _lock_pb2.ReleaseResponse]  # type: ignore[assignment]
     """Release ends a lease, if this lease id holds it. Repeating it is harmless.
@@ -195,11 +218,13 @@ class LockServiceAsyncStub(LockServiceStub):
 
     Closing the stream releases nothing: the leases stay held until their ttl ends.
 
-    The server answers a malformed request with an `error` and does not end the stream. When the server
-    drains, it sends a response with `draining` on every stream. It answers pending requests, begins no
-    others, and closes the stream with OK. No lease is affected: open a stream at another server and
-    continue. The server ends a stream that has too many unanswered renewals with RESOURCE_EXHAUSTED
-    (TOO_MANY_COMMANDS).
+    The server answers a malformed request with an `error` and does not end the stream. It ends a stream that
+    has too many unanswered renewals with RESOURCE_EXHAUSTED (TOO_MANY_COMMANDS).
+
+    When the server drains, it sends a response with `draining` on every stream. It answers the renewals that
+    it has begun, reads no others, and closes the stream with OK. A renewal sent after the notice gets no
+    answer. No lease is affected: open a stream at another server, and renew there at once each lease with an
+    unanswered renewal. Until then the validity of its last answered renewal counts.
     """
     Session: _aio.StreamStreamMultiCallable[_lock_pb2.SessionRequest, _lock_pb2.SessionResponse]  # type: ignore[assignment]
     """Session is the fast path: one long-lived stream that carries many commands per message, answered in any
@@ -213,8 +238,8 @@ class LockServiceAsyncStub(LockServiceStub):
       INVALID_ARGUMENT    a command's id is zero or still unanswered (INVALID_COMMAND_ID).
       RESOURCE_EXHAUSTED  more commands are unanswered on this stream than the server allows
                           (TOO_MANY_COMMANDS).
-      OK                  the server drained; it sent `draining` before. Send the unanswered commands to
-                          another server, with the same lease ids.
+      OK                  the server drained; it sent `draining` before. Send every unanswered command,
+                          renewals too, to another server, with the same lease ids.
     """
     GetLock: _aio.UnaryUnaryMultiCallable[_lock_pb2.GetLockRequest, _lock_pb2.GetLockResponse]  # type: ignore[assignment]
     """GetLock returns the present holder of a resource, as a quorum of nodes sees it. For humans and
@@ -263,8 +288,8 @@ class LockServiceServicer(metaclass=_abc_1.ABCMeta):
           RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, or on this
                               connection. Retry after RetryInfo, better at another server.
           DEADLINE_EXCEEDED   the caller's own deadline passed first: outcome unknown. Retry with the same
-                              lease_id, or send Release. The server tries to answer before the deadline, so this
-                              is rare.
+                              lease_id, or send Release. This is rare, because the server tries to answer before
+                              the deadline.
         """
 
     @_abc_1.abstractmethod
@@ -294,11 +319,13 @@ class LockServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Closing the stream releases nothing: the leases stay held until their ttl ends.
 
-        The server answers a malformed request with an `error` and does not end the stream. When the server
-        drains, it sends a response with `draining` on every stream. It answers pending requests, begins no
-        others, and closes the stream with OK. No lease is affected: open a stream at another server and
-        continue. The server ends a stream that has too many unanswered renewals with RESOURCE_EXHAUSTED
-        (TOO_MANY_COMMANDS).
+        The server answers a malformed request with an `error` and does not end the stream. It ends a stream that
+        has too many unanswered renewals with RESOURCE_EXHAUSTED (TOO_MANY_COMMANDS).
+
+        When the server drains, it sends a response with `draining` on every stream. It answers the renewals that
+        it has begun, reads no others, and closes the stream with OK. A renewal sent after the notice gets no
+        answer. No lease is affected: open a stream at another server, and renew there at once each lease with an
+        unanswered renewal. Until then the validity of its last answered renewal counts.
         """
 
     @_abc_1.abstractmethod
@@ -318,8 +345,8 @@ class LockServiceServicer(metaclass=_abc_1.ABCMeta):
           INVALID_ARGUMENT    a command's id is zero or still unanswered (INVALID_COMMAND_ID).
           RESOURCE_EXHAUSTED  more commands are unanswered on this stream than the server allows
                               (TOO_MANY_COMMANDS).
-          OK                  the server drained; it sent `draining` before. Send the unanswered commands to
-                              another server, with the same lease ids.
+          OK                  the server drained; it sent `draining` before. Send every unanswered command,
+                              renewals too, to another server, with the same lease ids.
         """
 
     @_abc_1.abstractmethod

@@ -21,6 +21,7 @@ from harness.processes.servers import (
     memories,
     until_no_locks,
 )
+from redfence_proto.rich_error import from_trailing_metadata
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import (
     AcquireRequest,
@@ -209,6 +210,21 @@ async def test_a_request_that_breaks_a_bound_is_refused_and_changes_nothing_on_a
             assert failure.retry_after_ms is None
             if request in [_acquire(ttl=ttl) for ttl in _TTLS_OUT_OF_BOUNDS]:
                 assert failure.metadata == {"field": "ttl", "min": "100ms", "max": "300000ms"}
+    assert await memories(small_server.nodes) == before
+
+
+async def test_a_message_or_metadata_over_the_limit_is_refused_by_grpc_without_a_reason(
+    small_server: LockServer,
+) -> None:
+    """The contract says that such an error has no ErrorInfo. The server reads nothing and asks no node."""
+    before = await memories(small_server.nodes)
+    acquire = small_server.locks.Acquire
+    large, small = _acquire(resource="r" * 64 * 1024), _acquire()
+    for call in (acquire(large), acquire(small, metadata=[("x", "y" * 32 * 1024)])):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call
+        assert refused.value.code() is EXHAUSTED
+        assert from_trailing_metadata(refused.value.trailing_metadata()) is None
     assert await memories(small_server.nodes) == before
 
 

@@ -7,12 +7,14 @@ from contextlib import AsyncExitStack
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from harness.load.session_caller import SessionCaller
 from harness.load.waiters import TTL_MS, Waiter, line_up
 from harness.processes.servers import (
     FormedNodes,
     Serve,
+    acquire_request,
     locks_left,
     memories,
     now_ms,
@@ -125,6 +127,18 @@ async def test_the_ttl_of_a_lease_that_a_waiter_gets_starts_at_the_grant(
     # The server subtracts 0.05 % of the wait, because clocks differ. Rounding loses less than 1 ms.
     validity_ms = lease.validity.ToMilliseconds()
     assert least_ms * 0.9995 + ttl_ms - drift_ms - 1 <= validity_ms <= most_ms + ttl_ms - drift_ms
+
+
+async def test_a_waiter_may_wait_for_ever(formed_nodes: FormedNodes, serve: Serve) -> None:
+    """The server sets no bound: it accepts the greatest wait_timeout that a Duration can hold."""
+    server = await serve(await formed_nodes(3))
+    held = (await server.acquire(NAME, ttl_ms=TTL_MS)).lease
+    request = acquire_request(NAME)
+    request.wait_timeout.CopyFrom(Duration(seconds=315_576_000_000, nanos=999_999_999))
+    waiting = asyncio.ensure_future(server.locks.Acquire(request))
+    await server.until_waiting(NAME)
+    await server.release(NAME, held.lease_id)
+    assert (await waiting).lease.fencing_token > held.fencing_token
 
 
 async def test_waiters_of_a_draining_server_go_on_at_another_in_their_order(

@@ -16,8 +16,10 @@ earlier holder, even before your first write.
 
 Every acknowledged change is on disk: it survives kill -9, and also power loss if the disk syncs correctly.
 
-Errors are as in redfence.v1: a `google.rpc.ErrorInfo` with domain "redfence" and a reason from
-redfence.v1.ErrorReason.
+Errors are as in redfence.v1: a `google.rpc.ErrorInfo` with domain "redfence" and a reason from the enum
+ErrorReason in the file redfence/v1/lock.proto. An error without it comes from gRPC, a proxy or your own
+deadline: the outcome is unknown, and repeating the call with the same token is harmless. Do not repeat a
+message that is larger than 64 KiB: it gets RESOURCE_EXHAUSTED without ErrorInfo.
 
 Bounds: resource as in redfence.v1; key 1 to 1024 bytes of UTF-8 without control characters; value up to 32
 KiB; token > 0 and < 2^53.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import math
 import os
 import select
 import signal
@@ -22,6 +23,7 @@ from redfence._errors import (
     InvalidArgumentError,
     LeaseLostError,
     NotAcquiredError,
+    OutcomeUnknownError,
     RedfenceError,
     UnavailableError,
 )
@@ -51,6 +53,13 @@ _ARGUMENT_BY_FIELD = {"ttl": "--ttl", "wait": "--wait", "holder": "--holder", "r
 
 # The lease of a stopped command is nearly over, so do not wait longer for a server that does not answer.
 _CLOSE_TIMEOUT_S = 1.0
+# How long a caller with a short wait gives each server to accept a connection, and to answer. The first is
+# enough for two round trips of 400 ms. In the second a server can tell that its nodes did not answer (twice
+# 500 ms), and the SDK finds out why an address is silent (500 ms after the first).
+_CONNECT_TIMEOUT_S = 0.8
+_SERVER_TIMEOUT_S = 1.5
+# How long any other caller waits for a reachable server.
+_RPC_TIMEOUT_S = 5.0
 # The pause between two tries while no quorum is reachable or the queue is full, unless the server
 # asks for a longer one. A person can wait this long, and such tries cost the server almost nothing.
 _OUTAGE_PAUSE_S = 0.5
@@ -91,21 +100,34 @@ def run(arguments: argparse.Namespace) -> int:
         status = next(status for kind, status in _EXIT_BY_ERROR.items() if isinstance(error, kind))
         if status == EXIT_NOT_ACQUIRED and arguments.conflict_exit_code is not None:
             status = arguments.conflict_exit_code
+        if isinstance(error, OutcomeUnknownError) and arguments.wait is not None:
+            return _print_error(f"{error}; a longer --wait gives the server more time", status)
         return _print_error(_describe(error), status)
 
 
 def _hold_and_run(arguments: argparse.Namespace, command: list[str], plan: Plan) -> int:
-    options = ClientOptions(close_timeout=_CLOSE_TIMEOUT_S)
+    addresses = servers.addresses(arguments)
+    options = client_options(wait_s=arguments.wait, server_count=len(addresses))
     # Closing the client releases the lease, or tries to, however this block ends.
-    with (
-        Client(*servers.addresses(arguments), holder=arguments.holder, options=options) as client,
-        _interruptible(),
-    ):
+    with Client(*addresses, holder=arguments.holder, options=options) as client, _interruptible():
         lease = _acquire(client, arguments)
         status = _run_under(lease, command, plan)
         if not lease.lost.is_set() and status != EXIT_LEASE_LOST:
             _release(lease)
         return status
+
+
+def client_options(*, wait_s: float | None, server_count: int) -> ClientOptions:
+    """Return timeouts that give up unreachable servers after the wait, or sooner by the SDK's defaults.
+
+    Each server has the time for one try at least, so that a dead one does not hide the next.
+    """
+    timeout_s = math.inf if wait_s is None else max(wait_s, _SERVER_TIMEOUT_S * server_count)
+    if timeout_s >= _RPC_TIMEOUT_S:
+        return ClientOptions(rpc_timeout=_RPC_TIMEOUT_S, close_timeout=_CLOSE_TIMEOUT_S)
+    return ClientOptions(
+        rpc_timeout=timeout_s, connect_timeout=_CONNECT_TIMEOUT_S, close_timeout=_CLOSE_TIMEOUT_S
+    )
 
 
 def _acquire(client: Client, arguments: argparse.Namespace) -> Lease:

@@ -14,6 +14,9 @@ _EPILOG = """\
 Options may stand before and after NAME. The command begins at the first word after NAME that is not an option
 of redfence lock; all words after it belong to the command. Write -- before a command that begins with a dash.
 
+While no server can be reached, redfence tries again until DURATION of --wait is over, but for 5s at most. It
+gives each server at least 1.5s to answer, also with --nonblock.
+
 The command gets the lock's name in REDFENCE_RESOURCE and the fencing token in REDFENCE_TOKEN. It runs in
 its own process group, and inherits open files and ignored signals. When the command ends, redfence ends the
 rest of the group, then releases the lock. On Linux it also ends every other process that the command started,
@@ -115,7 +118,7 @@ def _add_waiting(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         const=0.0,
         dest="wait",
-        help="do not wait: fail if the lock is held",
+        help="do not wait: fail if the lock is held (as --wait 0)",
     )
     parser.add_argument(
         "-E",

@@ -133,6 +133,29 @@ async def test_without_a_server_it_gives_69(commands: CommandProcesses, tmp_path
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [("-n",), ("--wait", "1s")])
+async def test_a_short_wait_is_short_without_a_server_too(
+    commands: CommandProcesses, options: tuple[str, ...]
+) -> None:
+    """It tries for less than the SDK's 5 s, and still names the reason."""
+    run = commands.start_redfence("lock", *options, "--server", f"127.0.0.1:{free_port()}", "r", "true")
+    assert "refused the connection" in await run.ended(status=69, timeout_s=4.5)
+
+
+@pytest.mark.slow
+async def test_an_acquire_that_is_given_up_at_a_silent_server_is_released(
+    fake: GrpcFake, commands: CommandProcesses
+) -> None:
+    """The server may grant it later, so the Release goes out before the program ends."""
+    fake.server.frozen = True
+    run = commands.start_redfence("lock", "-n", "--server", fake.address, "r", "true")
+    await eventually(lambda: _release_is_held_back(fake), timeout_s=4.5, interval_s=0.01)
+    assert "a longer --wait gives the server more time" in await run.ended(status=69)
+    fake.server.thaw()
+    assert fake.server.hold_of("r") is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

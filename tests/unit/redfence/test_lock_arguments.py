@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from redfence._cli import main
+from redfence._cli.lock import client_options
 from redfence._cli.lock_arguments import command_of
 
 
@@ -92,3 +93,17 @@ def test_an_option_that_lock_does_not_have_is_refused_with_the_fix(
 def test_a_command_is_given_once(line: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         command_of(main.parse(["lock", *line.split()]))
+
+
+@pytest.mark.parametrize(
+    ("wait", "servers", "rpc_timeout", "connect_timeout"),
+    [
+        *((0.0, 1, 1.5, 0.8), (1.0, 1, 1.5, 0.8), (2.0001, 1, 2.001, 0.8), (0.0, 3, 4.5, 0.8)),
+        *((None, 1, 5, 2), (5.0, 1, 5, 2), (0.0, 4, 5, 2)),
+    ],
+)
+def test_a_short_wait_gives_up_unreachable_servers_soon_but_tries_each(
+    wait: float | None, servers: int, rpc_timeout: float, connect_timeout: float
+) -> None:
+    options = client_options(wait_s=wait, server_count=servers)
+    assert (options.rpc_timeout, options.connect_timeout) == (rpc_timeout, connect_timeout)

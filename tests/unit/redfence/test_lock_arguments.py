@@ -98,7 +98,7 @@ def test_a_command_is_given_once(line: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("wait", "servers", "rpc_timeout", "connect_timeout"),
     [
-        *((0.0, 1, 1.5, 0.8), (1.0, 1, 1.5, 0.8), (2.0001, 1, 2.001, 0.8), (0.0, 3, 4.5, 0.8)),
+        *((0.0, 1, 1.5, 0.8), (1.0, 1, 1.5, 0.8), (2.5, 1, 2.5, 0.8), (0.0, 3, 4.5, 0.8)),
         *((None, 1, 5, 2), (5.0, 1, 5, 2), (0.0, 4, 5, 2)),
     ],
 )

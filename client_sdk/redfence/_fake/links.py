@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from queue import SimpleQueue
 from typing import Any
 
@@ -111,7 +111,14 @@ class FakeSyncConnector:
     def __init__(self, network: FakeNetwork) -> None:
         self._network = network
 
-    def connect(self, address: str, /, *, timeout_ms: int) -> FakeSyncLink:  # noqa: ARG002
+    def connect(
+        self,
+        address: str,
+        /,
+        *,
+        timeout_ms: int,  # noqa: ARG002
+        is_closing: Callable[[], bool],  # noqa: ARG002
+    ) -> FakeSyncLink:
         """Open a session at once."""
         return FakeSyncLink(self._network, address)
 

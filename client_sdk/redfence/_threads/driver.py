@@ -92,7 +92,7 @@ class SessionDriver:
             pass  # `_stop` fails the releases that got no answer
         finally:
             self.run(self._stop)
-            # The link's thread can be in the middle of connecting, for at most the connect timeout.
+            # The link's thread can be in the middle of connecting, which it soon gives up.
             for thread in self._threads:
                 thread.join(self._timeouts.connect_timeout_ms / 1000 + 1)
 
@@ -214,7 +214,11 @@ class SessionDriver:
             while self._wait_for_work():
                 address = self._endpoints.current()
                 try:
-                    link = self._connector.connect(address, timeout_ms=self._timeouts.connect_timeout_ms)
+                    link = self._connector.connect(
+                        address,
+                        timeout_ms=self._timeouts.connect_timeout_ms,
+                        is_closing=lambda: self._stopping,
+                    )
                 except RedfenceError as error:
                     self._link_failed(error)
                 else:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
@@ -15,6 +16,9 @@ from redfence._transport.grpc_channel import CHANNEL_OPTIONS, Metadata, check_me
 from redfence._transport.links import Method
 from redfence._transport.reach import unreachable
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
+
+# A client that closes waits this long at most for the end of a connection attempt.
+_SLICE_MS = 50
 
 
 class GrpcSyncConnector:
@@ -29,11 +33,11 @@ class GrpcSyncConnector:
         self._credentials = credentials
         self._metadata = check_metadata(metadata)
 
-    def connect(self, address: str, /, *, timeout_ms: int) -> GrpcSyncLink:
+    def connect(self, address: str, /, *, timeout_ms: int, is_closing: Callable[[], bool]) -> GrpcSyncLink:
         """Open a session with the server at `address`.
 
         Raises:
-            UnavailableError: no server accepted the connection in time.
+            UnavailableError: no server accepted the connection in time, or before the client began to close.
             ClosedError: a fork has broken gRPC in this process.
         """
         check_fork()
@@ -43,16 +47,18 @@ class GrpcSyncConnector:
             channel = grpc.secure_channel(address, self._credentials, options=CHANNEL_OPTIONS)
         note_channel(channel)
         try:
-            if _is_ready(channel, timeout_ms):
+            if _is_ready(channel, timeout_ms, is_closing):
                 return GrpcSyncLink(channel, self._metadata)
         except BaseException:
             channel.close()
             raise
         channel.close()
+        if is_closing():
+            raise UnavailableError(f"{address} had not answered when the client was closed")
         raise unreachable(address, has_credentials=self._credentials is not None)
 
 
-def _is_ready(channel: grpc.Channel, timeout_ms: int) -> bool:
+def _is_ready(channel: grpc.Channel, timeout_ms: int, is_closing: Callable[[], bool]) -> bool:
     settled = threading.Event()
     seen: list[grpc.ChannelConnectivity] = []
 
@@ -64,7 +70,10 @@ def _is_ready(channel: grpc.Channel, timeout_ms: int) -> bool:
 
     channel.subscribe(watch, try_to_connect=True)
     try:
-        settled.wait(timeout_ms / 1000)
+        slices = math.ceil(timeout_ms / _SLICE_MS)
+        for _ in range(slices):
+            if is_closing() or settled.wait(timeout_ms / slices / 1000):
+                break
     finally:
         channel.unsubscribe(watch)
     return seen[:1] == [grpc.ChannelConnectivity.READY]

@@ -6,6 +6,7 @@ nothing else of its connection. The methods raise only `RedfenceError`s.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeAlias
 
 from redfence_proto.v1 import lock_pb2
@@ -77,10 +78,11 @@ class SyncLink(Protocol):
 class SyncConnector(Protocol):
     """Opens links."""
 
-    def connect(self, address: str, /, *, timeout_ms: int) -> SyncLink:
+    def connect(self, address: str, /, *, timeout_ms: int, is_closing: Callable[[], bool]) -> SyncLink:
         """Open a session with the server at `address`.
 
         Raises:
-            UnavailableError: no server accepted the connection within `timeout_ms`.
+            UnavailableError: no server accepted the connection within `timeout_ms`, or until the client
+                began to close, which `is_closing` tells.
         """
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -210,3 +211,13 @@ def test_a_client_that_was_used_and_not_closed_warns(kind: Any) -> None:
 
     with pytest.warns(ResourceWarning, match="client was not closed"):
         use_and_collect()
+
+
+async def test_a_close_does_not_wait_for_a_server_that_accepts_no_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        options = redfence.ClientOptions(rpc_timeout=0.1, connect_timeout=60)
+        client = redfence.Client(address, options=options)
+        with pytest.raises(redfence.UnavailableError):
+            await asyncio.to_thread(client.get_lock, "r")
+        await asyncio.wait_for(asyncio.to_thread(client.close), 5)

@@ -12,8 +12,8 @@ SOURCES := protos server client_sdk storage_demo tests bench
 # Tests share nothing: one process for each core. One without work takes some from another.
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: help setup run demo test slow test-all unit model sim chaos fuzz soak check house fmt fix lint type proto proto-check bench \
-  clean
+.PHONY: help setup run demo test slow test-all unit model sim chaos fuzz soak check house fmt fix lint type proto \
+  proto-check proto-breaking bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -69,7 +69,7 @@ soak: MINUTES = 30
 soak: $(READY) ## a load at one pace for MINUTES=30; fails if the server's memory or open files grow
 	@PYTHONPATH=tests $(BIN)/python -m harness.soak --minutes $(MINUTES) $(ARGS)
 
-check: lint type proto-check house ## everything a reviewer should not have to look for
+check: lint type proto-check proto-breaking house ## everything a reviewer should not have to look for
 
 house: $(READY) ## the rules of the house: layers, sizes, language
 	@$(BIN)/python -m pytest -q tests/project
@@ -98,6 +98,12 @@ proto: $(TOOLS_VENV)/.ready ## generate the Python code of protos/
 
 proto-check: $(TOOLS_VENV)/.ready ## is the generated code up to date?
 	@PATH="$(TOOLS_BIN):$$PATH" $(TOOLS_BIN)/python protos/generate.py --check $(PROTO_OUT)
+
+proto-breaking: $(READY) ## does the contract break clients of the last release, the last v* tag below this commit?
+	@tag=$$(git for-each-ref --count=1 --merged HEAD --sort=-creatordate --format='%(refname:short)' \
+	  'refs/tags/v[0-9]*') || exit 1; \
+	if [ -z "$$tag" ]; then echo "proto-breaking: nothing compared, this clone has no v* tag below this commit"; \
+	else echo "proto-breaking: comparing with $$tag"; $(BIN)/buf breaking --against ".git#tag=$$tag"; fi
 
 bench: $(READY) ## measure; prints, never fails on a number
 	@$(BIN)/python -m bench $(ARGS)

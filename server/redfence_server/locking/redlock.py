@@ -186,6 +186,7 @@ class _Poll(Generic[Judged]):
     ) -> None:
         self._nodes = nodes
         self._command = command
+        self._is_release = isinstance(command, Release)
         self._judge = judge
         self._clock = clock
         self._give_up_at_ms = clock.now_ms() + REVALIDATION_MS_MAX
@@ -193,6 +194,9 @@ class _Poll(Generic[Judged]):
         self._round = 0
         self._replies: list[Reply | None] = []
         self._released = False  # a node had the hold until this release, whatever later rounds find
+        # Nodes that did not answer a release. If one says later that the lease is not held, this release may
+        # have ended the hold, so that answer proves nothing.
+        self._unanswered: dict[int, NoReply] = {}
         self.verdict: asyncio.Future[Verdict[Judged]] = asyncio.get_running_loop().create_future()
         self.verdict.add_done_callback(self._end)  # also when the caller is cancelled
         self._begin_round()
@@ -216,7 +220,11 @@ class _Poll(Generic[Judged]):
         if self.verdict.done() or asked_in != self._round:
             self._resend_release(node, reply)
             return
-        self._replies[node] = Status.RELEASED if self._released and reply is Status.NOT_HELD else reply
+        if reply is Status.NOT_HELD:
+            reply = Status.RELEASED if self._released else self._unanswered.get(node, reply)
+        elif isinstance(reply, NoReply) and reply is not NoReply.NOT_ADMITTED and self._is_release:
+            self._unanswered[node] = reply
+        self._replies[node] = reply
         replies = self._replies
         counted = [None if each is NoReply.NOT_ADMITTED else each for each in replies]
         judged = self._judge(counted)
@@ -235,5 +243,5 @@ class _Poll(Generic[Judged]):
 
     def _resend_release(self, node: int, reply: Reply | None) -> None:
         """Send a missed release again without a callback, so that the link replays it when the node votes."""
-        if reply is NoReply.NOT_ADMITTED and self.verdict.done() and isinstance(self._command, Release):
+        if reply is NoReply.NOT_ADMITTED and self.verdict.done() and self._is_release:
             self._nodes[node].send(self._command)

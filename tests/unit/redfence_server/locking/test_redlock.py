@@ -283,6 +283,27 @@ async def test_a_release_is_remembered_over_rounds_also_where_it_was_heard_late(
         assert (await asked).verdict is ReleaseVerdict.RELEASED
 
 
+@pytest.mark.parametrize(
+    ("comes_back", "verdict"), [(True, ReleaseVerdict.RELEASED), (False, ReleaseVerdict.NO_QUORUM)]
+)
+async def test_a_release_whose_answer_was_lost_is_never_told_as_not_held(
+    comes_back: bool, verdict: ReleaseVerdict
+) -> None:
+    """In the next round that node does not hold the lease, because the release ran there."""
+    nodes = fake_nodes()
+    give_a(nodes[:2])
+    nodes[1].state.admission = "another"
+    nodes[0].hold_replies = True
+    asked = asyncio.ensure_future(redlock(nodes).release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX))
+    await asyncio.sleep(0.001)
+    nodes[0].break_connection()
+    nodes[0].hold_replies = False
+    await asyncio.sleep(0.1)
+    if comes_back:
+        nodes[1].state.admission = ADMITTED
+    assert (await asked).verdict is verdict
+
+
 async def test_a_poll_gives_up_on_nodes_that_stay_away() -> None:
     nodes = fake_nodes()
     for node in nodes:

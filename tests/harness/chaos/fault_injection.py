@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 from typing import TypeAlias, TypeVar
@@ -123,9 +123,16 @@ class FaultInjector:
             finally:
                 for node_index in injection.forgets:
                     await self._wait_until_rejoined(node_index)
+                self._note_rejoined(set(injection.forgets))
                 async with self._changed:
                     self._forgetful -= set(injection.forgets)
                     self._changed.notify_all()
+
+    def _note_rejoined(self, nodes: set[int]) -> None:
+        """Complete the records of the faults by which these nodes forgot."""
+        for number, fault in enumerate(self.faults):
+            if fault.rejoined_s is None and nodes & set(fault.forgets):
+                self.faults[number] = replace(fault, rejoined_s=now_s())
 
     def record(self, fault: Fault) -> None:
         """Record a fault that has ended."""
@@ -168,6 +175,7 @@ class FaultInjector:
                     now_s(),
                     moves_clocks=injection.moves_clocks,
                     overlaps_s=injection.overlaps_s,
+                    forgets=tuple(injection.forgets),
                 )
                 self.record(fault)
 

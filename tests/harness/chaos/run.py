@@ -136,6 +136,7 @@ async def run(plan: Plan, schedule: Schedule, *, folder: Path, say: Callable[[st
             ended_s=ended_s,
             kept=kept,
             asked=tuple(schedule.asked),
+            node_count=len(cluster.nodes),
         )
         broken += await left_behind(
             cluster, clocks_were_set=any(fault.moves_clocks for fault in injector.faults)

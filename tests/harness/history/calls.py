@@ -77,14 +77,18 @@ class Excuses:
 
     Attributes:
         copies: faults that allow overlapping leases, lengthened by the time after them.
+        forgetting: faults by which nodes lost holds, up to the nodes' return.
+        forgetful_max: how many nodes may forget during a lease without ending it.
     """
 
     clocks: Sequence[Fault]
     wiped: Sequence[Fault]
     copies: Sequence[Fault]
+    forgetting: Sequence[Fault]
+    forgetful_max: int
 
     @classmethod
-    def of(cls, faults: Sequence[Fault]) -> Self:
+    def of(cls, faults: Sequence[Fault], *, node_count: int) -> Self:
         return cls(
             clocks=[fault for fault in faults if fault.moves_clocks],
             wiped=[fault for fault in faults if fault.kind == MAJORITY_WIPED],
@@ -93,6 +97,12 @@ class Excuses:
                 for fault in faults
                 if fault.overlaps_s is not None
             ],
+            forgetting=[
+                replace(fault, ended_s=inf if fault.rejoined_s is None else fault.rejoined_s)
+                for fault in faults
+                if fault.forgets
+            ],
+            forgetful_max=(node_count - 1) // 2,
         )
 
     def overlap(self, called_s: float, at_s: float) -> bool:
@@ -101,4 +111,11 @@ class Excuses:
 
     def early_end(self, called_s: float, at_s: float) -> bool:
         """Tell whether a lease that was requested at `called_s` may have ended at `at_s`."""
-        return self.overlap(called_s, at_s) or overlaps(self.wiped, called_s, at_s)
+        forgetful = {
+            node for fault in self.forgetting if overlaps([fault], called_s, at_s) for node in fault.forgets
+        }
+        return (
+            self.overlap(called_s, at_s)
+            or overlaps(self.wiped, called_s, at_s)
+            or len(forgetful) > self.forgetful_max
+        )

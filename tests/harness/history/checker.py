@@ -49,7 +49,7 @@ def require(history: History, *invariants: Invariant) -> None:
 
 
 def _violations(history: History, resources: dict[str, ResourceCalls]) -> Iterator[Violation]:
-    excuses = Excuses.of(history.faults)
+    excuses = Excuses.of(history.faults, node_count=history.node_count)
     for resource in resources.values():
         yield from judge_tokens(resource)
         yield from judge_leases(resource, excuses)

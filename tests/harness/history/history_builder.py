@@ -99,6 +99,7 @@ class HistoryBuilder:
             ended_s=ENDED_S,
             kept=self._entries,
             asked=self._required,
+            node_count=3,
         )
 
     def _fault(self, span: str, *kind: str) -> None:
@@ -107,6 +108,14 @@ class HistoryBuilder:
         name = " ".join(kind)
         overlaps_s = TTL_S if name == "copy" else None
         self._faults.append(Fault(name, "node 1", began_s, ended_s, name == "clock", overlaps_s))
+
+    def _forgets(self, node: str, span: str) -> None:
+        """A node forgets at the beginning of the span, and votes again at its end."""
+        began_s, ended_s = _instants(span)
+        assert ended_s is not None
+        index = int(node)
+        fault = Fault("node wiped", f"node {node}", began_s, began_s, forgets=(index,), rejoined_s=ended_s)
+        self._faults.append(fault)
 
     def _no_fault(self) -> None:
         self._faults.clear()

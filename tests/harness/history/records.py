@@ -87,6 +87,8 @@ class Fault:
         kind: its name in the list of faults.
         moves_clocks: leases that are requested or valid meanwhile need not exclude each other.
         overlaps_s: leases may begin to overlap during the fault and this long after it; None if they may not.
+        forgets: the indices of nodes that lost data by it.
+        rejoined_s: when those nodes voted again; None if they did not before the end.
     """
 
     kind: str
@@ -95,6 +97,8 @@ class Fault:
     ended_s: float
     moves_clocks: bool = False
     overlaps_s: float | None = None
+    forgets: tuple[int, ...] = ()
+    rejoined_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,7 @@ class History:
         ended_s: when the last client had ended.
         kept: the entries of each resource in the storage at the end.
         asked: the kinds of faults without which the run is invalid.
+        node_count: how many nodes the cluster has.
     """
 
     operations: tuple[Operation, ...]
@@ -118,6 +123,7 @@ class History:
     ended_s: float = inf
     kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     asked: tuple[str, ...] = ()
+    node_count: int = 1
     seed: int = 0
 
 

@@ -284,10 +284,11 @@ async def test_a_release_is_remembered_over_rounds_also_where_it_was_heard_late(
 
 
 @pytest.mark.parametrize(
-    ("comes_back", "verdict"), [(True, ReleaseVerdict.RELEASED), (False, ReleaseVerdict.NO_QUORUM)]
+    ("other_holder", "verdict"),
+    [("comes back", ReleaseVerdict.RELEASED), ("stays away", ReleaseVerdict.NO_QUORUM)],
 )
 async def test_a_release_whose_answer_was_lost_is_never_told_as_not_held(
-    comes_back: bool, verdict: ReleaseVerdict
+    other_holder: str, verdict: ReleaseVerdict
 ) -> None:
     """In the next round that node does not hold the lease, because the release ran there."""
     nodes = fake_nodes()
@@ -299,7 +300,7 @@ async def test_a_release_whose_answer_was_lost_is_never_told_as_not_held(
     nodes[0].break_connection()
     nodes[0].hold_replies = False
     await asyncio.sleep(0.1)
-    if comes_back:
+    if other_holder == "comes back":
         nodes[1].state.admission = ADMITTED
     assert (await asked).verdict is verdict
 

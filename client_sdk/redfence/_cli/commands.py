@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
-from collections.abc import Mapping, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points, version
 from importlib.util import find_spec
 from types import MappingProxyType, ModuleType
 from typing import Any, Protocol, cast
@@ -25,6 +25,7 @@ EXIT_USAGE = 2
 # redfence` alone runs the commands that are missing here.
 EXTRA_BY_MODULE: Mapping[str, str] = MappingProxyType(
     {
+        "redfence._cli.completion": "completion",
         "redfence_server.commands.cluster_init": "server",
         "redfence_server.commands.cluster_recover": "server",
         "redfence_server.commands.cluster_replace": "server",
@@ -76,20 +77,45 @@ def missing(name: str, extra: str, error: ImportError) -> str:
     return f"redfence {name}: cannot import {error.name}; run: pip install 'redfence[{extra}]' ({error})"
 
 
-class _CommandParser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """Imports its command and adds the command's arguments only when it parses a command line."""
 
     source: EntryPoint | ModuleType | None = None
+    _commands: Mapping[str, CommandParser] = MappingProxyType({})
 
     # argparse declares overloads that a subclass cannot repeat.
     def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
         """Import the command, add its arguments, then parse."""
+        self._load()
+        return super().parse_known_args(*args, **kwargs)
+
+    def add_subparsers(self, **kwargs: Any) -> Any:
+        """Add commands below this one."""
+        subparsers = super().add_subparsers(**kwargs)
+        self._commands = subparsers.choices
+        return subparsers
+
+    def load_all(self) -> Iterator[CommandParser]:
+        """Yield this parser, then the parser of each command below it, with all arguments."""
+        self._load()
+        yield self
+        for below in self._commands.values():
+            yield from below.load_all()
+
+    def _load(self) -> None:
         if self.source is not None:
             source, self.source = self.source, None
             command = _load(source)
             self.set_defaults(run=command.run)
             command.configure(self)
-        return super().parse_known_args(*args, **kwargs)
+
+
+def make_parser(arguments: Sequence[str] = ()) -> CommandParser:
+    """Return the parser of `redfence`, for a command line that begins with these words."""
+    parser = CommandParser(prog="redfence", description="Distributed locks with fencing tokens.")
+    parser.add_argument("--version", action="version", version=f"redfence {version('redfence')}")
+    add_commands(parser, group=GROUP, arguments=arguments)
+    return parser
 
 
 def add_commands(
@@ -112,7 +138,7 @@ def add_commands(
     if arguments and arguments[0] in found:
         found = {arguments[0]: found[arguments[0]]}
     subparsers = parser.add_subparsers(
-        title="commands", metavar="COMMAND", required=True, parser_class=_CommandParser
+        title="commands", metavar="COMMAND", required=True, parser_class=CommandParser
     )
     for name, source in sorted(found.items()):
         text = _help(source)

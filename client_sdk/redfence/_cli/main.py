@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from redfence._cli import commands
 from redfence._errors import RedfenceError
@@ -61,9 +60,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """
     # argparse cannot pass the words after `--` to a subcommand unchanged.
     own, rest = _split(list(arguments))
-    parser = argparse.ArgumentParser(prog="redfence", description="Distributed locks with fencing tokens.")
-    parser.add_argument("--version", action="version", version=f"redfence {version('redfence')}")
-    commands.add_commands(parser, group=commands.GROUP, arguments=own)
+    parser = commands.make_parser(own)
+    parsed: argparse.Namespace
     parsed, unknown = parser.parse_known_args(own)
     if unknown and not parsed.takes_anything:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")

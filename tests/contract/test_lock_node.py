@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from harness.doubles.fake_node import FakeNode, FakeNodeState
+from harness.doubles.fake_node import FakeNode
 from harness.doubles.joining_commands import RaiseFloor, ReadIdentity, Sight, Step
 from harness.doubles.lua_node import Database, LuaNode
+from harness.doubles.node_state import FakeNodeState
 from harness.processes.fixture_types import FlushedNodes
 from harness.processes.redis_nodes import RedisNode
 from harness.processes.servers import form
@@ -97,7 +98,7 @@ def fake_site() -> Site:
     state = FakeNodeState()
 
     def link() -> tuple[FakeNode, str]:
-        channel = f"notice:{len(state.connections)}"
+        channel = f"notice:{len(state.subscribers)}"
         return FakeNode(0, now_ms=lambda: 0.0, channel=channel, state=state), channel
 
     async def beside() -> Server:

@@ -9,7 +9,6 @@ from dataclasses import replace
 import hiredis
 import pytest
 
-from harness.doubles.fake_node import ADMITTED, FakeNodeState
 from harness.doubles.joining_commands import (
     DistrustClock,
     Formation,
@@ -24,6 +23,8 @@ from harness.doubles.joining_commands import (
     Step,
 )
 from harness.doubles.lua_node import Database, LuaNode
+from harness.doubles.node_memory import ADMITTED
+from harness.doubles.node_state import FakeNodeState
 from harness.processes.fixture_types import FlushedNodes, FreshNodes
 from harness.processes.redis_nodes import RedisNode
 from redfence_server.embedded.binary import RedisBinary

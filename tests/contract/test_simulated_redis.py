@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.doubles.fake_node import ADMITTED, FakeNodeState
 from harness.doubles.joining_commands import (
     Formation,
     JoiningCommand,
@@ -26,6 +25,8 @@ from harness.doubles.joining_commands import (
     Step,
 )
 from harness.doubles.lua_node import Database, LuaNode
+from harness.doubles.node_memory import ADMITTED
+from harness.doubles.node_state import FakeNodeState
 from harness.processes.fixture_types import FlushedNodes, FreshNodes
 from harness.simulation.redis import SimulatedRedis
 from redfence_proto.bounds import FENCING_TOKEN_MAX

@@ -21,7 +21,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.doubles.fake_node import ADMITTED
 from harness.doubles.joining_commands import (
     Formation,
     Known,
@@ -31,6 +30,7 @@ from harness.doubles.joining_commands import (
     RestoreVote,
 )
 from harness.doubles.lua_node import SHAS, Database, LuaNode, Memory
+from harness.doubles.node_memory import ADMITTED
 from harness.fuzz.settings import factor, tried
 from harness.processes.redis_nodes import NodeSet
 from redfence_proto.bounds import FENCING_TOKEN_MAX, TTL_MS_MAX_MOST

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 
 import hiredis
 
-from harness.doubles.fake_node import ADMITTED, ALONE
 from harness.doubles.joining_commands import (
     DistrustClock,
     Formation,
@@ -29,6 +28,7 @@ from harness.doubles.joining_commands import (
     Sight,
     Step,
 )
+from harness.doubles.node_memory import ADMITTED, ALONE
 from redfence_server.locking.node import Command, NoReply, Reply
 from redfence_server.membership.examination import read_identity
 from redfence_server.redis_io import scripts

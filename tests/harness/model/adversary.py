@@ -20,7 +20,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
-from harness.doubles.fake_node import FakeNodeState, Hold
+from harness.doubles.node_memory import Hold
+from harness.doubles.node_state import FakeNodeState
 from harness.model.moves import (
     Arrive,
     Begin,
@@ -197,7 +198,7 @@ class World:
     def copy(self) -> Self:
         """Return a world in the same state with a future of its own."""
         twin = _copy(self)
-        twin.nodes = [node.copy() for node in self.nodes]
+        twin.nodes = [node.save() for node in self.nodes]
         twin.players = [player.copy() for player in self.players]
         twin.under_way, twin.stood_on = self.under_way.copy(), self.stood_on.copy()
         return twin

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.doubles.fake_node import FakeNodeState, Hold
+from harness.doubles.node_memory import Hold
+from harness.doubles.node_state import FakeNodeState
 from harness.model.adversary import Rules
 from redfence_server.locking.attempt import Attempt
 from redfence_server.locking.node import Commit, Granted, Mint, Release, Reply, Status, Undo

@@ -14,8 +14,9 @@ from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
-from harness.doubles.fake_node import FakeNodeState, Hold
-from harness.doubles.joining_commands import RaiseFloor, RestoreVote, Step
+from harness.doubles.joining_commands import JoiningAnswer, JoiningCommand, RaiseFloor, RestoreVote
+from harness.doubles.node_memory import Hold
+from harness.doubles.node_state import FakeNodeState
 from harness.model import mutants
 from harness.simulation.world import Rules
 from redfence_server.locking import attempt, quorum, redlock
@@ -56,8 +57,10 @@ class ExtendThatRecreates(FakeNodeState):
 class FenceThatKeepsIds(FakeNodeState):
     """A fence leaves the admission id as it is, so no server examines the peer again."""
 
-    def _raise_floor(self, fence: RaiseFloor) -> Step:
-        return super()._raise_floor(replace(fence, admission=self.admission))
+    def join(self, command: JoiningCommand, now_ms: float = 0.0) -> JoiningAnswer:
+        if isinstance(command, RaiseFloor):
+            command = replace(command, admission=self.admission)
+        return super().join(command, now_ms)
 
 
 class MintBelowTheFloor(FakeNodeState):
@@ -73,10 +76,11 @@ class MintBelowTheFloor(FakeNodeState):
 class FloorThatEndsHolds(FakeNodeState):
     """Holds do not outlive a restart with proof."""
 
-    def _restore_vote(self, restore: RestoreVote) -> Step:
-        step = super()._restore_vote(restore)
-        self.waited_floor = self.floor
-        return step
+    def join(self, command: JoiningCommand, now_ms: float = 0.0) -> JoiningAnswer:
+        answer = super().join(command, now_ms)
+        if isinstance(command, RestoreVote):
+            self.waited_floor = self.floor
+        return answer
 
 
 class _Any:

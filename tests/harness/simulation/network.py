@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import hiredis
 
-from harness.doubles.fake_node import FakeNodeState
 from harness.doubles.joining_commands import Formation
+from harness.doubles.node_state import FakeNodeState
 from harness.simulation.arriving_bytes import deliver
 from harness.simulation.processes import Chance, Process
 from harness.simulation.redis import Client, SimulatedRedis

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import hiredis
 
-from harness.doubles.fake_node import FakeNodeState
 from harness.doubles.joining_commands import (
     DistrustClock,
     Formation,
@@ -25,6 +24,7 @@ from harness.doubles.joining_commands import (
     Step,
 )
 from harness.doubles.lua_node import DONE, REFUSED, SHAS, SOURCES, sha
+from harness.doubles.node_state import FakeNodeState
 from redfence_server.locking.node import (
     Command,
     Commit,

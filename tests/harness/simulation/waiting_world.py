@@ -15,7 +15,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 
-from harness.doubles.fake_node import FakeNodeState, Hold
+from harness.doubles.node_memory import Hold
+from harness.doubles.node_state import FakeNodeState
 from harness.doubles.waiting import keeps_no_waiter
 from harness.simulation.history import Grant, History
 from harness.simulation.network import Network, NodeHost

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import structlog
 
-from harness.doubles.fake_node import FakeNodeState
+from harness.doubles.node_state import FakeNodeState
 from harness.doubles.waiting import counts_no_waiter, keeps_no_waiter
 from harness.simulation import faults
 from harness.simulation.history import FencedStorage, History

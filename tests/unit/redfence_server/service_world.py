@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.doubles.fake_node import FakeNode, FakeNodeState
+from harness.doubles.fake_node import FakeNode
+from harness.doubles.node_state import FakeNodeState
 from harness.doubles.waiting import keeps_no_waiter
 from harness.time.virtual_loop import LoopClock
 from redfence_server.lock_service import LockService, NotGranted

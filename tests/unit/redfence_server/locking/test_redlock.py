@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import pytest
 
-from harness.doubles.fake_node import ADMITTED, TOKENS_END, Counter, FakeNode
+from harness.doubles.fake_node import FakeNode
+from harness.doubles.node_memory import ADMITTED, Counter
+from harness.doubles.node_state import TOKENS_END
 from harness.time.virtual_loop import LoopClock
 from redfence_server.locking.attempt import Attempt, AttemptOutcome, TooLate
 from redfence_server.locking.attempt import AttemptGranted as Grant

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from harness.doubles.fake_node import FakeNodeState
 from harness.doubles.findings import look
 from harness.doubles.joining_commands import Formation, RaiseFloor, ReadIdentity, ReserveFloor, Sight, Step
+from harness.doubles.node_state import FakeNodeState
 from redfence_proto import bounds
 from redfence_server.clock import SystemClock
 from redfence_server.errors import NodeRejectedError

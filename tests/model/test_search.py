@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from harness.model.adversary import Limits, Rules, Violation, World
+from harness.model.adversary import Limits, Rules, World
+from harness.model.invariants import Violation
 from harness.model.moves import Begin, Expire, Lose, TimeOut
 from harness.model.mutants import MUTANTS
 from harness.model.search import search

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from harness.model.adversary import Rules, Violation
+from harness.model.adversary import Rules
+from harness.model.invariants import Violation
 from harness.model.mutants import MUTANTS
 from harness.model.search import walk, world_of
 

@@ -4,24 +4,16 @@ The attempts are the product's own (`Attempt` with its `Tally`); the nodes and t
 harness's. `moves()` and `make(move)` move a world, so one driver can walk it at random and another one
 can search it whole.
 
-Time does not pass here: a hold ends at any moment, which is more than any clock can do. So the world
-checks only what must hold *under every fault*:
-
-T1  No two grants of different leases carry the same token.
-T2  A grant is greater than every grant of another lease that was answered before its attempt began.
-K   Only the release or the expiry of a grant ends the holds under it: no undo of another attempt does, and no
-    handover of another lease. A handover of the lease is its release.
-C   An undo leaves nothing of its attempt on the node, but what a retry shares.
+Time does not pass here: a hold ends at any moment, which is more than any clock can do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from harness.doubles.node_memory import Hold
 from harness.doubles.node_state import FakeNodeState
+from harness.model.invariants import Invariants
 from harness.model.moves import (
     Arrive,
     Begin,
@@ -36,40 +28,14 @@ from harness.model.moves import (
     Move,
     TimeOut,
 )
+from harness.model.players import Player, StandingStill, Wire, copy_of
 from redfence_server.locking.attempt import Attempt
-from redfence_server.locking.attempt import AttemptGranted as Grant
-from redfence_server.locking.node import (
-    Command,
-    Commit,
-    Granted,
-    Mint,
-    NoReply,
-    Release,
-    Renew,
-    Reply,
-    Undo,
-)
+from redfence_server.locking.node import Command, Commit, Granted, Mint, NoReply, Release, Renew, Reply, Undo
 from redfence_server.locking.tally import Tally
-
-T = TypeVar("T")
 
 RESOURCE = "orders/42"
 TTL_MS = 3_600_000
 """As real nodes count time, longer than any world lasts."""
-
-_HoldName = tuple[int, str]
-"""The node and the nonce: no two holds ever share both."""
-
-
-class Violation(AssertionError):  # noqa: N818  (what was found, not an error of the harness)
-    """An invariant is broken; the message tells which, and by what."""
-
-
-class _StandingStill:
-    """A clock for attempts: no time passes, so no grant is too late."""
-
-    def now_ms(self) -> float:
-        return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,70 +70,6 @@ class Rules:
     breaks: str = ""
 
 
-class _Wire:
-    """Where an attempt's commands to one node go: into an outbox, which is emptied after every move."""
-
-    __slots__ = ("index", "outbox")
-
-    def __init__(self, index: int, outbox: list[tuple[int, Command]]) -> None:
-        self.index = index
-        self.outbox = outbox
-
-    def send(self, command: Command, on_reply: Callable[[Reply], None] | None = None) -> bool:
-        self.outbox.append((self.index, command))
-        return True
-
-
-class Player:
-    """An attempt and what the checks know of it."""
-
-    __slots__ = ("attempt", "floor", "lease", "nonces", "token")
-
-    def __init__(self, lease: str) -> None:
-        self.lease = lease
-        self.attempt: Attempt | None = None
-        self.floor = 0  # the greatest token of other leases that was answered before it began
-        self.nonces: dict[int, str] = {}  # of the holds it was granted, by node
-        self.token = 0
-
-    @property
-    def is_open(self) -> bool:
-        return self.attempt is not None and not self.attempt.outcome.done()
-
-    def copy(self) -> Player:
-        twin = Player(self.lease)
-        twin.floor, twin.nonces, twin.token = self.floor, self.nonces.copy(), self.token
-        if self.attempt is not None:
-            twin.attempt = _copy_attempt(self.attempt)
-        return twin
-
-    def key(self) -> Hashable:
-        if self.attempt is None:
-            return None
-        tally = self.attempt._tally
-        tallied = (*tally._replies, *tally._standing, *tally._asked, tally._greatest)
-        return (tallied, self.is_open, self.floor, self.token, *self.nonces.items())
-
-
-def _copy(original: T) -> T:
-    """Return what `copy.copy` does, several times as fast."""
-    twin = object.__new__(type(original))
-    twin.__dict__.update(original.__dict__)
-    return twin
-
-
-def _copy_attempt(attempt: Attempt) -> Attempt:
-    twin = _copy(attempt)
-    twin._admission_ids, twin._may_hold = attempt._admission_ids.copy(), attempt._may_hold.copy()
-    tally = twin._tally = _copy(attempt._tally)
-    tally._replies, tally._standing, tally._asked = (
-        *(tally._replies.copy(), tally._standing.copy(), tally._asked.copy()),
-    )
-    if not attempt.outcome.done():
-        twin.outcome = attempt.outcome.get_loop().create_future()
-    return twin
-
-
 class World:
     """Nodes, attempts, and what is under way between them. `leases` names the lease of each attempt."""
 
@@ -188,38 +90,34 @@ class World:
                 node._count(RESOURCE, count, 0.0)
         self.players = [Player(lease) for lease in leases]
         self.under_way: list[Message] = []
-        self.ended: frozenset[str] = frozenset()  # leases that were released
-        self.taken: frozenset[_HoldName] = frozenset()  # ended, and not by a release
-        self.shared: frozenset[_HoldName] = frozenset()  # found by a retry
-        self.stood_on: dict[_HoldName, int] = {}  # and by which attempt's grant
+        self.invariants = Invariants()
         self._outbox: list[tuple[int, Command]] = []
-        self._wires: list[Any] = [_Wire(index, self._outbox) for index in range(node_count)]
+        self._wires: list[Any] = [Wire(index, self._outbox) for index in range(node_count)]
 
     def copy(self) -> Self:
         """Return a world in the same state with a future of its own."""
-        twin = _copy(self)
+        twin = copy_of(self)
         twin.nodes = [node.save() for node in self.nodes]
         twin.players = [player.copy() for player in self.players]
-        twin.under_way, twin.stood_on = self.under_way.copy(), self.stood_on.copy()
+        twin.under_way, twin.invariants = self.under_way.copy(), self.invariants.copy()
         return twin
 
     def key(self) -> int:
         """Return a hash of what tells this state from every other that can follow from the same beginning."""
         nodes = [(node.high, *node.holds.values(), *node.counters.values()) for node in self.nodes]
         players = [player.key() for player in self.players]
-        history = (self.ended, self.taken, self.shared, frozenset(self.stood_on.items()), self.limits)
-        return hash((*nodes, *players, frozenset(self.under_way), history))
+        return hash((*nodes, *players, frozenset(self.under_way), self.invariants.key(), self.limits))
 
     # --- what may happen --------------------------------------------------------------------------
 
     def moves(self) -> list[Move]:
-        limits = self.limits
+        limits, ended = self.limits, self.invariants.ended
         found: list[Move] = []
         idle: list[int] = []
         for index, player in enumerate(self.players):
             if player.attempt is None:
                 # A lease id is never used again after its release: the contract asks for it.
-                if player.lease not in self.ended:
+                if player.lease not in ended:
                     found.append(Begin(index))
                     idle.append(index)
             elif limits.give_ups != 0 and player.is_open:
@@ -236,9 +134,9 @@ class World:
         for lease in sorted({player.lease for player in self.players if player.attempt}):
             if limits.handovers != 0:
                 found += [Handover(lease, index) for index in idle if self.players[index].lease != lease]
-            if lease not in self.ended and limits.ends != 0:
+            if lease not in ended and limits.ends != 0:
                 found.append(End(lease))
-            if lease not in self.ended and limits.keeps != 0:
+            if lease not in ended and limits.keeps != 0:
                 found.append(Keep(lease))
         return found
 
@@ -284,11 +182,11 @@ class World:
                 self._send_all(Renew(RESOURCE, lease))
             case End(lease):
                 self._spend("ends")
-                self.ended |= {lease}
+                self.invariants.ended |= {lease}
                 self._send_all(Release(RESOURCE, lease, 0))
             case Handover(lease, index):
                 self._spend("handovers")
-                self.ended |= {lease}
+                self.invariants.ended |= {lease}
                 self._begin(index, ends=Release(RESOURCE, lease, 0))
 
     def exchange(self, attempt: int, *nodes: int) -> None:
@@ -315,7 +213,7 @@ class World:
         rivals = (each for each in self.players if each.lease != player.lease)
         player.floor = max((rival.token for rival in rivals), default=0)
         mint = Mint(RESOURCE, player.lease, f"nonce-{index}", "", TTL_MS, release_first=ends)
-        player.attempt = self.rules.attempt(self._wires, mint, clock=_StandingStill())
+        player.attempt = self.rules.attempt(self._wires, mint, clock=StandingStill())
         player.attempt._tally = self.rules.tally(len(self.nodes))
         player.attempt.start()
         self._post(index)
@@ -349,7 +247,7 @@ class World:
         before = node.holds.get(RESOURCE)
         answer = message.answered(node.apply(message.command, 0.0))
         if before is not None:
-            self._check_hold(message, before, node.holds.get(RESOURCE))
+            self.invariants.check_hold(self.players, message, before, node.holds.get(RESOURCE))
         if self._is_awaited(message):
             self.under_way.append(answer)
 
@@ -365,39 +263,5 @@ class World:
         else:
             attempt._on_mint(message.node, reply)
         if was_open and attempt.outcome.done() and attempt._is_granted():
-            self._check_grant(message.attempt)
+            self.invariants.check_grant(self.players, message.attempt)
         self._post(message.attempt)
-
-    # --- the invariants ---------------------------------------------------------------------------
-
-    def _check_grant(self, index: int) -> None:
-        player = self.players[index]
-        assert player.attempt is not None
-        granted = player.attempt.outcome.result()
-        assert isinstance(granted, Grant)
-        token = player.token = granted.token
-        if token <= player.floor:
-            raise Violation(f"T2: attempt {index} got {token}; {player.floor} was granted before it began")
-        for other, rival in enumerate(self.players):
-            if rival.lease != player.lease and rival.token == token:
-                raise Violation(f"T1: attempts {other} and {index} both got {token}")
-        for node, standing in enumerate(player.attempt._tally._standing):
-            if standing != token:
-                continue
-            hold = (node, player.nonces[node])
-            if hold in self.taken and player.lease not in self.ended:
-                raise Violation(f"K: attempt {index} got {token} by {hold}, which was taken from it")
-            self.stood_on[hold] = index
-
-    def _check_hold(self, message: Message, before: Hold, after: Hold | None) -> None:
-        name, command = (message.node, before.nonce), message.command
-        if after is not None and (after.digest, after.nonce) == (before.digest, before.nonce):
-            if isinstance(command, Mint) and command.digest == before.digest:
-                self.shared |= {name}
-            elif isinstance(command, Undo) and command.nonce == before.nonce and name not in self.shared:
-                raise Violation(f"C: an undo left {name}, the hold of its attempt, which no retry shares")
-        elif before.digest not in self.ended:
-            self.taken |= {name}
-            index = self.stood_on.get(name)
-            if index is not None and self.players[index].lease not in self.ended:
-                raise Violation(f"K: attempt {message.attempt} took {name}, on which attempt {index} stands")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from harness.model.adversary import Rules, Violation, World
+from harness.model.adversary import Rules, World
+from harness.model.invariants import Violation
 from harness.model.moves import (
     Arrive,
     Begin,

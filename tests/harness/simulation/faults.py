@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from harness.simulation.processes import Process
+from harness.simulation.processes import Process, now_ms
 from redfence_server.membership import fence
 from redfence_server.membership.examination import Phase
 
@@ -68,40 +68,40 @@ async def server_killed(world: World) -> None:
 @_fault
 async def node_paused(world: World) -> None:
     """SIGSTOP: it takes everything and answers nothing."""
-    await _pause(world, world.chance.choice(world.hosts).process, longest_ttls=2)
+    await _pause(world, world.chance.choice(world.nodes.hosts).process, longest_ttls=2)
 
 
 async def _restart(world: World, host: NodeHost, *, wiped: bool) -> None:
     host.kill(wiped=wiped)
     await asyncio.sleep(world.chance.uniform(0.001, 0.5))
-    world.start(host)
+    world.nodes.start(host)
 
 
 @_fault
 async def node_restarted(world: World) -> None:
     """Kill -9; what it remembers depends on how it writes to disk."""
-    host = world.chance.choice(world.hosts)
-    if host.process.alive and (host.redis.appendfsync == "always" or world.may_forget(host)):
+    host = world.chance.choice(world.nodes.hosts)
+    if host.process.alive and (host.redis.appendfsync == "always" or world.nodes.may_forget(host)):
         await _restart(world, host, wiped=False)
 
 
 @_fault
 async def node_wiped(world: World) -> None:
     """It comes back empty; or is emptied while it runs."""
-    host = world.chance.choice(world.hosts)
-    if not host.process.alive or not world.may_forget(host):
+    host = world.chance.choice(world.nodes.hosts)
+    if not host.process.alive or not world.nodes.may_forget(host):
         return
     if world.chance.random() < 0.5:
         await _restart(world, host, wiped=True)
     else:
         host.redis.state.wipe()
-        world.lost.add(world.hosts.index(host))
+        world.nodes.lost.add(world.nodes.hosts.index(host))
 
 
 @_fault
 async def connection_reset(world: World) -> None:
     """One connection breaks."""
-    connections = [each for host in world.hosts for each in host.connections]
+    connections = [each for host in world.nodes.hosts for each in host.connections]
     if connections:
         world.chance.choice(connections).reset("reset")
     await asyncio.sleep(0)
@@ -112,7 +112,7 @@ async def partition(world: World) -> None:
     """Cut some servers off from some nodes, both ways or one way; messages under way may still arrive."""
     chance = world.chance
     servers = [each for each in world.servers if chance.random() < 0.6]
-    hosts = [each for each in world.hosts if chance.random() < 0.5]
+    hosts = [each for each in world.nodes.hosts if chance.random() < 0.5]
     ways = chance.choice(("there", "back", "both", "both"))
     routes = [
         world.network.route(*ends)
@@ -142,7 +142,9 @@ def _ends(server: object, host: object, ways: str) -> Iterator[tuple[object, obj
 async def slow_network(world: World) -> None:
     """Every message between one server and the nodes takes long."""
     server = world.chance.choice(world.servers)
-    routes = [world.network.route(*ends) for host in world.hosts for ends in _ends(server, host, "both")]
+    routes = [
+        world.network.route(*ends) for host in world.nodes.hosts for ends in _ends(server, host, "both")
+    ]
     before = [route.latency_ms for route in routes]
     for route in routes:
         route.latency_ms = (1.0, world.chance.choice((20.0, 200.0, 700.0)))
@@ -165,15 +167,15 @@ async def callers_lose_messages(world: World) -> None:
 async def clock_set(world: World) -> None:
     """Set a node's clock forward or back. Where no server sees it, only tokens are promised."""
     history = world.history
-    place = world.chance.randrange(len(world.clocks))
+    place = world.chance.randrange(len(world.nodes.clocks))
     by_ms = world.chance.choice((-30_000.0, -700.0, -50.0, 50.0, 700.0, 30_000.0))
     history.clocks_were_set_back |= by_ms < 0
-    history.clocks_set_at_ms.append(world.now_ms)
+    history.clocks_set_at_ms.append(now_ms())
     # A new server knows no earlier time. A server sees only the sum of two jumps between two samples.
-    if world.servers_die or world.now_ms - world.clock_set_at_ms.get(place, -math.inf) < _LOOKS_MS:
-        history.clocks_missed_at_ms.append(world.now_ms)
-    world.clock_set_at_ms[place] = world.now_ms
-    world.clocks[place].set_by(by_ms)
+    if "server killed" in world.kinds or now_ms() - world.clock_set_at_ms.get(place, -math.inf) < _LOOKS_MS:
+        history.clocks_missed_at_ms.append(now_ms())
+    world.clock_set_at_ms[place] = now_ms()
+    world.nodes.clocks[place].set_by(by_ms)
     await asyncio.sleep(0)
 
 
@@ -181,19 +183,19 @@ async def clock_set(world: World) -> None:
 async def counters_dropped(world: World) -> None:
     """Idle counters are gone before their time."""
     for resource in world.resources:
-        world.chance.choice(world.hosts).redis.state.drop_counter(resource)
+        world.chance.choice(world.nodes.hosts).redis.state.drop_counter(resource)
     await asyncio.sleep(0)
 
 
 async def _double(world: World, *, copied: bool) -> None:
     """Let one index lead some servers to another process for a while, and the others to the old one."""
     chance = world.chance
-    index = chance.randrange(len(world.hosts))
-    old = world.hosts[index]
-    is_fit = index not in world.newcomers and old.process.alive and world.may_forget(old)
+    index = chance.randrange(len(world.nodes.hosts))
+    old = world.nodes.hosts[index]
+    is_fit = index not in world.nodes.newcomers and old.process.alive and world.nodes.may_forget(old)
     if len(world.servers) < 2 or not is_fit:
         return
-    newcomer = world.begin_double(index, copied=copied)
+    newcomer = world.nodes.begin_double(index, world.struck.total(), copied=copied)
     if copied:
         world.watches.append(asyncio.create_task(_watch_copy(world, newcomer)))
     led_away = chance.sample(world.servers, chance.randint(1, len(world.servers) - 1))
@@ -201,20 +203,20 @@ async def _double(world: World, *, copied: bool) -> None:
         server.routed[index] = newcomer
         old.disconnect(server.process, "the address leads to another process")
     await asyncio.sleep(chance.uniform(0.05, 4 * world.ttl_ms_max / 1000))
-    if index in world.newcomers:
-        world.end_double(index)
+    if index in world.nodes.newcomers:
+        world.nodes.end_double(index, world.servers)
 
 
 async def _watch_copy(world: World, copy: NodeHost) -> None:
     """Excuse what a copy may cost: until the greatest ttl after it has got its vote, or after its end."""
-    began_ms, place = world.now_ms, len(world.history.copies)
+    began_ms, place = now_ms(), len(world.history.copies)
     world.history.copies.append((began_ms, math.inf))
     before = copy.redis.state.admission
     while copy.process.alive and (  # noqa: ASYNC110  (it is on virtual time)
         copy.redis.state.phase is not Phase.READY or copy.redis.state.admission == before
     ):
         await asyncio.sleep(0.01)
-    world.history.copies[place] = (began_ms, world.now_ms + fence.wait_ms(world.ttl_ms_max) + 10)
+    world.history.copies[place] = (began_ms, now_ms() + fence.wait_ms(world.ttl_ms_max) + 10)
 
 
 @_fault
@@ -226,22 +228,22 @@ async def another_process(world: World) -> None:
 @_fault
 async def copied_data(world: World) -> None:
     """An index leads some servers to a copy of the old process, which shows proof that it forgot nothing."""
-    if all(host.redis.appendfsync == "always" for host in world.hosts):
+    if all(host.redis.appendfsync == "always" for host in world.nodes.hosts):
         await _double(world, copied=True)
 
 
 @_fault
 async def power_lost(world: World) -> None:
     """Every node dies at once; each remembers everything, and starts when it pleases."""
-    hosts = world.hosts
-    if world.newcomers or not all(h.process.alive and h.redis.appendfsync == "always" for h in hosts):
+    hosts = world.nodes.hosts
+    if world.nodes.newcomers or not all(h.process.alive and h.redis.appendfsync == "always" for h in hosts):
         return
     for host in hosts:
         host.kill()
     for host in world.chance.sample(hosts, len(hosts)):
         await asyncio.sleep(world.chance.uniform(0.001, 0.3))
         if not host.process.alive:
-            world.start(host)
+            world.nodes.start(host)
 
 
 @_fault
@@ -252,9 +254,9 @@ async def server_clock_wrong(world: World) -> None:
     server.clock.go_at(rate)
     await asyncio.sleep(world.chance.uniform(0.1, 1.0) if rate == 0.0 else world.chance.uniform(0.5, 4.0))
     server.clock.go_at(server.clock.usual_rate)
-    noted = [host.redis.state.distrusted_until_ms for host in world.hosts]
+    noted = [host.redis.state.distrusted_until_ms for host in world.nodes.hosts]
     if any(noted) and "clock set" not in world.struck:
-        world.history.problem(world.now_ms, "D: nodes are distrusted for a server's wrong clock")
+        world.history.problem(now_ms(), "D: nodes are distrusted for a server's wrong clock")
 
 
 async def strike(world: World, kinds: list[str]) -> None:
@@ -263,7 +265,7 @@ async def strike(world: World, kinds: list[str]) -> None:
         while True:
             await asyncio.sleep(world.chance.expovariate(3.0))
             kind = world.chance.choice(kinds)
-            world.history.event(world.now_ms, "fault", kind)
+            world.history.event(now_ms(), "fault", kind)
             world.struck[kind] += 1
             group.create_task(FAULTS[kind](world))
 

@@ -19,11 +19,11 @@ from harness.doubles.node_memory import Hold
 from harness.doubles.node_state import FakeNodeState
 from harness.doubles.waiting import keeps_no_waiter
 from harness.simulation.history import Grant, History
+from harness.simulation.living import live
 from harness.simulation.network import Network, NodeHost
 from harness.simulation.processes import Chance, now_ms
 from harness.simulation.redis import SimulatedRedis
 from harness.simulation.servers import ServerHost
-from harness.simulation.world import live
 from redfence_server.errors import NoQuorumError, ValidityExhaustedError
 from redfence_server.lock_service import LockService, NotGranted
 from redfence_server.locking.node import Mint, Reply

@@ -29,9 +29,10 @@ from harness.chaos.process_faults import node_killed
 from harness.chaos.recorder import now_s
 from harness.processes.commands import CommandProcess
 from harness.processes.node_data import log_file
-from harness.processes.redis_nodes import RedisNode
+from harness.processes.redis_nodes import RedisNode, has_clock_offset
 from harness.processes.servers import new_lease_id, until
-from harness.processes.tcp_proxy import Flow, TcpProxy
+from harness.processes.tcp_direction import Flow
+from harness.processes.tcp_proxy import TcpProxy
 from harness.time.moved_clock import MovedClock
 from redfence import StaleTokenError
 from redfence_proto.rich_error import from_trailing_metadata
@@ -272,9 +273,9 @@ async def _clock_stepped(injector: FaultInjector, injection: FaultInjection) -> 
     node = injector.cluster.nodes[_index(injection, "node")]
     assert injection.moves_clocks
     yield
-    assert await node.has_clock_offset(30_000) or await node.has_clock_offset(-30_000)
+    assert await has_clock_offset(node, 30_000) or await has_clock_offset(node, -30_000)
     yield
-    assert await node.has_clock_offset(0)
+    assert await has_clock_offset(node, 0)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FAULTS if kind != _NO_MORE_FILES])

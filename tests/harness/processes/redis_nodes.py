@@ -160,17 +160,8 @@ class RedisNode:
         self.disturbed = True
         self._clock.step(ms)
         async with asyncio.timeout(_STEP_TIMEOUT_S):
-            while self.is_running and not await self.has_clock_offset(self._clock.offset_ms):
+            while self.is_running and not await has_clock_offset(self, self._clock.offset_ms):
                 pass
-
-    async def has_clock_offset(self, offset_ms: float) -> bool:
-        """Tell whether the node's clock is ahead of this machine's by so much."""
-        before_ms = time.time_ns() / 1e6
-        told = await self.call("TIME")
-        after_ms = time.time_ns() / 1e6
-        assert isinstance(told, list)
-        own_ms = int(told[0]) * 1e3 + int(told[1]) / 1e3 - offset_ms
-        return before_ms - _CLOCK_LAG_MS <= own_ms <= after_ms + _CLOCK_LAG_MS
 
     def wipe(self) -> None:
         """Forget everything, as a new disk would. The node must be down."""
@@ -265,3 +256,13 @@ async def run_id(node: RedisNode) -> str:
     info = await node.call("INFO", "server")
     assert isinstance(info, bytes)
     return info.partition(b"run_id:")[2].split()[0].decode()
+
+
+async def has_clock_offset(node: RedisNode, offset_ms: float) -> bool:
+    """Tell whether a node's clock is ahead of this machine's by so much."""
+    before_ms = time.time_ns() / 1e6
+    told = await node.call("TIME")
+    after_ms = time.time_ns() / 1e6
+    assert isinstance(told, list)
+    own_ms = int(told[0]) * 1e3 + int(told[1]) / 1e3 - offset_ms
+    return before_ms - _CLOCK_LAG_MS <= own_ms <= after_ms + _CLOCK_LAG_MS

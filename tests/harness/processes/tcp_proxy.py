@@ -12,18 +12,16 @@ import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
 from harness.processes.ports import HOST, free_port
+from harness.processes.tcp_direction import MARK_BYTES_MAX, Direction, Flow
 
 _CHUNK_BYTES = 64 * 1024
 # Chunks under way in one direction of one connection; beyond, the sender feels it, as it would in a network.
 _CHUNKS_MAX = 256
-# No longer is a text to look for in requests.
-_MARK_BYTES_MAX = 64
 # An RST instead of an orderly end: linger for zero seconds.
 _LINGER_RST = struct.pack("ii", 1, 0)
 
@@ -32,61 +30,92 @@ _LINGER_RST = struct.pack("ii", 1, 0)
 _Chunk = tuple[float, bytes]
 
 
-class Flow(Enum):
-    """What happens to bytes of one direction."""
-
-    PASS = "they arrive"
-    HOLD = "they arrive when the network heals"
-    DROP = "they never arrive"
-
-
-@dataclass(slots=True)
-class Direction:
-    """One direction of every connection, and what it has carried.
-
-    Attributes:
-        flow: change it by the proxy's methods.
-        delay_ms: how much later than sent bytes arrive; their order stays.
-        slice_bytes: bytes arrive at most so many at a time; None as they come.
-        taken_bytes: how many were sent so far, whatever became of them.
-        passed_bytes: how many arrived.
-        kept_bytes: how many were held back or lost so far, for tests to wait for.
-    """
-
-    flow: Flow = Flow.PASS
-    delay_ms: float = 0.0
-    slice_bytes: int | None = None
-    taken_bytes: int = 0
-    passed_bytes: int = 0
-    kept_bytes: int = 0
-
-
 @dataclass(slots=True, eq=False)
+class _Stream:
+    """One direction of one connection; it is lossy once it has lost a byte."""
+
+    direction: Direction
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    lossy: bool = False
+    under_way: asyncio.Queue[_Chunk] = field(default_factory=lambda: asyncio.Queue(_CHUNKS_MAX))
+
+    async def take(self) -> None:
+        """Put every chunk on its way, the end of the stream as well."""
+        loop = asyncio.get_running_loop()
+        chunk = b"-"
+        while chunk:
+            try:
+                chunk = await self.reader.read(_CHUNK_BYTES)
+            except OSError:
+                chunk = b""
+            self.direction.taken_bytes += len(chunk)
+            await self.under_way.put((loop.time() + self.direction.delay_ms / 1000, chunk))
+
+    async def deliver(self, reset: Callable[[], None]) -> None:
+        """Deliver, hold back or lose every chunk, in order."""
+        loop = asyncio.get_running_loop()
+        direction = self.direction
+        before = b""
+        while True:
+            arrives_at, chunk = await self.under_way.get()
+            await asyncio.sleep(max(0.0, arrives_at - loop.time()))
+            direction.look_for_mark(before, chunk)
+            before = (before + chunk)[-MARK_BYTES_MAX:]
+            if direction.flow is not Flow.PASS:
+                direction.kept_bytes += len(chunk)
+            await direction.until_not_held()
+            if direction.flow is Flow.DROP or self.lossy:
+                self.lossy = True
+            elif not chunk:
+                return
+            elif direction.chunks_to_lose:
+                direction.chunks_to_lose -= 1
+                direction.kept_bytes += len(chunk)
+                reset()
+            else:
+                await self._write(chunk)
+
+    async def _write(self, chunk: bytes) -> None:
+        size = self.direction.slice_bytes or len(chunk)
+        for start in range(0, len(chunk), size):
+            piece = chunk[start : start + size]
+            try:
+                self.writer.write(piece)
+                await self.writer.drain()
+                # Let the receiver see this piece on its own.
+                await asyncio.sleep(0)
+            except OSError:
+                # The receiver is gone, which its own direction finds out.
+                return
+            self.direction.passed_bytes += len(piece)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Connection:
-    near: asyncio.StreamWriter
-    far: asyncio.StreamWriter
+    streams: tuple[_Stream, _Stream]
     carrier: asyncio.Task[None]
-    lossy: set[int] = field(default_factory=set)  # ids of directions that have lost a byte
+
+    async def carry(self) -> None:
+        """Carry bytes both ways until one side ends, or until `reset`."""
+        takes = [asyncio.create_task(stream.take()) for stream in self.streams]
+        delivers = [asyncio.create_task(stream.deliver(self.reset)) for stream in self.streams]
+        try:
+            # An orderly end of one side ends both: no node and no client goes on with half a connection.
+            done, _ = await asyncio.wait(delivers, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except asyncio.CancelledError:
+            pass  # by reset
+        finally:
+            for each in (*takes, *delivers):
+                each.cancel()
 
     def reset(self) -> None:
         """Break both ends at once; what was under way is gone."""
-        _break(self.near)
-        _break(self.far)
+        for stream in self.streams:
+            _break(stream.writer)
         self.carrier.cancel()
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """Bytes of a request at which a fault begins.
-
-    Attributes:
-        begin: sets the fault, before the request goes on.
-        came: set as soon as it was seen.
-    """
-
-    text: bytes
-    begin: Callable[[], None]
-    came: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class TcpProxy:
@@ -103,9 +132,6 @@ class TcpProxy:
         self._listener: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
         self._carriers: set[asyncio.Task[None]] = set()
-        self._replies_to_lose = 0
-        self._mark: _Mark | None = None
-        self._changed = asyncio.Event()
 
     @property
     def connection_count(self) -> int:
@@ -132,8 +158,7 @@ class TcpProxy:
 
     async def stop(self) -> None:
         """Return when nothing listens, no connection is open and no task runs. Harmless to repeat."""
-        self._stop_listening()
-        self.reset()
+        self.refuse()
         carriers = tuple(self._carriers)
         for carrier in carriers:
             carrier.cancel()
@@ -157,20 +182,11 @@ class TcpProxy:
 
     def hold_before(self, text: bytes) -> asyncio.Event:
         """Hold requests back from the one with `text` on; the event is set when it was sent."""
-        return self._begin_at(text, lambda: self.hold(replies=False))
+        return self.requests.watch_for(text, lambda: self.hold(replies=False))
 
     def hold_after(self, text: bytes) -> asyncio.Event:
         """Let the request with `text` arrive, but no reply after it; the event is set when it was sent."""
-        return self._begin_at(text, lambda: self.hold(requests=False))
-
-    def watch_for(self, text: bytes) -> asyncio.Event:
-        """Return an event that is set when a request with `text` was sent."""
-        return self._begin_at(text, lambda: None)
-
-    def _begin_at(self, text: bytes, begin: Callable[[], None]) -> asyncio.Event:
-        assert 1 < len(text) <= _MARK_BYTES_MAX, "it might be missed"
-        self._mark = mark = _Mark(text, begin)
-        return mark.came
+        return self.requests.watch_for(text, lambda: self.hold(requests=False))
 
     def forward_to(self, target_port: int) -> None:
         """Break every open connection and lead new ones to another node, as after a failover."""
@@ -179,7 +195,7 @@ class TcpProxy:
 
     def lose_replies(self, count: int) -> None:
         """Swallow the next `count` chunks of replies and reset their connections. Requests arrive."""
-        self._replies_to_lose = count
+        self.replies.chunks_to_lose = count
 
     def reset(self) -> None:
         """Break every open connection with an RST; new ones are taken."""
@@ -188,46 +204,26 @@ class TcpProxy:
 
     def refuse(self) -> None:
         """Break every open connection and refuse new ones, as a node that is down does."""
-        self._stop_listening()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         self.reset()
 
     async def heal(self) -> None:
         """End every fault; what was held back arrives now, and connections that lost bytes are reset."""
         for connection in tuple(self._connections):
-            if connection.lossy:
+            if any(stream.lossy for stream in connection.streams):
                 connection.reset()
-        for direction in (self.requests, self.replies):
-            direction.flow, direction.delay_ms, direction.slice_bytes = Flow.PASS, 0.0, None
-        self._replies_to_lose = 0
-        self._mark = None
-        self._wake()
+        self.requests.heal()
+        self.replies.heal()
         if self._listener is None:
             await self.start()
 
-    def _look_for_mark(self, before: bytes, chunk: bytes) -> None:
-        mark = self._mark
-        # A text that comes in pieces is found with the last of them.
-        if mark is not None and mark.text in before[1 - len(mark.text) :] + chunk:
-            self._mark = None
-            mark.begin()
-            mark.came.set()
-
     def _set_flow(self, flow: Flow, *, requests: bool, replies: bool) -> None:
         if requests:
-            self.requests.flow = flow
+            self.requests.set_flow(flow)
         if replies:
-            self.replies.flow = flow
-        self._wake()
-
-    def _wake(self) -> None:
-        # A task that waits holds this event. A later one waits for the next change.
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    def _stop_listening(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+            self.replies.set_flow(flow)
 
     async def _accept(self, near_reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
         carrier = asyncio.current_task()
@@ -240,92 +236,15 @@ class TcpProxy:
             # The node is down: the nearest thing to a refusal that is left to us.
             _break(near)
             return
-        connection = _Connection(near, far, carrier)
+        streams = (_Stream(self.replies, far_reader, near), _Stream(self.requests, near_reader, far))
+        connection = _Connection(streams, carrier)
         self._connections.add(connection)
-        to_node: asyncio.Queue[_Chunk] = asyncio.Queue(_CHUNKS_MAX)
-        from_node: asyncio.Queue[_Chunk] = asyncio.Queue(_CHUNKS_MAX)
-        takes = (
-            asyncio.create_task(self._take(self.requests, near_reader, to_node)),
-            asyncio.create_task(self._take(self.replies, far_reader, from_node)),
-        )
-        delivers = (
-            asyncio.create_task(self._deliver(self.requests, connection, to_node, far)),
-            asyncio.create_task(self._deliver(self.replies, connection, from_node, near)),
-        )
         try:
-            # An orderly end of one side ends both: no node and no client goes on with half a connection.
-            done, _ = await asyncio.wait(delivers, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        except asyncio.CancelledError:
-            pass  # by reset
+            await connection.carry()
         finally:
-            for each in (*takes, *delivers):
-                each.cancel()
             self._connections.discard(connection)
             near.close()
             far.close()
-
-    async def _take(
-        self, direction: Direction, reader: asyncio.StreamReader, under_way: asyncio.Queue[_Chunk]
-    ) -> None:
-        """Put every chunk on its way, the end of the stream as well."""
-        loop = asyncio.get_running_loop()
-        chunk = b"-"
-        while chunk:
-            try:
-                chunk = await reader.read(_CHUNK_BYTES)
-            except OSError:
-                chunk = b""
-            direction.taken_bytes += len(chunk)
-            await under_way.put((loop.time() + direction.delay_ms / 1000, chunk))
-
-    async def _deliver(
-        self,
-        direction: Direction,
-        connection: _Connection,
-        under_way: asyncio.Queue[_Chunk],
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        """Deliver, hold back or lose every chunk, in order."""
-        loop = asyncio.get_running_loop()
-        before = b""
-        while True:
-            arrives_at, chunk = await under_way.get()
-            await asyncio.sleep(max(0.0, arrives_at - loop.time()))
-            if direction is self.requests:
-                self._look_for_mark(before, chunk)
-                before = (before + chunk)[-_MARK_BYTES_MAX:]
-            if direction.flow is not Flow.PASS:
-                direction.kept_bytes += len(chunk)
-            while direction.flow is Flow.HOLD:
-                await self._changed.wait()
-            if direction.flow is Flow.DROP or id(direction) in connection.lossy:
-                connection.lossy.add(id(direction))
-                continue
-            if not chunk:
-                return
-            if direction is self.replies and self._replies_to_lose:
-                self._replies_to_lose -= 1
-                direction.kept_bytes += len(chunk)
-                connection.reset()
-                continue
-            await _write(direction, chunk, writer)
-
-
-async def _write(direction: Direction, chunk: bytes, writer: asyncio.StreamWriter) -> None:
-    size = direction.slice_bytes or len(chunk)
-    for start in range(0, len(chunk), size):
-        piece = chunk[start : start + size]
-        try:
-            writer.write(piece)
-            await writer.drain()
-            # Let the receiver see this piece on its own.
-            await asyncio.sleep(0)
-        except OSError:
-            # The receiver is gone, which its own direction finds out.
-            return
-        direction.passed_bytes += len(piece)
 
 
 def _break(writer: asyncio.StreamWriter) -> None:

@@ -24,6 +24,7 @@ from harness.simulation.network import Network, NodeHost
 from harness.simulation.processes import Chance, now_ms
 from harness.simulation.redis import SimulatedRedis
 from harness.simulation.servers import ServerHost
+from harness.simulation.waiting_faults import WaitingFaults
 from redfence_server.errors import NoQuorumError, ValidityExhaustedError
 from redfence_server.lock_service import LockService, NotGranted
 from redfence_server.locking.node import Mint, Reply
@@ -67,19 +68,16 @@ class WaitingWorld:
         self.history = History()
         self.counts: Counter[str] = Counter()
         chance = self._chance = Chance(seed)
-        self._network = Network(chance, latency_ms=(0.2, 2.0))
+        network = Network(chance, latency_ms=(0.2, 2.0))
         node_count = chance.choice((1, 3, 3, 5))
         self._hosts = [self._new_host(index, node_count) for index in range(node_count)]
         self._servers = [
-            ServerHost(
-                f"server-{number}", self._hosts, self._network, chance, node_timeout_ms=NODE_TIMEOUT_MS
-            )
+            ServerHost(f"server-{number}", self._hosts, network, chance, node_timeout_ms=NODE_TIMEOUT_MS)
             for number in range(chance.choice((1, 2, 2, 3)))
         ]
         self._gone_at_ms: dict[str, float] = {}  # by digest: since when nobody asks for what was not granted
         self._fickle: dict[str, asyncio.Task[Outcome]] = {}  # by digest: who leaves in the middle of a try
-        self._faulty = not quiet
-        self._last_fault_at_ms = 0.0
+        self._faults = WaitingFaults(chance, network, self._hosts, self._servers)
 
     def _new_host(self, index: int, node_count: int) -> NodeHost:
         name = f"node-{index}"
@@ -92,16 +90,15 @@ class WaitingWorld:
         for server in self._servers:
             await server.until_serving()
         watching = asyncio.create_task(self._watch())
-        faults = asyncio.create_task(self._make_faults())
+        striking = [] if self.quiet else [asyncio.create_task(self._faults.strike())]
         arrivals_per_s = self._chance.choice((2, 20, 300))
         callers = []
         for number in range(CALLERS):
             callers.append(asyncio.create_task(self._call(LeaseId(f"{number + 1:032x}"))))
             await asyncio.sleep(self._chance.expovariate(arrivals_per_s))
-        await _end(faults)
-        self._faulty = False
-        for host in self._hosts:
-            self._heal(host, self._servers)
+        for task in striking:
+            await _end(task)
+        self._faults.end()
         _, hung = await asyncio.wait(callers, timeout=HANG_S)
         if hung:
             self._found(f"P: {len(hung)} callers hang")
@@ -211,38 +208,6 @@ class WaitingWorld:
         if (task := self._fickle.get(digest)) is not None and self._chance.random() < 0.2:
             asyncio.get_running_loop().call_later(self._chance.choice((0, 0.0004, 0.001, 0.003)), task.cancel)
 
-    # --- what goes wrong --------------------------------------------------------------------------
-
-    async def _make_faults(self) -> None:
-        """Again and again break or silence a connection or a whole node, or lose its notices, and heal it."""
-        chance = self._chance
-        while self._faulty:
-            await asyncio.sleep(chance.expovariate(4.0))
-            host, server = chance.choice(self._hosts), chance.choice(self._servers)
-            fault = chance.choice((self._cut, self._silence, self._lose_notices, None))
-            struck = [server] if fault else self._servers
-            for each in struck:
-                (fault or self._silence)(host, each)
-            await asyncio.sleep(chance.choice((0.01, 0.05, 0.3)))
-            self._heal(host, struck)
-
-    def _cut(self, host: NodeHost, server: ServerHost) -> None:
-        self._network.block(server, host)
-        host.disconnect(server.process, "cut off")
-
-    def _silence(self, host: NodeHost, server: ServerHost) -> None:
-        self._network.route(server, host).blocked = True
-
-    def _lose_notices(self, host: NodeHost, server: ServerHost) -> None:
-        del server  # no server hears of the node
-        host.redis.loses_notices = True
-
-    def _heal(self, host: NodeHost, servers: list[ServerHost]) -> None:
-        self._last_fault_at_ms = now_ms()
-        host.redis.loses_notices = False
-        for server in servers:
-            self._network.unblock(server, host)
-
     # --- what must hold ---------------------------------------------------------------------------
 
     def _found(self, problem: str) -> None:
@@ -263,7 +228,7 @@ class WaitingWorld:
             await asyncio.sleep(LOOK_EVERY_S)
             if self.quiet:
                 self._check_orphans()
-            in_aftermath = self._faulty or now_ms() < self._last_fault_at_ms + AFTERMATH_MS
+            in_aftermath = self._faults.go_on or now_ms() < self._faults.last_at_ms + AFTERMATH_MS
             if (in_aftermath and not self.quiet) or not self._is_free() or not (waiting := self._waiting()):
                 free_since_ms = None
             elif free_since_ms is None:

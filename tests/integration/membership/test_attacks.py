@@ -139,7 +139,7 @@ async def test_no_answer_counts_a_node_that_was_replaced_in_the_meantime(
             except grpc.aio.AioRpcError:
                 return False  # no quorum
 
-        asked = with_old.proxies[0].watch_for(NAME.encode())
+        asked = with_old.proxies[0].requests.watch_for(NAME.encode())
         told = asyncio.create_task(is_told_that_it_holds())
         await asked.wait()
         await until_replied(with_old.proxies[0])

@@ -114,7 +114,7 @@ class Site:
         told = await self._lock(server).attempt(Order(R, lease * 64, self.ttl_ms, "holder"))
         if not isinstance(told, AttemptGranted):
             return False
-        self.history.minted(now_ms(), R, lease, told.token)
+        self.history.minted(R, lease, told.token)
         grant = Grant(R, lease, told.token, began_ms, now_ms(), began_ms + self.ttl_ms * 0.99 - 2)
         self.history.granted(grant)
         self.grants[lease] = grant
@@ -126,7 +126,7 @@ class Site:
             began_ms = now_ms()
             renewed = await self._lock(server).renew(resource=R, digest=lease * 64)
             if renewed.verdict is RenewVerdict.ACTIVE:
-                self.history.renewed(now_ms(), self.grants[lease], began_ms + self.ttl_ms * 0.99 - 2)
+                self.history.renewed(self.grants[lease], began_ms + self.ttl_ms * 0.99 - 2)
             await asyncio.sleep(0.05)
 
     async def check(self, server: ServerHost, token: int) -> None:
@@ -134,7 +134,7 @@ class Site:
         told = await self._lock(server).check_token(resource=R, token=token)
         greatest = max(grant.token for grant in self.history.grants[R])
         if told.verdict.verdict is TokenVerdict.LIVE and token < greatest:
-            self.history.problem(now_ms(), f"S: token {token} is live after {greatest}")
+            self.history.problem(f"S: token {token} is live after {greatest}")
 
     async def release(self, server: ServerHost, lease: str) -> None:
         """End a lease."""

@@ -256,7 +256,7 @@ async def server_clock_wrong(world: World) -> None:
     server.clock.go_at(server.clock.usual_rate)
     noted = [host.redis.state.distrusted_until_ms for host in world.nodes.hosts]
     if any(noted) and "clock set" not in world.struck:
-        world.history.problem(now_ms(), "D: nodes are distrusted for a server's wrong clock")
+        world.history.problem("D: nodes are distrusted for a server's wrong clock")
 
 
 async def strike(world: World, kinds: list[str]) -> None:
@@ -265,7 +265,7 @@ async def strike(world: World, kinds: list[str]) -> None:
         while True:
             await asyncio.sleep(world.chance.expovariate(3.0))
             kind = world.chance.choice(kinds)
-            world.history.event(now_ms(), "fault", kind)
+            world.history.event("fault", kind)
             world.struck[kind] += 1
             group.create_task(FAULTS[kind](world))
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from harness.simulation.processes import now_ms
 from redfence_storage.errors import StaleToken
 from redfence_storage.store import NO_TOKEN, admit
 
@@ -52,71 +53,64 @@ class History:
     _greatest: dict[str, list[tuple[float, int, str]]] = field(default_factory=dict)
     _trace: hashlib._Hash = field(default_factory=hashlib.sha256)
 
-    def event(self, at_ms: float, *what: object) -> None:
+    def event(self, *what: object) -> None:
         """Note something, for the hash of the run."""
-        self._trace.update(repr((round(at_ms, 6), *what)).encode())
+        self._trace.update(repr((round(now_ms(), 6), *what)).encode())
 
     @property
     def trace_hash(self) -> str:
         """What two runs of one seed have in common."""
         return self._trace.hexdigest()
 
-    def problem(self, at_ms: float, words: str) -> None:
-        self.problems.append(f"at {at_ms:.0f} ms: {words}")
+    def problem(self, words: str) -> None:
+        self.problems.append(f"at {now_ms():.0f} ms: {words}")
 
-    def minted(self, at_ms: float, resource: str, lease: str, token: int) -> None:
+    def minted(self, resource: str, lease: str, token: int) -> None:
         """Note that a server has granted, whoever hears of it: T1."""
         other = self._leases_of_tokens.setdefault((resource, token), lease)
         if other != lease:
-            self.problem(at_ms, f"T1: {resource}: token {token} for {other} and for {lease}")
+            self.problem(f"T1: {resource}: token {token} for {other} and for {lease}")
 
     def granted(self, grant: Grant) -> None:
         """Note that a holder has heard of its grant: T2 and L."""
-        self.event(grant.told_at_ms, "granted", grant.resource, grant.lease, grant.token)
+        self.event("granted", grant.resource, grant.lease, grant.token)
         others = self.grants.setdefault(grant.resource, [])
         for other in others:
             if other.lease == grant.lease:
                 continue
             if other.told_at_ms < grant.called_at_ms and other.token >= grant.token:
-                self.problem(
-                    grant.told_at_ms,
-                    f"T2: {grant.resource}: token {grant.token} after {other.token} was told",
-                )
+                self.problem(f"T2: {grant.resource}: token {grant.token} after {other.token} was told")
             if (
                 other.until_ms > grant.told_at_ms
                 and grant.until_ms > other.told_at_ms
                 and not self._is_excused(min(other.called_at_ms, grant.called_at_ms), grant.told_at_ms)
             ):
                 self.problem(
-                    grant.told_at_ms,
                     f"L: {grant.resource}: token {grant.token} while {other.token} is valid"
-                    f" until {other.until_ms:.0f} ms",
+                    f" until {other.until_ms:.0f} ms"
                 )
         others.append(grant)
 
-    def renewed(self, at_ms: float, grant: Grant, until_ms: float) -> None:
+    def renewed(self, grant: Grant, until_ms: float) -> None:
         """Note that a holder has heard of a renewal: nobody has been granted the resource since."""
-        self.event(at_ms, "renewed", grant.resource, grant.token)
+        self.event("renewed", grant.resource, grant.token)
         for other in self.grants[grant.resource]:
             is_later = other.lease != grant.lease and other.token > grant.token
-            if is_later and not self._is_excused(grant.called_at_ms, at_ms):
+            if is_later and not self._is_excused(grant.called_at_ms, now_ms()):
                 self.problem(
-                    at_ms,
-                    f"L: {grant.resource}: token {grant.token} is renewed after {other.token} was granted",
+                    f"L: {grant.resource}: token {grant.token} is renewed after {other.token} was granted"
                 )
         grant.until_ms = max(grant.until_ms, until_ms)
 
-    def told_lost(self, at_ms: float, grant: Grant) -> None:
+    def told_lost(self, grant: Grant) -> None:
         """Note that a holder heard of the end of its lease. It breaks D if the holder still counted on it."""
-        self.event(at_ms, "lost", grant.resource, grant.token)
-        excused = _within(self.clocks_set_at_ms, grant.called_at_ms, at_ms) or self._is_copied(
-            grant.called_at_ms, at_ms
+        self.event("lost", grant.resource, grant.token)
+        excused = _within(self.clocks_set_at_ms, grant.called_at_ms, now_ms()) or self._is_copied(
+            grant.called_at_ms, now_ms()
         )
-        if at_ms < grant.until_ms and not excused:
-            left_ms = grant.until_ms - at_ms
-            self.problem(
-                at_ms, f"D: {grant.resource}: token {grant.token} is lost {left_ms:.0f} ms before its end"
-            )
+        if now_ms() < grant.until_ms and not excused:
+            left_ms = grant.until_ms - now_ms()
+            self.problem(f"D: {grant.resource}: token {grant.token} is lost {left_ms:.0f} ms before its end")
 
     def _is_excused(self, since_ms: float, until_ms: float) -> bool:
         missed = _within(self.clocks_missed_at_ms, since_ms, until_ms)
@@ -150,16 +144,16 @@ class FencedStorage:
         self.acknowledged: list[tuple[str, str]] = []
         self.refused = 0
 
-    def read(self, at_ms: float, resource: str, token: int) -> tuple[str, ...] | None:
-        return self.entries.get(resource, ()) if self._admits(at_ms, resource, token) else None
+    def read(self, resource: str, token: int) -> tuple[str, ...] | None:
+        return self.entries.get(resource, ()) if self._admits(resource, token) else None
 
-    def write(self, at_ms: float, resource: str, token: int, entries: tuple[str, ...]) -> bool:
-        if not self._admits(at_ms, resource, token):
+    def write(self, resource: str, token: int, entries: tuple[str, ...]) -> bool:
+        if not self._admits(resource, token):
             return False
         self.entries[resource] = entries
         return True
 
-    def _admits(self, at_ms: float, resource: str, token: int) -> bool:
+    def _admits(self, resource: str, token: int) -> bool:
         highest = self._highest.get(resource, NO_TOKEN)
         try:
             self._highest[resource] = admit(token, resource=resource, highest_token=highest)
@@ -167,14 +161,12 @@ class FencedStorage:
             if self._fenced:
                 self.refused += 1
                 return False
-        self._history.event(at_ms, "storage", resource, token)
+        self._history.event("storage", resource, token)
         return True
 
-    def check(self, at_ms: float) -> None:
+    def check(self) -> None:
         """Note every acknowledged entry that is not there exactly once."""
         for resource, entry in self.acknowledged:
             count = self.entries.get(resource, ()).count(entry)
             if count != 1:
-                self._history.problem(
-                    at_ms, f"F: {resource}: {entry} was acknowledged and is there {count} times"
-                )
+                self._history.problem(f"F: {resource}: {entry} was acknowledged and is there {count} times")

@@ -117,7 +117,7 @@ class Holder:
                 )
                 outcome = await service.acquire(call)
                 if isinstance(outcome, Lease):
-                    around.history.minted(now_ms(), resource, lease.digest, outcome.token)
+                    around.history.minted(resource, lease.digest, outcome.token)
                 return outcome
 
             timeout_s = around.call_timeout_s + wait_ms / 1000
@@ -126,9 +126,9 @@ class Holder:
                 until_ms = (now_ms() if around.counts_from_answer else called_at_ms) + told.validity_ms
                 grant = Grant(resource, lease.digest, told.token, called_at_ms, now_ms(), until_ms)
                 if until_ms > grant.told_at_ms + ttl_ms:
-                    around.history.problem(now_ms(), f"D: {resource}: valid for longer than its ttl")
+                    around.history.problem(f"D: {resource}: valid for longer than its ttl")
                 if until_ms < called_at_ms + _least_validity_ms(ttl_ms, now_ms() - called_at_ms):
-                    around.history.problem(now_ms(), f"D: {resource}: valid for less than its ttl and drift")
+                    around.history.problem(f"D: {resource}: valid for less than its ttl and drift")
                 if until_ms <= now_ms():
                     return None
                 around.history.granted(grant)
@@ -143,13 +143,13 @@ class Holder:
         """Read, think, write: all with the token, and without a look at the clock, as careless clients do."""
         around, resource = self._around, grant.resource
         await self._travel()
-        entries = around.storage.read(now_ms(), resource, grant.token)
+        entries = around.storage.read(resource, grant.token)
         await self._travel()
         if entries is None:
             return
         await asyncio.sleep(around.chance.choice((0, 0, 0, 0.001, 0.002, 0.005, 0.02, 0.3)))
         await self._travel()
-        if around.storage.write(now_ms(), resource, grant.token, (*entries, entry)):
+        if around.storage.write(resource, grant.token, (*entries, entry)):
             await self._travel()
             around.storage.acknowledged.append((resource, entry))
 
@@ -167,13 +167,13 @@ class Holder:
             return now_ms() < grant.until_ms
         renewed: RenewOutcome = told  # type: ignore[assignment]  # what renew returns
         if renewed.verdict is RenewVerdict.LOST:
-            around.history.told_lost(now_ms(), grant)
+            around.history.told_lost(grant)
             return False
         until_ms = sent_at_ms + renewed.validity_ms
         if until_ms <= now_ms():
             return False
         # This counts also after the validity that the holder knew: the answer says that it has its lease.
-        around.history.renewed(now_ms(), grant, until_ms)
+        around.history.renewed(grant, until_ms)
         return True
 
     async def _release(self, resource: str, lease: LeaseId) -> None:

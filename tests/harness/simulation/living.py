@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import structlog
 
 from harness.simulation.history import History
-from harness.simulation.processes import ProcessLoop, now_ms
+from harness.simulation.processes import ProcessLoop
 
 
 class Living(Protocol):
@@ -42,7 +42,7 @@ def live(make: Callable[[], W], *, hang_s: float) -> W:
             async with asyncio.timeout(hang_s):
                 await world.run()
         except TimeoutError:
-            world.history.problem(now_ms(), "P: something hangs")
+            world.history.problem("P: something hangs")
         return world
 
     structlog.configure(processors=[note_defect], cache_logger_on_first_use=False)

@@ -8,11 +8,12 @@ import contextvars
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec, TypeVarTuple
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple
 
 from harness.time.virtual_loop import LoopClock, VirtualLoop, on_virtual_time
 
 P = ParamSpec("P")
+T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 _process: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
 
@@ -142,7 +143,7 @@ class Process:
         self.loop = loop
         loop.processes.append(self)
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         return self.loop.create_task(coroutine, context=self._context)
 
     def soon(self, callback: Callable[..., object], *args: Any) -> None:

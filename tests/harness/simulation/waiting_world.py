@@ -101,10 +101,10 @@ class WaitingWorld:
         self._faults.end()
         _, hung = await asyncio.wait(callers, timeout=HANG_S)
         if hung:
-            self._found(f"P: {len(hung)} callers hang")
+            self.history.problem(f"P: {len(hung)} callers hang")
         for error in (task.exception() for task in callers if task.done()):
             if error:
-                self._found(repr(error))
+                self.history.problem(repr(error))
         await _end(watching)
         await asyncio.sleep(AFTERMATH_MS / 1000)
         await self._check_leftovers(hung)
@@ -141,7 +141,7 @@ class WaitingWorld:
             # As the contract says. After all the others the server has to clean up by itself.
             await self._release(lease)
         if kind == "waits on":
-            self._found(f"{lease} waited on and was told {told}")
+            self.history.problem(f"{lease} waited on and was told {told}")
 
     async def _come_again(self, first: asyncio.Task[Outcome], lease: LeaseId, ttl_ms: int) -> list[Outcome]:
         """Repeat an Acquire at any server; when one is told, the other finds the same or is called off."""
@@ -189,13 +189,13 @@ class WaitingWorld:
                 outcome = await self._service(server).acquire(call)
             except (NoQuorumError, ValidityExhaustedError) as error:
                 if self.quiet and within_ms is None:
-                    self._found(f"failed without a fault: {error}")
+                    self.history.problem(f"failed without a fault: {error}")
                 outcome = error
             if within_ms is not None and now_ms() > called_at_ms + within_ms + 1:  # the clocks differ
-                self._found("answered after the deadline")
+                self.history.problem("answered after the deadline")
             if isinstance(outcome, Lease):
                 until_ms = called_at_ms + outcome.validity_ms
-                self.history.minted(now_ms(), RESOURCE, lease.digest, outcome.token)
+                self.history.minted(RESOURCE, lease.digest, outcome.token)
                 grant = Grant(RESOURCE, lease.digest, outcome.token, called_at_ms, now_ms(), until_ms)
                 self.history.granted(grant)
                 self.counts["granted"] += 1
@@ -209,9 +209,6 @@ class WaitingWorld:
             asyncio.get_running_loop().call_later(self._chance.choice((0, 0.0004, 0.001, 0.003)), task.cancel)
 
     # --- what must hold ---------------------------------------------------------------------------
-
-    def _found(self, problem: str) -> None:
-        self.history.problem(now_ms(), problem)
 
     def _service(self, server: ServerHost) -> LockService:
         assert server.service is not None
@@ -234,7 +231,7 @@ class WaitingWorld:
             elif free_since_ms is None:
                 free_since_ms = now_ms()
             elif now_ms() - free_since_ms > free_ms_max:
-                self._found(f"free for {free_ms_max} ms beside {waiting} who wait")
+                self.history.problem(f"free for {free_ms_max} ms beside {waiting} who wait")
                 free_since_ms = None
 
     def _is_free(self) -> bool:
@@ -247,17 +244,17 @@ class WaitingWorld:
     def _check_orphans(self) -> None:
         for hold in self._holds():
             if hold and self._gone_at_ms.get(hold.digest, now_ms()) < now_ms() - ORPHAN_MS_MAX:
-                self._found("a node is held by one that is gone")
+                self.history.problem("a node is held by one that is gone")
 
     async def _check_leftovers(self, hung: set[asyncio.Task[None]]) -> None:
         if any(self._holds()):
-            self._found("C: a hold is left")
+            self.history.problem("C: a hold is left")
         for server in self._servers:
             if not keeps_no_waiter(self._service(server)._queues):
-                self._found(f"C: {server.name} keeps something")
+                self.history.problem(f"C: {server.name} keeps something")
             await server.end()
         if len(asyncio.all_tasks()) > 1 + len(hung):
-            self._found("C: tasks are left")
+            self.history.problem("C: tasks are left")
 
 
 async def _end(task: asyncio.Task[Outcome] | asyncio.Task[None]) -> None:

@@ -112,7 +112,7 @@ class World:
             holder.rest()
         await asyncio.sleep(_RECOVERY_S)
         await self._check_progress()
-        self.storage.check(now_ms())
+        self.storage.check()
         for watch in (disks, *self.watches):
             watch.cancel()
         await self._end()
@@ -149,25 +149,20 @@ class World:
             assert server.cluster is not None
             for index, node in enumerate(server.cluster.view().nodes):
                 if node.state is not NodeState.READY and index not in left:
-                    self.history.problem(
-                        now_ms(), f"P: {server.name} is left without node {index}: {node.detail}"
-                    )
+                    self.history.problem(f"P: {server.name} is left without node {index}: {node.detail}")
         for resource in self.resources:
             lease = LeaseId(f"{self.chance.getrandbits(128):032x}")
             began_at_ms = now_ms()
             wait_ms = _PROBE_TTLS * self.ttl_ms_max
-            acquiring = self._probe.process.spawn(self._acquire(resource, lease, wait_ms))
+            acquiring = self._probe.process.spawn(
+                self._probe.acquire(resource, lease, ttl_ms=self.ttl_ms_max, wait_ms=wait_ms)
+            )
             await asyncio.wait([acquiring], timeout=2 * wait_ms / 1000)
             taken_ms = now_ms() - began_at_ms
             granted = self.history.grants.get(resource, [])
             # A hold on a node whose clock was set back lasts as much longer.
             if (not granted or granted[-1].lease != lease.digest) and not self.history.clocks_were_set_back:
-                self.history.problem(
-                    now_ms(), f"P: nobody is granted {resource} after {taken_ms:.0f} ms of peace"
-                )
-
-    async def _acquire(self, resource: str, lease: LeaseId, wait_ms: int) -> None:
-        await self._probe.acquire(resource, lease, ttl_ms=self.ttl_ms_max, wait_ms=wait_ms)
+                self.history.problem(f"P: nobody is granted {resource} after {taken_ms:.0f} ms of peace")
 
     async def _end(self) -> None:
         """C: nothing is left of anybody."""
@@ -180,14 +175,14 @@ class World:
                 # A hold on a node whose clock was set back is remembered as much longer.
                 was_set_back = self.history.clocks_were_set_back
                 if not (counts_no_waiter(queues.limiter) if was_set_back else keeps_no_waiter(queues)):
-                    self.history.problem(now_ms(), f"C: {server.name} keeps a queue")
+                    self.history.problem(f"C: {server.name} keeps a queue")
             await server.end()
             if server.process.tasks:
-                self.history.problem(now_ms(), f"C: {server.name} leaves tasks: {list(server.process.tasks)}")
+                self.history.problem(f"C: {server.name} leaves tasks: {list(server.process.tasks)}")
         for host in self.nodes.hosts:
             held = [name for name in self.resources if host.redis.state._hold(name, host.redis._clock_ms())]
             if held and not self.history.clocks_were_set_back:
-                self.history.problem(now_ms(), f"C: {host.process.name} still holds {held}")
+                self.history.problem(f"C: {host.process.name} still holds {held}")
 
 
 def replay_command(seed: int, mutant: str = "") -> str:

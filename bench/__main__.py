@@ -6,6 +6,7 @@ only if it is named.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import sys
 
@@ -21,7 +22,7 @@ def main(names: list[str]) -> int:
         print(f"unknown benchmark: {', '.join(sorted(unknown))}; choose from {names_known}")
         return 2
     for name in names or BENCHMARKS:
-        importlib.import_module(f"bench.{name}").run()
+        asyncio.run(importlib.import_module(f"bench.{name}").main())
     return 0
 
 

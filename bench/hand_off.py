@@ -73,10 +73,5 @@ async def main() -> None:
         await _measure(server_count)
 
 
-def run() -> None:
-    """Run from `make bench`."""
-    asyncio.run(main())
-
-
 if __name__ == "__main__":
     print(json.dumps(asyncio.run(contend(sys.argv[1], callers=int(sys.argv[2]), seconds=SECONDS))))

@@ -147,12 +147,3 @@ def _mib(memory: _Memory) -> str:
 async def _in_own_session(address: str, numbers: Iterator[int]) -> None:
     async with raw_session.raw_session(address) as session:
         await _hold_each_once(session, numbers)
-
-
-def run() -> None:
-    """Run from `make bench`."""
-    asyncio.run(main())
-
-
-if __name__ == "__main__":
-    run()

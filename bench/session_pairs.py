@@ -5,8 +5,6 @@ The nodes sync every write. Everything runs on this machine.
 
 from __future__ import annotations
 
-import asyncio
-
 import redfence
 from bench import cluster, load
 
@@ -28,12 +26,3 @@ async def main() -> None:
                 f"session_pairs  N={node_count}  {CALLERS} callers  {result.pairs_per_second:8,.0f} pairs/s  "
                 f"acquire p50 {result.percentile(50):6.2f} ms  p99 {result.percentile(99):6.2f} ms"
             )
-
-
-def run() -> None:
-    """Run from `make bench`."""
-    asyncio.run(main())
-
-
-if __name__ == "__main__":
-    run()

@@ -42,12 +42,3 @@ async def main() -> None:
             f"one node silent {statistics.median(silent_p99):.2f} ms, ratio {statistics.median(ratios):.2f} "
             f"({min(ratios):.2f} to {max(ratios):.2f} over {ROUNDS} rounds)"
         )
-
-
-def run() -> None:
-    """Run from `make bench`."""
-    asyncio.run(main())
-
-
-if __name__ == "__main__":
-    run()

@@ -117,7 +117,3 @@ async def _serve_floor() -> None:
     await server.start()
     print(f"floor ready on 127.0.0.1:{port}", flush=True)
     await server.wait_for_termination()
-
-
-if __name__ == "__main__":
-    run()

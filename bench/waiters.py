@@ -170,12 +170,3 @@ async def main() -> None:
         await _queued(server)
         await _idle(server, ttl_s=300, renew_every_s=None)
         await _idle(server, ttl_s=12, renew_every_s=4)
-
-
-def run() -> None:
-    """Run from `make bench`."""
-    asyncio.run(main())
-
-
-if __name__ == "__main__":
-    run()

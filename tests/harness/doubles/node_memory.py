@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from harness.doubles.joining_commands import Formation
@@ -39,8 +39,11 @@ class Counter:
     expires_at_ms: float
 
 
+@dataclass(kw_only=True, eq=False)
 class NodeMemory:
     """The memory of one node. Keys end by the time of each call, or by `expire` and `drop_counter`.
+
+    Without arguments it is a node that was just formed.
 
     Attributes:
         admission: empty if there is no identity.
@@ -48,32 +51,25 @@ class NodeMemory:
         subscribers: the servers' ends of the connections over this memory; each is told of every notice.
     """
 
-    def __init__(
-        self,
-        *,
-        admission: str = ADMITTED,
-        counter_idle_ms: float = float("inf"),
-        formation: Formation = ALONE,
-        run_id: str = "run",
-        durable: bool = False,
-    ) -> None:
-        """Begin as a node that was just formed."""
-        self.admission = admission
-        self.counter_idle_ms = counter_idle_ms
-        self.formation = formation
-        self.phase = Phase.READY
-        self.run_id = run_id
-        self.durable = durable
-        self.evicted = 0
-        self.high: int | None = 0
-        self.floor = self.voted_floor = self.reserved = self.waited_floor = 0
-        self.distrusted_until_ms = 0
-        self.known_floors: dict[int, int] = {}
-        self.known_fences: dict[int, str] = {}
-        self.holds: dict[str, Hold] = {}
-        self.counters: dict[str, Counter] = {}
-        self.published: list[Published] = []
-        self.subscribers: list[Callable[[Published], None]] = []
+    admission: str = ADMITTED
+    counter_idle_ms: float = float("inf")
+    formation: Formation = ALONE
+    phase: Phase = Phase.READY
+    run_id: str = "run"
+    durable: bool = False
+    evicted: int = 0
+    high: int | None = 0
+    floor: int = 0
+    voted_floor: int = 0
+    reserved: int = 0
+    waited_floor: int = 0
+    distrusted_until_ms: int = 0
+    known_floors: dict[int, int] = field(default_factory=dict)
+    known_fences: dict[int, str] = field(default_factory=dict)
+    holds: dict[str, Hold] = field(default_factory=dict)
+    counters: dict[str, Counter] = field(default_factory=dict)
+    published: list[Published] = field(default_factory=list)
+    subscribers: list[Callable[[Published], None]] = field(default_factory=list)
 
     def save(self) -> Self:
         """Return a node with the same memory and a life of its own."""

@@ -245,7 +245,7 @@ class World:
     def _apply(self, message: Message) -> None:
         node = self.nodes[message.node]
         before = node.holds.get(RESOURCE)
-        answer = message.answered(node.apply(message.command, 0.0))
+        answer = message._replace(reply=node.apply(message.command, 0.0))
         if before is not None:
             self.invariants.check_hold(self.players, message, before, node.holds.get(RESOURCE))
         if self._is_awaited(message):

@@ -28,9 +28,6 @@ class Message(NamedTuple):
         """The attempt, the node and the kind of command."""
         return self.attempt, self.node, type(self.command)
 
-    def answered(self, reply: Reply) -> Message:
-        return self._replace(reply=reply)
-
     def given_up(self) -> Message:
         """Return the same message, for which nobody waits any more."""
         return self._replace(told=True)

@@ -13,7 +13,8 @@ past its lease can still overwrite newer data.
 
 import redfence._transport.fork as _fork  # noqa: F401  (before any other import of gRPC)
 from redfence._aio.client import AsyncClient
-from redfence._aio.lease import AsyncLease, AsyncLock, AsyncLossEvent
+from redfence._aio.lease import AsyncLease, AsyncLock
+from redfence._aio.watch import AsyncLossEvent
 from redfence._config import ClientOptions
 from redfence._core.lease import LeaseState
 from redfence._errors import (
@@ -47,7 +48,8 @@ from redfence._messages.reports import (
     TokenReport,
 )
 from redfence._threads.client import Client
-from redfence._threads.lease import Lease, Lock, LossEvent
+from redfence._threads.lease import Lease, Lock
+from redfence._threads.watch import LossEvent
 
 __version__ = "0.2.0"
 

@@ -6,49 +6,15 @@ import asyncio
 import logging
 import warnings
 import weakref
-from collections.abc import Generator
 from types import TracebackType
 
 from redfence._aio.session import AsyncSession
+from redfence._aio.watch import AsyncLossEvent
 from redfence._core.lease import LeaseCore, LeaseState
 from redfence._errors import LeaseLostError, LossReason, RedfenceError
 from redfence._messages.requests import AcquireOrder
 
 _log = logging.getLogger("redfence")
-
-
-class AsyncLossEvent:
-    """An event that is set when the lease is lost; a release never sets it. Await it or its `wait()`."""
-
-    __slots__ = ("_core", "_event", "_session")
-
-    def __init__(self, core: LeaseCore, session: AsyncSession) -> None:
-        self._core = core
-        self._session = session
-        self._event: asyncio.Event | None = None
-
-    def is_set(self) -> bool:
-        """Return whether the lease is lost now. Compares the clock and waits for no timer."""
-        return self._session.owner.is_parent or self._core.state_at(self._session.now_ms()) is LeaseState.LOST
-
-    async def wait(self) -> bool:
-        """Wait until the lease is lost or released, and return whether it is lost.
-
-        Cancellation: has no side effect.
-        """
-        if self._event is None:
-            self._event = asyncio.Event()
-        if self.is_set() or self._core.state is LeaseState.RELEASED:
-            self._event.set()
-        await self._event.wait()
-        return self.is_set()
-
-    def __await__(self) -> Generator[None, None, bool]:
-        return self.wait().__await__()
-
-    def _wake(self) -> None:
-        if self._event is not None:
-            self._event.set()
 
 
 class AsyncLease:
@@ -68,7 +34,6 @@ class AsyncLease:
         self.resource = core.resource
         self.token = core.token
         self.lost = AsyncLossEvent(core, session)
-        core.on_end = self.lost._wake  # noqa: SLF001  (the two classes share their private parts)
 
     def __del__(self) -> None:
         """Release a lease that the program dropped, and warn; it would be renewed until the client closes."""
@@ -169,17 +134,17 @@ class AsyncLock:
         lease = self._lease = AsyncLease(core, self._session)
         self._interrupted = False
         self._cancelling = body.cancelling()
-        # Only weakly, so that a lock that the program drops is released. Its lease may live on.
-        ended, lost = weakref.WeakMethod(self._ended), lease.lost
+        # Only weakly, so that a lock that the program drops is released.
+        weak_changed = weakref.WeakMethod(self._changed)
 
-        def on_end() -> None:
-            wake = ended() or lost._wake  # noqa: SLF001  (they share their private parts)
-            wake()
+        def watch() -> None:
+            if changed := weak_changed():
+                changed()
 
-        core.on_end = on_end
+        core.watchers.append(watch)
         if core.state is LeaseState.LOST:
             # The lease was lost between the grant and this line, so cancel the body at its first await.
-            self._ended()
+            self._changed()
         return lease
 
     async def __aexit__(
@@ -197,7 +162,6 @@ class AsyncLock:
         assert body is not None, "the lock was left but never entered"
         core = lease._core  # noqa: SLF001  (the two classes share their private parts)
         self._lease = self._body = None
-        core.on_end = lease.lost._wake  # noqa: SLF001  (the two classes share their private parts)
         is_inside = asyncio.current_task() is body
         if not is_inside:
             _log.warning(
@@ -231,11 +195,10 @@ class AsyncLock:
             # The lease ends by its ttl, and the outcome of the body matters more.
             _log.warning("release_failed resource=%r error=%r", core.resource, str(error))
 
-    def _ended(self) -> None:
+    def _changed(self) -> None:
         lease, body = self._lease, self._body
         if lease is None or body is None:
             return
-        lease.lost._wake()  # noqa: SLF001  (the two classes share their private parts)
         if lease._core.state is not LeaseState.LOST:  # noqa: SLF001  (they share their private parts)
             return
         if body.done():

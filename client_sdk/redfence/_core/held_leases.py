@@ -26,7 +26,8 @@ class HeldLeases:
         self._alarms = alarms
         self._link = link
         self._releases = releases
-        self._leases: dict[LeaseCore, None] = {}
+        # The state that each lease's watchers were last told.
+        self._leases: dict[LeaseCore, LeaseState] = {}
 
     def __bool__(self) -> bool:
         """Return whether the client holds a lease."""
@@ -38,7 +39,7 @@ class HeldLeases:
 
     def add(self, lease: LeaseCore) -> None:
         """Add a granted lease and set its alarm."""
-        self._leases[lease] = None
+        self._leases[lease] = lease.state
         self._alarms.set(lease, lease.wake_at_ms)
 
     def end(self, lease: LeaseCore, reason: LossReason, waiter: Waiter | None, now_ms: float) -> None:
@@ -89,15 +90,18 @@ class HeldLeases:
             self._link.switch_server(now_ms)
 
     def _settle(self, lease: LeaseCore, now_ms: float) -> None:
-        """Set the lease's next alarm; if it has ended, remove it and wake its holder."""
+        """Set the lease's next alarm, or remove it if it has ended; tell its watchers a change of state."""
+        told = self._leases.get(lease)
         if lease.ended(now_ms) is None:
+            self._leases[lease] = lease.state
             self._alarms.set(lease, lease.wake_at_ms)
-        elif lease in self._leases:
+        elif told is not None:
             del self._leases[lease]
             self._alarms.clear(lease)
             if lease.state is LeaseState.LOST and lease.loss is not None:
                 _log.warning(
                     "lease_lost resource=%r token=%d why=%s", lease.resource, lease.token, lease.loss.value
                 )
-            if lease.on_end is not None:
-                lease.on_end()
+        if told is not None and told is not lease.state:
+            for watcher in list(lease.watchers):
+                watcher()

@@ -19,6 +19,10 @@ it a little earlier, so that leases acquired together are not renewed together f
 fails, or that gets no answer, puts the lease AT_RISK. The client repeats it with growing pauses while
 the lease is valid. The validity of a grant that waited long depends on the server's clock too. The
 client renews it at once, so that the validity depends on the client's clock alone.
+
+Warning: a holder needs time to stop before the loss. So a lease with a third of its ttl left is AT_RISK
+for any reason: no answer came, each answer came late, or `max_hold` ended the renewals. A renewal that is
+answered in time is sent with about two thirds left, so a healthy lease never comes so far.
 """
 
 from __future__ import annotations
@@ -39,15 +43,20 @@ _JITTER = 0.1
 _ANSWER_SHARE = 1 / 6
 _RETRY_BASE_SHARE = 1 / 20
 _RETRY_CAP_SHARE = 1 / 6
+# A lease with no more validity than this share of the ttl is AT_RISK.
+_WARNING_SHARE = 1 / 3
 
 
 class LeaseState(enum.Enum):
     """The state of a lease, as its holder sees it."""
 
     ACTIVE = "active"
-    """The lease is held, and its last renewal succeeded."""
+    """The lease is held, its last renewal succeeded, and more than a third of its ttl is left."""
     AT_RISK = "at_risk"
-    """The lease is still held, but its last renewal failed. Work may continue while the client retries."""
+    """The lease is still held, but its last renewal failed, or at most a third of its ttl is left.
+
+    Work may continue while the client retries; after `max_hold` it does not retry.
+    """
     LOST = "lost"
     """The lease is no longer held, or the client cannot prove that it is. Final: stop the protected work."""
     RELEASED = "released"
@@ -60,7 +69,7 @@ class LeaseEvent(enum.Enum):
     RENEWED = enum.auto()
     """A server confirmed a renewal."""
     RENEWAL_FAILED = enum.auto()
-    """A renewal reached no quorum or no server, or got no answer."""
+    """A renewal reached no quorum or no server, or got no answer; or little validity is left."""
     REPORTED_LOST = enum.auto()
     """A server reported that no quorum holds the lease, or the client is closing."""
     DEADLINE_PASSED = enum.auto()
@@ -101,6 +110,10 @@ class LeaseCore:
 
     After each event, call `wake` at `wake_at_ms`, which is infinite once the lease has ended.
 
+    Attributes:
+        watchers: the session calls each of them, without arguments, after each change of the state. It
+            must not block, and must not keep the holder's lease object alive.
+
     Args:
         resource: the locked name.
         lease_id: the secret of the lease.
@@ -122,12 +135,12 @@ class LeaseCore:
         "deadline_ms",
         "lease_id",
         "loss",
-        "on_end",
         "proven_at_ms",
         "resource",
         "token",
         "ttl_ms",
         "unanswered_since_ms",
+        "watchers",
     )
 
     def __init__(
@@ -148,7 +161,7 @@ class LeaseCore:
         self.token = token
         self.ttl_ms = ttl_ms
         self.loss: LossReason | None = None
-        self.on_end: Callable[[], None] | None = None
+        self.watchers: list[Callable[[], None]] = []
         self._fraction = fraction
         self._state = LeaseState.ACTIVE
         self._failures = 0
@@ -173,7 +186,8 @@ class LeaseCore:
         """The instant at which to call `wake` next; infinite once the lease has ended."""
         if self._has_ended():
             return math.inf
-        return min(self._renew_at_ms, self.deadline_ms)
+        end_ms = self._warn_at_ms if self._state is LeaseState.ACTIVE else self.deadline_ms
+        return min(self._renew_at_ms, end_ms)
 
     def ended(self, now_ms: float) -> LossReason | None:
         """Return why the lease does not protect its work at `now_ms`, or None if it does. Changes nothing."""
@@ -184,10 +198,10 @@ class LeaseCore:
         return self._expiry_reason() if now_ms >= self.deadline_ms else None
 
     def state_at(self, now_ms: float) -> LeaseState:
-        """Return the state at `now_ms`, even if `wake` was not called since the deadline."""
-        if not self._has_ended() and now_ms >= self.deadline_ms:
-            return LeaseState.LOST
-        return self._state
+        """Return the state at `now_ms`, even if `wake` was not called in time."""
+        if self._has_ended() or now_ms < self._warn_at_ms:
+            return self._state
+        return LeaseState.AT_RISK if now_ms < self.deadline_ms else LeaseState.LOST
 
     def remaining_ms(self, now_ms: float) -> float:
         """Return the validity left at `now_ms`, in milliseconds; 0 once the lease has ended."""
@@ -200,7 +214,10 @@ class LeaseCore:
 
     def wake(self, now_ms: float) -> bool:
         """Advance the schedule to `now_ms`, and return whether to send a renewal now."""
-        if self._has_ended() or self._expired(now_ms) or now_ms < self._renew_at_ms:
+        if self._has_ended() or self._expired(now_ms):
+            return False
+        self._warn(now_ms)
+        if now_ms < self._renew_at_ms:
             return False
         if now_ms >= self._renew_until_ms:
             # The lease was held for max_hold, so let its validity end.
@@ -228,6 +245,7 @@ class LeaseCore:
         self._failures = 0
         self.unanswered_since_ms = None
         self._renew_at_ms = max(now_ms, self._regular_renewal_ms(sent_at_ms))
+        self._warn(now_ms)
 
     def renewal_failed(self, *, sent_at_ms: float, now_ms: float) -> None:
         """Record that the renewal sent at `sent_at_ms` failed, unless a later one succeeded."""
@@ -261,6 +279,14 @@ class LeaseCore:
             cap_ms=self.ttl_ms * _RETRY_CAP_SHARE,
             fraction=self._fraction(),
         )
+
+    @property
+    def _warn_at_ms(self) -> float:
+        return self.deadline_ms - self.ttl_ms * _WARNING_SHARE
+
+    def _warn(self, now_ms: float) -> None:
+        if now_ms >= self._warn_at_ms:
+            self._apply(LeaseEvent.RENEWAL_FAILED)
 
     def _expired(self, now_ms: float) -> bool:
         if now_ms < self.deadline_ms:

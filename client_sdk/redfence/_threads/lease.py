@@ -5,54 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
-from contextlib import suppress
-from datetime import timedelta
 from functools import partial
-from queue import Empty, SimpleQueue
 from types import TracebackType
 
 from redfence._core.lease import LeaseCore, LeaseState
 from redfence._errors import LeaseLostError, LossReason, RedfenceError
 from redfence._messages.requests import AcquireOrder
-from redfence._seconds import Seconds
 from redfence._threads.session import SyncSession
+from redfence._threads.watch import LossEvent
 
 _log = logging.getLogger("redfence")
-
-
-class LossEvent:
-    """An event that is set when the lease is lost; a release never sets it."""
-
-    __slots__ = ("_core", "_session", "_waiters")
-
-    def __init__(self, core: LeaseCore, session: SyncSession) -> None:
-        self._core = core
-        self._session = session
-        # As in `Answer`: a signal handler must not meet a lock that its own thread holds.
-        self._waiters: list[SimpleQueue[None]] = []
-
-    def is_set(self) -> bool:
-        """Return whether the lease is lost now. Compares the clock and waits for no timer."""
-        return self._session.owner.is_parent or self._core.state_at(self._session.now_ms()) is LeaseState.LOST
-
-    def wait(self, timeout: Seconds | None = None) -> bool:
-        """Wait until the lease is lost or released, at most `timeout`; return whether it is lost."""
-        if isinstance(timeout, timedelta):
-            timeout = timeout.total_seconds()
-        waiter: SimpleQueue[None] = SimpleQueue()
-        self._waiters.append(waiter)
-        try:
-            if not self.is_set() and self._core.state is not LeaseState.RELEASED:
-                with suppress(Empty):
-                    waiter.get(timeout=None if timeout is None else max(0.0, timeout))
-        finally:
-            self._waiters.remove(waiter)
-        return self.is_set()
-
-
-def _wake(waiters: list[SimpleQueue[None]]) -> None:
-    for waiter in list(waiters):
-        waiter.put(None)
 
 
 class Lease:
@@ -72,8 +34,6 @@ class Lease:
         self.resource = core.resource
         self.token = core.token
         self.lost = LossEvent(core, session)
-        # The core, which outlives this object, must not keep the session alive.
-        core.on_end = partial(_wake, self.lost._waiters)  # noqa: SLF001  (they share their private parts)
 
     def __del__(self) -> None:
         """Release a lease that the program dropped, and warn; it would be renewed until the client closes."""

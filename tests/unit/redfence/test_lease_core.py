@@ -88,7 +88,10 @@ def test_no_grant_counts_for_longer_than_a_ttl_from_now() -> None:
 
 def test_loss_is_decided_by_the_clock_and_not_by_a_timer() -> None:
     lease = _lease()
-    assert lease.state_at(_VALIDITY_MS - 1) is LeaseState.ACTIVE
+    warn_at_ms = _VALIDITY_MS - _TTL_MS / 3
+    assert lease.state_at(warn_at_ms - 1) is LeaseState.ACTIVE
+    assert lease.state_at(warn_at_ms) is LeaseState.AT_RISK
+    assert lease.state_at(_VALIDITY_MS - 1) is LeaseState.AT_RISK
     assert lease.ended(_VALIDITY_MS - 1) is None
     assert lease.state_at(_VALIDITY_MS) is LeaseState.LOST
     assert lease.ended(_VALIDITY_MS) is LossReason.EXPIRED
@@ -176,11 +179,25 @@ def test_a_new_link_renews_a_lease_at_risk_at_once_and_leaves_others_alone() -> 
     assert not active.wake(200.0)
 
 
+def test_an_answer_that_comes_very_late_leaves_the_lease_at_risk() -> None:
+    """The deadline moves, but the holder still has less than a third of the ttl to stop."""
+    lease = _lease()
+    for now_ms in (3000.0, 4500.0):
+        assert lease.wake(now_ms)
+    lease.renewed(sent_at_ms=1.0, validity_ms=_VALIDITY_MS, now_ms=8000.0)
+    assert in_state(lease, LeaseState.AT_RISK)
+    assert lease.deadline_ms == 1.0 + _VALIDITY_MS
+
+
 def test_after_max_hold_the_lease_is_not_renewed_any_more_and_says_so() -> None:
     lease = _lease(max_hold_ms=5000.0)
     assert lease.wake(3000.0)
     lease.renewed(sent_at_ms=3000.0, validity_ms=_VALIDITY_MS, now_ms=3000.0)
     assert not lease.wake(6000.0)
+    warn_at_ms = 3000.0 + _VALIDITY_MS - _TTL_MS / 3
+    assert lease.wake_at_ms == warn_at_ms
+    assert not lease.wake(warn_at_ms)
+    assert in_state(lease, LeaseState.AT_RISK)
     assert lease.wake_at_ms == 3000.0 + _VALIDITY_MS
     assert not lease.wake(3000.0 + _VALIDITY_MS)
     assert lease.loss is LossReason.MAX_HOLD

@@ -19,12 +19,20 @@ from unit.redfence.core_world import (
 )
 
 from redfence import ClosedError, LeaseState, LossReason, OutcomeUnknownError, UnavailableError
+from redfence._core.lease import LeaseCore
 from redfence_proto.v1 import lock_pb2
 
 _WAIT_TIMEOUT = lock_pb2.ACQUIRE_OUTCOME_WAIT_TIMEOUT
 _AT_RISK = lock_pb2.LEASE_STATE_AT_RISK
 _LOST = lock_pb2.LEASE_STATE_LOST
 _RPC_TIMEOUT_MS = 5000
+
+
+def _told(world: World, lease: LeaseCore) -> list[tuple[float, LeaseState]]:
+    """Return a list that grows with each change of the lease's state: the instant and the state."""
+    told: list[tuple[float, LeaseState]] = []
+    lease.watchers.append(lambda: told.append((world.now_ms, lease.state)))
+    return told
 
 
 def test_a_cancelled_acquire_that_was_not_sent_leaves_nothing() -> None:
@@ -89,22 +97,47 @@ def test_a_late_grant_of_an_acquire_that_was_given_up_is_released_once_more(worl
 
 def test_a_lost_lease_is_told_once_and_never_renewed_again(world: World) -> None:
     lease = world.held(ttl=9)
-    told: list[str] = []
-    lease.on_end = lambda: told.append("lost")
+    told = _told(world, lease)
     world.later(3000)
     world.answer(renewed(world.one("renew"), _LOST))
-    assert (lease.state, lease.loss, told) == (LeaseState.LOST, LossReason.NOT_HELD, ["lost"])
+    assert (lease.state, lease.loss) == (LeaseState.LOST, LossReason.NOT_HELD)
     assert world.later(60_000).sent() == []
-    assert told == ["lost"]
+    assert told == [(3000, LeaseState.LOST)]
 
 
 def test_a_server_that_says_nothing_loses_the_lease_at_the_deadline(world: World) -> None:
     lease = world.held(ttl=9)
-    told: list[float] = []
-    lease.on_end = lambda: told.append(world.now_ms)
+    told = _told(world, lease)
     world.later(20_000)
-    assert told == [lease.deadline_ms]
+    # The renewal was sent after a third of the ttl, and its answer was awaited for a sixth of it.
+    assert told == [(4500, LeaseState.AT_RISK), (lease.deadline_ms, LeaseState.LOST)]
     assert lease.loss is LossReason.EXPIRED
+
+
+def test_each_change_of_state_is_told_once() -> None:
+    world = World().connected()
+    lease = world.held(ttl=9)
+    told = _told(world, lease)
+    for _ in range(2):
+        world.later(3000)
+        world.answer(renewed(world.one("renew"), lock_pb2.LEASE_STATE_ACTIVE))
+    for _ in range(2):
+        world.later(lease.wake_at_ms - world.now_ms)
+        world.answer(renewed(world.one("renew"), _AT_RISK))
+    world.later(lease.wake_at_ms - world.now_ms)
+    world.answer(renewed(world.one("renew"), lock_pb2.LEASE_STATE_ACTIVE))
+    world.core.release(lease, None, now_ms=world.now_ms)
+    assert [state for _, state in told] == [LeaseState.AT_RISK, LeaseState.ACTIVE, LeaseState.RELEASED]
+
+
+def test_a_lease_that_is_not_renewed_any_more_is_at_risk_at_a_third_of_its_ttl() -> None:
+    """After `max_hold` no renewal can fail, so only the clock warns the holder."""
+    world = World().connected()
+    lease = world.held(ttl=9, max_hold=1)
+    told = _told(world, lease)
+    world.later(20_000)
+    warned_at_ms = lease.deadline_ms - 3000
+    assert told == [(warned_at_ms, LeaseState.AT_RISK), (lease.deadline_ms, LeaseState.LOST)]
 
 
 def test_a_new_server_has_time_to_answer_the_renewal_of_a_lease_at_risk() -> None:
@@ -194,14 +227,13 @@ def test_a_release_ends_the_renewals_fails_without_a_quorum_and_outlasts_a_drain
 
 def test_closing_fails_calls_ends_leases_and_waits_for_the_releases(world: World) -> None:
     lease = world.held(ttl=9)
-    told: list[str] = []
-    lease.on_end = lambda: told.append("lost")
+    told = _told(world, lease)
     _, waiting = world.acquire(wait=None)
     acquire = world.one("acquire")
     idle = Slot()
     world.core.close(idle, now_ms=world.now_ms)
     assert isinstance(waiting.error, ClosedError)
-    assert (lease.loss, told) == (LossReason.CLIENT_CLOSED, ["lost"])
+    assert (lease.loss, told) == (LossReason.CLIENT_CLOSED, [(0, LeaseState.LOST)])
     cancel, release = sorted(world.sent(), key=lambda command: str(command.WhichOneof("command")))
     assert cancel.cancel.id == acquire.id
     world.answer(released(release), failed(acquire, 1, lock_pb2.ERROR_REASON_CANCELLED))

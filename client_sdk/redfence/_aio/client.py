@@ -11,6 +11,7 @@ from redfence._aio.lease import AsyncLease, AsyncLock
 from redfence._aio.session import AsyncSession
 from redfence._clock import Clock, SystemClock
 from redfence._config import ClientOptions, in_milliseconds
+from redfence._core.callbacks import Callback, Callbacks
 from redfence._core.endpoints import Endpoints
 from redfence._core.session import SessionCore
 from redfence._defaults import holder_label, required_server_addresses
@@ -96,6 +97,8 @@ class AsyncClient:
         wait: Seconds | None = None,
         holder: str | None = None,
         max_hold: Seconds | None = None,
+        on_at_risk: Callback[AsyncLease] = None,
+        on_lost: Callback[AsyncLease] = None,
     ) -> AsyncLock:
         """Return a context manager that holds the lock for its body: acquires, renews and releases it.
 
@@ -103,7 +106,7 @@ class AsyncClient:
         are those of `acquire`.
         """
         order = self._order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
-        return AsyncLock(order, self._session)
+        return AsyncLock(order, self._session, Callbacks(on_at_risk, on_lost))
 
     async def acquire(
         self,
@@ -113,6 +116,8 @@ class AsyncClient:
         wait: Seconds | None = None,
         holder: str | None = None,
         max_hold: Seconds | None = None,
+        on_at_risk: Callback[AsyncLease] = None,
+        on_lost: Callback[AsyncLease] = None,
     ) -> AsyncLease:
         """Acquire a lock; return a lease that the client renews until `release`. Prefer `lock`.
 
@@ -124,6 +129,10 @@ class AsyncClient:
                 arrival. 0 tries once and does not queue; None waits for ever.
             holder: a label that other clients see when they find the lock held; None uses the client's.
             max_hold: seconds after which the client stops renewing, so that a stuck holder loses the lease.
+            on_at_risk: is called with the lease each time it gets AT_RISK: a renewal failed or got no
+                answer in time, at the latest when a third of the ttl is left. Finish or stop the work.
+            on_lost: is called with the lease when it is LOST; `raise_if_lost` tells the reason. It may come
+                without a warning, e.g. if the process was paused. A release calls neither.
 
         Raises:
             LockHeldError: another client holds the lock, and `wait` is 0.
@@ -132,13 +141,18 @@ class AsyncClient:
             OverloadedError: too many acquires wait already at every reachable server.
             OutcomeUnknownError: no answer came in time; the client releases any grant in the background.
             LeaseLostError: the grant arrived after its validity had ended.
-            InvalidArgumentError: an argument is out of bounds.
+            InvalidArgumentError: an argument is out of bounds, or a callback is an async function.
             ClosedError: the client is closed.
 
         Cancellation: the client releases any grant in the background, within the rpc timeout.
+
+        Callbacks: they are plain functions. The event loop runs them soon after the change, so they must
+        not block: that would stop the renewals of every lease. The client logs what they raise
+        (`callback_failed`). In a forked child no callback runs; there the lease is LOST at once.
         """
         order = self._order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
-        return AsyncLease(await self._session.acquire(order), self._session)
+        callbacks = Callbacks(on_at_risk, on_lost)
+        return AsyncLease(await self._session.acquire(order), self._session, callbacks)
 
     async def get_lock(self, resource: str) -> LockReport:
         """Return the holder of a resource and its queue. For humans: never decide a write by it.

@@ -9,7 +9,8 @@ import weakref
 from types import TracebackType
 
 from redfence._aio.session import AsyncSession
-from redfence._aio.watch import AsyncLossEvent
+from redfence._aio.watch import AsyncLossEvent, call_soon
+from redfence._core.callbacks import Callbacks, LeaseWatch
 from redfence._core.lease import LeaseCore, LeaseState
 from redfence._errors import LeaseLostError, LossReason, RedfenceError
 from redfence._messages.requests import AcquireOrder
@@ -26,14 +27,17 @@ class AsyncLease:
         lost: an event that is set when the lease is lost.
     """
 
-    __slots__ = ("_core", "_session", "lost", "resource", "token")
+    __slots__ = ("__weakref__", "_callbacks", "_core", "_session", "lost", "resource", "token")
 
-    def __init__(self, core: LeaseCore, session: AsyncSession) -> None:
+    def __init__(self, core: LeaseCore, session: AsyncSession, callbacks: Callbacks[AsyncLease]) -> None:
         self._core = core
         self._session = session
+        self._callbacks = callbacks
         self.resource = core.resource
         self.token = core.token
         self.lost = AsyncLossEvent(core, session)
+        if callbacks:
+            LeaseWatch(core, self._call_back, call_soon).start()
 
     def __del__(self) -> None:
         """Release a lease that the program dropped, and warn; it would be renewed until the client closes."""
@@ -67,6 +71,9 @@ class AsyncLease:
         """
         if error := self._lost_error():
             raise error
+
+    def _call_back(self, state: LeaseState) -> None:
+        self._callbacks.call(self, state)
 
     def _lost_error(self) -> LeaseLostError | None:
         if self._session.owner.is_parent:
@@ -102,11 +109,21 @@ class AsyncLock:
     at once.
     """
 
-    __slots__ = ("__weakref__", "_body", "_cancelling", "_interrupted", "_lease", "_order", "_session")
+    __slots__ = (
+        "__weakref__",
+        "_body",
+        "_callbacks",
+        "_cancelling",
+        "_interrupted",
+        "_lease",
+        "_order",
+        "_session",
+    )
 
-    def __init__(self, order: AcquireOrder, session: AsyncSession) -> None:
+    def __init__(self, order: AcquireOrder, session: AsyncSession, callbacks: Callbacks[AsyncLease]) -> None:
         self._order = order
         self._session = session
+        self._callbacks = callbacks
         self._lease: AsyncLease | None = None
         self._body: asyncio.Task[object] | None = None
         self._cancelling = 0
@@ -131,7 +148,7 @@ class AsyncLock:
         except BaseException:
             self._body = None
             raise
-        lease = self._lease = AsyncLease(core, self._session)
+        lease = self._lease = AsyncLease(core, self._session, self._callbacks)
         self._interrupted = False
         self._cancelling = body.cancelling()
         # Only weakly, so that a lock that the program drops is released.

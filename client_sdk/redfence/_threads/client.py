@@ -10,6 +10,7 @@ import grpc
 
 from redfence._clock import Clock, SystemClock
 from redfence._config import ClientOptions, in_milliseconds
+from redfence._core.callbacks import Callback, Callbacks
 from redfence._core.endpoints import Endpoints
 from redfence._core.session import SessionCore
 from redfence._defaults import holder_label, required_server_addresses
@@ -99,6 +100,8 @@ class Client:
         wait: Seconds | None = None,
         holder: str | None = None,
         max_hold: Seconds | None = None,
+        on_at_risk: Callback[Lease] = None,
+        on_lost: Callback[Lease] = None,
     ) -> Lock:
         """Return a context manager that holds the lock for its body: acquires, renews and releases it.
 
@@ -106,7 +109,7 @@ class Client:
         arguments are those of `acquire`.
         """
         order = self._order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
-        return Lock(order, self._session)
+        return Lock(order, self._session, Callbacks(on_at_risk, on_lost))
 
     def acquire(
         self,
@@ -116,6 +119,8 @@ class Client:
         wait: Seconds | None = None,
         holder: str | None = None,
         max_hold: Seconds | None = None,
+        on_at_risk: Callback[Lease] = None,
+        on_lost: Callback[Lease] = None,
     ) -> Lease:
         """Acquire a lock; return a lease that the client renews until `release`. Prefer `lock`.
 
@@ -129,6 +134,10 @@ class Client:
                 arrival. 0 tries once and does not queue; None waits for ever.
             holder: a label that other clients see when they find the lock held; None uses the client's.
             max_hold: seconds after which the client stops renewing, so that a stuck holder loses the lease.
+            on_at_risk: is called with the lease each time it gets AT_RISK: a renewal failed or got no
+                answer in time, at the latest when a third of the ttl is left. Finish or stop the work.
+            on_lost: is called with the lease when it is LOST; `raise_if_lost` tells the reason. It may come
+                without a warning, e.g. if the process was paused. A release calls neither.
 
         Raises:
             LockHeldError: another client holds the lock, and `wait` is 0.
@@ -137,11 +146,17 @@ class Client:
             OverloadedError: too many acquires wait already at every reachable server.
             OutcomeUnknownError: no answer came in time; the client releases any grant in the background.
             LeaseLostError: the grant arrived after its validity had ended.
-            InvalidArgumentError: an argument is out of bounds.
+            InvalidArgumentError: an argument is out of bounds, or a callback is an async function.
             ClosedError: the client is closed.
+
+        Callbacks: a thread of their own runs the callbacks of this client one after another, so a slow one
+        delays the others but no renewal. Changes of a lease that come meanwhile are told as the latest
+        one. The client logs what they raise (`callback_failed`). In a forked child no callback runs;
+        there the lease is LOST at once.
         """
         order = self._order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
-        return self._session.acquire(order, partial(Lease, session=self._session))
+        callbacks = Callbacks(on_at_risk, on_lost)
+        return self._session.acquire(order, partial(Lease, session=self._session, callbacks=callbacks))
 
     def get_lock(self, resource: str) -> LockReport:
         """Return the holder of a resource and its queue. For humans: never decide a write by it.

@@ -8,6 +8,7 @@ import warnings
 from functools import partial
 from types import TracebackType
 
+from redfence._core.callbacks import Callbacks, LeaseWatch
 from redfence._core.lease import LeaseCore, LeaseState
 from redfence._errors import LeaseLostError, LossReason, RedfenceError
 from redfence._messages.requests import AcquireOrder
@@ -26,14 +27,17 @@ class Lease:
         lost: an event that is set when the lease is lost.
     """
 
-    __slots__ = ("_core", "_session", "lost", "resource", "token")
+    __slots__ = ("__weakref__", "_callbacks", "_core", "_session", "lost", "resource", "token")
 
-    def __init__(self, core: LeaseCore, session: SyncSession) -> None:
+    def __init__(self, core: LeaseCore, session: SyncSession, callbacks: Callbacks[Lease]) -> None:
         self._core = core
         self._session = session
+        self._callbacks = callbacks
         self.resource = core.resource
         self.token = core.token
         self.lost = LossEvent(core, session)
+        if callbacks:
+            session.watch(LeaseWatch(core, self._call_back, session.callbacks.put))
 
     def __del__(self) -> None:
         """Release a lease that the program dropped, and warn; it would be renewed until the client closes."""
@@ -68,6 +72,9 @@ class Lease:
         if error := self._lost_error():
             raise error
 
+    def _call_back(self, state: LeaseState) -> None:
+        self._callbacks.call(self, state)
+
     def _lost_error(self) -> LeaseLostError | None:
         if self._session.owner.is_parent:
             return LeaseLostError(resource=self.resource, token=self.token, reason=LossReason.FORKED)
@@ -97,11 +104,12 @@ class Lock:
     at once.
     """
 
-    __slots__ = ("_entered", "_lease", "_order", "_session")
+    __slots__ = ("_callbacks", "_entered", "_lease", "_order", "_session")
 
-    def __init__(self, order: AcquireOrder, session: SyncSession) -> None:
+    def __init__(self, order: AcquireOrder, session: SyncSession, callbacks: Callbacks[Lease]) -> None:
         self._order = order
         self._session = session
+        self._callbacks = callbacks
         self._entered = threading.Lock()
         self._lease: Lease | None = None
 
@@ -114,7 +122,9 @@ class Lock:
         if not self._entered.acquire(blocking=False):
             raise RuntimeError("this lock is already entered; create another one with client.lock()")
         try:
-            self._lease = self._session.acquire(self._order, partial(Lease, session=self._session))
+            self._lease = self._session.acquire(
+                self._order, partial(Lease, session=self._session, callbacks=self._callbacks)
+            )
         except BaseException:
             # Ctrl-C may come when the lease is already here.
             lease, self._lease = self._lease, None

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from redfence._clock import Clock
 from redfence._config import Timeouts
+from redfence._core.callbacks import LeaseWatch
 from redfence._core.calls import AcquireCall
 from redfence._core.endpoints import Endpoints
 from redfence._core.lease import LeaseCore
@@ -21,6 +22,7 @@ from redfence._core.session import SessionCore
 from redfence._errors import ClosedError, UnavailableError
 from redfence._messages.requests import AcquireOrder
 from redfence._threads.answer import Answer
+from redfence._threads.callbacks import CallbackRunner
 from redfence._threads.driver import Command, SessionDriver
 from redfence._transport.links import Method, SyncConnector
 
@@ -32,6 +34,7 @@ class SyncSession:
 
     Attributes:
         owner: the process that uses the client.
+        callbacks: runs the callbacks of its leases.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class SyncSession:
         self._timeouts = timeouts
         self._clock = clock
         self.owner = Owner()
+        self.callbacks = CallbackRunner()
         self._closed = False
 
     def __del__(self) -> None:
@@ -85,6 +89,10 @@ class SyncSession:
             # After an error of the session this does nothing.
             self._driver.run(give_up)
             raise
+
+    def watch(self, watch: LeaseWatch) -> None:
+        """Start a watch in the session's thread, which changes the leases."""
+        self._driver.run(lambda _core, _now_ms: watch.start())
 
     def release(self, lease: LeaseCore) -> bool:
         """Release a lease; return whether it was still held."""

@@ -34,6 +34,7 @@ def in_the_child():
     assert "the parent of this process holds it" in refusal(lambda: lock.__exit__(None, None, None))
     assert "used it and then forked it" in refusal(new_client_works)
     client.close()
+    assert not told
 
 def forked(run):
     child = os.fork()
@@ -45,13 +46,15 @@ def forked(run):
 
 _PARENT_CONNECTED = """
 with redfence.Client(address) as client:
-    lock = client.lock("held", ttl=5)
+    told = []
+    lock = client.lock("held", ttl=5, on_at_risk=told.append, on_lost=told.append)
     lease = lock.__enter__()
     for _ in range(5):
         {fork_and_check}
     time.sleep(3)
     lease.raise_if_lost()
     assert lease.release()
+assert not told
 print("done")
 """
 

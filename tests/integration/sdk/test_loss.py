@@ -41,10 +41,13 @@ async def test_a_holder_learns_the_loss_before_another_can_have_the_lock(
     # The end of the lease must not come before the renewal that tells that it was taken away.
     ttl = 4 * _TTL if fault == "taken away" else _TTL
     began_at_ms = told_at_ms = 0.0
+    warned: list[float] = []
+    lost_told: list[Any] = []
 
     async def hold() -> None:
         nonlocal began_at_ms, told_at_ms
-        async with client.lock("r", ttl=ttl) as lease:
+        warn = lambda lease: warned.append(lease.remaining() * 1_000)
+        async with client.lock("r", ttl=ttl, on_at_risk=warn, on_lost=lost_told.append) as lease:
             await asyncio.to_thread(_FAULTS[fault], fake)
             # Each renewal that succeeded was sent before.
             began_at_ms = now_ms()
@@ -62,6 +65,9 @@ async def test_a_holder_learns_the_loss_before_another_can_have_the_lock(
     assert told_at_ms - began_at_ms - late_ms < ttl * 1_000 + _LATE_MS
     expected = redfence.LossReason.NOT_HELD if fault == "taken away" else redfence.LossReason.EXPIRED
     assert lost.value.reason is expected
+    await eventually(lambda: len(lost_told) == 1)
+    if fault != "taken away":
+        assert warned[0] + late_ms > ttl * 1_000 / 3 - _LATE_MS
     fake.server.thaw()
 
 

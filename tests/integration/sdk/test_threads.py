@@ -168,6 +168,24 @@ def test_a_lease_cannot_be_copied_and_a_wait_may_be_over_already(fake: FakeLockS
             make(lease)
 
 
+@pytest.mark.parametrize("kind", ["asyncio", "threads"])
+async def test_a_lease_that_only_its_own_callback_refers_to_is_released(
+    fake: FakeLockServer, kind: str
+) -> None:
+    class Job:
+        def stop(self, _lease: object) -> None: ...
+
+    job = Job()
+    async with fake.async_client() as client:
+        if kind == "asyncio":
+            job.lease = await client.acquire("r", ttl=60, on_lost=job.stop)  # type: ignore[attr-defined]
+        else:
+            job.lease = fake.client().acquire("r", ttl=60, on_lost=job.stop)  # type: ignore[attr-defined]
+        del job
+        gc.collect()
+        await eventually(lambda: fake.token("r") is None)
+
+
 async def test_an_asyncio_lock_or_acquire_that_is_dropped_is_released(fake: FakeLockServer) -> None:
     async with fake.async_client() as client:
         lock = client.lock("lock", ttl=60)

@@ -34,7 +34,7 @@ def _plain(value: object) -> object:
         return "property"
     assert inspect.isfunction(value)
     return [
-        (each.name, each.kind, each.default, str(each.annotation).replace("Async", "Sync"))
+        (each.name, each.kind, each.default, str(each.annotation).replace("Async", ""))
         for each in inspect.signature(value).parameters.values()
         if each.name not in {"connector", "session"}
     ]

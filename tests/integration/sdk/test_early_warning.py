@@ -1,0 +1,192 @@
+"""A holder is told in time that its lease is at risk or lost, by callbacks or by an iteration."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import redfence
+from harness.load.threaded import Threaded
+from harness.time.eventually import eventually
+from redfence import LeaseState
+from redfence.testing import FakeLockServer, ManualClock
+
+# Long enough for each step of a test to be a fraction of it; only the clock of the test passes.
+_TTL = 30.0
+
+
+class Told:
+    """Records each callback, with the validity that was left."""
+
+    def __init__(self) -> None:
+        self.states: list[str] = []
+        self.remaining: list[float] = []
+
+    def on_at_risk(self, lease: Any) -> None:
+        self.states.append("AT_RISK")
+        self.remaining.append(lease.remaining())
+
+    def on_lost(self, lease: Any) -> None:
+        with pytest.raises(redfence.LeaseLostError) as lost:
+            lease.raise_if_lost()
+        self.states.append(lost.value.reason.name)
+
+    @property
+    def callbacks(self) -> dict[str, Callable[[Any], None]]:
+        return {"on_at_risk": self.on_at_risk, "on_lost": self.on_lost}
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeLockServer]:
+    """A server whose clock, and that of its clients, the test moves."""
+    with FakeLockServer(ManualClock()) as server:
+        yield server
+
+
+@pytest.fixture(params=["asyncio", "threads"])
+async def client(request: pytest.FixtureRequest, fake: FakeLockServer) -> AsyncIterator[Any]:
+    """A client of each colour in turn."""
+    made = fake.async_client() if request.param == "asyncio" else Threaded(fake.client())
+    yield made
+    await made.close()
+
+
+async def _pass(fake: FakeLockServer, client: Any, seconds: float) -> None:
+    """Move the clock, and let the client send and get what is then due."""
+    await asyncio.to_thread(fake.clock.advance, seconds)
+    await client.get_lock("other")
+
+
+async def _at_risk(fake: FakeLockServer, client: Any) -> None:
+    fake.lose_quorum()
+    await _pass(fake, client, _TTL / 3)
+
+
+async def test_each_risk_and_the_loss_are_told_once(fake: FakeLockServer, client: Any) -> None:
+    told = Told()
+    lease = await client.acquire("r", ttl=_TTL, **told.callbacks)
+    for count in (1, 2):
+        await _at_risk(fake, client)
+        await eventually(lambda count=count: told.states == ["AT_RISK"] * count)  # type: ignore[misc]
+        fake.regain_quorum()
+        await _pass(fake, client, _TTL / 10)
+        await eventually(lambda: lease.state is LeaseState.ACTIVE)
+    fake.take_away("r")
+    await _pass(fake, client, _TTL / 3)
+    await eventually(lambda: told.states == ["AT_RISK", "AT_RISK", "NOT_HELD"])
+
+
+async def test_a_server_that_says_nothing_leaves_a_third_of_the_ttl_to_stop(
+    fake: FakeLockServer, client: Any
+) -> None:
+    told = Told()
+    lease = await client.acquire("r", ttl=_TTL, **told.callbacks)
+    fake.freeze()
+    seconds = 0
+    while not lease.lost.is_set():
+        fake.clock.advance(1)
+        seconds += 1
+        await asyncio.sleep(0.005)
+    await eventually(lambda: told.states == ["AT_RISK", "EXPIRED"])
+    assert seconds == 30
+    assert told.remaining[0] > _TTL / 3
+    fake.thaw()
+
+
+async def test_a_loss_that_only_the_exit_notices_is_told(fake: FakeLockServer, client: Any) -> None:
+    """The program keeps no lease object here, and the clock's jump ends the body at once."""
+    told = Told()
+    with suppress(redfence.LeaseLostError, asyncio.CancelledError):
+        async with client.lock("r", ttl=_TTL, **told.callbacks):
+            fake.clock.advance(_TTL + 1)
+    gc.collect()  # the error refers to itself, and to the lease
+    await eventually(lambda: told.states == ["EXPIRED"])
+
+
+async def test_closing_the_client_is_a_loss_and_a_release_is_none(fake: FakeLockServer, client: Any) -> None:
+    released, closed = Told(), Told()
+    async with client.lock("released", ttl=_TTL, **released.callbacks):
+        pass
+    kept = await client.acquire("closed", ttl=_TTL, **closed.callbacks)
+    await client.close()
+    await eventually(lambda: closed.states == ["CLIENT_CLOSED"])
+    assert kept.lost.is_set()
+    assert not released.states
+
+
+async def test_what_a_callback_raises_is_logged_and_the_next_one_is_called(
+    fake: FakeLockServer, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_lease: object) -> None:
+        raise KeyError("mine")
+
+    told = Told()
+    lease = await client.acquire("r", ttl=_TTL, on_at_risk=fail, on_lost=told.on_lost)
+    await _at_risk(fake, client)
+    await eventually(lambda: "callback_failed" in caplog.text)
+    assert "KeyError: 'mine'" in caplog.text
+    assert lease._core.lease_id not in caplog.text
+    fake.regain_quorum()
+    await _pass(fake, client, _TTL / 10)
+    await eventually(lambda: lease.state is LeaseState.ACTIVE)
+    fake.take_away("r")
+    await _pass(fake, client, _TTL / 3)
+    await eventually(lambda: told.states == ["NOT_HELD"])
+
+
+async def test_a_callback_that_blocks_its_thread_stops_no_renewal(fake: FakeLockServer) -> None:
+    """What happens meanwhile is told afterwards, as the latest change."""
+    client = Threaded(fake.client())
+    told, go_on = Told(), threading.Event()
+
+    def block(lease: Any) -> None:
+        told.on_at_risk(lease)
+        assert go_on.wait(10)
+
+    lease = await client.acquire("r", ttl=_TTL, on_at_risk=block, on_lost=told.on_lost)
+    for _ in range(3):
+        await _at_risk(fake, client)
+        await eventually(lambda: lease.state is LeaseState.AT_RISK)
+        fake.regain_quorum()
+        await _pass(fake, client, _TTL / 10)
+        await eventually(lambda: lease.state is LeaseState.ACTIVE)
+    fake.take_away("r")
+    await _pass(fake, client, _TTL / 3)
+    await eventually(lease.lost.is_set)
+    assert told.states == ["AT_RISK"]
+    go_on.set()
+    await eventually(lambda: told.states == ["AT_RISK", "NOT_HELD"])
+    await eventually(lambda: "redfence-callbacks" not in {thread.name for thread in threading.enumerate()})
+
+
+async def test_a_callback_may_use_its_client(fake: FakeLockServer) -> None:
+    """It stops the work of a lease at risk by a release; the answer comes through the session."""
+    outcomes: list[bool] = []
+    client = Threaded(fake.client())
+
+    def stop(lease: redfence.Lease) -> None:
+        fake.regain_quorum()
+        outcomes.append(lease.release())
+
+    lease = await client.acquire("r", ttl=_TTL, on_at_risk=stop)
+    await _at_risk(fake, client)
+    await eventually(lambda: outcomes == [True])
+    assert lease.state is LeaseState.RELEASED
+
+
+@pytest.mark.parametrize("callback", ["on_at_risk", "on_lost"])
+async def test_a_callback_that_cannot_be_called_is_refused(client: Any, callback: str) -> None:
+    async def wrong(_lease: object) -> None: ...
+
+    for each in (wrong, "stop"):
+        with pytest.raises(
+            redfence.InvalidArgumentError, match=f"^{callback} must be a plain function"
+        ) as error:
+            await client.acquire("r", ttl=_TTL, **{callback: each})
+        assert error.value.field == callback

@@ -7,11 +7,13 @@ import itertools
 import math
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import redfence
+from harness.load.threaded import Threaded
 from redfence._core.calls import ProbeCall
 from redfence._messages.requests import acquire_order, write_acquire
 from redfence._transport.links import AsyncLink
@@ -304,6 +306,98 @@ async def test_a_lock_of_asyncio_can_be_entered_again_but_not_twice_at_once(serv
                 await lock.__aenter__()
         async with lock as second:
             assert second.token > first.token
+
+
+def test_each_call_of_a_decorated_function_holds_a_lease_of_its_own(service: Any, name: str) -> None:
+    with service.make_client() as client:
+        lock: redfence.Lock = client.lock(name, ttl=10)
+        inside: list[int] = []
+
+        @lock
+        def double(number: int, *, times: int = 2) -> int:
+            """Multiply."""
+            report = client.get_lock(name)
+            inside.append(report.current.token)
+            return number * times
+
+        with ThreadPoolExecutor(3) as threads:
+            assert list(threads.map(double, range(3))) == [0, 2, 4]
+        assert double(5, times=3) == 15
+        assert len(set(inside)) == 4
+        assert (double.__name__, double.__doc__) == ("double", "Multiply.")
+        assert client.get_lock(name).current is None
+        with lock:
+            assert lock.locked()
+
+
+async def test_each_call_of_a_decorated_task_holds_a_lease_of_its_own(service: Any, name: str) -> None:
+    async with service.make_async_client() as client:
+        lock: redfence.AsyncLock = client.lock(name, ttl=10)
+        inside: list[int] = []
+
+        @lock
+        async def double(number: int, *, times: int = 2) -> int:
+            """Multiply."""
+            report = await client.get_lock(name)
+            inside.append(report.current.token)
+            return number * times
+
+        assert await asyncio.gather(*map(double, range(3))) == [0, 2, 4]
+        assert await double(5, times=3) == 15
+        assert len(set(inside)) == 4
+        assert (double.__name__, double.__doc__) == ("double", "Multiply.")
+        assert (await client.get_lock(name)).current is None
+        async with lock:
+            assert lock.locked()
+
+
+async def test_a_lock_and_a_lease_tell_whether_they_are_held(service: Any, name: str) -> None:
+    with service.make_client() as client:
+        lock = client.lock(name, ttl=10)
+        told = [lock.locked()]
+        with lock as lease:
+            told += [lock.locked(), lease.owned()]
+            lease.release()
+            told += [lock.locked(), lease.owned()]
+        assert told == [False, True, True, False, False]
+        with lock:
+            assert lock.locked()
+            assert not lease.owned()
+        assert not lock.locked()
+    async with service.make_async_client() as waking:
+        lock = waking.lock(name, ttl=10)
+        told = [lock.locked()]
+        async with lock as lease:
+            told += [lock.locked(), lease.owned()]
+        assert [*told, lock.locked(), lease.owned()] == [False, True, True, False, False]
+
+
+async def test_try_run_runs_only_if_the_lock_is_free(make_client: Callable[[], Any], name: str) -> None:
+    client, other = make_client(), make_client()
+    threads = isinstance(client, Threaded)
+    ran: list[Any] = []
+
+    async def task(number: int) -> None:
+        ran.append((number, (await client.get_lock(name)).current.holder))
+
+    def function(number: int) -> None:
+        ran.append((number, client.inner.get_lock(name).current.holder))
+
+    job = function if threads else task
+    async with other.lock(name, ttl=10):
+        assert await client.try_run(name, job, 1, ttl=10) is False
+    assert await client.try_run(name, job, 2, ttl=10, holder="me") is True
+    assert ran == [(2, "me")]
+
+    async def nested_task() -> None:
+        await client.acquire(name, ttl=10, wait=0)
+
+    def nested_function() -> None:
+        client.inner.acquire(name, ttl=10, wait=0)
+
+    with pytest.raises(redfence.LockHeldError):
+        await client.try_run(name, nested_function if threads else nested_task, ttl=10)
+    assert (await client.get_lock(name)).current is None
 
 
 async def test_a_closed_client_says_so(client: Any, name: str) -> None:

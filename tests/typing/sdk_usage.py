@@ -26,7 +26,18 @@ async def asynchronous() -> None:
             assert_type(lease.lost.is_set(), bool)
             assert_type(await lease.lost, bool)
             assert_type(await lease.lost.wait(), bool)
+            assert_type(lease.owned(), bool)
             lease.raise_if_lost()
+            async for state in lease.events():
+                assert_type(state, redfence.LeaseState)
+
+        @client.lock("orders/42", ttl=10, on_at_risk=lambda lease: lease.token, on_lost=print)
+        async def pay(order: int, *, currency: str) -> bytes:
+            return f"{order} {currency}".encode()
+
+        assert_type(await pay(42, currency="EUR"), bytes)
+        await pay("42", currency="EUR")  # type: ignore[arg-type]
+        assert_type(await client.try_run("r", asyncio.sleep, 1.0, ttl=10), bool)
         held = await client.acquire("r", ttl=timedelta(seconds=10), wait=0.5, max_hold=60)
         assert_type(await held.release(), bool)
         report = await client.get_lock("r")
@@ -48,6 +59,16 @@ def threads() -> None:
             assert_type(lease.state, redfence.LeaseState)
             assert_type(lease.lost.wait(timeout=1.0), bool)
         assert_type(client.acquire("r", ttl=10).release(), bool)
+        lock = client.lock("orders/42", ttl=10, on_lost=lambda lease: lease.token)
+        assert_type(lock.locked(), bool)
+
+        @lock
+        def pay(order: int, *, currency: str) -> bytes:
+            return f"{order} {currency}".encode()
+
+        assert_type(pay(42, currency="EUR"), bytes)
+        pay("42", currency="EUR")  # type: ignore[arg-type]
+        assert_type(client.try_run("r", pow, 2, 3, ttl=10), bool)
 
 
 def errors() -> None:
@@ -102,4 +123,7 @@ def wrong() -> None:
     client.acquire("r")  # type: ignore[call-arg]
     client.acquire("r", ttl="10")  # type: ignore[arg-type]
     client.acquire("r", 10)  # type: ignore[call-arg]
+    client.acquire("r", ttl=10, on_lost=lambda: None)  # type: ignore[misc, arg-type]
+    client.try_run("r", len, 7, ttl=10)  # type: ignore[arg-type]
+    redfence.AsyncClient("a:1").lock("r", ttl=10)(len)  # type: ignore[arg-type]
     asyncio.run(client.acquire("r", ttl=1))  # type: ignore[arg-type]

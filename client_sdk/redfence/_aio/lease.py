@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import warnings
 import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine
 from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
 
 from redfence._aio.session import AsyncSession
 from redfence._aio.watch import AsyncLossEvent, call_soon
 from redfence._core.callbacks import Callbacks, LeaseWatch
+from redfence._core.functions import check_function
 from redfence._core.lease import LeaseCore, LeaseState
 from redfence._errors import LeaseLostError, LossReason, RedfenceError
 from redfence._messages.requests import AcquireOrder
 
 _log = logging.getLogger("redfence")
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class AsyncLease:
@@ -63,6 +70,10 @@ class AsyncLease:
         """Return the seconds of validity that are left; 0 once the lease has ended."""
         return 0.0 if self.lost.is_set() else self._core.remaining_ms(self._session.now_ms()) / 1000
 
+    def owned(self) -> bool:
+        """Return whether the lease is neither lost nor released. Asks the clock, no server."""
+        return self._lost_error() is None
+
     def raise_if_lost(self) -> None:
         """Raise if the lease no longer protects the work.
 
@@ -71,6 +82,19 @@ class AsyncLease:
         """
         if error := self._lost_error():
             raise error
+
+    def events(self) -> AsyncIterator[LeaseState]:
+        """Yield each change of the state, and end after LOST or RELEASED. Any number of tasks may iterate.
+
+            async for state in lease.events():
+                if state is LeaseState.AT_RISK: ...
+
+        If the lease is not ACTIVE when the iteration begins, it yields that state first. A slow reader gets
+        only the latest state. The iteration does not keep the lease: a lease that is dropped is released.
+
+        Cancellation: has no side effect.
+        """
+        return self.lost._changes()  # noqa: SLF001  (the two classes share their private parts)
 
     def _call_back(self, state: LeaseState) -> None:
         self._callbacks.call(self, state)
@@ -106,7 +130,7 @@ class AsyncLock:
     `AsyncExitStack` of a framework), that task must watch `lease.lost` itself; a warning is logged.
 
     After the body has ended it can be entered again, which acquires a new lease. It cannot be entered twice
-    at once.
+    at once, but it decorates async functions: each call then acquires a lease of its own, also concurrently.
     """
 
     __slots__ = (
@@ -204,6 +228,28 @@ class AsyncLock:
             await self._release_and_log(core)
         if lost is not None and (exc is None or cancelled_here):
             raise lost from exc
+
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+        """Return the async function with the lock around each call; `current_lease()` is the call's lease.
+
+        A call raises what `async with` raises, LeaseLostError too; then its result is lost.
+
+        Raises:
+            TypeError: it is not an async function, or it is a generator.
+        """
+        check_function(function, is_async=True)
+
+        @functools.wraps(function)
+        async def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+            async with AsyncLock(self._order, self._session, self._callbacks):
+                return await function(*args, **kwargs)
+
+        return locked
+
+    def locked(self) -> bool:
+        """Return whether this object is entered and its lease still held. Asks the clock, no server."""
+        lease = self._lease
+        return lease is not None and lease.owned()
 
     async def _release_and_log(self, core: LeaseCore) -> None:
         try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVarTuple
 
 import grpc
 
@@ -12,8 +14,10 @@ from redfence._clock import Clock, SystemClock
 from redfence._config import ClientOptions, in_milliseconds
 from redfence._core.callbacks import Callback, Callbacks
 from redfence._core.endpoints import Endpoints
+from redfence._core.functions import check_function
 from redfence._core.session import SessionCore
 from redfence._defaults import holder_label, required_server_addresses
+from redfence._errors import LockHeldError
 from redfence._messages import reports, requests
 from redfence._messages.reports import ClusterReport, LockReport, TokenReport
 from redfence._messages.requests import AcquireOrder, HasToken
@@ -26,6 +30,8 @@ from redfence._transport.grpc_sync_link import GrpcSyncConnector
 from redfence._transport.links import SyncConnector
 from redfence._transport.reach import check_address
 from redfence_proto.v1 import lock_pb2
+
+Ts = TypeVarTuple("Ts")
 
 
 class Client:
@@ -157,6 +163,37 @@ class Client:
         order = self._order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
         callbacks = Callbacks(on_at_risk, on_lost)
         return self._session.acquire(order, partial(Lease, session=self._session, callbacks=callbacks))
+
+    def try_run(
+        self,
+        resource: str,
+        function: Callable[[*Ts], object],
+        *args: *Ts,
+        ttl: Seconds,
+        holder: str | None = None,
+        max_hold: Seconds | None = None,
+    ) -> bool:
+        """Call a function if the lock is free now; return whether it ran. For cron jobs on many hosts.
+
+            client.try_run("nightly-report", write_report, ttl=60)
+
+        It returns False if another client holds the lock. All other errors pass: those of `acquire`, those
+        of the function (LockHeldError too), and LeaseLostError at its end. It drops the function's result:
+        a None could mean both. `current_lease()` is the lease. A host that comes after the end of a run
+        finds the lock free, and runs the function again.
+
+        Raises:
+            TypeError: it is an async function, or it is a generator.
+            RedfenceError: as `acquire`, except LockHeldError.
+        """
+        check_function(function, is_async=False)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self.lock(resource, ttl=ttl, wait=0, holder=holder, max_hold=max_hold))
+            except LockHeldError:
+                return False
+            function(*args)
+        return True
 
     def get_lock(self, resource: str) -> LockReport:
         """Return the holder of a resource and its queue. For humans: never decide a write by it.

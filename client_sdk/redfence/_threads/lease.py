@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import warnings
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
+from typing import ParamSpec, TypeVar
 
 from redfence._core.callbacks import Callbacks, LeaseWatch
+from redfence._core.functions import check_function
 from redfence._core.lease import LeaseCore, LeaseState
 from redfence._errors import LeaseLostError, LossReason, RedfenceError
 from redfence._messages.requests import AcquireOrder
@@ -16,6 +20,9 @@ from redfence._threads.session import SyncSession
 from redfence._threads.watch import LossEvent
 
 _log = logging.getLogger("redfence")
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Lease:
@@ -63,6 +70,10 @@ class Lease:
         """Return the seconds of validity that are left; 0 once the lease has ended."""
         return 0.0 if self.lost.is_set() else self._core.remaining_ms(self._session.now_ms()) / 1000
 
+    def owned(self) -> bool:
+        """Return whether the lease is neither lost nor released. Asks the clock, no server."""
+        return self._lost_error() is None
+
     def raise_if_lost(self) -> None:
         """Raise if the lease no longer protects the work.
 
@@ -101,7 +112,7 @@ class Lock:
     """Holds a lock for the body of a `with`; made by `Client.lock`.
 
     After the body has ended it can be entered again, which acquires a new lease. It cannot be entered twice
-    at once.
+    at once, but it decorates functions: each call then acquires a lease of its own, also concurrently.
     """
 
     __slots__ = ("_callbacks", "_entered", "_lease", "_order", "_session")
@@ -156,6 +167,28 @@ class Lock:
         self._session.release_soon(core)
         if exc is None:
             raise lost
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return the function with the lock around each call; `current_lease()` is the call's lease.
+
+        A call raises what `with` raises, LeaseLostError too; then its result is lost.
+
+        Raises:
+            TypeError: it is an async function or a generator, or not callable.
+        """
+        check_function(function, is_async=False)
+
+        @functools.wraps(function)
+        def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+            with Lock(self._order, self._session, self._callbacks):
+                return function(*args, **kwargs)
+
+        return locked
+
+    def locked(self) -> bool:
+        """Return whether this object is entered and its lease still held. Asks the clock, no server."""
+        lease = self._lease
+        return lease is not None and lease.owned()
 
     def _release_and_log(self, core: LeaseCore) -> None:
         try:

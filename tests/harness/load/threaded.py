@@ -18,7 +18,7 @@ class Threaded:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.inner, name)
-        if name in {"acquire", "release", "get_lock", "check_token", "cluster_status", "close"}:
+        if name in {"acquire", "release", "get_lock", "check_token", "cluster_status", "close", "try_run"}:
             return lambda *args, **more: self._in_thread(value, *args, **more)
         return Threaded(value) if name == "lost" else value
 

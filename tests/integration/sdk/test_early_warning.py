@@ -190,3 +190,54 @@ async def test_a_callback_that_cannot_be_called_is_refused(client: Any, callback
         ) as error:
             await client.acquire("r", ttl=_TTL, **{callback: each})
         assert error.value.field == callback
+
+
+async def test_an_iteration_yields_each_change_and_ends_with_the_lease(fake: FakeLockServer) -> None:
+    async with fake.async_client() as client:
+        lease = await client.acquire("r", ttl=_TTL)
+        seen: dict[str, list[LeaseState]] = {"quick": [], "slow": []}
+        go_on = asyncio.Event()
+
+        async def read(kind: str) -> None:
+            async for state in lease.events():
+                seen[kind].append(state)
+                if kind == "slow":
+                    await go_on.wait()
+
+        readers = [asyncio.create_task(read(kind)) for kind in seen]
+        await _at_risk(fake, client)
+        await eventually(lambda: seen["slow"] == [LeaseState.AT_RISK])
+        fake.regain_quorum()
+        await _pass(fake, client, _TTL / 10)
+        await eventually(lambda: lease.state is LeaseState.ACTIVE)
+        await _at_risk(fake, client)
+        await eventually(lambda: len(seen["quick"]) == 3)
+        fake.regain_quorum()
+        await lease.release()
+        go_on.set()
+        await asyncio.gather(*readers)
+        quick = [LeaseState.AT_RISK, LeaseState.ACTIVE, LeaseState.AT_RISK, LeaseState.RELEASED]
+        assert seen == {"quick": quick, "slow": [LeaseState.AT_RISK, LeaseState.RELEASED]}
+        assert [state async for state in lease.events()] == [LeaseState.RELEASED]
+        assert not lease._core.watchers
+
+
+async def test_an_iteration_that_begins_late_or_is_left_misses_nothing(fake: FakeLockServer) -> None:
+    """A lease at risk is told first, and a reader that was cancelled leaves nothing behind."""
+    async with fake.async_client() as client:
+        lease = await client.acquire("r", ttl=_TTL)
+
+        async def first() -> LeaseState:
+            return await anext(lease.events())
+
+        reader = asyncio.create_task(first())
+        await asyncio.sleep(0)
+        reader.cancel()
+        await asyncio.wait([reader])
+        assert not lease._core.watchers
+        await _at_risk(fake, client)
+        await eventually(lambda: lease.state is LeaseState.AT_RISK)
+        assert await first() is LeaseState.AT_RISK
+        fake.clock.advance(_TTL)
+        states = [state async for state in lease.events()]
+        assert states[-1] is LeaseState.LOST

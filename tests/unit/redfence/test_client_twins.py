@@ -15,8 +15,9 @@ _PAIRS = [
     (redfence.AsyncLossEvent, redfence.LossEvent),
 ]
 _SYNC_NAME = {"__aenter__": "__enter__", "__aexit__": "__exit__"}
-# An asyncio wait is bounded from outside, a thread's only by a parameter; awaiting has no synchronous word.
-_ALLOWED = {("AsyncLossEvent", "wait"), ("AsyncLossEvent", "__await__")}
+# An asyncio wait is bounded from outside, a thread's only by a parameter. Awaiting and async iteration have
+# no synchronous word.
+_ALLOWED = {("AsyncLossEvent", "wait"), ("AsyncLossEvent", "__await__"), ("AsyncLease", "events")}
 
 
 def _methods(kind: type) -> dict[str, object]:
@@ -36,7 +37,7 @@ def _plain(value: object) -> object:
     return [
         (each.name, each.kind, each.default, str(each.annotation).replace("Async", ""))
         for each in inspect.signature(value).parameters.values()
-        if each.name not in {"connector", "session"}
+        if each.name not in {"connector", "session", "function"}
     ]
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import re
 import socket
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -90,3 +92,55 @@ async def test_a_lock_that_another_task_uses_warns(caplog: pytest.LogCaptureFixt
             assert "body_not_cancelled resource='lost'" in caplog.text
             with pytest.raises(redfence.LeaseLostError):
                 await lost.__aexit__(None, None, None)
+
+
+class _AsyncCallable:
+    async def __call__(self) -> None: ...
+
+
+async def _task() -> None: ...
+
+
+async def _stream() -> AsyncIterator[int]:
+    yield 1
+
+
+def _function() -> None: ...
+
+
+def _generator() -> Iterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("use", ["decorate", "try_run"])
+@pytest.mark.parametrize(
+    ("kind", "function", "problem"),
+    [
+        ("threads", _task, "is an async function, which Client cannot await"),
+        ("threads", functools.partial(_task), "is an async function"),
+        ("threads", _AsyncCallable(), "is an async function"),
+        ("threads", _generator, "is a generator"),
+        ("threads", _stream, "is a generator"),
+        ("threads", 7, "is not callable"),
+        ("asyncio", _function, "is not an async function"),
+        ("asyncio", _generator, "is a generator"),
+        ("asyncio", _stream, "is a generator"),
+    ],
+)
+async def test_a_function_whose_body_would_run_outside_its_lock_is_refused(
+    kind: str, function: Any, problem: str, use: str
+) -> None:
+    with FakeLockServer() as fake:
+        async with fake.async_client() as waking:
+            client: Any = waking if kind == "asyncio" else fake.client()
+
+            async def attempt() -> None:
+                if use == "decorate":
+                    client.lock("r", ttl=10)(function)
+                elif kind == "asyncio":
+                    await client.try_run("r", function, ttl=10)
+                else:
+                    client.try_run("r", function, ttl=10)
+
+            with pytest.raises(TypeError, match=problem):
+                await attempt()

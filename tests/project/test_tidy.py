@@ -12,6 +12,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 ROOTS = {
     "redfence_server": REPOSITORY / "server/redfence_server",
     "redfence": REPOSITORY / "client_sdk/redfence",
+    "redfence_pytest": REPOSITORY / "client_sdk/redfence_pytest",
     "redfence_storage": REPOSITORY / "storage_demo/redfence_storage",
     "redfence_proto": REPOSITORY / "protos/redfence_proto",
 }
@@ -64,7 +65,8 @@ def _assert_none(defects: Iterator[str]) -> None:
 FORBIDDEN = {
     "redfence_proto": {"redfence", "redfence_server", "redfence_storage"},
     "redfence_server": {"redfence", "redfence_storage"},
-    "redfence": {"redfence_server", "redfence_storage"},
+    "redfence": {"redfence_server", "redfence_storage", "redfence_pytest"},
+    "redfence_pytest": {"redfence_server", "redfence_storage", "redfence_proto"},
     "redfence_storage": set(),
 }
 # What the storage may take from the server's package: how to serve gRPC, and how to log.

@@ -1,0 +1,61 @@
+"""The thread of the callbacks: it lives only while there is one to run, and leaves none behind."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+import pytest
+
+from redfence._threads.callbacks import CallbackRunner
+
+
+class _LateCall(SimpleQueue[Callable[[], None]]):
+    """Puts one call at the worst instant: the thread has found no call, and is not gone yet."""
+
+    def __init__(self, put: Callable[[], None]) -> None:
+        self._puts = [put]
+
+    def get_nowait(self) -> Callable[[], None]:
+        try:
+            return super().get_nowait()
+        except Empty:
+            if self._puts:
+                self._puts.pop()()
+            raise
+
+
+def test_a_call_that_meets_the_end_of_the_thread_runs_too() -> None:
+    runner, ran = CallbackRunner(), threading.Event()
+    runner._calls = _LateCall(lambda: runner.put(ran.set))
+    runner.put(lambda: None)
+    assert ran.wait(5)
+
+
+def test_calls_run_in_order_and_the_thread_ends_after_them() -> None:
+    runner, ran, go_on = CallbackRunner(), list[int](), threading.Event()
+    threads: SimpleQueue[threading.Thread] = SimpleQueue()
+
+    def first() -> None:
+        threads.put(threading.current_thread())
+        ran.append(go_on.wait(10))
+
+    runner.put(first)
+    for number in range(2, 100):
+        runner.put(lambda number=number: ran.append(number))  # type: ignore[misc]
+    assert not ran
+    go_on.set()
+    thread = threads.get(timeout=10)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert ran == [True, *range(2, 100)]
+
+
+def test_a_callback_that_wants_to_exit_is_told_that_it_cannot(caplog: pytest.LogCaptureFixture) -> None:
+    runner, ran = CallbackRunner(), threading.Event()
+    runner.put(sys.exit)
+    runner.put(ran.set)
+    assert ran.wait(10)
+    assert "callback_failed error='sys.exit() cannot end the program here" in caplog.text

@@ -8,12 +8,12 @@ READY  := $(VENV)/.ready
 TOOLS_VENV := .venv-tools
 TOOLS_BIN  := $(TOOLS_VENV)/bin
 PROTO_OUT  := protos/redfence_proto
-SOURCES := protos server client_sdk storage_demo tests bench
+SOURCES := protos server client_sdk storage_demo tests bench examples/run.py
 # Tests share nothing: one process for each core. One without work takes some from another.
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 
 .PHONY: help setup run demo test slow test-all unit model sim chaos fuzz soak check house fmt fix lint type proto \
-  proto-check proto-breaking bench clean
+  proto-check proto-breaking bench examples clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -108,5 +108,9 @@ proto-breaking: $(READY) ## does the contract break clients of the last release,
 bench: $(READY) ## measure; prints, never fails on a number
 	@$(BIN)/python -m bench $(ARGS)
 
+examples: $(READY) ## build and run the programs in other languages: make examples ARGS="go rust"
+	@$(BIN)/python examples/run.py $(ARGS)
+
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(TOOLS_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist chaos-reports
+	rm -rf $(VENV) $(TOOLS_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist chaos-reports \
+	  examples/*/build examples/go/gen examples/node/node_modules examples/*/target

@@ -373,7 +373,12 @@ def test_unit_tests_mock_nothing() -> None:
 # --- language -------------------------------------------------------------------------------------
 
 PAGES = sorted(
-    [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"), *(REPOSITORY / "tests").glob("*.md")]
+    [
+        *REPOSITORY.glob("*.md"),
+        *(REPOSITORY / "docs").rglob("*.md"),
+        *(REPOSITORY / "examples").glob("*.md"),
+        *(REPOSITORY / "tests").glob("*.md"),
+    ]
 )
 SOURCES = sorted(
     path

@@ -44,6 +44,11 @@ PROGRAMS = {
         build=[[str(BIN / "buf"), "generate"], ["go", "build", "-o", "build/redfence-example"]],
         run=["build/redfence-example"],
     ),
+    "node": Program(
+        tools={"node": "Node.js 20 or newer", "npm": "npm (it comes with Node.js)"},
+        build=[["npm", "ci", "--silent"]],
+        run=["node", "main.js"],
+    ),
 }
 
 

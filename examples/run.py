@@ -27,6 +27,7 @@ READY = re.compile(r"redfence ready: lock server on (\S+), storage on (\S+),")
 START_TIMEOUT_S = 30
 # A program takes about 10 s. One that hangs must fail.
 PROGRAM_TIMEOUT_S = 60
+MAVEN = ["mvn", "--quiet", "--batch-mode"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ PROGRAMS = {
         tools={"node": "Node.js 20 or newer", "npm": "npm (it comes with Node.js)"},
         build=[["npm", "ci", "--silent"]],
         run=["node", "main.js"],
+    ),
+    "java": Program(
+        tools={"javac": "a JDK, 17 or newer", "mvn": "Maven 3.8.2 or newer"},
+        build=[[*MAVEN, "compile"]],
+        run=[*MAVEN, "exec:java"],
     ),
 }
 

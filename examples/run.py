@@ -55,6 +55,11 @@ PROGRAMS = {
         build=[[*MAVEN, "compile"]],
         run=[*MAVEN, "exec:java"],
     ),
+    "rust": Program(
+        tools={"cargo": "Rust 1.89 or newer"},
+        build=[["cargo", "build", "--quiet", "--locked"]],
+        run=["target/debug/redfence-example"],
+    ),
 }
 
 

@@ -16,6 +16,7 @@ from redfence._aio.client import AsyncClient
 from redfence._aio.lease import AsyncLease, AsyncLock
 from redfence._aio.watch import AsyncLossEvent
 from redfence._config import ClientOptions
+from redfence._context import current_lease
 from redfence._core.lease import LeaseState
 from redfence._errors import (
     AccessDeniedError,
@@ -89,6 +90,7 @@ __all__ = [
     "StaleTokenError",
     "TokenReport",
     "UnavailableError",
+    "current_lease",
     "from_rpc_error",
 ]
 

@@ -90,6 +90,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"_config", "_messages"},
         {"_core", "_transport"},
         {"_aio", "_fake", "_threads"},
+        {"_context"},
         {"__init__", "testing"},
         {"_cli"},
         {"__main__"},

@@ -28,6 +28,7 @@ async def asynchronous() -> None:
             assert_type(await lease.lost.wait(), bool)
             assert_type(lease.owned(), bool)
             lease.raise_if_lost()
+            assert_type(redfence.current_lease(), redfence.AsyncLease | redfence.Lease | None)
             async for state in lease.events():
                 assert_type(state, redfence.LeaseState)
 

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from redfence._aio.session import AsyncSession
 from redfence._aio.watch import AsyncLossEvent, call_soon
+from redfence._core import lease_stack
 from redfence._core.callbacks import Callbacks, LeaseWatch
 from redfence._core.functions import check_function
 from redfence._core.lease import LeaseCore, LeaseState
@@ -186,6 +187,7 @@ class AsyncLock:
         if core.state is LeaseState.LOST:
             # The lease was lost between the grant and this line, so cancel the body at its first await.
             self._changed()
+        lease_stack.push(lease)
         return lease
 
     async def __aexit__(
@@ -203,6 +205,7 @@ class AsyncLock:
         assert body is not None, "the lock was left but never entered"
         core = lease._core  # noqa: SLF001  (the two classes share their private parts)
         self._lease = self._body = None
+        lease_stack.remove(lease)
         is_inside = asyncio.current_task() is body
         if not is_inside:
             _log.warning(

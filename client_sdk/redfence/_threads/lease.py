@@ -11,6 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
+from redfence._core import lease_stack
 from redfence._core.callbacks import Callbacks, LeaseWatch
 from redfence._core.functions import check_function
 from redfence._core.lease import LeaseCore, LeaseState
@@ -136,10 +137,12 @@ class Lock:
             self._lease = self._session.acquire(
                 self._order, partial(Lease, session=self._session, callbacks=self._callbacks)
             )
+            lease_stack.push(self._lease)
         except BaseException:
             # Ctrl-C may come when the lease is already here.
             lease, self._lease = self._lease, None
             self._entered.release()
+            lease_stack.remove(lease)
             if lease is not None:
                 self._session.release_soon(lease._core)  # noqa: SLF001  (they share their private parts)
             raise
@@ -156,6 +159,7 @@ class Lock:
         lease, self._lease = self._lease, None
         assert lease is not None, "the lock was left but never entered"
         self._entered.release()
+        lease_stack.remove(lease)
         core = lease._core  # noqa: SLF001  (the two classes share their private parts)
         if core.state is LeaseState.RELEASED:
             return

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from harness.processes.commands import CommandProcesses
 from harness.processes.fixture_types import FlushedNodes, FreshNodes, StartProxy
+from harness.processes.postgres import NoPostgresError, PostgresServer
 from harness.processes.redis_nodes import ENGINES, NodeSet, RedisNode, engine_binary
 from harness.processes.scratch import memory_folder
 from harness.processes.tcp_proxy import TcpProxy
@@ -27,6 +28,7 @@ from redfence_server.embedded.process import AppendFsync
 REQUIRE_REDIS = "REDFENCE_REQUIRE_REDIS"
 REQUIRE_CC = "REDFENCE_REQUIRE_CC"
 REQUIRE_OPENSSL = "REDFENCE_REQUIRE_OPENSSL"
+REQUIRE_POSTGRES = "REDFENCE_REQUIRE_POSTGRES"
 
 UNMARKED_TEST_S_MAX = 1.0
 """For a test that `make test` runs, without the time by which a busy machine slowed it."""
@@ -167,6 +169,17 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
         return make_certificate(tmp_path_factory.mktemp("certificate"))
     except NoOpensslError as error:
         _missing(str(error), required_by=REQUIRE_OPENSSL)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server; each test makes a database of its own in it."""
+    try:
+        server = PostgresServer()
+    except NoPostgresError as error:
+        _missing(str(error), required_by=REQUIRE_POSTGRES)
+    with server:
+        yield server
 
 
 @pytest.fixture

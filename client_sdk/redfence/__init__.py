@@ -36,6 +36,7 @@ from redfence._errors import (
     UnavailableError,
     from_rpc_error,
 )
+from redfence._messages.fencing_tokens import FencingToken
 from redfence._messages.reports import (
     ClusterReport,
     Durability,
@@ -66,6 +67,7 @@ __all__ = [
     "ClosedError",
     "ClusterReport",
     "Durability",
+    "FencingToken",
     "Hold",
     "InvalidArgumentError",
     "Lease",

@@ -14,13 +14,13 @@ from redfence import _errors
 
 
 def test_public_names_are_sorted_exist_and_are_all_there_is() -> None:
-    """Everything else is private, modules too, but for the fake that users test with."""
+    """Everything else is private, modules too, but for those that users import by name."""
     assert list(redfence.__all__) == sorted(set(redfence.__all__))
     for name in redfence.__all__:
         assert not name.startswith("_")
         assert hasattr(redfence, name)
     public = {name for name in vars(redfence) if not name.startswith("_")}
-    assert public - set(redfence.__all__) <= {"testing", "annotations"}
+    assert public - set(redfence.__all__) <= {"annotations", "fence", "testing"}
 
 
 def test_every_error_that_the_sdk_raises_is_public() -> None:
@@ -57,8 +57,13 @@ def test_the_sdk_alone_needs_none_of_the_servers_libraries() -> None:
         "hiredis",
         "structlog",
         "pydantic",
+        "sqlalchemy",
+        "psycopg",
+        "sqlite3",
     )
-    assert not _imported_with(["redfence", "redfence.testing"], unwanted)
+    modules = ["redfence", "redfence.testing", "redfence.fence"]
+    assert not _imported_with(modules, unwanted)
+    assert not _imported_with(["redfence"], ["redfence.fence"])
 
 
 # What stands on the caller's side of the storage.

@@ -20,7 +20,7 @@ def test_public_names_are_sorted_exist_and_are_all_there_is() -> None:
         assert not name.startswith("_")
         assert hasattr(redfence, name)
     public = {name for name in vars(redfence) if not name.startswith("_")}
-    assert public - set(redfence.__all__) <= {"annotations", "fence", "testing"}
+    assert public - set(redfence.__all__) <= {"annotations", "fence", "propagation", "testing"}
 
 
 def test_every_error_that_the_sdk_raises_is_public() -> None:
@@ -61,9 +61,9 @@ def test_the_sdk_alone_needs_none_of_the_servers_libraries() -> None:
         "psycopg",
         "sqlite3",
     )
-    modules = ["redfence", "redfence.testing", "redfence.fence"]
+    modules = ["redfence", "redfence.testing", "redfence.fence", "redfence.propagation"]
     assert not _imported_with(modules, unwanted)
-    assert not _imported_with(["redfence"], ["redfence.fence"])
+    assert not _imported_with(["redfence"], ["redfence.fence", "redfence.propagation"])
 
 
 # What stands on the caller's side of the storage.

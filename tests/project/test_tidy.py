@@ -91,7 +91,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"_core", "_transport"},
         {"_aio", "_fake", "_threads"},
         {"_context", "_sql"},
-        {"__init__", "fence", "testing"},
+        {"__init__", "fence", "propagation", "testing"},
         {"_cli"},
         {"__main__"},
     ),

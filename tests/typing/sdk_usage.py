@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from datetime import timedelta
 from typing import assert_type
 
 import grpc
 
 import redfence
+from redfence import fence, propagation
 from redfence.testing import FakeLockServer, ManualClock
 from redfence_storage.client import AsyncStorageClient, StorageClient
 from redfence_storage.client_messages import PutResult
@@ -108,6 +110,21 @@ async def storage() -> None:
         await storage.put("orders/42", "total", b"17", token=lease)  # type: ignore[call-arg]
     with redfence.Client("a:1") as blocking, StorageClient("a:2") as blocking_storage:
         blocking_storage.fence("orders/42", token=blocking.acquire("orders/42", ttl=10))
+
+
+async def fencing(connection: sqlite3.Connection) -> None:
+    """A token goes with a call, and into the caller's own database."""
+    headers = propagation.to_headers(redfence.current_lease("orders/42"))
+    assert_type(headers, dict[str, str])
+    assert_type(propagation.to_metadata(redfence.FencingToken("orders/42", 1)), tuple[tuple[str, str], ...])
+    token = propagation.from_headers(headers)
+    assert_type(token, redfence.FencingToken | None)
+    assert_type(propagation.from_metadata([("redfence-token", b"1")]), redfence.FencingToken | None)
+    fence.check(connection, token, resource="orders/42")
+    fence.check(connection.cursor(), 1, resource="orders/42", table="app.fences", paramstyle="qmark")
+    await fence.check_async(connection, redfence.current_lease())
+    assert_type(fence.create_table_sql(), str)
+    fence.check(connection, "1", resource="orders/42")  # type: ignore[arg-type]
 
 
 def testing() -> None:

@@ -129,7 +129,7 @@ def sqlite_accesses(path: Path) -> dict[str, Access]:
     return {
         "sqlite3 autocommit": Access(
             lambda: _sqlite_connection(path, "", **mode),
-            lambda: _sqlite_connection(path, None, **dict.fromkeys(mode, True)),
+            lambda: _sqlite_connection(path, "" if mode else None, **dict.fromkeys(mode, True)),
         ),
         "sqlite3 connection": Access(
             lambda: _sqlite_connection(path, ""), lambda: _sqlite_connection(path, None)

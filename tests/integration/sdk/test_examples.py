@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import re
+import sqlite3
 import textwrap
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +20,7 @@ import redfence.testing
 import redfence_storage.client
 from harness.doubles.grpc_fake import GrpcFake
 from harness.processes.storage_server import serving
+from redfence import fence, propagation
 from redfence_storage.client import AsyncStorageClient, StorageClient
 from redfence_storage.client_messages import GetResult
 from redfence_storage.group_commit import GroupCommit
@@ -72,3 +76,28 @@ async def test_the_fakes_example_passes_as_the_test_that_it_is() -> None:
     names = {"FakeLockServer": redfence.testing.FakeLockServer, "redfence": redfence, "pytest": pytest}
     await _run(_example(redfence.testing.__doc__), names)
     await asyncio.to_thread(cast(Callable[[], None], names["test_billing"]))
+
+
+def test_the_page_on_fences_shows_what_works() -> None:
+    """Its blocks run in order, word for word; a holder that was paused is refused by the first of them."""
+    page = (Path(__file__).parents[3] / "docs/fence.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (recipe,) = re.findall(r"^```sql\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    with redfence.testing.FakeLockServer() as fake, closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute(fence.create_table_sql())
+        connection.execute("CREATE TABLE orders AS SELECT 42 AS id, 'new' AS state")
+        connection.execute("CREATE TABLE fences AS SELECT 'orders/42' AS resource, 2 AS highest_token")
+        names: dict[str, Any] = {"connection": connection, "redfence": redfence}
+        names |= {"fence": fence, "propagation": propagation}
+        with fake.client().lock("orders/42", ttl=60):
+            states = []
+            for block in blocks:
+                exec(block, names)
+                states += connection.execute("SELECT state FROM orders").fetchone()
+            assert states == ["paid", "paid", "shipped"]
+            fence.check(connection, 2, resource="orders/42")
+            with pytest.raises(redfence.StaleTokenError):
+                exec(blocks[0], names)
+        for token, changed in ((1, 0), (2, 1), (3, 1)):
+            given = {"resource": "orders/42", "token": token}
+            assert connection.execute(recipe, given).rowcount == changed

@@ -59,5 +59,20 @@ def expected_token(token: HasFencingToken | int | None, resource: str | None) ->
     return FencingToken(token.resource, token.token)
 
 
+def token_to_check(lease: HasFencingToken | str, token: int | None) -> FencingToken:
+    """Return the token of a lease, or `token` for a resource's name.
+
+    Raises:
+        InvalidArgumentError: the name or the token is invalid, or a lease comes with a token.
+    """
+    if isinstance(lease, str):
+        if token is None:
+            raise _invalid("token", f"is missing; pass it after the name {lease!r}, or pass a lease")
+        return FencingToken(lease, token)
+    if token is not None:
+        raise _invalid("token", "must be left out, because the lease has its own")
+    return expected_token(lease, None)
+
+
 def _invalid(name: str, problem: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"{name} {problem}", metadata={"field": name})

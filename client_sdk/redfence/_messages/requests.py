@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -13,18 +12,6 @@ from redfence._errors import InvalidArgumentError
 from redfence._seconds import Seconds, milliseconds
 from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2
-
-
-class HasToken(Protocol):
-    """A resource and a fencing token of it; every lease is one."""
-
-    @property
-    def resource(self) -> str:
-        """The name of the resource."""
-
-    @property
-    def token(self) -> int:
-        """The fencing token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +79,12 @@ def _check_text(name: str, text: str, problem_of: Callable[[str], str | None]) -
         raise _invalid(name, problem)
 
 
-def check_token_request(lease: HasToken | str, token: int | None) -> lock_pb2.CheckTokenRequest:
-    """Return the request for a lease, or for the name of a resource and a token.
-
-    Raises:
-        InvalidArgumentError: the name or the token is invalid, or a lease comes with a token.
-    """
-    if isinstance(lease, str):
-        resource = lease
-    elif token is None:
-        resource, token = lease.resource, lease.token
-    else:
-        raise _invalid("token", "must be left out, because the lease has its own")
-    check_resource(resource)
+def check_token(token: int) -> None:
+    """Raise InvalidArgumentError for an invalid fencing token."""
     if type(token) is not int:
         raise _invalid("token", f"must be an int, not {type(token).__name__}")
     if problem := bounds.fencing_token_problem(token):
         raise _invalid("token", problem)
-    return lock_pb2.CheckTokenRequest(resource=resource, fencing_token=token)
 
 
 def _invalid(name: str, problem: str) -> InvalidArgumentError:

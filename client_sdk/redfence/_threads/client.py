@@ -19,8 +19,9 @@ from redfence._core.session import SessionCore
 from redfence._defaults import holder_label, required_server_addresses
 from redfence._errors import LockHeldError
 from redfence._messages import reports, requests
+from redfence._messages.fencing_tokens import HasFencingToken, token_to_check
 from redfence._messages.reports import ClusterReport, LockReport, TokenReport
-from redfence._messages.requests import AcquireOrder, HasToken
+from redfence._messages.requests import AcquireOrder
 from redfence._randomness import Randomness, SystemRandomness
 from redfence._seconds import Seconds
 from redfence._threads.lease import Lease, Lock
@@ -207,7 +208,7 @@ class Client:
         request = lock_pb2.GetLockRequest(resource=resource, lease_id=lease_id)
         return reports.read_lock(self._session.call("GetLock", request))
 
-    def check_token(self, lease: HasToken | str, token: int | None = None) -> TokenReport:
+    def check_token(self, lease: HasFencingToken | str, token: int | None = None) -> TokenReport:
         """Return whether a fencing token belongs to the present lease. For storage that cannot keep a token.
 
         Args:
@@ -218,7 +219,8 @@ class Client:
             UnavailableError: no server was reachable, or the nodes that answered cannot decide.
             InvalidArgumentError: the resource name or the fencing token is invalid.
         """
-        request = requests.check_token_request(lease, token)
+        checked = token_to_check(lease, token)
+        request = lock_pb2.CheckTokenRequest(resource=checked.resource, fencing_token=checked.token)
         return reports.read_token(self._session.call("CheckToken", request))
 
     def cluster_status(self) -> ClusterReport:

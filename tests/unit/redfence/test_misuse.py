@@ -65,6 +65,18 @@ def test_a_client_without_addresses_reads_the_environment(kind: Any, monkeypatch
     kind()
 
 
+def test_check_token_takes_a_lease_or_a_name_with_a_token() -> None:
+    with FakeLockServer() as fake, fake.client() as client, client.lock("r", ttl=60) as lease:
+        assert client.check_token(lease).live
+        assert client.check_token("r", lease.token).live
+        with pytest.raises(
+            redfence.InvalidArgumentError, match=r"^token is missing; pass it after the name 'r'"
+        ):
+            client.check_token("r")
+        with pytest.raises(redfence.InvalidArgumentError, match=r"^token must be left out"):
+            client.check_token(lease, 1)
+
+
 async def test_the_holder_of_a_lock_is_the_user_the_host_and_the_process_unless_set() -> None:
     with FakeLockServer() as fake, fake.client() as client:
         async with fake.async_client() as asynchronous, asynchronous.lock("r", ttl=60):

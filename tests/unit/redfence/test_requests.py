@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from redfence import ClientOptions, InvalidArgumentError
-from redfence._messages.requests import AcquireOrder, acquire_order, check_resource, check_token_request
+from redfence import ClientOptions, FencingToken, InvalidArgumentError
+from redfence._messages.requests import AcquireOrder, acquire_order, check_resource
 from redfence._seconds import milliseconds
 
 
@@ -59,7 +59,7 @@ _REFUSED: dict[str, tuple[Callable[[Any], object], list[Any]]] = {
     "ttl": (partial(milliseconds, "ttl"), _NO_LENGTHS),
     "resource": (check_resource, _NO_NAMES),
     "holder": (lambda holder: _order(holder=holder), ["x" * 257, "a\x00", "\ud800", 7, None]),
-    "token": (partial(check_token_request, "r"), [0, -1, 2**53, 1.0, "1", True, None]),
+    "token": (partial(FencingToken, "r"), [0, -1, 2**53, 1.0, "1", True, None]),
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import hiredis
@@ -76,9 +75,7 @@ class VoteWatch:
         self._tasks = [asyncio.create_task(self._watch(place)) for place in range(len(self._nodes))]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
         outcomes = await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import grpc
@@ -79,9 +78,7 @@ class LockLoad:
         self._tasks = [asyncio.create_task(self._work(number)) for number in range(self._callers)]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, *_: object) -> None:
         self._stopping = True
         if kind is not None:
             for task in self._tasks:

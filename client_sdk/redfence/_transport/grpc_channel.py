@@ -28,7 +28,10 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_retries", 0),
 )
 
-
+# Servers and proxies refuse more than 8 KiB at random, and all more than 16 KiB. HTTP/2 counts 32 bytes
+# beside each pair, and gRPC sends a few hundred bytes of its own.
+_METADATA_BYTES_MAX = 7 * 1024
+_PAIR_BYTES = 32
 _METADATA_KEY = re.compile(r"[0-9a-z_.-]+")
 
 
@@ -36,7 +39,8 @@ def check_metadata(metadata: Metadata) -> tuple[tuple[str, str | bytes], ...]:
     """Return the metadata as gRPC takes it.
 
     Raises:
-        InvalidArgumentError: an entry is no pair, its key is malformed, or its value has the wrong type.
+        InvalidArgumentError: an entry is no pair, its key is malformed, its value has the wrong type, or
+            all entries are too large together.
     """
     entries = tuple(metadata.items() if isinstance(metadata, Mapping) else metadata)
     for entry in entries:
@@ -51,4 +55,9 @@ def check_metadata(metadata: Metadata) -> tuple[tuple[str, str | bytes], ...]:
                 f"metadata value of {key!r} must be {'bytes' if is_binary else 'a string'}, "
                 f"not {type(value).__name__}; only keys that end with -bin take bytes"
             )
+    size = sum(len(key) + len(value) + _PAIR_BYTES for key, value in entries)
+    if size > _METADATA_BYTES_MAX:
+        raise InvalidArgumentError(
+            f"metadata has {size} bytes; at most {_METADATA_BYTES_MAX} are allowed, send less of it"
+        )
     return entries

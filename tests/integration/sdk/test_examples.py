@@ -78,11 +78,26 @@ async def test_the_fakes_example_passes_as_the_test_that_it_is() -> None:
     await asyncio.to_thread(cast(Callable[[], None], names["test_billing"]))
 
 
+def _blocks(page: str, language: str) -> list[str]:
+    """Return the blocks of one language of a page of docs/."""
+    text = (Path(__file__).parents[3] / "docs" / page).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+async def test_each_example_of_the_sdks_page_is_a_program_that_runs(
+    fake: GrpcFake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REDFENCE_SERVER", fake.address)
+    printed = ["I hold orders/42", "highest_token <= ", "page 2", "", "token ", "report", "LeaseState.LOST"]
+    for example, words in zip(_blocks("sdk.md", "python"), printed, strict=True):
+        await asyncio.to_thread(exec, compile(example, "docs/sdk.md", "exec"), {})
+        assert words in capsys.readouterr().out
+
+
 def test_the_page_on_fences_shows_what_works() -> None:
     """Its blocks run in order, word for word; a holder that was paused is refused by the first of them."""
-    page = (Path(__file__).parents[3] / "docs/fence.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    (recipe,) = re.findall(r"^```sql\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    blocks = _blocks("fence.md", "python")
+    (recipe,) = _blocks("fence.md", "sql")
     with redfence.testing.FakeLockServer() as fake, closing(sqlite3.connect(":memory:")) as connection:
         connection.execute(fence.create_table_sql())
         connection.execute("CREATE TABLE orders AS SELECT 42 AS id, 'new' AS state")

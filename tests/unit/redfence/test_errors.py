@@ -49,16 +49,6 @@ def test_every_exception_has_one_root() -> None:
     assert all(issubclass(kind, redfence.RedfenceError) for kind in errors)
 
 
-def test_the_public_names_are_sorted_and_there_is_nothing_else() -> None:
-    assert redfence.__all__ == sorted(redfence.__all__)
-    public = {name for name in vars(redfence) if not name.startswith("_")} - {
-        "fence",
-        "propagation",
-        "testing",
-    }
-    assert public == set(redfence.__all__)
-
-
 def _raised() -> list[redfence.RedfenceError]:
     held = redfence.LockHeldError(resource="r", holder="h", token=3, remaining=1.5)
     late = redfence.AcquireTimeoutError(wait=1.5, resource="r", position=2)

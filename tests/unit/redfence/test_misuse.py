@@ -24,6 +24,7 @@ from redfence.testing import FakeLockServer
         ({"authorization": b"x"}, "value of 'authorization' must be a string, not bytes"),
         ({"trace-bin": "x"}, "value of 'trace-bin' must be bytes, not str"),
         (["authorization"], "entry 'authorization' is not a pair"),
+        ({"authorization": "x" * 8000}, "metadata has 8045 bytes; at most 7168 are allowed"),
     ],
 )
 def test_malformed_metadata_is_refused_when_the_client_is_made(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import math
 import os
 import select
 import signal
@@ -53,12 +52,12 @@ _ARGUMENT_BY_FIELD = {"ttl": "--ttl", "wait": "--wait", "holder": "--holder", "r
 
 # The lease of a stopped command is nearly over, so do not wait longer for a server that does not answer.
 _CLOSE_TIMEOUT_S = 1.0
-# How long a caller with a short wait gives each server to accept a connection, and to answer. The first is
+# How long a caller gives each server to accept a connection, and to answer. The first is
 # enough for two round trips of 400 ms. In the second a server can tell that its nodes did not answer (twice
 # 500 ms), and the SDK finds out why an address is silent (500 ms after the first).
 _CONNECT_TIMEOUT_S = 0.8
 _SERVER_TIMEOUT_S = 1.5
-# How long any other caller waits for a reachable server.
+# How long a caller with a longer wait looks for a server that answers, if there are up to three.
 _RPC_TIMEOUT_S = 5.0
 # The pause between two tries while no quorum is reachable or the queue is full, unless the server
 # asks for a longer one. A person can wait this long, and such tries cost the server almost nothing.
@@ -118,15 +117,15 @@ def _hold_and_run(arguments: argparse.Namespace, command: list[str], plan: Plan)
 
 
 def client_options(*, wait_s: float | None, server_count: int) -> ClientOptions:
-    """Return timeouts that give up unreachable servers after the wait, or sooner by the SDK's defaults.
+    """Return timeouts that give up after the wait or 5 s, whichever is shorter, if no server answers.
 
-    Each server has the time for one try at least, so that a dead one does not hide the next.
+    Each server has the time for one try, so that silent ones do not hide the next.
     """
-    timeout_s = math.inf if wait_s is None else max(wait_s, _SERVER_TIMEOUT_S * server_count)
-    if timeout_s >= _RPC_TIMEOUT_S:
-        return ClientOptions(rpc_timeout=_RPC_TIMEOUT_S, close_timeout=_CLOSE_TIMEOUT_S)
+    wait_s = _RPC_TIMEOUT_S if wait_s is None else min(wait_s, _RPC_TIMEOUT_S)
     return ClientOptions(
-        rpc_timeout=timeout_s, connect_timeout=_CONNECT_TIMEOUT_S, close_timeout=_CLOSE_TIMEOUT_S
+        rpc_timeout=max(wait_s, _SERVER_TIMEOUT_S * server_count),
+        connect_timeout=_CONNECT_TIMEOUT_S,
+        close_timeout=_CLOSE_TIMEOUT_S,
     )
 
 

@@ -14,8 +14,8 @@ _EPILOG = """\
 Options may stand before and after NAME. The command begins at the first word after NAME that is not an option
 of redfence lock; all words after it belong to the command. Write -- before a command that begins with a dash.
 
-While no server can be reached, redfence tries again until DURATION of --wait is over, but for 5s at most. It
-gives each server at least 1.5s to answer, also with --nonblock.
+If no server answers, redfence gives up after DURATION of --wait, or after 5s if that is shorter. But it takes
+1.5s for each server, also with --nonblock.
 
 The command gets the lock's name in REDFENCE_RESOURCE and the fencing token in REDFENCE_TOKEN. It runs in
 its own process group, and inherits open files and ignored signals. When the command ends, redfence ends the

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from queue import SimpleQueue
 from typing import Any
 
-from redfence._errors import UnavailableError
+from redfence._errors import OutcomeUnknownError, UnavailableError
 from redfence._fake.server import Deliver, FakeServer, FakeSession
 from redfence._transport.links import Method
 from redfence_proto.v1 import lock_pb2
@@ -55,6 +55,19 @@ class FakeNetwork:
         self._sessions.pop(session, None)
         session.close()
 
+    def call(self, method: Method, request: Any) -> Any:
+        """Answer a unary call.
+
+        Raises:
+            OutcomeUnknownError: the server is frozen; no time passes.
+            UnavailableError: the server reaches no quorum, and the call needs one.
+        """
+        if self.server.frozen:
+            raise OutcomeUnknownError(f"no answer to {method}: the server is frozen")
+        if self.server.quorum_lost and method != "ClusterStatus":
+            raise UnavailableError("no quorum of nodes answered", error_reason="QUORUM_UNAVAILABLE")
+        return self.server.call(method, request)
+
     def _is_stopped(self, address: str) -> bool:
         return _EVERYWHERE in self._stopped or address in self._stopped
 
@@ -94,7 +107,7 @@ class FakeAsyncLink:
 
     async def call(self, method: Method, request: Any, /, *, timeout_ms: int) -> Any:  # noqa: ARG002
         """Answer a unary call at once."""
-        return self._network.server.call(method, request)
+        return self._network.call(method, request)
 
     def abort(self) -> None:
         """End the session."""
@@ -141,7 +154,7 @@ class FakeSyncLink:
 
     def call(self, method: Method, request: Any, /, *, timeout_ms: int) -> Any:  # noqa: ARG002
         """Answer a unary call at once."""
-        return self._network.server.call(method, request)
+        return self._network.call(method, request)
 
     def abort(self) -> None:
         """End the session."""

@@ -10,7 +10,7 @@ from grpc import aio
 
 from redfence._errors import RedfenceError, UnavailableError, from_rpc_error
 from redfence._transport.fork import check_fork, note_channel
-from redfence._transport.grpc_channel import CHANNEL_OPTIONS, Metadata, check_metadata
+from redfence._transport.grpc_channel import CHANNEL_OPTIONS, Metadata, call_error, check_metadata
 from redfence._transport.links import Method
 from redfence._transport.reach import unreachable
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
@@ -126,7 +126,7 @@ class GrpcAsyncLink:
         try:
             return await self._methods[method](request, timeout=timeout_ms / 1000, metadata=self._metadata)
         except aio.AioRpcError as exc:
-            raise _translated(exc) from exc
+            raise call_error(exc, method, timeout_ms=timeout_ms) from exc
         except asyncio.CancelledError as exc:
             if self._cancelled_by_us():
                 raise UnavailableError("the connection was closed during the call") from exc

@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from redfence._errors import InvalidArgumentError
+import grpc
+
+from redfence._errors import InvalidArgumentError, OutcomeUnknownError, RedfenceError, from_rpc_error
 from redfence_proto import bounds
 
 Metadata: TypeAlias = Mapping[str, str | bytes] | Sequence[tuple[str, str | bytes]]
@@ -61,3 +63,12 @@ def check_metadata(metadata: Metadata) -> tuple[tuple[str, str | bytes], ...]:
             f"metadata has {size} bytes; at most {_METADATA_BYTES_MAX} are allowed, send less of it"
         )
     return entries
+
+
+def call_error(error: grpc.RpcError, method: str, *, timeout_ms: int) -> RedfenceError:
+    """Return the exception for a unary call of the SDK that failed."""
+    failure = from_rpc_error(error)
+    if isinstance(failure, OutcomeUnknownError) and not failure.error_reason:
+        # gRPC's own text says "Stream removed", or names its internals.
+        return OutcomeUnknownError(f"no answer to {method} within {timeout_ms / 1000:g} s; call again")
+    return failure

@@ -12,7 +12,7 @@ import grpc
 
 from redfence._errors import UnavailableError, from_rpc_error
 from redfence._transport.fork import check_fork, note_channel
-from redfence._transport.grpc_channel import CHANNEL_OPTIONS, Metadata, check_metadata
+from redfence._transport.grpc_channel import CHANNEL_OPTIONS, Metadata, call_error, check_metadata
 from redfence._transport.links import Method
 from redfence._transport.reach import unreachable
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
@@ -124,7 +124,7 @@ class GrpcSyncLink:
             # during the call.
             if self._aborted or not isinstance(exc, grpc.RpcError):
                 raise UnavailableError("the connection was closed during the call") from exc
-            raise from_rpc_error(exc) from exc
+            raise call_error(exc, method, timeout_ms=timeout_ms) from exc
 
     def abort(self) -> None:
         """End the stream at once."""

@@ -56,7 +56,8 @@ def unreachable(address: str, *, has_credentials: bool) -> UnavailableError:
     try:
         reason = reasons.get(timeout=_LOOK_TIMEOUT_S)
     except Empty:
-        reason = _SILENT
+        # Perhaps the lookup of the name takes long.
+        reason = f"gave no answer in {_LOOK_TIMEOUT_S:g} s; check the name, the address and the firewall"
     return UnavailableError(f"{address} {reason}")
 
 

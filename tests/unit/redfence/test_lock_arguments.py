@@ -99,7 +99,7 @@ def test_a_command_is_given_once(line: str, told: str) -> None:
     ("wait", "servers", "rpc_timeout", "connect_timeout"),
     [
         *((0.0, 1, 1.5, 0.8), (1.0, 1, 1.5, 0.8), (2.5, 1, 2.5, 0.8), (0.0, 3, 4.5, 0.8)),
-        *((None, 1, 5, 2), (5.0, 1, 5, 2), (0.0, 4, 5, 2)),
+        *((None, 1, 5, 0.8), (9.0, 3, 5, 0.8), (0.0, 4, 6, 0.8), (None, 4, 6, 0.8)),
     ],
 )
 def test_a_short_wait_gives_up_unreachable_servers_soon_but_tries_each(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 import redfence
@@ -57,3 +59,15 @@ def test_the_server_in_memory_needs_no_address_and_closes_its_clients() -> None:
     assert lease.lost.is_set()
     with pytest.raises(redfence.ClosedError):
         client.acquire("r", ttl=10)
+
+
+def test_the_faults_of_a_server_reach_every_call() -> None:
+    with FakeLockServer() as fake, fake.client() as client:
+        fake.lose_quorum()
+        for call in (partial(client.get_lock, "r"), partial(client.check_token, "r", 1)):
+            with pytest.raises(redfence.UnavailableError, match="no quorum of nodes answered"):
+                call()
+        assert not client.cluster_status().ready
+        fake.freeze()
+        with pytest.raises(redfence.OutcomeUnknownError, match="the server is frozen"):
+            client.cluster_status()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 
 from redfence._errors import InvalidArgumentError
+from redfence._messages.requests import AcquireOrder
 
 SERVERS_VARIABLE = "REDFENCE_SERVER"
 _USER_CHARACTERS_MAX = 64
@@ -29,6 +31,15 @@ def required_server_addresses() -> tuple[str, ...]:
         f'no server address given; pass at least one, e.g. "127.0.0.1:50051", or set {SERVERS_VARIABLE}',
         metadata={"field": "addresses"},
     )
+
+
+def with_holder(order: AcquireOrder) -> AcquireOrder:
+    """Return the order with the label of this process, if it has none.
+
+    A lock or a decorator can be made before a fork, so that the label must be that of the process
+    that acquires.
+    """
+    return order if order.holder is not None else replace(order, holder=holder_label())
 
 
 def holder_label() -> str:

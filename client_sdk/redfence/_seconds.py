@@ -26,10 +26,9 @@ def milliseconds(name: str, length: Seconds) -> int:
         raise _invalid(name, f"must be finite, not {length!r}{hint}")
     if length < 0:
         raise _invalid(name, f"must not be negative, but is {length!r}")
-    length_ms = round(length * 1000)
-    if length_ms > _DURATION_MS_MAX:
+    if length > _DURATION_MS_MAX // 1000:
         raise _invalid(name, f"must be at most {_DURATION_MS_MAX // 1000} seconds, but is {length!r}")
-    return length_ms
+    return round(length * 1000)
 
 
 def _invalid(name: str, problem: str) -> InvalidArgumentError:

@@ -86,9 +86,9 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
     ),
     "redfence": (
         {"_clock", "_errors", "_randomness"},
-        {"_defaults", "_seconds"},
+        {"_seconds"},
         {"_config", "_messages"},
-        {"_core", "_transport"},
+        {"_core", "_defaults", "_transport"},
         {"_aio", "_fake", "_threads"},
         {"_context", "_sql"},
         {"__init__", "fence", "propagation", "testing"},

@@ -15,6 +15,7 @@ from redfence._core.endpoints import Endpoints
 from redfence._core.lease import LeaseCore
 from redfence._core.owner import Owner
 from redfence._core.session import SessionCore
+from redfence._defaults import with_holder
 from redfence._errors import ClosedError, RedfenceError, UnavailableError
 from redfence._messages.requests import AcquireOrder
 from redfence._transport.links import AsyncConnector, AsyncLink, Method
@@ -74,7 +75,7 @@ class AsyncSession:
         Cancellation: the client gives up the acquire and releases any grant, within the rpc timeout.
         """
         waiter = self._start().create_future()
-        call = self._core.acquire(order, waiter, now_ms=self._clock.now_ms())
+        call = self._core.acquire(with_holder(order), waiter, now_ms=self._clock.now_ms())
         self._wake_driver()
         try:
             lease: LeaseCore = await waiter

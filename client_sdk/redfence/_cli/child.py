@@ -36,7 +36,9 @@ class Child:
         """
         _become_subreaper()
         # A shell that replaced itself with this program may have started them.
-        self._others = frozenset(_children())
+        others = _children()
+        self._sees_children = others is not None
+        self._others = frozenset(others or ())
         self.status: int | None = None
         self.was_suspended = False
         self._owned_terminal = _owns_terminal()
@@ -79,11 +81,13 @@ class Child:
         self.was_suspended = False
         while True:
             try:
-                pid, status = os.waitpid(_ANY if _IS_LINUX else -self._group, os.WNOHANG | os.WUNTRACED)
+                pid, status = os.waitpid(
+                    _ANY if self._sees_children else -self._group, os.WNOHANG | os.WUNTRACED
+                )
             except ChildProcessError:
                 return True
             if pid == 0:
-                return _IS_LINUX and not self._own_children()
+                return self._sees_children and not self._own_children()
             if os.WIFSTOPPED(status):
                 if os.WSTOPSIG(status) == signal.SIGTSTP:
                     # Ctrl-Z: continue the group. A suspended holder would lose its lease, and no
@@ -94,7 +98,7 @@ class Child:
                 self.status = _exit_status(status)
 
     def _own_children(self) -> set[int]:
-        return set(_children()) - self._others
+        return set(_children() or ()) - self._others
 
     def give_back_terminal(self) -> None:
         """Make this process's group the terminal's foreground group again, if it was so before."""
@@ -109,11 +113,12 @@ def _exit_status(status: int) -> int:
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def _children() -> list[int]:
-    """Return the children of this process, with the orphans that it has adopted; on Linux only."""
-    if not _IS_LINUX:
-        return []
-    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+def _children() -> list[int] | None:
+    """Return the children of this process, with the orphans that it has adopted; None if unknown."""
+    # Only Linux has this file, and not every kernel. Without it only the group of the command is known.
+    with contextlib.suppress(OSError):
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    return None
 
 
 def _owns_terminal() -> bool:

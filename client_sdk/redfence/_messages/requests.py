@@ -22,19 +22,19 @@ class AcquireOrder:
         resource: the name to lock.
         ttl_ms: how long the lease lasts unless it is renewed.
         wait_ms: how long to wait; 0 tries once, None waits for ever.
-        holder: a label for humans.
+        holder: a label for humans; None stands for the process that acquires.
         max_hold_ms: how long the client renews the lease; None renews it until it is released.
     """
 
     resource: str
     ttl_ms: int
     wait_ms: int | None
-    holder: str
+    holder: str | None
     max_hold_ms: int | None
 
 
 def acquire_order(
-    resource: str, *, ttl: Seconds, wait: Seconds | None, holder: str, max_hold: Seconds | None
+    resource: str, *, ttl: Seconds, wait: Seconds | None, holder: str | None, max_hold: Seconds | None
 ) -> AcquireOrder:
     """Check the arguments of an acquire. The server also checks the cluster's greatest ttl.
 
@@ -42,7 +42,8 @@ def acquire_order(
         InvalidArgumentError: an argument has the wrong type or breaks the contract's bounds.
     """
     check_resource(resource)
-    check_holder(holder)
+    if holder is not None:
+        check_holder(holder)
     order = AcquireOrder(
         resource,
         milliseconds("ttl", ttl),

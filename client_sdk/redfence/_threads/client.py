@@ -16,7 +16,7 @@ from redfence._core.callbacks import Callback, Callbacks
 from redfence._core.endpoints import Endpoints
 from redfence._core.functions import check_function
 from redfence._core.session import SessionCore
-from redfence._defaults import holder_label, required_server_addresses
+from redfence._defaults import required_server_addresses
 from redfence._errors import LockHeldError
 from redfence._messages import reports, requests
 from redfence._messages.fencing_tokens import HasFencingToken, token_to_check
@@ -247,7 +247,5 @@ class Client:
         holder: str | None,
         max_hold: Seconds | None,
     ) -> AcquireOrder:
-        if holder is None:
-            # A child that was forked after this client was made has a pid of its own.
-            holder = holder_label() if self._holder is None else self._holder
+        holder = self._holder if holder is None else holder
         return requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)

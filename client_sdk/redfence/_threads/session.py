@@ -19,6 +19,7 @@ from redfence._core.endpoints import Endpoints
 from redfence._core.lease import LeaseCore
 from redfence._core.owner import Owner
 from redfence._core.session import SessionCore
+from redfence._defaults import with_holder
 from redfence._errors import ClosedError, UnavailableError
 from redfence._messages.requests import AcquireOrder
 from redfence._threads.answer import Answer
@@ -82,6 +83,7 @@ class SyncSession:
                 core.abandon(call, now_ms=now_ms)
 
         self.owner.claim()
+        order = with_holder(order)
         try:
             self._run(start, answer)
             return hold(answer.result())

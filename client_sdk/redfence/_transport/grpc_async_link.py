@@ -12,7 +12,7 @@ from redfence._errors import RedfenceError, UnavailableError, from_rpc_error
 from redfence._transport.fork import check_fork, note_channel
 from redfence._transport.grpc_channel import CHANNEL_OPTIONS, Metadata, call_error, check_metadata
 from redfence._transport.links import Method
-from redfence._transport.reach import unreachable
+from redfence._transport.reach import Reach
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 
 
@@ -27,6 +27,7 @@ class GrpcAsyncConnector:
     def __init__(self, *, credentials: grpc.ChannelCredentials | None, metadata: Metadata) -> None:
         self._credentials = credentials
         self._metadata = check_metadata(metadata)
+        self._reach = Reach(has_credentials=credentials is not None)
 
     async def connect(self, address: str, /, *, timeout_ms: int) -> GrpcAsyncLink:
         """Open a session with the server at `address`.
@@ -55,10 +56,8 @@ class GrpcAsyncConnector:
             raise
         if is_ready:
             return GrpcAsyncLink(channel, self._metadata)
-        try:
-            raise await asyncio.to_thread(unreachable, address, has_credentials=self._credentials is not None)
-        finally:
-            await channel.close()
+        await channel.close()
+        raise self._reach.error(address)
 
 
 async def _is_ready(channel: aio.Channel) -> bool:

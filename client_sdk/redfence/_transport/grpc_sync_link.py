@@ -14,7 +14,7 @@ from redfence._errors import UnavailableError, from_rpc_error
 from redfence._transport.fork import check_fork, note_channel
 from redfence._transport.grpc_channel import CHANNEL_OPTIONS, Metadata, call_error, check_metadata
 from redfence._transport.links import Method
-from redfence._transport.reach import unreachable
+from redfence._transport.reach import Reach
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 
 # A client that closes waits this long at most for the end of a connection attempt.
@@ -32,6 +32,7 @@ class GrpcSyncConnector:
     def __init__(self, *, credentials: grpc.ChannelCredentials | None, metadata: Metadata) -> None:
         self._credentials = credentials
         self._metadata = check_metadata(metadata)
+        self._reach = Reach(has_credentials=credentials is not None)
 
     def connect(self, address: str, /, *, timeout_ms: int, is_closing: Callable[[], bool]) -> GrpcSyncLink:
         """Open a session with the server at `address`.
@@ -53,9 +54,7 @@ class GrpcSyncConnector:
             channel.close()
             raise
         channel.close()
-        if is_closing():
-            raise UnavailableError(f"{address} had not answered when the client was closed")
-        raise unreachable(address, has_credentials=self._credentials is not None)
+        raise self._reach.error(address)
 
 
 def _is_ready(channel: grpc.Channel, timeout_ms: int, is_closing: Callable[[], bool]) -> bool:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 import socket
 import threading
-from queue import Empty, SimpleQueue
 
 from redfence._errors import InvalidArgumentError, UnavailableError
 
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # with empty settings
 _SETTINGS = b"\4\0"  # the type of the frame that an HTTP/2 server sends first, after its length of 3 bytes
-_LOOK_TIMEOUT_S = 0.5
+_PEER_TIMEOUT_S = 0.5
 _NOTED_BYTES = 64
-_SILENT = "does not answer; is it the right address, and does a firewall let the connection through?"
+_SILENT = "does not answer; check the name, the address and the firewall"
 _REFUSED = "refused the connection; is a lock server running there?"
 # gRPC resolves these by rules of their own, e.g. "unix:/run/redfence.sock" and "dns:///locks:50051".
 _GRPC_SCHEME = re.compile(r"(unix|unix-abstract|dns|ipv4|ipv6|vsock|xds):")
@@ -43,28 +42,39 @@ def _address_problem(address: str) -> str:
     return ""
 
 
-def unreachable(address: str, *, has_credentials: bool) -> UnavailableError:
-    """Return the error of a failed connection; look at the address for `_LOOK_TIMEOUT_S` at most."""
-    if _GRPC_SCHEME.match(address):
-        return UnavailableError(f"{address} {_REFUSED}")
-    reasons: SimpleQueue[str] = SimpleQueue()
-    # In a thread, because nothing else bounds the lookup of a name; the next address must not wait for it.
-    look = threading.Thread(
-        target=lambda: reasons.put(_reason(address, has_credentials=has_credentials)), daemon=True
-    )
-    look.start()
-    try:
-        reason = reasons.get(timeout=_LOOK_TIMEOUT_S)
-    except Empty:
-        # Perhaps the lookup of the name takes long.
-        reason = f"gave no answer in {_LOOK_TIMEOUT_S:g} s; check the name, the address and the firewall"
-    return UnavailableError(f"{address} {reason}")
+class Reach:
+    """Finds out why addresses cannot be reached, beside the attempts to connect, and delays none of them.
+
+    Args:
+        has_credentials: whether the client uses TLS.
+    """
+
+    def __init__(self, *, has_credentials: bool) -> None:
+        self._has_credentials = has_credentials
+        self._reasons: dict[str, str] = {}
+        # One look at a time for each address, because nothing bounds the lookup of a name.
+        self._looking: set[str] = set()
+
+    def error(self, address: str) -> UnavailableError:
+        """Return the error of a failed attempt, with what the look after an earlier attempt found."""
+        if _GRPC_SCHEME.match(address):
+            return UnavailableError(f"{address} {_REFUSED}")
+        if address not in self._looking:
+            self._looking.add(address)
+            threading.Thread(target=self._look, args=(address,), name="redfence-look", daemon=True).start()
+        return UnavailableError(f"{address} {self._reasons.get(address, _SILENT)}")
+
+    def _look(self, address: str) -> None:
+        try:
+            self._reasons[address] = _reason(address, has_credentials=self._has_credentials)
+        finally:
+            self._looking.discard(address)
 
 
 def _reason(address: str, *, has_credentials: bool) -> str:
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_TIMEOUT_S) as peer:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_PEER_TIMEOUT_S) as peer:
             peer.sendall(_HTTP2_PREFACE)
             return _kind(peer.recv(_NOTED_BYTES), has_credentials=has_credentials)
     except socket.gaierror as error:

@@ -78,3 +78,14 @@ async def test_processes_that_were_there_before_are_let_alone(shell: Shell, tmp_
     pid = int((tmp_path / "pid").read_text())
     assert is_alive(pid)
     os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_kernel_that_lists_no_children_is_enough(shell: Shell, tmp_path: Path) -> None:
+    script = tmp_path / "lock.py"
+    script.write_text(
+        "from redfence._cli import child, main\n"
+        "child._children = lambda: None  # as without CONFIG_PROC_CHILDREN\n"
+        "raise SystemExit(main.main())\n"
+    )
+    run = shell(f"exec {sys.executable} {script} lock r sh -c 'sleep 0.2 & wait; echo done; exit 7'")
+    assert await run.ended(status=7) == "done\n"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -9,6 +12,7 @@ import pytest
 
 import redfence
 from harness.doubles.failed_call import FailedCall
+from harness.doubles.grpc_fake import GrpcFake
 from harness.processes.ports import free_port
 from harness.processes.servers import LockServer
 from redfence._transport.reach import _kind
@@ -66,3 +70,18 @@ def test_the_first_bytes_show_what_answered(first: bytes, has_credentials: bool,
 def test_a_server_of_another_service_is_named_as_one() -> None:
     failed = FailedCall(grpc.StatusCode.UNIMPLEMENTED, details="Method not found!")
     assert "is the address that of another service" in str(redfence.from_rpc_error(failed))
+
+
+async def test_a_busy_executor_of_the_program_delays_no_failover(fake: GrpcFake) -> None:
+    """The client looks at an address that fails, but not with the threads of `asyncio.to_thread`."""
+    done = threading.Event()
+    with ThreadPoolExecutor(1) as executor:
+        asyncio.get_running_loop().set_default_executor(executor)
+        busy = asyncio.create_task(asyncio.to_thread(done.wait))
+        await asyncio.sleep(0)
+        try:
+            async with redfence.AsyncClient(f"127.0.0.1:{free_port()}", fake.address) as client:
+                await asyncio.wait_for(client.cluster_status(), 3)
+        finally:
+            done.set()
+        await busy

@@ -91,6 +91,16 @@ async def test_the_holder_of_a_lock_is_the_user_the_host_and_the_process_unless_
         redfence.Client("a:1", holder="x" * 257)
 
 
+def test_a_lock_made_before_a_fork_has_the_label_of_the_process_that_enters_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with FakeLockServer() as fake:
+        lock = fake.client().lock("r", ttl=60)
+        monkeypatch.setattr(os, "getpid", lambda: 4711)
+        with lock:
+            assert (fake.holder("r") or "").endswith("/4711")
+
+
 async def test_a_lock_that_another_task_uses_warns(caplog: pytest.LogCaptureFixture) -> None:
     with FakeLockServer() as fake:
         async with fake.async_client() as client:

@@ -34,6 +34,7 @@ from redfence._errors import (
     ServerError,
     StaleTokenError,
     UnavailableError,
+    WrongServiceError,
     from_rpc_error,
 )
 from redfence._messages.fencing_tokens import FencingToken
@@ -92,6 +93,7 @@ __all__ = [
     "StaleTokenError",
     "TokenReport",
     "UnavailableError",
+    "WrongServiceError",
     "current_lease",
     "from_rpc_error",
 ]

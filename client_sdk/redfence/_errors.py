@@ -12,7 +12,8 @@
     ├── AccessDeniedError       the server refused the credentials
     ├── StaleTokenError         storage: a later holder has accessed the resource; acquire again
     ├── NotFoundError           storage: the key does not exist
-    ├── ServerError             a bug in the server, or a request that the server does not support
+    ├── ServerError             a bug in the server
+    │   └── WrongServiceError   the address is that of another service
     └── ClosedError             the client is closed
 
 The `ErrorReason` decides the exception. Without a reason, the status code decides. The text never decides.
@@ -223,6 +224,10 @@ class ServerError(RedfenceError):
     """The server failed in a way that the contract does not define."""
 
 
+class WrongServiceError(ServerError):
+    """The address is that of another service, or of a server that is too old; nothing was changed."""
+
+
 class ClosedError(RedfenceError):
     """The client is closed; create a new one."""
 
@@ -270,7 +275,7 @@ BY_CODE: Mapping[grpc.StatusCode, type[RedfenceError]] = MappingProxyType(
         grpc.StatusCode.FAILED_PRECONDITION: ServerError,
         grpc.StatusCode.ABORTED: UnavailableError,
         grpc.StatusCode.OUT_OF_RANGE: InvalidArgumentError,
-        grpc.StatusCode.UNIMPLEMENTED: ServerError,
+        grpc.StatusCode.UNIMPLEMENTED: WrongServiceError,
         grpc.StatusCode.INTERNAL: ServerError,
         grpc.StatusCode.UNAVAILABLE: UnavailableError,
         grpc.StatusCode.DATA_LOSS: ServerError,

@@ -118,7 +118,7 @@ class AsyncSession:
 
         Cancellation: cancels the call.
         """
-        for tries_left in reversed(range(len(self._endpoints) + 1)):
+        for _ in range(len(self._endpoints) + 1):
             waiter: asyncio.Future[None] = self._start().create_future()
             self._core.await_link(waiter, now_ms=self._clock.now_ms())
             self._wake_driver()
@@ -129,12 +129,12 @@ class AsyncSession:
             try:
                 return await link.call(method, request, timeout_ms=self._timeouts.rpc_timeout_ms)
             except UnavailableError as error:
-                if error.error_reason or not tries_left:
+                if error.error_reason:
                     raise
                 # The transport failed, not the server.
                 link.abort()
                 await asyncio.sleep(0)
-        raise UnavailableError("every connection broke before it could be used; check the servers and retry")
+        raise self._core.unusable()
 
     async def close(self) -> None:
         """Release every lease and end the tasks, within the close timeout.

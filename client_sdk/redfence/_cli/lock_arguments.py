@@ -143,6 +143,8 @@ def command_of(arguments: argparse.Namespace) -> list[str]:
     if arguments.shell_text is None:
         if not words:
             raise ValueError("no command given; write it after NAME, e.g. redfence lock NAME make deploy")
+        if not words[0]:
+            raise ValueError("the command is an empty word; is a variable of the shell unset?")
         return words
     if words:
         raise ValueError(

@@ -29,7 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _open_standard_streams()
     _silence_libraries()
-    parsed = parse(arguments)
+    try:
+        parsed = parse(arguments)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     try:
         status: int = parsed.run(parsed)
         if sys.stdout is not None:  # the caller may have closed it

@@ -214,7 +214,7 @@ class Acquires:
         elif self._link.up and (wait_ms_left := call.wait_ms_left(now_ms)) > 0:
             return now_ms + min(wait_ms_left, TRY_INTERVAL_MS)
         else:
-            bound_at_ms = now_ms + rpc_timeout_ms
+            bound_at_ms = max(call.started_at_ms, self._link.lost_at_ms) + rpc_timeout_ms
         if call.order.wait_ms is None:
             return bound_at_ms
         return min(bound_at_ms, call.started_at_ms + call.order.wait_ms + rpc_timeout_ms)

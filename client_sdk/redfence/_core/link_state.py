@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
-from redfence._errors import OutcomeUnknownError, RedfenceError, UnavailableError
+from redfence._errors import OutcomeUnknownError, RedfenceError, UnavailableError, WrongServiceError
 
 # How long a draining server may take to answer pending commands. The client renews no lease meanwhile.
 DRAIN_MS_MAX = 1000
 # The shortest time between two switches, so that a client does not rotate through all servers without end.
 LEAVE_INTERVAL_MS = 1000
+# A stream that is open for so long leads to a lock server, which need not have anything to say.
+PROVEN_AFTER_MS = 1000
 
 
 class LinkState:
@@ -20,15 +22,18 @@ class LinkState:
         address_count: how many servers the client can choose from.
         last_reply_at_ms: when the server last sent a message, or when the stream was opened.
         last_error: why the last connection failed or ended.
+        lost_at_ms: when the last link to a server ended: one that sent a message or stayed for a while.
     """
 
     __slots__ = (
         "_leave_at_ms",
         "_leave_reported",
         "_left_at_ms",
+        "_replied",
         "address_count",
         "last_error",
         "last_reply_at_ms",
+        "lost_at_ms",
         "up",
     )
 
@@ -37,6 +42,8 @@ class LinkState:
         self.address_count = address_count
         self.last_reply_at_ms = -math.inf
         self.last_error: RedfenceError | None = None
+        self.lost_at_ms = -math.inf
+        self._replied = False
         self._leave_at_ms = math.inf
         self._leave_reported = False
         self._left_at_ms = -math.inf
@@ -45,16 +52,21 @@ class LinkState:
         """Record that a stream was opened."""
         self.up = True
         self.last_reply_at_ms = now_ms
+        self._replied = False
 
-    def closed(self) -> None:
+    def closed(self, now_ms: float) -> None:
         """Record that the stream has ended."""
         self.up = False
+        # A proxy, or another service, opens streams too, and ends them at once.
+        if self._replied or now_ms - self.last_reply_at_ms >= PROVEN_AFTER_MS:
+            self.lost_at_ms = now_ms
         self._leave_at_ms = math.inf
         self._leave_reported = False
 
     def observe_reply(self, now_ms: float) -> None:
         """Record that the server sent a message."""
         self.last_reply_at_ms = now_ms
+        self._replied = True
 
     def no_reply_since(self, at_ms: float) -> bool:
         """Return whether the server has sent nothing since that instant."""
@@ -101,6 +113,11 @@ class LinkState:
 
     def _leave_by(self, at_ms: float) -> None:
         self._leave_at_ms = min(self._leave_at_ms, at_ms)
+
+    def unusable(self) -> RedfenceError:
+        """Return the error for a unary call whose links all broke before it had an answer."""
+        cause = self.last_error
+        return cause if isinstance(cause, WrongServiceError) else self.no_answer("the call", sent=False)
 
     def no_answer(self, what: str, *, sent: bool) -> RedfenceError:
         """Return the error for a call that got no answer in time, with the link's last error as its cause."""

@@ -34,6 +34,6 @@ class Owner:
         if self.is_parent:
             raise ClosedError(
                 f"this client belongs to process {self._process}, which forked process {os.getpid()}; "
-                "create a client in each process"
+                "connect no redfence client before the fork, or start processes by spawn"
             )
         self._process = os.getpid()

@@ -36,7 +36,7 @@ from redfence._core.link_waiters import LinkWaiters
 from redfence._core.outbox import Outbox
 from redfence._core.probe import Probe
 from redfence._core.releases import Releases
-from redfence._errors import AccessDeniedError, ClosedError, LossReason, RedfenceError
+from redfence._errors import AccessDeniedError, ClosedError, LossReason, RedfenceError, WrongServiceError
 from redfence._messages import requests
 from redfence._messages.requests import AcquireOrder
 from redfence._randomness import Randomness
@@ -44,12 +44,17 @@ from redfence_proto.v1 import lock_pb2
 
 
 class SessionCore:
-    """Holds the state of one client: its leases, its pending calls and its link."""
+    """Holds the state of one client: its leases, its pending calls and its link.
+
+    Attributes:
+        unusable: as `LinkState.unusable`.
+    """
 
     def __init__(self, *, timeouts: Timeouts, randomness: Randomness, address_count: int) -> None:
         self._alarms: Alarms[Timed] = Alarms()
         self._outbox = Outbox()
         self._link = LinkState(address_count=address_count)
+        self.unusable = self._link.unusable
         self._probe = Probe(outbox=self._outbox, link=self._link, timeouts=timeouts)
         self._link_waiters = LinkWaiters(
             alarms=self._alarms, link=self._link, rpc_timeout_ms=timeouts.rpc_timeout_ms
@@ -177,14 +182,15 @@ class SessionCore:
         self._link.last_error = error
         if error.error_reason == "TOO_MANY_COMMANDS" and error.metadata.get("limit", "").isdecimal():
             self._outbox.limit(int(error.metadata["limit"]))
-        if isinstance(error, AccessDeniedError | ClosedError):
+        wrong = isinstance(error, WrongServiceError) and self._link.address_count == 1
+        if wrong or isinstance(error, AccessDeniedError | ClosedError):
             # Waiting does not help against wrong credentials, nor if a fork has broken gRPC.
             self._acquires.refuse_queued(error)
             self._link_waiters.settle(error)
 
     def link_down(self, error: RedfenceError | None, *, now_ms: float) -> None:
         """Queue again the calls of a stream that has ended; `error` is None if this client ended it."""
-        self._link.closed()
+        self._link.closed(now_ms)
         self._probe.end()
         acquires: list[AcquireCall] = []
         for call in self._outbox.take_lost():

@@ -20,7 +20,7 @@ from redfence._core.lease import LeaseCore
 from redfence._core.owner import Owner
 from redfence._core.session import SessionCore
 from redfence._defaults import with_holder
-from redfence._errors import ClosedError, UnavailableError
+from redfence._errors import ClosedError, RedfenceError, UnavailableError
 from redfence._messages.requests import AcquireOrder
 from redfence._threads.answer import Answer
 from redfence._threads.callbacks import CallbackRunner
@@ -127,7 +127,7 @@ class SyncSession:
 
     def call(self, method: Method, request: Any) -> Any:
         """Make a unary call on the present link; try again on a new link at most once per address."""
-        for tries_left in reversed(range(self._addresses + 1)):
+        for _ in range(self._addresses + 1):
             self._await_link()
             link = self._driver.link
             if link is None:
@@ -135,11 +135,13 @@ class SyncSession:
             try:
                 return link.call(method, request, timeout_ms=self._timeouts.rpc_timeout_ms)
             except UnavailableError as error:
-                if error.error_reason or not tries_left:
+                if error.error_reason:
                     raise
                 # The transport failed, not the server.
                 link.abort()
-        raise UnavailableError("every connection broke before it could be used; check the servers and retry")
+        reason: Answer[RedfenceError] = Answer()
+        self._run(lambda core, _now_ms: reason.set_result(core.unusable()), reason)
+        raise reason.result()
 
     def _await_link(self) -> None:
         answer: Answer[None] = Answer()

@@ -38,7 +38,7 @@ def _address_problem(address: str) -> str:
         return 'is a list; pass each address as one argument: Client("a:50051", "b:50051")'
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 2**16:
-        return "has no port; write HOST:PORT, e.g. '127.0.0.1:50051'"
+        return "is not HOST:PORT with a port from 1 to 65535; write e.g. '127.0.0.1:50051'"
     return ""
 
 

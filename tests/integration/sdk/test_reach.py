@@ -26,9 +26,9 @@ _OPTIONS = redfence.ClientOptions(rpc_timeout=0.7)
     [
         ("http://locks:50051/", "is a URL; write HOST:PORT: 'locks:50051'"),
         ("a:50051,b:50051", "is a list; pass each address as one argument"),
-        ("locks", "has no port"),
-        ("locks:", "has no port"),
-        ("locks:99999", "has no port"),
+        ("locks", "is not HOST:PORT with a port"),
+        ("locks:", "is not HOST:PORT with a port"),
+        ("locks:99999", "is not HOST:PORT with a port"),
     ],
 )
 def test_a_malformed_address_is_refused_when_the_client_is_made(kind: Any, address: str, advice: str) -> None:

@@ -86,13 +86,14 @@ def test_an_option_that_lock_does_not_have_is_refused_with_the_fix(
     [
         ("r", "no command given; write it after NAME"),
         ("r --", "no command given"),
+        ("r ''", "the command is an empty word"),
         ("r -c true false", "-c and the command 'false' given"),
         ("r -c true -- false", "-c and the command 'false' given"),
     ],
 )
 def test_a_command_is_given_once(line: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        command_of(main.parse(["lock", *line.split()]))
+        command_of(main.parse(["lock", *shlex.split(line)]))
 
 
 @pytest.mark.parametrize(

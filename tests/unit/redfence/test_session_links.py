@@ -18,7 +18,14 @@ from unit.redfence.core_world import (
     renewed,
 )
 
-from redfence import AccessDeniedError, LeaseState, LockHeldError, OutcomeUnknownError, UnavailableError
+from redfence import (
+    AccessDeniedError,
+    LeaseState,
+    LockHeldError,
+    OutcomeUnknownError,
+    UnavailableError,
+    WrongServiceError,
+)
 from redfence._core.probe import LATE_MS_MAX, PROBE_AFTER_MS
 from redfence_proto.v1 import lock_pb2
 
@@ -284,3 +291,30 @@ def test_a_call_that_waits_for_a_link_goes_on_with_one_and_fails_without() -> No
     assert type(late.error) is UnavailableError
     assert "it went away" in str(late.error)
     assert not world.core.wants_link
+
+
+def test_streams_that_end_at_once_are_no_server_that_can_be_waited_for(world: World) -> None:
+    """A proxy without a healthy server opens each stream, and ends it; even an endless wait is over then."""
+    slot, _ = world.ask(wait=None)
+    while not slot.done() and world.now_ms < 10 * _RPC_TIMEOUT_MS:
+        world.broken(UnavailableError("no healthy upstream"))
+        world.later(100).connected()
+    assert world.now_ms == pytest.approx(_RPC_TIMEOUT_MS, abs=200)
+    assert type(slot.error) is OutcomeUnknownError
+    assert "no healthy upstream" in str(slot.error)
+
+
+@pytest.mark.parametrize("silent_ms", [1_000, 10_000])
+def test_a_waiter_has_the_rpc_timeout_to_find_another_server(world: World, silent_ms: int) -> None:
+    """Its server had nothing to say, and died."""
+    slot, _ = world.ask(wait=None)
+    world.later(silent_ms).broken()
+    world.later(_RPC_TIMEOUT_MS - 100).connected()
+    assert not slot.done()
+    assert world.one("acquire")
+
+
+def test_another_service_is_told_at_once_if_there_is_no_other_address(world: World) -> None:
+    slot, _ = world.ask(wait=None)
+    world.broken(WrongServiceError("Method not found!"))
+    assert type(slot.error) is WrongServiceError

@@ -37,9 +37,9 @@ there) and, if a retry can help, a `google.rpc.RetryInfo`. Contention is not an 
 reports it.
 
 An error without this ErrorInfo comes from gRPC, a proxy or your own deadline. Whatever its code, the
-outcome is unknown, also of every unanswered command of a stream. Keep the lease id: repeat the call with
-it, or send Release. But never repeat a message or metadata over the limits below: gRPC refuses it each
-time, with RESOURCE_EXHAUSTED and without ErrorInfo.
+outcome is unknown. The same holds for every unanswered command of a stream. Keep the lease id: repeat the
+call with it, or send Release. But never repeat a message or metadata over the limits below: gRPC refuses
+it each time, with RESOURCE_EXHAUSTED and without ErrorInfo.
 
 Connections. A client may send an HTTP/2 ping (keepalive) every second, with or without open calls. If it
 pings more often, the server may end the connection with GOAWAY "too_many_pings": its calls fail with
@@ -328,8 +328,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INVALID_HOLDER: _ErrorReason.ValueType  # 5
     """INVALID_ARGUMENT. The holder label is out of bounds. Metadata: field."""
     ERROR_REASON_INVALID_FENCING_TOKEN: _ErrorReason.ValueType  # 6
-    """INVALID_ARGUMENT. The fencing token is zero or 2^53 or more. Also of a storage's Get that has neither a
-    token nor `unfenced`, or both. Metadata: field.
+    """INVALID_ARGUMENT. The fencing token is zero or 2^53 or more. The storage also sends it for a Get with
+    neither a token nor `unfenced`, or with both. Metadata: field.
     """
     ERROR_REASON_UNKNOWN_COMMAND: _ErrorReason.ValueType  # 7
     """INVALID_ARGUMENT. A session command has no kind that this server knows. Metadata: field, command_id."""
@@ -404,8 +404,8 @@ Metadata: field.
 ERROR_REASON_INVALID_HOLDER: ErrorReason.ValueType  # 5
 """INVALID_ARGUMENT. The holder label is out of bounds. Metadata: field."""
 ERROR_REASON_INVALID_FENCING_TOKEN: ErrorReason.ValueType  # 6
-"""INVALID_ARGUMENT. The fencing token is zero or 2^53 or more. Also of a storage's Get that has neither a
-token nor `unfenced`, or both. Metadata: field.
+"""INVALID_ARGUMENT. The fencing token is zero or 2^53 or more. The storage also sends it for a Get with
+neither a token nor `unfenced`, or with both. Metadata: field.
 """
 ERROR_REASON_UNKNOWN_COMMAND: ErrorReason.ValueType  # 7
 """INVALID_ARGUMENT. A session command has no kind that this server knows. Metadata: field, command_id."""

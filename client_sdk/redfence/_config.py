@@ -25,7 +25,7 @@ class ClientOptions:
         close_timeout: how long closing the client may take to release its leases.
 
     Raises:
-        InvalidArgumentError: a value is not a length of time or is less than a millisecond, or
+        InvalidArgumentError: a value is not a length of time or rounds to 0 ms, or
             `reconnect_backoff_min` exceeds `reconnect_backoff_max`.
     """
 

@@ -39,7 +39,7 @@ class RedfenceError(Exception):
 
     Attributes:
         error_reason: the contract's `ErrorReason` without its prefix, e.g. "QUORUM_UNAVAILABLE"; ""
-            if the error did not come from a server.
+            if the server sent none or one that this SDK does not know, or if the SDK made the error.
         metadata: details, as the contract documents them for that reason.
         retry_after: seconds after which a retry can succeed, or None.
     """

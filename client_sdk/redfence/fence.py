@@ -4,9 +4,10 @@
         fence.check(connection, lease)
         connection.execute("UPDATE orders SET state = 'paid' WHERE id = 42")
 
-The check raises the highest token of the resource in a table of your database, in one statement, or
-raises `StaleTokenError`. That statement locks the row until your transaction ends. So a transaction
-with an older token either commits before your check returns, or waits and is then refused.
+The check stores the token as the highest of the resource, in a table of your database and in one
+statement. If a higher one is stored, it raises `StaleTokenError`. That statement locks the row (in
+SQLite: the database) until your transaction ends. So a transaction with an older token either
+commits before your check returns, or waits and is then refused.
 
 **Check before you read, too.** A fenced read is the check, then the SELECT, in one transaction that
 commits. Without the check, an older holder's write could commit after the read, and your next write
@@ -52,20 +53,22 @@ def check(
 ) -> None:
     """Check a fencing token in the open transaction, and shut out lower ones once it commits.
 
-    It waits while a transaction that checked the same resource is open.
+    PostgreSQL: it waits while a transaction that checked the same resource is open. SQLite: it waits
+    for any writer, at most the connection's `timeout`. Errors of the driver pass unchanged; roll back.
 
     Args:
         connection: a DB-API connection or cursor (sqlite3, psycopg …), Django's `connection` or a
-            cursor of it, or a `Connection` or `Session` of SQLAlchemy. A cursor loses its result.
-        token: a lease, a `redfence.FencingToken`, or a number together with `resource`. None, which
-            `redfence.current_lease()` returns outside a lock, raises.
+            cursor of it, or a `Connection` or `Session` of SQLAlchemy. Rows not yet fetched from a
+            cursor are lost.
+        token: a lease, a `redfence.FencingToken`, or a number together with `resource`. None raises
+            InvalidArgumentError; `redfence.current_lease()` returns it outside a lock.
         resource: the resource that guards the data. Give it if the token comes from another
             process: then a token of another resource raises.
         table: the name of the table, or schema.name.
         paramstyle: the parameter style of a driver whose module does not declare it, as in PEP 249.
 
     Raises:
-        StaleTokenError: a higher token was seen; nothing was changed. Roll back.
+        StaleTokenError: a higher token is stored; nothing was changed. Roll back.
         InvalidArgumentError: there is no token for the resource, or the connection would commit the
             check by itself; nothing was changed. Autocommit is found out for sqlite3, psycopg and
             drivers with an attribute `autocommit`, also below SQLAlchemy and Django.

@@ -56,8 +56,8 @@ def from_headers(headers: Any) -> FencingToken | None:
             `request.META`; or pairs, also of bytes, such as `scope["headers"]` of ASGI.
 
     Raises:
-        InvalidArgumentError: one header of the two is missing, malformed or there twice; `field`
-            has its name.
+        InvalidArgumentError: a header is missing or malformed, or occurs with two different values;
+            `field` has its name.
     """
     return _read(headers.items() if hasattr(headers, "items") else headers)
 
@@ -82,7 +82,9 @@ def _read(pairs: Iterable[tuple[Any, Any]]) -> FencingToken | None:
         if plain not in (_RESOURCE, _TOKEN):
             continue
         if found.setdefault(plain, _text(value)) != _text(value):
-            raise _invalid(plain, f"is there twice: {_shown(found[plain])} and {_shown(_text(value))}")
+            raise _invalid(
+                plain, f"occurs with two values, {_shown(found[plain])} and {_shown(_text(value))}; send one"
+            )
     if not found:
         return None
     return FencingToken(_resource(found), _number(found))

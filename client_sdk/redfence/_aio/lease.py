@@ -130,8 +130,9 @@ class AsyncLock:
     If the lease is lost, it cancels the task that entered it. If another task runs the body (an
     `AsyncExitStack` of a framework), that task must watch `lease.lost` itself; a warning is logged.
 
-    After the body has ended it can be entered again, which acquires a new lease. It cannot be entered twice
-    at once, but it decorates async functions: each call then acquires a lease of its own, also concurrently.
+    After the body has ended it can be entered again, which acquires a new lease. Entering it twice at once
+    raises RuntimeError. It also decorates async functions: each call acquires a lease of its own, even
+    concurrently.
     """
 
     __slots__ = (
@@ -161,6 +162,7 @@ class AsyncLock:
 
         Raises:
             RedfenceError: as `AsyncClient.acquire`.
+            RuntimeError: this object is entered already, or no task enters it.
         """
         if self._body is not None:
             raise RuntimeError("this lock is already entered; create another one with client.lock()")
@@ -238,7 +240,7 @@ class AsyncLock:
         A call raises what `async with` raises, LeaseLostError too; then its result is lost.
 
         Raises:
-            TypeError: it is not an async function, or it is a generator.
+            TypeError: the function is not async, a generator, or not callable.
         """
         check_function(function, is_async=True)
 
@@ -250,7 +252,10 @@ class AsyncLock:
         return locked
 
     def locked(self) -> bool:
-        """Return whether this object is entered and its lease still held. Asks the clock, no server."""
+        """Return whether this object is entered and its lease still held. Asks the clock, no server.
+
+        False while another object or a decorated call holds the lock.
+        """
         lease = self._lease
         return lease is not None and lease.owned()
 

@@ -73,6 +73,10 @@ class AsyncSession:
         """Acquire a lease.
 
         Cancellation: the client gives up the acquire and releases any grant, within the rpc timeout.
+
+        Raises:
+            RedfenceError: as `AsyncClient.acquire`.
+            RuntimeError: no event loop runs here, or the client belongs to another one.
         """
         waiter = self._start().create_future()
         call = self._core.acquire(with_holder(order), waiter, now_ms=self._clock.now_ms())

@@ -1,6 +1,6 @@
 """Prints a script by which a shell completes `redfence` commands: `redfence completion`.
 
-The script is static. At the TAB key the shell runs it alone, so it costs no start of Python.
+The script is static. The shell completes without starting Python.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from redfence._cli import commands
 
-HELP = "print a script for the TAB key of bash, zsh or fish"
+HELP = "print a completion script for bash, zsh or fish"
 
 _EPILOG = """\
 Write the script to a file that your shell reads, and start a new shell:

@@ -91,7 +91,7 @@ class Acquires:
             self._end(call)
 
     def give_up_all(self, error: RedfenceError, *, now_ms: float) -> None:
-        """Fail every acquire with this error."""
+        """Fail every acquire with this error, cancel it at the server, and release any grant."""
         for call in self._outbox.acquires():
             fail(call.waiter, error)
             self.give_up(call, now_ms=now_ms)

@@ -1,8 +1,8 @@
 """Tells a holder's callbacks of the changes of its lease, outside the session. Pure.
 
 The session calls `LeaseWatch` after each change. The watch only schedules the callback, so a slow or
-failing callback cannot stop the renewals. It waits with one call per lease at most, however long the
-callback before it takes: the latest change replaces an earlier one that was not told yet.
+failing callback cannot stop the renewals. At most one call per lease is pending; a newer change
+replaces it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Callbacks(Generic[LeaseT]):
     """Holds the callbacks of one acquire.
 
     Attributes:
-        on_at_risk: is called with the lease each time it gets AT_RISK.
+        on_at_risk: is called with the lease each time it becomes AT_RISK.
         on_lost: is called with the lease when it is LOST.
 
     Raises:

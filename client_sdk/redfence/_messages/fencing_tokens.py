@@ -40,10 +40,10 @@ class FencingToken:
 
 
 def expected_token(token: HasFencingToken | int | None, resource: str | None) -> FencingToken:
-    """Return the token, which must be one of `resource` if that is given.
+    """Return the token, which must belong to `resource` if that is given.
 
     Raises:
-        InvalidArgumentError: there is no token, it is one of another resource, or it is a number
+        InvalidArgumentError: there is no token, it belongs to another resource, or it is a number
             without a resource.
     """
     if token is None:
@@ -55,7 +55,7 @@ def expected_token(token: HasFencingToken | int | None, resource: str | None) ->
     if not hasattr(token, "resource") or not hasattr(token, "token"):
         raise _invalid("token", f"must be a lease, a FencingToken or an int, not {type(token).__name__}")
     if resource is not None and token.resource != resource:
-        raise _invalid("token", f"is one of {token.resource!r}; pass the token of {resource!r}")
+        raise _invalid("token", f"belongs to {token.resource!r}; pass the token of {resource!r}")
     return FencingToken(token.resource, token.token)
 
 

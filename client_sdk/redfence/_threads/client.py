@@ -44,8 +44,9 @@ class Client:
 
     Args:
         addresses: the addresses of lock servers of one cluster, e.g. "127.0.0.1:50051". The client uses
-            the first server that answers, and moves to the next one when that fails. Without an
-            address the client reads REDFENCE_SERVER: addresses, separated by commas.
+            the first server that answers, and moves to the next one when that fails. A silent server costs
+            up to `connect_timeout` and 0.5 s of a call's `rpc_timeout`. Without an address the client
+            reads REDFENCE_SERVER: addresses, separated by commas.
         holder: a label that other clients see when they find a lock of this client held; None
             uses "user@host/pid".
         credentials: the TLS credentials; None uses plaintext.
@@ -57,7 +58,7 @@ class Client:
 
     Raises:
         InvalidArgumentError: no address is known, an address is not HOST:PORT or a name that gRPC knows,
-            or the holder's label is too long.
+            or the holder's label is invalid.
     """
 
     def __init__(
@@ -141,8 +142,8 @@ class Client:
                 arrival. 0 tries once and does not queue; None waits for ever.
             holder: a label that other clients see when they find the lock held; None uses the client's.
             max_hold: seconds after which the client stops renewing, so that a stuck holder loses the lease.
-            on_at_risk: is called with the lease each time it gets AT_RISK: a renewal failed or got no
-                answer in time, at the latest when a third of the ttl is left. Finish or stop the work.
+            on_at_risk: is called with the lease each time it becomes AT_RISK: a renewal failed or got no
+                answer in time, or a third of the ttl is left. Finish or stop the work.
             on_lost: is called with the lease when it is LOST; `raise_if_lost` tells the reason. It may come
                 without a warning, e.g. if the process was paused. A release calls neither.
 
@@ -153,13 +154,15 @@ class Client:
             OverloadedError: too many acquires wait already at every reachable server.
             OutcomeUnknownError: no answer came in time; the client releases any grant in the background.
             LeaseLostError: the grant arrived after its validity had ended.
-            InvalidArgumentError: an argument is out of bounds, or a callback is an async function.
+            InvalidArgumentError: an argument is out of bounds, or a callback is not a plain function.
+            AccessDeniedError: the server refused the credentials.
+            ServerError: the server has a bug, or does not support the request.
             ClosedError: the client is closed.
 
         Callbacks: a thread of their own runs the callbacks of this client one after another, so a slow one
-        delays the others but no renewal. Changes of a lease that come meanwhile are told as the latest
-        one. The client logs what they raise (`callback_failed`). In a forked child no callback runs;
-        there the lease is LOST at once.
+        delays the others but no renewal. If the state changes while a callback waits, only the latest change
+        is reported. The client logs what they raise (`callback_failed`). In a forked child no callback
+        runs; there the lease is LOST at once.
         """
         order = self._order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
         callbacks = Callbacks(on_at_risk, on_lost)
@@ -179,12 +182,12 @@ class Client:
             client.try_run("nightly-report", write_report, ttl=60)
 
         It returns False if another client holds the lock. All other errors pass: those of `acquire`, those
-        of the function (LockHeldError too), and LeaseLostError at its end. It drops the function's result:
-        a None could mean both. `current_lease()` is the lease. A host that comes after the end of a run
-        finds the lock free, and runs the function again.
+        of the function (LockHeldError too), and LeaseLostError at its end. It discards the function's result;
+        the return value only says whether the function ran. `current_lease()` is the lease. A host that comes
+        after the end of a run finds the lock free, and runs the function again.
 
         Raises:
-            TypeError: it is an async function, or it is a generator.
+            TypeError: the function is async, a generator, or not callable.
             RedfenceError: as `acquire`, except LockHeldError.
         """
         check_function(function, is_async=False)
@@ -201,7 +204,10 @@ class Client:
 
         Raises:
             UnavailableError: no server was reachable, or it reached no quorum.
+            OutcomeUnknownError: no answer came within the rpc timeout; call again.
             InvalidArgumentError: the resource name is invalid.
+            AccessDeniedError, ServerError: as `acquire`.
+            ClosedError: the client is closed.
         """
         requests.check_resource(resource)
         lease_id = self._session.waiting_lease_id(resource)
@@ -217,7 +223,10 @@ class Client:
 
         Raises:
             UnavailableError: no server was reachable, or the nodes that answered cannot decide.
+            OutcomeUnknownError: no answer came within the rpc timeout; call again.
             InvalidArgumentError: the resource name or the fencing token is invalid.
+            AccessDeniedError, ServerError: as `acquire`.
+            ClosedError: the client is closed.
         """
         checked = token_to_check(lease, token)
         request = lock_pb2.CheckTokenRequest(resource=checked.resource, fencing_token=checked.token)
@@ -228,6 +237,9 @@ class Client:
 
         Raises:
             UnavailableError: no server was reachable.
+            OutcomeUnknownError: no answer came within the rpc timeout; call again.
+            AccessDeniedError, ServerError: as `acquire`.
+            ClosedError: the client is closed.
         """
         return reports.read_cluster(self._session.call("ClusterStatus", lock_pb2.ClusterStatusRequest()))
 

@@ -112,8 +112,9 @@ class Lease:
 class Lock:
     """Holds a lock for the body of a `with`; made by `Client.lock`.
 
-    After the body has ended it can be entered again, which acquires a new lease. It cannot be entered twice
-    at once, but it decorates functions: each call then acquires a lease of its own, also concurrently.
+    After the body has ended it can be entered again, which acquires a new lease. Entering it twice at once
+    raises RuntimeError. It also decorates functions: each call acquires a lease of its own, even
+    concurrently.
     """
 
     __slots__ = ("_callbacks", "_entered", "_lease", "_order", "_session")
@@ -130,6 +131,7 @@ class Lock:
 
         Raises:
             RedfenceError: as `Client.acquire`.
+            RuntimeError: this object is entered already.
         """
         if not self._entered.acquire(blocking=False):
             raise RuntimeError("this lock is already entered; create another one with client.lock()")
@@ -190,7 +192,10 @@ class Lock:
         return locked
 
     def locked(self) -> bool:
-        """Return whether this object is entered and its lease still held. Asks the clock, no server."""
+        """Return whether this object is entered and its lease still held. Asks the clock, no server.
+
+        False while another object or a decorated call holds the lock.
+        """
         lease = self._lease
         return lease is not None and lease.owned()
 

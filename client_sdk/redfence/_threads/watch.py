@@ -27,7 +27,10 @@ class LossEvent:
         return self._state() is LeaseState.LOST
 
     def wait(self, timeout: Seconds | None = None) -> bool:
-        """Wait until the lease is lost or released, at most `timeout`; return whether it is lost."""
+        """Wait until the lease is lost or released; return whether it is lost.
+
+        It waits at most `timeout` seconds; None waits without end.
+        """
         if isinstance(timeout, timedelta):
             timeout = timeout.total_seconds()
         core = self._core

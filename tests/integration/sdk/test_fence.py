@@ -134,7 +134,7 @@ def _until_one_waits(conninfo: str) -> None:
 def test_an_older_token_waits_for_the_commit_of_a_newer_one(
     conninfo: str, isolation: str, ends: str, outcome: type[BaseException] | None, first: int | None
 ) -> None:
-    """Also where the resource has no row yet."""
+    """It waits even where the resource has no row yet."""
     if first is not None:
         with psycopg.connect(conninfo) as connection:
             fence.check(connection, first, resource="orders/42")
@@ -215,7 +215,7 @@ def test_a_lease_and_the_current_lease_are_tokens_and_none_is_refused() -> None:
     ("token", "options", "problem"),
     [
         (33, {}, "resource is missing; a number like 33 needs its resource"),
-        (FencingToken("a", 33), {"resource": "b"}, "token is one of 'a'; pass the token of 'b'"),
+        (FencingToken("a", 33), {"resource": "b"}, "token belongs to 'a'; pass the token of 'b'"),
         (0, {"resource": "a"}, "token is 0; a fencing token is greater than 0"),
         (2**53, {"resource": "a"}, "is greater than 0 and less than 2\\^53"),
         (True, {"resource": "a"}, "token must be an int, not bool"),

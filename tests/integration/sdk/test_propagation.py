@@ -95,7 +95,9 @@ def test_a_header_that_is_missing_or_malformed_is_named(
 def test_two_different_tokens_are_refused() -> None:
     pairs = propagation.to_metadata(_TOKEN)
     assert propagation.from_metadata(pairs + pairs) == _TOKEN
-    with pytest.raises(InvalidArgumentError, match="redfence-token is there twice: '34' and '35'"):
+    with pytest.raises(
+        InvalidArgumentError, match="redfence-token occurs with two values, '34' and '35'; send one"
+    ):
         propagation.from_metadata((*pairs, ("redfence-token", "35")))
 
 
@@ -205,7 +207,7 @@ def test_the_next_service_writes_under_the_callers_token_until_a_later_holder_ca
             )
         assert pay(redfence.current_lease()).startswith("token is None; hold the lock, or pass the token")
         with client.lock("another", ttl=60) as another:
-            assert pay(another) == f"token is one of 'another'; pass the token of {name!r}"
+            assert pay(another) == f"token belongs to 'another'; pass the token of {name!r}"
         old.release()
     assert payments.paid() == [old.token, old.token, old.token + 1]
 

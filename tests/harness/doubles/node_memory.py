@@ -1,4 +1,4 @@
-"""What a node in memory keeps, as plain data: no script, clock, I/O or chance."""
+"""Keeps the memory of a fake node as plain data: no script, clock, I/O or chance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from redfence_server.membership.examination import Phase
 from redfence_server.redis_io.scripts import Keyspace
 
 ADMITTED = "ad" * 16
-"""The admission id of a node that nobody has disturbed."""
+"""The admission id of a node that no fault has disturbed."""
 ALONE = Formation("cluster", index=0, node_count=1, max_ttl_ms=300_000)
 Published = tuple[str, str, int]
 """A notice of the scripts: channel, resource and token."""
@@ -19,7 +19,7 @@ Published = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What the `lock` key of one resource says; it is gone once the clock has passed `expires_at_ms`."""
+    """Holds the `lock` key of one resource; it is gone once the clock has passed `expires_at_ms`."""
 
     digest: str
     nonce: str
@@ -33,7 +33,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """What the `counter` key of one resource says, and when it is dropped as idle."""
+    """Holds the `counter` key of one resource, and when it is dropped as idle."""
 
     value: int
     expires_at_ms: float
@@ -87,7 +87,7 @@ class NodeMemory:
         self.counters.pop(resource, None)
 
     def wipe(self) -> None:
-        """Forget everything, the identity as well: nobody is admitted any more."""
+        """Forget everything, the identity as well: the node admits no server any more."""
         self.admission = self.run_id = ""
         self.high = None
         self.floor = self.voted_floor = self.reserved = self.waited_floor = 0

@@ -1,4 +1,4 @@
-"""A node in memory: the scripts of lua/ as a state machine, without clock, I/O or chance.
+"""Simulates a node in memory: the scripts of lua/ as a state machine, without clock, I/O or chance.
 
 tests/contract compares it with real nodes, script by script.
 """
@@ -29,14 +29,14 @@ from redfence_server.locking.node import (
 TOKENS_END = 2**53
 """The first number that no node mints."""
 NOTIFY_MAX = 64
-"""How many other servers are told of the end of one hold."""
+"""The greatest number of other servers that a node tells of the end of one hold."""
 
 
 class FakeNodeState(NodeMemory):
     """The memory of one node, and the scripts that change it."""
 
     def join(self, command: JoiningCommand, now_ms: float = 0.0) -> JoiningAnswer:
-        """Carry out one script over a connection that admits nobody."""
+        """Carry out one script over a connection that admits no server."""
         return membership_scripts.join(self, command, now_ms)
 
     def apply(  # noqa: PLR0911  (one return per script)

@@ -1,4 +1,4 @@
-"""The ways by which programs reach a database, behind one face: transactions that check and then run SQL."""
+"""Reaches a database by each driver and framework, through one interface: check, then run SQL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 Run = Callable[[str], Any]
 Transaction = tuple[Any, Run]
-"""What `fence.check` gets, and how the program runs a statement in the same transaction."""
+"""The argument for `fence.check`, and the function that runs a statement in the same transaction."""
 
 _LOCK_TIMEOUT_S = 60.0
 

@@ -1,4 +1,4 @@
-"""What must hold in the adversary's world, *under every fault*, because no time passes there.
+"""States the invariants of the adversary's world: they hold *under every fault*, as no time passes there.
 
 T1  No two grants of different leases carry the same token.
 T2  A grant is greater than every grant of another lease that was answered before its attempt began.
@@ -26,7 +26,7 @@ class Violation(AssertionError):  # noqa: N818  (what was found, not an error of
 
 
 class Invariants:
-    """What has become of each hold, and whether an event breaks an invariant."""
+    """Tracks each hold, and tells whether an event breaks an invariant."""
 
     def __init__(self) -> None:
         self.ended: frozenset[str] = frozenset()  # leases that were released

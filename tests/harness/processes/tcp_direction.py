@@ -1,4 +1,4 @@
-"""What a broken network does to the bytes of one direction; tcp_proxy.py carries them."""
+"""Does to the bytes of one direction what a broken network does; tcp_proxy.py carries them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 MARK_BYTES_MAX = 64
-"""No longer is a text to look for."""
+"""The longest text to look for."""
 
 
 class Flow(Enum):
-    """What happens to bytes of one direction."""
+    """Names what happens to the bytes of one direction."""
 
     PASS = "they arrive"
     HOLD = "they arrive when the network heals"

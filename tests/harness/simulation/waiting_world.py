@@ -218,7 +218,7 @@ class WaitingWorld:
         return [host.redis.state._hold(RESOURCE, now_ms()) for host in self._hosts]
 
     async def _watch(self) -> None:
-        """Look again and again whether the lock is free beside somebody who waits, or held by nobody."""
+        """Check again and again that the lock is not free beside a waiter, nor held without a holder."""
         free_since_ms: float | None = None
         free_ms_max = QUIET_FREE_MS_MAX if self.quiet else FREE_MS_MAX
         while True:
@@ -231,7 +231,7 @@ class WaitingWorld:
             elif free_since_ms is None:
                 free_since_ms = now_ms()
             elif now_ms() - free_since_ms > free_ms_max:
-                self.history.problem(f"free for {free_ms_max} ms beside {waiting} who wait")
+                self.history.problem(f"free for {free_ms_max} ms although {waiting} callers wait")
                 free_since_ms = None
 
     def _is_free(self) -> bool:

@@ -162,7 +162,7 @@ class World:
             granted = self.history.grants.get(resource, [])
             # A hold on a node whose clock was set back lasts as much longer.
             if (not granted or granted[-1].lease != lease.digest) and not self.history.clocks_were_set_back:
-                self.history.problem(f"P: nobody is granted {resource} after {taken_ms:.0f} ms of peace")
+                self.history.problem(f"P: no server granted {resource} within {taken_ms:.0f} ms of peace")
 
     async def _end(self) -> None:
         """C: nothing is left of anybody."""

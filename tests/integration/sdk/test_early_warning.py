@@ -143,7 +143,7 @@ async def test_what_a_callback_raises_is_logged_and_the_next_one_is_called(
 
 
 async def test_a_callback_that_blocks_its_thread_stops_no_renewal(fake: FakeLockServer) -> None:
-    """What happens meanwhile is told afterwards, as the latest change."""
+    """Afterwards the client reports only the latest change."""
     client = Threaded(fake.client())
     told, go_on = Told(), threading.Event()
 

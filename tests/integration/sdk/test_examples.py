@@ -7,6 +7,7 @@ import asyncio
 import inspect
 import re
 import sqlite3
+import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
@@ -19,6 +20,7 @@ import redfence
 import redfence.testing
 import redfence_storage.client
 from harness.doubles.grpc_fake import GrpcFake
+from harness.processes.commands import CommandProcesses
 from harness.processes.storage_server import serving
 from redfence import fence, propagation
 from redfence_storage.client import AsyncStorageClient, StorageClient
@@ -84,14 +86,15 @@ def _blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.slow
 async def test_each_example_of_the_sdks_page_is_a_program_that_runs(
-    fake: GrpcFake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fake: GrpcFake, commands: CommandProcesses
 ) -> None:
-    monkeypatch.setenv("REDFENCE_SERVER", fake.address)
     printed = ["I hold orders/42", "highest_token <= ", "page 2", "", "token ", "report", "LeaseState.LOST"]
     for example, words in zip(_blocks("sdk.md", "python"), printed, strict=True):
-        await asyncio.to_thread(exec, compile(example, "docs/sdk.md", "exec"), {})
-        assert words in capsys.readouterr().out
+        environment = {"REDFENCE_SERVER": fake.address}
+        run = commands.start(sys.executable, "-W", "error", "-c", example, environment=environment)
+        assert words in await run.ended()
 
 
 def test_the_page_on_fences_shows_what_works() -> None:

@@ -26,6 +26,11 @@ _STYLES: Mapping[str, tuple[str, str, bool]] = {
 _AUTOCOMMIT = (
     "is in autocommit mode, so the check would not protect the next statement; begin a transaction first"
 )
+_SAVEPOINT = (
+    "is in a savepoint that may be the whole transaction on SQLite, so its release may commit the check; "
+    "check before the savepoint, or begin each transaction with BEGIN "
+    "(SQLAlchemy: isolation_level None in the driver, and a listener of the event `begin` that runs BEGIN)"
+)
 _TRANSACTION_IDLE = 0
 _LEGACY_TRANSACTION_CONTROL = -1
 
@@ -120,10 +125,11 @@ def _declared_style(kind: type) -> str | None:
     return None
 
 
-def require_transaction(connection: Any) -> None:
-    """Raise if a driver's connection shows that each statement commits by itself.
+def require_transaction(connection: Any, *, in_savepoint: bool) -> None:
+    """Raise if a driver's connection shows that the check could commit before the caller's transaction.
 
-    A connection without these attributes is believed.
+    A connection without these attributes is believed. `in_savepoint` tells whether the library above
+    the driver has opened a savepoint.
     """
     if isinstance(getattr(connection, "in_transaction", None), bool):
         # sqlite3: without Python 3.12 or its `autocommit`, the isolation level decides.
@@ -132,6 +138,9 @@ def require_transaction(connection: Any) -> None:
         commits = connection.isolation_level is None if is_legacy else bool(mode)
         if commits and not connection.in_transaction:
             raise _invalid("connection", _AUTOCOMMIT)
+        if in_savepoint and is_legacy and not commits:
+            # The driver runs BEGIN before an INSERT, but not before a SAVEPOINT.
+            raise _invalid("connection", _SAVEPOINT)
     elif getattr(connection, "autocommit", None) is True:
         # psycopg: a transaction may be open all the same, begun by `connection.transaction()`.
         status = getattr(getattr(connection, "info", None), "transaction_status", _TRANSACTION_IDLE)

@@ -21,6 +21,9 @@ same resource committed meanwhile: roll back, and repeat the transaction with th
 A rollback forgets the check, and the writes that it protected with it. What a fenced read returned
 counts only once its transaction has committed. A rollback to a savepoint from before the check
 forgets it too: check again. Never delete a row of the table: lower tokens would be accepted again.
+
+SQLite: begin with BEGIN or with the check, not with a savepoint: the release of a first savepoint
+commits. sqlite3's `executescript` commits too.
 """
 
 from __future__ import annotations
@@ -137,8 +140,9 @@ def _check_sqlalchemy(connection: Any, fencing: FencingToken, table: str) -> Non
         # The first statement would do the same. Listeners may begin the driver's transaction here.
         connection.begin()
     driver = connection.connection
-    _sql.require_transaction(driver.dbapi_connection)
-    _sql.require_transaction(driver.driver_connection)
+    in_savepoint = connection.in_nested_transaction()
+    _sql.require_transaction(driver.dbapi_connection, in_savepoint=in_savepoint)
+    _sql.require_transaction(driver.driver_connection, in_savepoint=in_savepoint)
     style = _sql.style_of(driver, driver, connection.dialect.paramstyle)
     statements = _sql.Statements(fencing, _sql.checked_table(table), style)
     if not connection.exec_driver_sql(*statements.raise_highest()).fetchall():
@@ -155,7 +159,9 @@ def _check_cursor(cursor: Any, fencing: FencingToken, table: str, paramstyle: st
 
 def _prepare(cursor: Any, fencing: FencingToken, table: str, paramstyle: str | None) -> _sql.Statements:
     driver = getattr(cursor, "connection", None)
-    _sql.require_transaction(driver)
+    # Django's cursors lead to its connection, which knows the savepoints of `atomic`.
+    savepoints = getattr(getattr(cursor, "db", None), "savepoint_ids", ())
+    _sql.require_transaction(driver, in_savepoint=any(savepoints))
     style = _sql.style_of(driver, cursor, paramstyle)
     return _sql.Statements(fencing, _sql.checked_table(table), style)
 

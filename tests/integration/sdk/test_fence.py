@@ -6,6 +6,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,33 @@ def test_autocommit_is_refused_before_anything_is_changed(access: Access) -> Non
     ):
         fence.check(guarded, 33, resource="orders/42")
     assert _rows(access, "SELECT * FROM redfence_fences") == []
+
+
+@pytest.mark.parametrize("name", [name for name in SQLITE if "sqlite3" not in name])
+def test_the_release_of_a_savepoint_commits_no_check(tmp_path: Path, name: str) -> None:
+    """On SQLite a savepoint is the whole transaction if no BEGIN precedes it."""
+    from django.db import transaction
+
+    access, is_django = sqlite_accesses(tmp_path / "data.db")[name], name.startswith("Django")
+    with (
+        closing(sqlite3.connect(tmp_path / "data.db", isolation_level=None)) as other,
+        (access.autocommit if is_django else access.begin)() as (guarded, _),
+    ):
+        other.execute(fence.create_table_sql())
+        if is_django:
+            transaction.set_autocommit(False, using="data")
+
+        def check_in_savepoint() -> None:
+            with transaction.atomic(using="data") if is_django else guarded.begin_nested():
+                fence.check(guarded, 33, resource="orders/42")
+
+        if name == "SQLAlchemy listener":
+            check_in_savepoint()
+        else:
+            with pytest.raises(InvalidArgumentError, match=r"in a savepoint .* check before the savepoint"):
+                check_in_savepoint()
+            fence.check(guarded, 33, resource="orders/42")
+        assert other.execute("SELECT * FROM redfence_fences").fetchall() == []
 
 
 def _in_thread(call: Callable[[], None]) -> tuple[threading.Thread, list[BaseException]]:

@@ -31,7 +31,12 @@ _SAVEPOINT = (
     "check before the savepoint, or begin each transaction with BEGIN "
     "(SQLAlchemy: isolation_level None in the driver, and a listener of the event `begin` that runs BEGIN)"
 )
-_TRANSACTION_IDLE = 0
+_PIPELINED = (
+    "is in autocommit mode, and its pipeline hides whether a transaction is open; "
+    "check in a transaction and before the pipeline"
+)
+# libpq's numbers, which psycopg and psycopg2 share.
+_IDLE, _ACTIVE, _IN_TRANSACTION, _IN_FAILED_TRANSACTION = range(4)
 _LEGACY_TRANSACTION_CONTROL = -1
 
 Statement = tuple[str, Any]
@@ -143,9 +148,9 @@ def require_transaction(connection: Any, *, in_savepoint: bool) -> None:
             raise _invalid("connection", _SAVEPOINT)
     elif getattr(connection, "autocommit", None) is True:
         # psycopg: a transaction may be open all the same, begun by `connection.transaction()`.
-        status = getattr(getattr(connection, "info", None), "transaction_status", _TRANSACTION_IDLE)
-        if status == _TRANSACTION_IDLE:
-            raise _invalid("connection", _AUTOCOMMIT)
+        status = getattr(getattr(connection, "info", None), "transaction_status", _IDLE)
+        if status not in (_IN_TRANSACTION, _IN_FAILED_TRANSACTION):
+            raise _invalid("connection", _PIPELINED if status == _ACTIVE else _AUTOCOMMIT)
 
 
 def is_async(connection: Any) -> bool:

@@ -99,6 +99,18 @@ def test_autocommit_is_refused_before_anything_is_changed(access: Access) -> Non
     assert _rows(access, "SELECT * FROM redfence_fences") == []
 
 
+def test_autocommit_is_refused_in_a_pipeline_too(conninfo: str) -> None:
+    with closing(psycopg.connect(conninfo, autocommit=True)) as connection:
+        with connection.pipeline():
+            connection.execute(b"SELECT 1")
+            with pytest.raises(InvalidArgumentError, match=r"autocommit mode, and its pipeline hides"):
+                fence.check(connection, 33, resource="orders/42")
+        with connection.pipeline(), connection.transaction():
+            fence.check(connection, 34, resource="orders/42")
+        found = connection.execute(b"SELECT highest_token FROM redfence_fences").fetchall()
+        assert found == [(34,)]
+
+
 @pytest.mark.parametrize("name", [name for name in SQLITE if "sqlite3" not in name])
 def test_the_release_of_a_savepoint_commits_no_check(tmp_path: Path, name: str) -> None:
     """On SQLite a savepoint is the whole transaction if no BEGIN precedes it."""

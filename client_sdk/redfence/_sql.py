@@ -100,6 +100,17 @@ def _first_value(row: Any) -> int:
     return int(row if isinstance(row, int) else row[0])
 
 
+def return_tuples(cursor: Any) -> None:
+    """Let a new cursor of psycopg or sqlite3 return tuples, whatever rows its connection asks for."""
+    if hasattr(type(cursor), "row_factory"):
+        cursor.row_factory = _row_factory
+
+
+def _row_factory(_cursor: object, *row: tuple[Any, ...]) -> Any:
+    # sqlite3 passes each row. psycopg passes none, and calls the result with each.
+    return row[0] if row else tuple
+
+
 def checked_table(table: str) -> str:
     """Return the name of the table, which becomes part of the statements; raise if it is not a plain name."""
     if not _TABLE_NAME.fullmatch(table):

@@ -62,7 +62,7 @@ def check(
     Args:
         connection: a DB-API connection or cursor (sqlite3, psycopg …), Django's `connection` or a
             cursor of it, or a `Connection` or `Session` of SQLAlchemy. Rows not yet fetched from a
-            cursor are lost.
+            cursor are lost. Pass the connection if the cursor's row factory fits only your rows.
         token: a lease, a `redfence.FencingToken`, or a number together with `resource`. None raises
             InvalidArgumentError; `redfence.current_lease()` returns it outside a lock.
         resource: the resource that guards the data. Give it if the token comes from another
@@ -85,6 +85,7 @@ def check(
         _check_sqlalchemy(connection, fencing, table)
     elif callable(getattr(connection, "cursor", None)):
         with closing(connection.cursor()) as cursor:
+            _sql.return_tuples(cursor)
             _check_cursor(cursor, fencing, table, paramstyle)
     elif hasattr(connection, "execute"):
         _check_cursor(connection, fencing, table, paramstyle)
@@ -125,6 +126,8 @@ async def check_async(
     opened = connection.cursor() if callable(getattr(connection, "cursor", None)) else None
     cursor = opened or connection
     try:
+        if opened is not None:
+            _sql.return_tuples(opened)
         statements = _prepare(cursor, fencing, table, paramstyle)
         await cursor.execute(*statements.raise_highest())
         if not await cursor.fetchall():

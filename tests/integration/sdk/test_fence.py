@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg.rows import class_row
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 import redfence
@@ -300,6 +302,30 @@ def test_a_cursor_of_an_unknown_library_needs_a_parameter_style() -> None:
     with pytest.raises(StaleTokenError):
         fence.check(Wrapped(connection), 33, resource="a", paramstyle="named")
     connection.close()
+
+
+@dataclass
+class _Order:
+    number: int
+
+
+async def test_the_rows_of_a_check_need_not_fit_the_connection(conninfo: str) -> None:
+    """A connection may turn each row into an object of the program."""
+    given: dict[str, Any] = {"resource": "orders/42"}
+    with (
+        closing(sqlite3.connect(":memory:")) as lite,
+        psycopg.connect(conninfo, row_factory=class_row(_Order)) as connection,
+    ):
+        lite.execute(fence.create_table_sql())
+        lite.row_factory = lambda _, row: _Order(*row)
+        for guarded in (lite, connection):
+            fence.check(guarded, 34, **given)
+            with pytest.raises(StaleTokenError, match="seen 34"):
+                fence.check(guarded, 33, **given)
+    async with await psycopg.AsyncConnection.connect(conninfo, row_factory=class_row(_Order)) as connecting:
+        await fence.check_async(connecting, 34, **given)
+        with pytest.raises(StaleTokenError, match="seen 34"):
+            await fence.check_async(connecting, 33, **given)
 
 
 async def test_a_connection_of_the_wrong_kind_names_the_right_function() -> None:

@@ -135,6 +135,7 @@ class SessionDriver:
                 command = self._next_command()
                 with self._lock:
                     self._step(command)
+                del command  # it may keep a lease alive
         finally:
             # Also after a failure, e.g. if no thread can be started: no caller may wait for ever.
             unwatch()

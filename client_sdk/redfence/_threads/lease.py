@@ -104,7 +104,7 @@ class Lease:
             return False
         if self.lost.is_set():
             # The release only tidies up, so do not wait for it.
-            self._session.release_soon(self._core)
+            self._session.release_soon(self._core, holder=self)
             return False
         return self._session.release(self._core)
 
@@ -170,7 +170,7 @@ class Lock:
             self._release_and_log(core)
             return
         # The release only tidies up, so do not wait for it.
-        self._session.release_soon(core)
+        self._session.release_soon(core, holder=lease)
         if exc is None:
             raise lost
 

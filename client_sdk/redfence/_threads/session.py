@@ -102,13 +102,16 @@ class SyncSession:
         self._release(lease, answer)
         return self._driver.is_own_thread or answer.result()
 
-    def release_soon(self, lease: LeaseCore) -> None:
-        """Release a lease without waiting for the answer; does nothing if the client is closed."""
-        with suppress(ClosedError):
-            self._release(lease, Answer())
+    def release_soon(self, lease: LeaseCore, holder: object = None) -> None:
+        """Release a lease without waiting for the answer; does nothing if the client is closed.
 
-    def _release(self, lease: LeaseCore, answer: Answer[bool]) -> None:
-        def start(core: SessionCore, now_ms: float) -> None:
+        The command keeps `holder`, the lease object, so that the session can still tell it of a loss.
+        """
+        with suppress(ClosedError):
+            self._release(lease, Answer(), holder)
+
+    def _release(self, lease: LeaseCore, answer: Answer[bool], holder: object = None) -> None:
+        def start(core: SessionCore, now_ms: float, _keep: object = holder) -> None:
             core.check_open()
             core.release(lease, answer, now_ms=now_ms)
 

@@ -65,6 +65,12 @@ async def _pass(fake: FakeLockServer, client: Any, seconds: float) -> None:
         await client.cluster_status()
 
 
+def _pass_unnoticed(fake: FakeLockServer, seconds: float) -> None:
+    """Move the clock as it moves while the session's timer is late."""
+    with fake.clock._lock:
+        fake.clock._now_ms += seconds * 1000
+
+
 async def _at_risk(fake: FakeLockServer, client: Any) -> None:
     fake.lose_quorum()
     await _pass(fake, client, _TTL / 3)
@@ -109,6 +115,23 @@ async def test_a_loss_that_only_the_exit_notices_is_told(fake: FakeLockServer, c
             fake.clock.advance(_TTL + 1)
     gc.collect()  # the error refers to itself, and to the lease
     await eventually(lambda: told.states == ["EXPIRED"])
+
+
+@pytest.mark.parametrize("way", ["lock", "release"])
+async def test_a_loss_that_the_holder_sees_before_the_session_is_told(fake: FakeLockServer, way: str) -> None:
+    """The program drops the lease before the session's thread, which is late, can look at it."""
+    with fake.client() as client:
+        told = Told()
+        lock = client.lock("r", ttl=_TTL, on_lost=told.on_lost)
+        lease = lock.__enter__() if way == "lock" else client.acquire("r", ttl=_TTL, on_lost=told.on_lost)
+        with client._session._driver._lock:
+            _pass_unnoticed(fake, _TTL + 1)
+            if way == "lock":
+                lock.__exit__(KeyError, KeyError(), None)
+            else:
+                assert not lease.release()
+            del lease
+        await eventually(lambda: told.states == ["EXPIRED"])
 
 
 async def test_closing_the_client_is_a_loss_and_a_release_is_none(fake: FakeLockServer, client: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import logging
 import threading
 from collections.abc import Callable
@@ -28,7 +29,9 @@ class CallbackRunner:
         self._calls.put(call)
         if self._busy.acquire(blocking=False):
             try:
-                threading.Thread(target=self._run, name="redfence-callbacks", daemon=True).start()
+                # Not `Thread.start`: it waits, and takes a lock of `threading` that the main thread may hold
+                # while its signal handler waits for the session. The end of Python waits for no such thread.
+                _thread.start_new_thread(self._run, ())
             except RuntimeError as error:
                 # No thread can be started. The renewals go on, and the next call tries again.
                 self._busy.release()

@@ -187,7 +187,7 @@ async def test_a_callback_that_blocks_its_thread_stops_no_renewal(fake: FakeLock
     assert told.states == ["AT_RISK"]
     go_on.set()
     await eventually(lambda: told.states == ["AT_RISK", "NOT_HELD"])
-    await eventually(lambda: "redfence-callbacks" not in {thread.name for thread in threading.enumerate()})
+    await eventually(lambda: not client.inner._session.callbacks._busy.locked())
 
 
 async def test_a_callback_may_use_its_client(fake: FakeLockServer) -> None:

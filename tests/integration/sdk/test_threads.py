@@ -18,7 +18,7 @@ from integration.sdk.test_cancellation import Interruption
 import redfence
 from harness.time.eventually import eventually
 from redfence._fake.links import FakeSyncConnector
-from redfence.testing import FakeLockServer
+from redfence.testing import FakeLockServer, ManualClock
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning",
@@ -119,6 +119,31 @@ def test_a_defect_in_a_call_reaches_its_caller(fake: FakeLockServer) -> None:
     assert isinstance(_bounded(lambda: client.acquire("r", ttl=60)), OSError)
     assert isinstance(_bounded(client.cluster_status), redfence.ClosedError)
     assert _bounded(client.close) is None
+
+
+def test_the_first_callback_waits_for_no_lock_of_threading() -> None:
+    """Another thread is in the middle of `Thread.start` or `enumerate`, as if a signal interrupted it."""
+    entered, leave, told = threading.Event(), threading.Event(), threading.Event()
+    in_time: list[bool] = []
+
+    def hold() -> None:
+        with threading._active_limbo_lock:  # type: ignore[attr-defined]
+            entered.set()
+            in_time.append(leave.wait(5))
+
+    with FakeLockServer(ManualClock()) as fake, fake.client() as client:
+        lease = client.acquire("r", ttl=30, on_lost=lambda _: told.set())
+        other = client.acquire("other", ttl=60)
+        holder = threading.Thread(target=hold)
+        holder.start()
+        entered.wait()
+        fake.clock.advance(31)
+        assert other.release()
+        assert told.wait(10)
+        leave.set()
+        holder.join()
+    assert lease.lost.is_set()
+    assert in_time == [True]
 
 
 async def test_a_failed_call_keeps_nothing_of_its_callers_alive(fake: FakeLockServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import sys
 import threading
 from collections.abc import Callable
@@ -36,20 +37,12 @@ def test_a_call_that_meets_the_end_of_the_thread_runs_too() -> None:
 
 def test_calls_run_in_order_and_the_thread_ends_after_them() -> None:
     runner, ran, go_on = CallbackRunner(), list[int](), threading.Event()
-    threads: SimpleQueue[threading.Thread] = SimpleQueue()
-
-    def first() -> None:
-        threads.put(threading.current_thread())
-        ran.append(go_on.wait(10))
-
-    runner.put(first)
+    runner.put(lambda: ran.append(go_on.wait(10)))
     for number in range(2, 100):
         runner.put(lambda number=number: ran.append(number))  # type: ignore[misc]
     assert not ran
     go_on.set()
-    thread = threads.get(timeout=10)
-    thread.join(10)
-    assert not thread.is_alive()
+    assert runner._busy.acquire(timeout=10)  # the thread held it until its end
     assert ran == [True, *range(2, 100)]
 
 
@@ -59,3 +52,19 @@ def test_a_callback_that_wants_to_exit_is_told_that_it_cannot(caplog: pytest.Log
     runner.put(ran.set)
     assert ran.wait(10)
     assert "callback_failed error='sys.exit() cannot end the program here" in caplog.text
+
+
+def test_a_refused_thread_is_logged_and_the_next_call_tries_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    runner, ran = CallbackRunner(), threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(_thread, "start_new_thread", refuse)
+        runner.put(ran.set)
+    assert "callback_delayed" in caplog.text
+    assert not ran.is_set()
+    runner.put(lambda: None)
+    assert ran.wait(10)

@@ -98,7 +98,8 @@ class AsyncLease:
         return self.lost._changes()  # noqa: SLF001  (the two classes share their private parts)
 
     def _call_back(self, state: LeaseState) -> None:
-        self._callbacks.call(self, state)
+        # These two end the event loop, as in any callback of asyncio.
+        self._callbacks.call(self, state, passes=(KeyboardInterrupt, SystemExit))
 
     def _lost_error(self) -> LeaseLostError | None:
         if self._session.owner.is_parent:

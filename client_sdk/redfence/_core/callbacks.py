@@ -51,14 +51,16 @@ class Callbacks(Generic[LeaseT]):
         """Return whether there is a callback."""
         return self.on_at_risk is not None or self.on_lost is not None
 
-    def call(self, lease: LeaseT, state: LeaseState) -> None:
-        """Call the callback of a state, if it has one; log what it raises."""
+    def call(self, lease: LeaseT, state: LeaseState, *, passes: tuple[type[BaseException], ...] = ()) -> None:
+        """Call the callback of a state, if it has one; log what it raises, except for errors of `passes`."""
         callback = {LeaseState.AT_RISK: self.on_at_risk, LeaseState.LOST: self.on_lost}.get(state)
         if callback is None:
             return
         try:
             callback(lease)
-        except Exception as error:  # noqa: BLE001  (the holder's error must not end the client)
+        except passes:
+            raise
+        except BaseException as error:  # noqa: BLE001  (it must not stop the callbacks of other leases)
             _log.error("callback_failed lease=%r state=%s", lease, state.value, exc_info=error)
 
 

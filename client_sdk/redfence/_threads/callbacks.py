@@ -53,9 +53,5 @@ class CallbackRunner:
                 call = self._calls.get_nowait()
             except Empty:
                 return
-            try:
-                call()
-            except SystemExit:
-                # Python ignores it in a thread, so the program would go on without a word.
-                _log.error("callback_failed error='sys.exit() cannot end the program here; set an event'")
+            call()
             del call  # it keeps a lease alive

@@ -165,6 +165,42 @@ async def test_what_a_callback_raises_is_logged_and_the_next_one_is_called(
     await eventually(lambda: told.states == ["NOT_HELD"])
 
 
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+async def test_no_error_of_a_callback_silences_another_lease(
+    fake: FakeLockServer, caplog: pytest.LogCaptureFixture, error: type[BaseException]
+) -> None:
+    told, go_on = Told(), threading.Event()
+
+    def fail(_lease: object) -> None:
+        assert go_on.wait(10)
+        raise error
+
+    with fake.client() as client:
+        kept = (
+            client.acquire("r", ttl=_TTL, on_lost=fail),
+            client.acquire("s", ttl=_TTL, on_lost=told.on_lost),
+        )
+    go_on.set()
+    await eventually(lambda: told.states == ["CLIENT_CLOSED"])
+    assert f"callback_failed lease={kept[0]!r} state=lost" in caplog.text
+    assert error.__name__ in caplog.text
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_a_callback_may_end_the_event_loop(fake: FakeLockServer, error: type[BaseException]) -> None:
+    def end(_lease: object) -> None:
+        raise error
+
+    async def run() -> None:
+        async with fake.async_client() as client:
+            lease = await client.acquire("r", ttl=_TTL, on_lost=end)
+        assert lease.lost.is_set()
+        await asyncio.sleep(10)
+
+    with pytest.raises(error):
+        asyncio.run(run())
+
+
 async def test_a_callback_that_blocks_its_thread_stops_no_renewal(fake: FakeLockServer) -> None:
     """Afterwards the client reports only the latest change."""
     client = Threaded(fake.client())

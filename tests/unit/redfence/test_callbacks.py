@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import sys
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -44,14 +43,6 @@ def test_calls_run_in_order_and_the_thread_ends_after_them() -> None:
     go_on.set()
     assert runner._busy.acquire(timeout=10)  # the thread held it until its end
     assert ran == [True, *range(2, 100)]
-
-
-def test_a_callback_that_wants_to_exit_is_told_that_it_cannot(caplog: pytest.LogCaptureFixture) -> None:
-    runner, ran = CallbackRunner(), threading.Event()
-    runner.put(sys.exit)
-    runner.put(ran.set)
-    assert ran.wait(10)
-    assert "callback_failed error='sys.exit() cannot end the program here" in caplog.text
 
 
 def test_a_refused_thread_is_logged_and_the_next_call_tries_again(

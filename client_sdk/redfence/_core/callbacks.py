@@ -7,7 +7,6 @@ replaces it.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import weakref
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
+from redfence._core.functions import check_function
 from redfence._core.lease import LeaseCore, LeaseState
 from redfence._errors import InvalidArgumentError
 
@@ -33,7 +33,7 @@ class Callbacks(Generic[LeaseT]):
         on_lost: is called with the lease when it is LOST.
 
     Raises:
-        InvalidArgumentError: a callback is not callable, or it is an async function.
+        InvalidArgumentError: a callback is not callable, or it is an async function or a generator.
     """
 
     on_at_risk: Callback[LeaseT] = None
@@ -41,11 +41,15 @@ class Callbacks(Generic[LeaseT]):
 
     def __post_init__(self) -> None:
         for name, callback in (("on_at_risk", self.on_at_risk), ("on_lost", self.on_lost)):
-            if callback is not None and (not callable(callback) or inspect.iscoroutinefunction(callback)):
+            if callback is None:
+                continue
+            try:
+                check_function(callback, is_async=False)
+            except TypeError:
                 raise InvalidArgumentError(
                     f"{name} must be a plain function that takes the lease, not {callback!r}",
                     metadata={"field": name},
-                )
+                ) from None
 
     def __bool__(self) -> bool:
         """Return whether there is a callback."""

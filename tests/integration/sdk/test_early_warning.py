@@ -245,7 +245,13 @@ async def test_a_callback_may_use_its_client(fake: FakeLockServer) -> None:
 async def test_a_callback_that_cannot_be_called_is_refused(client: Any, callback: str) -> None:
     async def wrong(_lease: object) -> None: ...
 
-    for each in (wrong, "stop"):
+    def generator(_lease: object) -> Iterator[None]:
+        yield
+
+    class Wrong:
+        async def __call__(self, _lease: object) -> None: ...
+
+    for each in (wrong, Wrong(), generator, "stop"):
         with pytest.raises(
             redfence.InvalidArgumentError, match=f"^{callback} must be a plain function"
         ) as error:

@@ -113,6 +113,6 @@ class LeaseWatch:
         # This order matters: the session may change the lease meanwhile, in another thread.
         self._scheduled = False
         latest = self._latest
-        if latest != self._told:
+        if latest != self._told and self._core.state is not LeaseState.RELEASED:
             self._told = latest
             tell(latest[1])

@@ -8,6 +8,7 @@ import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -257,6 +258,19 @@ async def test_a_callback_that_cannot_be_called_is_refused(client: Any, callback
         ) as error:
             await client.acquire("r", ttl=_TTL, **{callback: each})
         assert error.value.field == callback
+
+
+async def test_a_released_lease_is_not_told_that_it_was_at_risk(fake: FakeLockServer) -> None:
+    told, go_on, ended = Told(), threading.Event(), threading.Event()
+    with fake.client() as client:
+        client._session.callbacks.put(partial(go_on.wait, 10))  # type: ignore[arg-type]  # its result is ignored
+        lease = client.acquire("r", ttl=_TTL, max_hold=0.001, on_at_risk=told.on_at_risk)
+        await asyncio.to_thread(fake.clock.advance, _TTL * 0.7)
+        assert lease.release()
+        client._session.callbacks.put(ended.set)
+        go_on.set()
+        assert await asyncio.to_thread(ended.wait, 10)
+        assert not told.states
 
 
 async def test_an_iteration_yields_each_change_and_ends_with_the_lease(fake: FakeLockServer) -> None:

@@ -50,7 +50,8 @@ class AsyncLossEvent:
         """Yield as `AsyncLease.events`; without the lease, so that the program can drop it."""
         seen = LeaseState.ACTIVE
         while seen not in _ENDED:
-            state = self._state()
+            # Not AT_RISK by the clock: no watcher is told if a renewal succeeds before the session warns.
+            state = LeaseState.LOST if self.is_set() else self._core.state
             if state is seen:
                 await self._next_change()
             else:

@@ -273,6 +273,30 @@ async def test_a_released_lease_is_not_told_that_it_was_at_risk(fake: FakeLockSe
         assert not told.states
 
 
+async def test_an_iteration_that_reads_before_a_late_session_does_not_stay_at_risk(
+    fake: FakeLockServer,
+) -> None:
+    async with fake.async_client() as client:
+        lease = await client.acquire("r", ttl=_TTL)
+        seen: list[LeaseState] = []
+
+        async def read() -> None:
+            seen.extend([state async for state in lease.events()])
+
+        fake.freeze()
+        fake.clock.advance(_TTL / 3)
+        await eventually(lambda: lease._core.unanswered_since_ms is not None)
+        await asyncio.sleep(0.05)  # the renewal leaves
+        _pass_unnoticed(fake, _TTL / 3 + 1)
+        reader = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        fake.thaw()
+        await eventually(lambda: lease._core.unanswered_since_ms is None)
+        await lease.release()
+        await reader
+        assert seen[-2:] in ([LeaseState.RELEASED], [LeaseState.ACTIVE, LeaseState.RELEASED])
+
+
 async def test_an_iteration_yields_each_change_and_ends_with_the_lease(fake: FakeLockServer) -> None:
     async with fake.async_client() as client:
         lease = await client.acquire("r", ttl=_TTL)

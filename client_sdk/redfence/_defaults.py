@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import replace
+from functools import lru_cache
 
 from redfence._errors import InvalidArgumentError
 from redfence._messages.requests import AcquireOrder
@@ -44,7 +45,12 @@ def with_holder(order: AcquireOrder) -> AcquireOrder:
 
 def holder_label() -> str:
     """Return "user@host/pid" for this process; the user's number where no usable name is known."""
+    return _label_of(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _label_of(pid: int) -> str:
     user = os.environ.get("USER") or os.environ.get("USERNAME") or ""
     if not (user.isascii() and user.isprintable() and 0 < len(user) <= _USER_CHARACTERS_MAX):
         user = str(os.getuid()) if hasattr(os, "getuid") else "unknown"
-    return f"{user}@{socket.gethostname()}/{os.getpid()}"
+    return f"{user}@{socket.gethostname()}/{pid}"

@@ -357,7 +357,7 @@ class Walk(RuleBasedStateMachine):
         token = self._token(data, resource) if fenced else None
         try:
             found = (
-                get(resource.name, key=key)
+                get(resource.name, key=key, unfenced=True)
                 if token is None
                 else self._call_storage(resource, token, get, key=key)
             )

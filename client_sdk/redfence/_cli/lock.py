@@ -52,9 +52,8 @@ _ARGUMENT_BY_FIELD = {"ttl": "--ttl", "wait": "--wait", "holder": "--holder", "r
 
 # The lease of a stopped command is nearly over, so do not wait longer for a server that does not answer.
 _CLOSE_TIMEOUT_S = 1.0
-# How long a caller gives each server to accept a connection, and to answer. The first is
-# enough for two round trips of 400 ms. In the second a server can tell that its nodes did not answer (twice
-# 500 ms), and the SDK finds out why an address is silent (500 ms after the first).
+# How long a caller gives each server to accept a connection, and to answer. The first is enough for two
+# round trips of 400 ms. In the second a server can tell that its nodes did not answer (twice 500 ms).
 _CONNECT_TIMEOUT_S = 0.8
 _SERVER_TIMEOUT_S = 1.5
 # How long a caller with a longer wait looks for a server that answers, if there are up to three.

@@ -45,7 +45,7 @@ class Client:
     Args:
         addresses: the addresses of lock servers of one cluster, e.g. "127.0.0.1:50051". The client uses
             the first server that answers, and moves to the next one when that fails. A silent server costs
-            up to `connect_timeout` and 0.5 s of a call's `rpc_timeout`. Without an address the client
+            the `connect_timeout` out of a call's `rpc_timeout`. Without an address the client
             reads REDFENCE_SERVER: addresses, separated by commas.
         holder: a label that other clients see when they find a lock of this client held; None
             uses "user@host/pid".

@@ -225,7 +225,7 @@ class ServerError(RedfenceError):
 
 
 class WrongServiceError(ServerError):
-    """The address is that of another service, or of a server that is too old; nothing was changed."""
+    """The address is that of another service, or of a server that is too old; it changed nothing."""
 
 
 class ClosedError(RedfenceError):

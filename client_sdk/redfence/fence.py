@@ -18,7 +18,7 @@ read sees every write of a lower token that ever commits. It holds at every isol
 REPEATABLE READ and SERIALIZABLE, PostgreSQL raises a serialization failure if a transaction of the
 same resource committed meanwhile: roll back, and repeat the transaction with the same token.
 
-A rollback forgets the check, and the writes that it protected with it. What a fenced read returned
+A rollback undoes the check together with the writes that it protected. The result of a fenced read
 counts only once its transaction has committed. A rollback to a savepoint from before the check
 forgets it too: check again. Never delete a row of the table: lower tokens would be accepted again.
 

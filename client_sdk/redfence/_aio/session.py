@@ -241,7 +241,7 @@ class AsyncSession:
             try:
                 link = await self._connector.connect(address, timeout_ms=self._timeouts.connect_timeout_ms)
             except RedfenceError as error:
-                self._core.link_failed(error)
+                self._core.link_failed(error, now_ms=self._clock.now_ms())
             else:
                 await self._use(link)
             self._wake_driver()

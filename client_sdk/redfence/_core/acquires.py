@@ -14,7 +14,7 @@ bounds it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import count
 
 from redfence._config import Timeouts
@@ -96,10 +96,17 @@ class Acquires:
             fail(call.waiter, error)
             self.give_up(call, now_ms=now_ms)
 
-    def refuse_queued(self, error: RedfenceError) -> None:
-        """Fail every acquire that is still queued, because no server accepts it."""
-        for call in self._outbox.queued_acquires():
-            self._end(call)
+    def refuse_queued(self, error: RedfenceError, *, refused: Collection[AcquireCall], now_ms: float) -> None:
+        """Fail every acquire that is still queued, because no server accepts it.
+
+        The server that refused the stream ran none of the `refused` calls. An earlier server may have
+        granted a call that was sent before.
+        """
+        for call in list(self._outbox.queued_acquires()):
+            if call.times_sent > (1 if call in refused else 0):
+                self._clean_up(call, now_ms)
+            else:
+                self._end(call)
             fail(call.waiter, error)
 
     # Events of the link.

@@ -18,6 +18,8 @@ renewal. That renewal counts as failed, and the lease schedules the next one.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from redfence._config import Timeouts
 from redfence._core.acquires import Acquires
 from redfence._core.alarms import Alarms
@@ -177,7 +179,9 @@ class SessionCore:
         self._acquires.link_changed(now_ms)
         self._leases.renew_all_soon(now_ms)
 
-    def link_failed(self, error: RedfenceError) -> None:
+    def link_failed(
+        self, error: RedfenceError, *, now_ms: float, refused: Collection[AcquireCall] = ()
+    ) -> None:
         """Record that a connection failed; fail the waiting calls if every later one will fail, too."""
         self._link.last_error = error
         if error.error_reason == "TOO_MANY_COMMANDS" and error.metadata.get("limit", "").isdecimal():
@@ -185,7 +189,7 @@ class SessionCore:
         wrong = isinstance(error, WrongServiceError) and self._link.address_count == 1
         if wrong or isinstance(error, AccessDeniedError | ClosedError):
             # Waiting does not help against wrong credentials, nor if a fork has broken gRPC.
-            self._acquires.refuse_queued(error)
+            self._acquires.refuse_queued(error, refused=refused, now_ms=now_ms)
             self._link_waiters.settle(error)
 
     def link_down(self, error: RedfenceError | None, *, now_ms: float) -> None:
@@ -202,7 +206,7 @@ class SessionCore:
                 self._leases.renewal_lost(call, now_ms=now_ms)
         self._acquires.link_lost(acquires, now_ms=now_ms)
         if error is not None:
-            self.link_failed(error)
+            self.link_failed(error, now_ms=now_ms, refused=acquires)
 
     def received(self, response: lock_pb2.SessionResponse, *, now_ms: float) -> None:
         """Process a message of the server: give each result to its call."""

@@ -241,8 +241,9 @@ class SessionDriver:
 
     def _link_failed(self, error: RedfenceError) -> None:
         with self._lock:
-            self._core.link_failed(error)
-            self._settle(self._clock.now_ms())
+            now_ms = self._clock.now_ms()
+            self._core.link_failed(error, now_ms=now_ms)
+            self._settle(now_ms)
 
     def _use(self, link: SyncLink) -> None:
         with self._lock:

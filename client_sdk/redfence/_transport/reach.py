@@ -61,7 +61,11 @@ class Reach:
             return UnavailableError(f"{address} {_REFUSED}")
         if address not in self._looking:
             self._looking.add(address)
-            threading.Thread(target=self._look, args=(address,), name="redfence-look", daemon=True).start()
+            look = threading.Thread(target=self._look, args=(address,), name="redfence-look", daemon=True)
+            try:
+                look.start()
+            except RuntimeError:  # no thread can be started; the connection is tried again all the same
+                self._looking.discard(address)
         return UnavailableError(f"{address} {self._reasons.get(address, _SILENT)}")
 
     def _look(self, address: str) -> None:

@@ -36,10 +36,10 @@ Errors. A call that fails ends with a standard gRPC status whose details hold a 
 there) and, if a retry can help, a `google.rpc.RetryInfo`. Contention is not an error: `AcquireOutcome`
 reports it.
 
-An error without this ErrorInfo comes from gRPC, a proxy or your own deadline. Whatever its code, the
-outcome is unknown. The same holds for every unanswered command of a stream. Keep the lease id: repeat the
-call with it, or send Release. But never repeat a message or metadata over the limits below: gRPC refuses
-it each time, with RESOURCE_EXHAUSTED and without ErrorInfo.
+An error without this ErrorInfo comes from gRPC, a proxy or your own deadline. The outcome is unknown,
+whatever the status code. The same holds for every unanswered command of a stream. Keep the lease id:
+repeat the call with it, or send Release. But never repeat a message or metadata over the limits below: gRPC
+refuses it each time, with RESOURCE_EXHAUSTED and without ErrorInfo.
 
 Connections. A client may send an HTTP/2 ping (keepalive) every second, with or without open calls. If it
 pings more often, the server may end the connection with GOAWAY "too_many_pings": its calls fail with

@@ -85,7 +85,7 @@ def test_without_a_server_a_call_fails_after_the_rpc_timeout_with_the_cause() ->
     world = World()
     _, slot = world.acquire(wait=None)
     cause = UnavailableError("a refused the connection")
-    world.core.link_failed(cause)
+    world.core.link_failed(cause, now_ms=world.now_ms)
     world.later(_RPC_TIMEOUT_MS - 1)
     assert not slot.done()
     world.later(1)
@@ -100,7 +100,7 @@ def test_refused_credentials_are_told_at_once() -> None:
     _, acquiring = world.acquire(wait=None)
     calling = Slot()
     world.core.await_link(calling, now_ms=0.0)
-    world.core.link_failed(AccessDeniedError("who are you?"))
+    world.core.link_failed(AccessDeniedError("who are you?"), now_ms=world.now_ms)
     assert isinstance(acquiring.error, AccessDeniedError)
     assert isinstance(calling.error, AccessDeniedError)
 
@@ -314,7 +314,16 @@ def test_a_waiter_has_the_rpc_timeout_to_find_another_server(world: World, silen
     assert world.one("acquire")
 
 
+def test_an_acquire_that_may_have_been_granted_before_a_refusal_is_released(world: World) -> None:
+    slot, first = world.ask(wait=None)
+    world.reconnect()
+    world.broken(WrongServiceError("Method not found!"))
+    assert type(slot.error) is WrongServiceError
+    assert world.connected().one("release").release.lease_id == first.acquire.lease_id
+
+
 def test_another_service_is_told_at_once_if_there_is_no_other_address(world: World) -> None:
     slot, _ = world.ask(wait=None)
     world.broken(WrongServiceError("Method not found!"))
     assert type(slot.error) is WrongServiceError
+    assert not world.connected().sent(), "the service ran nothing, so there is nothing to release"

@@ -95,6 +95,14 @@ class DrainingError(RedfenceServerError):
         return "this server is stopping; use another server, with the same lease id"
 
 
+class AcquireCancelledError(RedfenceServerError):
+    """The caller cancelled the acquire, or its stream ended."""
+
+    def __str__(self) -> str:
+        """Return the message."""
+        return "cancelled by the caller, or with its stream; nothing was granted"
+
+
 @dataclass(eq=False)
 class OverloadedError(RedfenceServerError):
     """A limit of waiting acquires or of unanswered commands is reached."""

@@ -250,9 +250,11 @@ def test_only_the_clock_asks_for_the_time() -> None:
     )
 
 
-# The last ones: a thread, whose defects must reach the callers; and a holder's code, which must not end ours.
+# The last ones: an acquire and a thread, whose defects must reach their callers; and a holder's code, which
+# must not end ours.
 _BOUNDARY = re.compile(
-    r"/(servicer|streams|grpc_servicer|__main__|group_commit|_threads/(driver|session)|_core/callbacks)\.py$"
+    r"/(servicer|streams|grpc_servicer|__main__|group_commit|waiting/acquiring|_threads/(driver|session)"
+    r"|_core/callbacks)\.py$"
 )
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
@@ -24,7 +25,7 @@ from redfence_server.locking.node import (
     Undo,
 )
 from redfence_server.locking.quorum import ReleaseVerdict, RenewVerdict, TokenVerdict
-from redfence_server.locking.redlock import Order, Redlock
+from redfence_server.locking.redlock import Order, Redlock, Verdict, begun
 from redfence_server.locking.tally import Refusal
 from redfence_server.model import AcquireCall, Lease, LeaseId
 from redfence_server.nodes import connection as node_connection
@@ -115,19 +116,20 @@ async def site() -> AsyncIterator[Site]:
 
 async def renewed(here: Site) -> bool:
     """Renew A; tell whether it is held."""
-    return (await here.lock.renew(resource=R, digest=A)).verdict is RenewVerdict.ACTIVE
+    return (await begun(partial(here.lock.renew, R, A))).verdict.verdict is RenewVerdict.ACTIVE
 
 
 async def released(here: Site) -> bool:
     """Release A; tell whether it was held, and is not any more."""
-    outcome = await here.lock.release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX)
+    outcome = await begun(partial(here.lock.release, R, A, ttl_ms_max=TTL_MS_MAX))
     return outcome.verdict is ReleaseVerdict.RELEASED and not here.holders()
 
 
 async def handed_over(here: Site) -> bool:
     """Hand A over to B; tell whether A was held, and is not any more."""
     order = Order(R, B, TTL_MS, "next")
-    attempt, ended = here.lock.hand_over(order, release_first=A, ttl_ms_max=TTL_MS_MAX)
+    ended: asyncio.Future[Verdict[ReleaseVerdict]] = asyncio.get_running_loop().create_future()
+    attempt = here.lock.hand_over(order, release_first=A, ttl_ms_max=TTL_MS_MAX, on_verdict=ended.set_result)
     verdict = (await ended).verdict
     attempt.give_up()
     return verdict is ReleaseVerdict.RELEASED and A not in here.holders()
@@ -135,12 +137,12 @@ async def handed_over(here: Site) -> bool:
 
 async def seen(here: Site) -> bool:
     """Look; tell whether both nodes show A."""
-    return all(isinstance(reply, Held) for reply in (await here.lock.inspect(R))[1:])
+    return all(isinstance(reply, Held) for reply in (await begun(partial(here.lock.inspect, R))).replies[1:])
 
 
 async def live(here: Site) -> bool:
     """Tell whether A's token is live."""
-    return (await here.lock.check_token(resource=R, token=1)).verdict.verdict is TokenVerdict.LIVE
+    return (await begun(partial(here.lock.check_token, R, 1))).verdict.verdict is TokenVerdict.LIVE
 
 
 def call_for(resource: str, number: int, here: Site) -> AcquireCall:
@@ -173,15 +175,15 @@ async def test_an_examination_that_takes_too_long_is_no_answer() -> None:
     async with site() as here:
         here.void()
         began_ms = LoopClock().now_ms()
-        first = asyncio.ensure_future(here.lock.release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX))
+        first = begun(partial(here.lock.release, R, A, ttl_ms_max=TTL_MS_MAX))
         await asyncio.sleep(0.006)
         here.block()
         await asyncio.sleep(0.3)
-        second = asyncio.ensure_future(here.lock.renew(resource=R, digest=A))
+        second = begun(partial(here.lock.renew, R, A))
         assert (await first).verdict is ReleaseVerdict.NO_QUORUM
         assert REVALIDATION_MS_MAX <= LoopClock().now_ms() - began_ms <= REVALIDATION_MS_MAX + 100
-        assert set(await here.lock.inspect(R)) == {NoReply.UNREACHABLE}
-        assert (await second).verdict is RenewVerdict.AT_RISK
+        assert set((await begun(partial(here.lock.inspect, R))).replies) == {NoReply.UNREACHABLE}
+        assert (await second).verdict.verdict is RenewVerdict.AT_RISK
         assert LoopClock().now_ms() - began_ms <= REVALIDATION_MS_MAX + 100
         here.unblock()
         await asyncio.sleep(10)
@@ -225,7 +227,7 @@ async def test_acquires_and_releases_that_meet_an_examination_succeed_and_push_o
             for number in range(20)
         ]
         ended = [
-            here.lock.release(resource=f"held-{number}", digest=A, ttl_ms_max=TTL_MS_MAX)
+            begun(partial(here.lock.release, f"held-{number}", A, ttl_ms_max=TTL_MS_MAX))
             for number in range(20)
         ]
         await asyncio.sleep(0.01)

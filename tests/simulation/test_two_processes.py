@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +22,7 @@ from harness.simulation.world import Rules
 from redfence_server.locking.attempt import AttemptGranted
 from redfence_server.locking.node import NodeState
 from redfence_server.locking.quorum import RenewVerdict, TokenVerdict
-from redfence_server.locking.redlock import Order, Redlock
+from redfence_server.locking.redlock import Order, Redlock, begun
 from redfence_server.membership.examination import Phase
 
 R = "resource"
@@ -124,14 +125,14 @@ class Site:
         """Renew a lease again and again."""
         while True:
             began_ms = now_ms()
-            renewed = await self._lock(server).renew(resource=R, digest=lease * 64)
+            renewed = (await begun(partial(self._lock(server).renew, R, lease * 64))).verdict
             if renewed.verdict is RenewVerdict.ACTIVE:
                 self.history.renewed(self.grants[lease], began_ms + self.ttl_ms * 0.99 - 2)
             await asyncio.sleep(0.05)
 
     async def check(self, server: ServerHost, token: int) -> None:
         """Ask whether a token is live: a superseded one never is."""
-        told = await self._lock(server).check_token(resource=R, token=token)
+        told = await begun(partial(self._lock(server).check_token, R, token))
         greatest = max(grant.token for grant in self.history.grants[R])
         if told.verdict.verdict is TokenVerdict.LIVE and token < greatest:
             self.history.problem(f"S: token {token} is live after {greatest}")
@@ -140,7 +141,7 @@ class Site:
         """End a lease."""
         if lease in self.grants:
             self.grants[lease].until_ms = min(self.grants[lease].until_ms, now_ms())
-        await self._lock(server).release(resource=R, digest=lease * 64, ttl_ms_max=TTL_MS)
+        await begun(partial(self._lock(server).release, R, lease * 64, ttl_ms_max=TTL_MS))
 
     async def insist(self, server: ServerHost, lease: str, *, for_s: float) -> bool:
         """Try again and again to grant a lease; tell whether it was granted."""

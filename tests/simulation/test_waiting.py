@@ -62,8 +62,7 @@ def _leave_without_waking(queue: WaitQueue, waiter: Waiter) -> None:
 
 def _undo_nothing(attempt: Attempt) -> None:
     """What was minted for a caller who is gone stays."""
-    if not attempt.outcome.done():
-        attempt.outcome.cancel()
+    attempt._given_up = True
 
 
 def _count_on_one_node_less(tally: Tally, node_count: int, *, nonce: str | None = None) -> None:

@@ -10,6 +10,7 @@ import structlog
 from redfence_proto.rich_error import RichError, to_trailing_metadata
 from redfence_proto.v1 import lock_pb2
 from redfence_server.errors import (
+    AcquireCancelledError,
     DrainingError,
     InvalidFieldError,
     NoQuorumError,
@@ -27,11 +28,9 @@ _CODES: dict[type[Exception], tuple[grpc.StatusCode, lock_pb2.ErrorReason.ValueT
     DrainingError: (_UNAVAILABLE, lock_pb2.ERROR_REASON_DRAINING, 50),
     TooManyWaitersError: (_EXHAUSTED, lock_pb2.ERROR_REASON_TOO_MANY_WAITERS, 1_000),
     TooManyCommandsError: (_EXHAUSTED, lock_pb2.ERROR_REASON_TOO_MANY_COMMANDS, None),
+    AcquireCancelledError: (grpc.StatusCode.CANCELLED, lock_pb2.ERROR_REASON_CANCELLED, None),
 }
 _INTERNAL = RichError(lock_pb2.ERROR_REASON_INTERNAL, "internal error in the server; see its log")
-CANCELLED = RichError(
-    lock_pb2.ERROR_REASON_CANCELLED, "cancelled by the caller, or with its stream; nothing was granted"
-)
 
 
 def describe(error: Exception, *, where: str) -> tuple[grpc.StatusCode, RichError]:

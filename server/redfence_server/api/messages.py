@@ -11,11 +11,12 @@ from google.protobuf.message import Message
 from redfence_proto.v1 import lock_pb2
 from redfence_server import model
 from redfence_server.errors import InvalidFieldError
-from redfence_server.lock_service import LockView, NotGranted, RenewOutcome
+from redfence_server.lock_service import LockView, RenewOutcome
 from redfence_server.locking.node import Durability, Held, NodeReport, NodeState, NoReply, Reply
 from redfence_server.locking.quorum import RenewVerdict, TokenJudgement, TokenVerdict
 from redfence_server.model import AcquireCall, Lease, LeaseId
 from redfence_server.nodes.cluster import ClusterView
+from redfence_server.waiting.acquiring import NotGranted
 
 # As google/protobuf/duration.proto says: about 10,000 years.
 _DURATION_SECONDS_MAX = 315_576_000_000
@@ -25,6 +26,11 @@ def duration(milliseconds: float) -> Duration:
     """Return a wire duration in whole milliseconds; a negative one becomes zero."""
     whole = max(0, int(milliseconds))
     return Duration(seconds=whole // 1000, nanos=whole % 1000 * 1_000_000)
+
+
+def _fill_duration(wire: Duration, milliseconds: int) -> None:
+    """Write a duration of whole milliseconds that is not negative."""
+    wire.seconds, wire.nanos = milliseconds // 1000, milliseconds % 1000 * 1_000_000
 
 
 def _nanoseconds(message: Message, field: str) -> int | None:
@@ -115,29 +121,28 @@ def read_get_lock(request: lock_pb2.GetLockRequest) -> tuple[str, str]:
     return resource, LeaseId(request.lease_id).digest if request.lease_id else ""
 
 
-def acquire_response(call: AcquireCall, outcome: Lease | NotGranted) -> lock_pb2.AcquireResponse:
-    """Return the answer to an Acquire."""
+def fill_acquire(response: lock_pb2.AcquireResponse, call: AcquireCall, outcome: Lease | NotGranted) -> None:
+    """Write the answer to an Acquire into an empty message."""
     if isinstance(outcome, Lease):
-        return lock_pb2.AcquireResponse(
-            outcome=lock_pb2.ACQUIRE_OUTCOME_GRANTED,
-            lease=lock_pb2.Lease(
-                resource=call.resource,
-                lease_id=call.lease_id.secret,
-                fencing_token=outcome.token,
-                ttl=duration(call.ttl_ms),
-                validity=duration(outcome.validity_ms),
-            ),
-        )
-    kind = lock_pb2.ACQUIRE_OUTCOME_WAIT_TIMEOUT if outcome.waited else lock_pb2.ACQUIRE_OUTCOME_HELD
-    return lock_pb2.AcquireResponse(
-        outcome=kind, current=_current(outcome.current), position=outcome.position
-    )
+        response.outcome = lock_pb2.ACQUIRE_OUTCOME_GRANTED
+        lease = response.lease
+        lease.resource = call.resource
+        lease.lease_id = call.lease_id.secret
+        lease.fencing_token = outcome.token
+        _fill_duration(lease.ttl, call.ttl_ms)
+        _fill_duration(lease.validity, outcome.validity_ms)
+        return
+    waited, held = lock_pb2.ACQUIRE_OUTCOME_WAIT_TIMEOUT, lock_pb2.ACQUIRE_OUTCOME_HELD
+    response.outcome = waited if outcome.waited else held
+    response.position = outcome.position
+    if (current := _current(outcome.current)) is not None:
+        response.current.CopyFrom(current)
 
 
-def release_response(released: bool) -> lock_pb2.ReleaseResponse:  # noqa: FBT001  (its only content)
-    """Return the answer to a Release."""
-    outcome = lock_pb2.RELEASE_OUTCOME_RELEASED if released else lock_pb2.RELEASE_OUTCOME_NOT_HELD
-    return lock_pb2.ReleaseResponse(outcome=outcome)
+def fill_release(response: lock_pb2.ReleaseResponse, was_held: bool) -> None:  # noqa: FBT001  (its only content)
+    """Write the answer to a Release into an empty message."""
+    released, not_held = lock_pb2.RELEASE_OUTCOME_RELEASED, lock_pb2.RELEASE_OUTCOME_NOT_HELD
+    response.outcome = released if was_held else not_held
 
 
 _STATES = {
@@ -147,18 +152,15 @@ _STATES = {
 }
 
 
-def keep_alive_response(
-    request: lock_pb2.KeepAliveRequest, renewed: RenewOutcome
-) -> lock_pb2.KeepAliveResponse:
-    """Return the answer to one renewal."""
-    state, reason = _STATES[renewed.verdict]
-    response = lock_pb2.KeepAliveResponse(
-        resource=request.resource, sequence=request.sequence, state=state, reason=reason
-    )
+def fill_renewal(
+    response: lock_pb2.KeepAliveResponse, request: lock_pb2.KeepAliveRequest, renewed: RenewOutcome
+) -> None:
+    """Write the answer to one renewal into an empty message."""
+    response.resource, response.sequence = request.resource, request.sequence
+    response.state, response.reason = _STATES[renewed.verdict]
     if renewed.verdict is RenewVerdict.ACTIVE:
         response.fencing_token = renewed.token
-        response.validity.CopyFrom(duration(renewed.validity_ms))
-    return response
+        _fill_duration(response.validity, renewed.validity_ms)
 
 
 def get_lock_response(resource: str, view: LockView) -> lock_pb2.GetLockResponse:

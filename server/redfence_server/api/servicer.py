@@ -90,12 +90,16 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
             connection=context.peer(),
             answer_within_ms=None if time_remaining is None else time_remaining * 1000,
         )
-        return messages.acquire_response(call, await self._service.acquire(call))
+        response = lock_pb2.AcquireResponse()
+        messages.fill_acquire(response, call, await self._service.acquire(call))
+        return response
 
     @_answers_errors
     async def Release(self, request: lock_pb2.ReleaseRequest, _: Context) -> lock_pb2.ReleaseResponse:
         """Answer Release as protos/redfence/v1/lock.proto defines it."""
-        return messages.release_response(await self._service.release(*messages.read_lease(request)))
+        response = lock_pb2.ReleaseResponse()
+        messages.fill_release(response, await self._service.release(*messages.read_lease(request)))
+        return response
 
     @_answers_errors
     async def GetLock(self, request: lock_pb2.GetLockRequest, _: Context) -> lock_pb2.GetLockResponse:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
 
 import grpc
@@ -16,17 +18,14 @@ from redfence_server.api.command_stream import CommandStream
 from redfence_server.api.parsing import Malformed
 from redfence_server.clock import Clock
 from redfence_server.errors import InvalidFieldError
-from redfence_server.lock_service import LockService
-from redfence_server.locking.quorum import ReleaseVerdict
-from redfence_server.locking.redlock import Verdict
+from redfence_server.lock_service import LockService, RenewOutcome
 from redfence_server.model import AcquireCall, Lease
 from redfence_server.randomness import Randomness
+from redfence_server.waiting.acquiring import AcquireEnd, Acquisition, NotGranted
 
 # A result is below 1 KiB and a message below 64 KiB.
 _RESULTS_PER_MESSAGE_MAX: Final = 60
 
-# A release under way, or the error that prevented it.
-Released = Awaitable[Verdict[ReleaseVerdict]] | InvalidFieldError
 StreamContext = grpc.aio.ServicerContext[Any, Any]
 Item = TypeVar("Item")
 
@@ -79,7 +78,6 @@ class Stream(ABC, Generic[Item]):
         try:
             await self._commands.write_all(self._write)
         finally:
-            self._commands.cancel()
             reading.cancel()
             self._clean_up()
             (outcome,) = await asyncio.gather(reading, return_exceptions=True)
@@ -103,7 +101,17 @@ class Stream(ABC, Generic[Item]):
             self._commands.finish()
 
 
-class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
+@dataclass(slots=True)
+class _Result:
+    """The end of one command: an outcome or the error that ended it, and how to write it."""
+
+    command_id: int
+    end: Any
+    write: Callable[[lock_pb2.SessionResult, Any], None]
+    call: AcquireCall | None = None
+
+
+class SessionStream(Stream[_Result | lock_pb2.Draining]):
     """Serves one Session call."""
 
     def __init__(
@@ -125,35 +133,42 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
         self._clock = clock
         self._randomness = randomness
         self._connection = context.peer()
-        self._acquires: dict[int, asyncio.Task[None]] = {}
+        self._acquires: dict[int, Acquisition] = {}
         self._open_ids: set[int] = set()
-        # Grants that certainly have not reached the peer yet.
-        self._undelivered: dict[int, tuple[AcquireCall, Lease]] = {}
 
     def _clean_up(self) -> None:
-        for call, lease in self._undelivered.values():
-            self._service.undo_grant(call, lease)
+        self._cancel_acquires()
+        # A grant that no write has taken certainly has not reached the peer.
+        for result in self._commands.unwritten:
+            if isinstance(result, _Result) and result.call is not None and isinstance(result.end, Lease):
+                self._service.undo_grant(result.call, result.end)
 
-    async def _write(self, items: list[lock_pb2.SessionResult | lock_pb2.Draining]) -> None:
+    async def _write(self, items: list[_Result | lock_pb2.Draining]) -> None:
         response = lock_pb2.SessionResponse()
         for item in items:
             if isinstance(item, lock_pb2.Draining):
                 response.draining.CopyFrom(item)
                 continue
-            response.results.append(item)
-            self._open_ids.discard(item.id)
-            # Before the write, because a failed or cancelled write may still have reached the peer.
-            self._undelivered.pop(item.id, None)
+            self._open_ids.discard(item.command_id)
+            result = response.results.add(id=item.command_id)
+            if isinstance(item.end, Exception):
+                error = errors.describe(item.end, where="session")
+                result.error.CopyFrom(errors.to_message(*error))
+            else:
+                item.write(result, item.end)
         await self._context.write(response)
 
     def _begin(self, request: lock_pb2.SessionRequest) -> None:
         arrived_at_ms = self._clock.now_ms()
-        for command in request.commands:
+        for command in sorted(request.commands, key=_rank):
             self._start(command, arrived_at_ms)
 
     def _on_protocol_error(self) -> None:
-        for acquire in self._acquires.values():
-            acquire.cancel()
+        self._cancel_acquires()
+
+    def _cancel_acquires(self) -> None:
+        for acquisition in list(self._acquires.values()):
+            acquisition.cancel()
 
     def _start(self, command: lock_pb2.SessionCommand, arrived_at_ms: float) -> None:
         command_id = command.id
@@ -163,74 +178,28 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
             raise InvalidFieldError(
                 "commands.id", problem, lock_pb2.ERROR_REASON_INVALID_COMMAND_ID, metadata
             )
-        task = self._commands.start(
-            partial(self._begin_command, command, arrived_at_ms),
-            # A cancel command in the same message may come first.
-            never_begun=partial(_cancelled, command_id),
-        )
+        self._commands.begin()
         self._open_ids.add(command_id)
-        if command.HasField("acquire"):
-            self._acquires[command_id] = task
-            task.add_done_callback(lambda _: self._acquires.pop(command_id, None))
-
-    def _begin_command(
-        self, command: lock_pb2.SessionCommand, arrived_at_ms: float
-    ) -> Coroutine[None, None, lock_pb2.SessionResult]:
-        released: Released | None = None
-        if command.HasField("release"):
-            # A waiter may need the lock, so send the release before the other commands of the message.
-            try:
-                released = self._service.begin_release(*messages.read_lease(command.release))
-            except InvalidFieldError as error:
-                released = error
-        return self._answer(command, arrived_at_ms, released)
-
-    async def _answer(
-        self, command: lock_pb2.SessionCommand, arrived_at_ms: float, released: Released | None
-    ) -> lock_pb2.SessionResult:
-        result = lock_pb2.SessionResult(id=command.id)
         try:
-            if released is not None:
-                await self._carry_out_release(released, result)
-            else:
-                await self._carry_out(command, arrived_at_ms, result)
-        except asyncio.CancelledError:
-            # A cancel command came, or the stream has ended and drops this result.
-            return _cancelled(command.id)
+            self._begin_command(command, arrived_at_ms)
         except Exception as error:
-            result.error.CopyFrom(errors.to_message(*errors.describe(error, where="session")))
-        return result
+            self._on_end(command_id, _write_nothing, error)
 
-    async def _carry_out_release(self, released: Released, result: lock_pb2.SessionResult) -> None:
-        if isinstance(released, InvalidFieldError):
-            raise released
-        held = self._service.was_held(await released)
-        result.release.CopyFrom(messages.release_response(held))
-
-    async def _carry_out(
-        self, command: lock_pb2.SessionCommand, arrived_at_ms: float, result: lock_pb2.SessionResult
-    ) -> None:
+    def _begin_command(self, command: lock_pb2.SessionCommand, arrived_at_ms: float) -> None:
         match command.WhichOneof("command"):
             case "acquire":
-                call = messages.read_acquire(
-                    command.acquire,
-                    ttl_ms_max=self._service.ttl_ms_max,
-                    new_lease_id=self._randomness.hex_id,
-                    arrived_at_ms=arrived_at_ms,
-                    connection=self._connection,
-                )
-                outcome = await self._service.acquire(call)
-                if isinstance(outcome, Lease):
-                    self._undelivered[command.id] = (call, outcome)
-                result.acquire.CopyFrom(messages.acquire_response(call, outcome))
+                self._begin_acquire(command.id, command.acquire, arrived_at_ms)
+            case "release":
+                on_end = partial(self._on_end, command.id, _write_release)
+                self._service.begin_release(*messages.read_lease(command.release), on_end)
             case "renew":
-                renewed = await self._service.renew(*messages.read_lease(command.renew))
-                result.renew.CopyFrom(messages.keep_alive_response(command.renew, renewed))
+                on_end = partial(self._on_end, command.id, partial(_write_renewal, command.renew))
+                self._service.begin_renew(*messages.read_lease(command.renew), on_end)
             case "cancel":
-                task = self._acquires.get(command.cancel.id)
-                result.cancel.found = task is not None
-                if task is not None:
-                    task.cancel()
+                acquisition = self._acquires.get(command.cancel.id)
+                if acquisition is not None:
+                    acquisition.cancel()
+                self._on_end(command.id, _write_cancel, acquisition is not None)
             case _:
                 raise InvalidFieldError(
                     "commands.command",
@@ -239,10 +208,55 @@ class SessionStream(Stream[lock_pb2.SessionResult | lock_pb2.Draining]):
                     {"command_id": str(command.id)},
                 )
 
+    def _begin_acquire(self, command_id: int, request: lock_pb2.AcquireRequest, arrived_at_ms: float) -> None:
+        call = messages.read_acquire(
+            request,
+            ttl_ms_max=self._service.ttl_ms_max,
+            new_lease_id=self._randomness.hex_id,
+            arrived_at_ms=arrived_at_ms,
+            connection=self._connection,
+        )
+        on_end = partial(self._on_acquire_end, command_id, call)
+        self._acquires[command_id] = self._service.begin_acquire(call, on_end)
 
-def _cancelled(command_id: int) -> lock_pb2.SessionResult:
-    error = errors.to_message(grpc.StatusCode.CANCELLED, errors.CANCELLED)
-    return lock_pb2.SessionResult(id=command_id, error=error)
+    def _on_acquire_end(self, command_id: int, call: AcquireCall, end: AcquireEnd) -> None:
+        del self._acquires[command_id]
+        self._commands.answer(_Result(command_id, end, partial(_write_acquire, call), call))
+
+    def _on_end(
+        self, command_id: int, write: Callable[[lock_pb2.SessionResult, Any], None], end: Any
+    ) -> None:
+        self._commands.answer(_Result(command_id, end, write))
+
+
+def _rank(command: lock_pb2.SessionCommand) -> int:
+    """Order the commands of one message: a waiter may need what a release ends; a cancel may be too early."""
+    return _RANKS.get(command.WhichOneof("command"), 1)
+
+
+_RANKS: Final[Mapping[str | None, int]] = MappingProxyType({"release": 0, "cancel": 2})
+
+
+def _write_acquire(call: AcquireCall, result: lock_pb2.SessionResult, outcome: Lease | NotGranted) -> None:
+    messages.fill_acquire(result.acquire, call, outcome)
+
+
+def _write_release(result: lock_pb2.SessionResult, was_held: bool) -> None:  # noqa: FBT001  (the outcome)
+    messages.fill_release(result.release, was_held)
+
+
+def _write_renewal(
+    request: lock_pb2.KeepAliveRequest, result: lock_pb2.SessionResult, renewed: RenewOutcome
+) -> None:
+    messages.fill_renewal(result.renew, request, renewed)
+
+
+def _write_cancel(result: lock_pb2.SessionResult, found: bool) -> None:  # noqa: FBT001  (the outcome)
+    result.cancel.found = found
+
+
+def _write_nothing(_: lock_pb2.SessionResult, __: object) -> None:
+    """Do nothing: the error is the result."""
 
 
 class KeepAliveStream(Stream[lock_pb2.KeepAliveResponse]):
@@ -262,8 +276,9 @@ class KeepAliveStream(Stream[lock_pb2.KeepAliveResponse]):
             notice=lock_pb2.KeepAliveResponse(draining=draining),
         )
         self._service = service
-        # The latest unfinished renewal of each lease.
-        self._latest: dict[tuple[str, str], asyncio.Task[None]] = {}
+        # The renewals of each lease in the order of their requests; None until one has ended.
+        self._renewals: dict[tuple[str, str], dict[int, lock_pb2.KeepAliveResponse | None]] = {}
+        self._count = 0
 
     def _on_protocol_error(self) -> None:
         """Do nothing: every renewal ends within two node timeouts and `REVALIDATION_MS_MAX`."""
@@ -276,31 +291,36 @@ class KeepAliveStream(Stream[lock_pb2.KeepAliveResponse]):
             await self._context.write(response)
 
     def _begin(self, request: lock_pb2.KeepAliveRequest) -> None:
-        # Answer the renewals of one lease in order. Otherwise a renewal that waits for a slow node could
-        # report ACTIVE after a later one has reported LOST.
-        lease = (request.resource, request.lease_id)
-        task = self._commands.start(partial(self._answer, request, after=self._latest.get(lease)))
-        self._latest[lease] = task
-        task.add_done_callback(partial(self._forget, lease))
-
-    def _forget(self, lease: tuple[str, str], task: asyncio.Task[None]) -> None:
-        if self._latest.get(lease) is task:
-            del self._latest[lease]
-
-    async def _answer(
-        self, request: lock_pb2.KeepAliveRequest, *, after: asyncio.Task[None] | None
-    ) -> lock_pb2.KeepAliveResponse:
-        response = await self._renew(request)
-        if after is not None:
-            await asyncio.wait([after])
-        return response
-
-    async def _renew(self, request: lock_pb2.KeepAliveRequest) -> lock_pb2.KeepAliveResponse:
+        self._commands.begin()
+        self._count += 1
+        self._renewals.setdefault((request.resource, request.lease_id), {})[self._count] = None
+        on_end = partial(self._on_end, request, self._count)
         try:
-            renewed = await self._service.renew(*messages.read_lease(request))
-            return messages.keep_alive_response(request, renewed)
+            self._service.begin_renew(*messages.read_lease(request), on_end)
         except Exception as error:
-            failed = errors.to_message(*errors.describe(error, where="keepalive"))
-            return lock_pb2.KeepAliveResponse(
-                resource=request.resource, sequence=request.sequence, error=failed
-            )
+            on_end(error)
+
+    def _on_end(self, request: lock_pb2.KeepAliveRequest, number: int, end: RenewOutcome | Exception) -> None:
+        """Answer the renewals of one lease in order.
+
+        Otherwise a renewal that waits for a slow node could report ACTIVE after a later one reported LOST.
+        """
+        lease = (request.resource, request.lease_id)
+        renewals = self._renewals[lease]
+        renewals[number] = _answer_renewal(request, end)
+        while renewals and (response := next(iter(renewals.values()))) is not None:
+            del renewals[next(iter(renewals))]
+            self._commands.answer(response)
+        if not renewals:
+            del self._renewals[lease]
+
+
+def _answer_renewal(
+    request: lock_pb2.KeepAliveRequest, end: RenewOutcome | Exception
+) -> lock_pb2.KeepAliveResponse:
+    if isinstance(end, RenewOutcome):
+        response = lock_pb2.KeepAliveResponse()
+        messages.fill_renewal(response, request, end)
+        return response
+    failed = errors.to_message(*errors.describe(end, where="keepalive"))
+    return lock_pb2.KeepAliveResponse(resource=request.resource, sequence=request.sequence, error=failed)

@@ -6,7 +6,6 @@ turn of the event loop, without a wait for slower nodes.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,7 +47,11 @@ class Attempt:
     """Tries once to grant one lease, under a new nonce, with at most one mint on each node.
 
     Args:
+        on_outcome: called once with the outcome, but not before `start` returns, and not after `give_up`.
         on_reply: called with each node's reply to the mint, also after the attempt is over.
+
+    Attributes:
+        outcome: None until the attempt is decided, and for ever if it was given up before.
     """
 
     def __init__(
@@ -57,18 +60,21 @@ class Attempt:
         mint: Mint,
         *,
         clock: Clock,
+        on_outcome: Callable[[AttemptOutcome], None] | None = None,
         on_reply: Callable[[int, Reply], None] | None = None,
     ) -> None:
         self._nodes = nodes
         self._mint = mint
         self._clock = clock
+        self.on_outcome = on_outcome
         self._on_reply = on_reply
         self._contended = False
         self._admission_ids = [""] * len(nodes)
         self._may_hold = [False] * len(nodes)
         self._tally = Tally(len(nodes), nonce=mint.nonce)
         self._minted_at_ms = 0.0
-        self.outcome: asyncio.Future[AttemptOutcome] = asyncio.get_running_loop().create_future()
+        self._given_up = False
+        self.outcome: AttemptOutcome | None = None
 
     def start(self) -> None:
         """Send the mint to every node at once."""
@@ -76,11 +82,15 @@ class Attempt:
         for node in self._nodes:
             self._may_hold[node.index] = node.send(self._mint, partial(self._on_mint, node.index))
 
+    @property
+    def is_open(self) -> bool:
+        """Tell whether replies can still decide the attempt."""
+        return self.outcome is None and not self._given_up
+
     def give_up(self) -> None:
         """Undo every mint of this attempt, also one that is still on its way; ignore later replies."""
+        self._given_up = True
         self._undo()
-        if not self.outcome.done():
-            self.outcome.cancel()
 
     def _on_mint(self, node: int, reply: Reply) -> None:
         if self._on_reply is not None:
@@ -91,13 +101,13 @@ class Attempt:
         elif isinstance(reply, Held):
             # The attempt mints at most once on a node, and this was the reply.
             self._may_hold[node] = False
-        if not self.outcome.done():
+        if self.is_open:
             self._act(self._tally.minted(node, reply))
-        elif self._is_granted():
+        elif isinstance(self.outcome, AttemptGranted) and not self._given_up:
             self._commit(self._tally.late(node, reply))
 
     def _on_commit(self, node: int, token: int, reply: Reply) -> None:
-        if not self.outcome.done():
+        if self.is_open:
             self._act(self._tally.committed(node, token, reply))
 
     def _act(self, decision: Decision) -> None:
@@ -108,15 +118,18 @@ class Attempt:
                 # Count from before the send, and check last: a count from the reply would be too optimistic.
                 elapsed_ms = self._clock.now_ms() - self._minted_at_ms
                 if quorum.validity_left_ms(self._mint.ttl_ms, elapsed_ms) > 0:
-                    self.outcome.set_result(
-                        AttemptGranted(token, self._minted_at_ms, self._mint.nonce, self._contended)
-                    )
+                    self._end(AttemptGranted(token, self._minted_at_ms, self._mint.nonce, self._contended))
                 else:
                     self._undo()
-                    self.outcome.set_result(TooLate(elapsed_ms))
+                    self._end(TooLate(elapsed_ms))
             case Refusal():
                 self._undo()
-                self.outcome.set_result(decision)
+                self._end(decision)
+
+    def _end(self, outcome: AttemptOutcome) -> None:
+        self.outcome = outcome
+        if self.on_outcome is not None:
+            self.on_outcome(outcome)
 
     def _commit(self, ask: Ask) -> None:
         for node, nonce in ask.targets:
@@ -135,6 +148,3 @@ class Attempt:
         for node in self._nodes:
             if self._may_hold[node.index]:
                 node.send(undo)
-
-    def _is_granted(self) -> bool:
-        return not self.outcome.cancelled() and isinstance(self.outcome.result(), AttemptGranted)

@@ -12,7 +12,7 @@ rules in locking/attempt.py and locking/tally.py:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -38,6 +38,7 @@ from redfence_server.locking.quorum import ReleaseVerdict, Renewal, TokenJudgeme
 from redfence_server.randomness import Randomness
 
 Judged = TypeVar("Judged")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,22 @@ class Order:
     watch_own_hold: bool = False
 
 
+def begun(begin: Callable[[Callable[[Result], None]], object]) -> asyncio.Future[Result]:
+    """Begin an operation, and return a future of what it calls back with.
+
+    Cancelling the future does not stop the operation, which ends in bounded time.
+    """
+    ended: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+    begin(partial(settle, ended))
+    return ended
+
+
+def settle(ended: asyncio.Future[Result], result: Result) -> None:
+    """Resolve a future, unless it was cancelled."""
+    if not ended.done():
+        ended.set_result(result)
+
+
 class Redlock:
     """Runs the algorithm over all configured nodes."""
 
@@ -77,18 +94,23 @@ class Redlock:
 
     async def attempt(self, order: Order) -> AttemptOutcome:
         """Try once to grant a lease; see `finish`."""
-        return await self.finish(self._begin(order))
+        return await self.finish(self.begin(order))
 
     def hand_over(
-        self, order: Order, *, release_first: str, ttl_ms_max: int
-    ) -> tuple[Attempt, Awaitable[Verdict[ReleaseVerdict]]]:
+        self,
+        order: Order,
+        *,
+        release_first: str,
+        ttl_ms_max: int,
+        on_verdict: Callable[[Verdict[ReleaseVerdict]], None],
+    ) -> Attempt:
         """Release the lease with the digest `release_first` and, in the same step, begin an attempt.
 
         The caller must finish the attempt or give it up; the release does not depend on it.
         """
         assert release_first != order.digest, "a lease is not handed over to itself"
         release = Release(order.resource, release_first, self._clock.now_ms() + ttl_ms_max)
-        poll = _Poll(self.nodes, release, quorum.judge_release, clock=self._clock)
+        poll = _Poll(self.nodes, release, quorum.judge_release, clock=self._clock, on_verdict=on_verdict)
 
         def note(node: int, reply: Reply) -> None:
             if reply is NoReply.REFUSED:
@@ -97,27 +119,33 @@ class Redlock:
             else:
                 poll.note(1, node, quorum.release_part(reply))
 
-        return self._begin(order, release_first=release, on_reply=note), poll.verdict
+        return self.begin(order, release_first=release, on_reply=note)
 
     async def finish(self, attempt: Attempt) -> AttemptOutcome:
         """Return the outcome of an attempt; any failure has sent an undo to every node that may have a hold.
 
         Cancellation: counts as a failure; the undo does not depend on the cancelled caller.
         """
-        try:
-            return await attempt.outcome
-        except asyncio.CancelledError:
-            # Also if the grant came in this turn of the loop, because the caller will never see it.
-            attempt.give_up()
-            raise
+        if attempt.outcome is None:
+            decided = begun(partial(setattr, attempt, "on_outcome"))
+            try:
+                await decided
+            except asyncio.CancelledError:
+                # Also if the grant came in this turn of the loop, because the caller will never see it.
+                attempt.give_up()
+                raise
+        assert attempt.outcome is not None, "an attempt that was given up has no outcome"
+        return attempt.outcome
 
-    def _begin(
+    def begin(
         self,
         order: Order,
         *,
         release_first: Release | None = None,
+        on_outcome: Callable[[AttemptOutcome], None] | None = None,
         on_reply: Callable[[int, Reply], None] | None = None,
     ) -> Attempt:
+        """Send the mints of an attempt; see `Attempt` for the callbacks."""
         nonce = self._randomness.hex_id()
         mint = Mint(
             *(order.resource, order.digest, nonce, order.holder, order.ttl_ms),
@@ -125,7 +153,7 @@ class Redlock:
             watch_blocking_hold=order.watch_blocking_hold,
             watch_own_hold=order.watch_own_hold,
         )
-        attempt = Attempt(self.nodes, mint, clock=self._clock, on_reply=on_reply)
+        attempt = Attempt(self.nodes, mint, clock=self._clock, on_outcome=on_outcome, on_reply=on_reply)
         attempt.start()
         return attempt
 
@@ -135,38 +163,47 @@ class Redlock:
         for node in self.nodes:
             node.send(undo)
 
-    async def renew(self, *, resource: str, digest: str) -> Renewal:
+    def renew(self, resource: str, digest: str, on_verdict: Callable[[Verdict[Renewal]], None]) -> None:
         """Restart the ttl of a lease on every node where it holds the lock."""
-        return (await self._ask_all(Renew(resource, digest), quorum.judge_renew)).verdict
+        self._ask_all(Renew(resource, digest), quorum.judge_renew, on_verdict)
 
-    def release(self, *, resource: str, digest: str, ttl_ms_max: int) -> Awaitable[Verdict[ReleaseVerdict]]:
+    def release(
+        self,
+        resource: str,
+        digest: str,
+        on_verdict: Callable[[Verdict[ReleaseVerdict]], None],
+        *,
+        ttl_ms_max: int,
+    ) -> None:
         """End a lease on every node, also on a node that comes back within the greatest ttl.
 
-        When this returns, the release was sent to every node. Cancelling the caller does not stop it.
+        When this returns, the release was sent to every node.
         """
         expires_at_ms = self._clock.now_ms() + ttl_ms_max
-        release = Release(resource, digest, expires_at_ms)
-        return self._ask_all(release, quorum.judge_release)
+        self._ask_all(Release(resource, digest, expires_at_ms), quorum.judge_release, on_verdict)
 
-    async def check_token(self, *, resource: str, token: int) -> Verdict[TokenJudgement]:
+    def check_token(
+        self, resource: str, token: int, on_verdict: Callable[[Verdict[TokenJudgement]], None]
+    ) -> None:
         """Tell whether the lease with this token holds a quorum."""
-        return await self._ask_all(Inspect(resource), partial(quorum.judge_token, token=token))
+        self._ask_all(Inspect(resource), partial(quorum.judge_token, token=token), on_verdict)
 
-    async def inspect(self, resource: str) -> quorum.Replies:
-        """Return each node's reply about the resource, by index; wait for the slowest within its timeout."""
-        return (await self._ask_all(Inspect(resource), quorum.judge_all_answered)).replies
+    def inspect(self, resource: str, on_verdict: Callable[[Verdict[quorum.Replies]], None]) -> None:
+        """Tell each node's reply about the resource, by index, once the slowest is here or timed out."""
+        self._ask_all(Inspect(resource), quorum.judge_all_answered, on_verdict)
 
     def _ask_all(
-        self, command: Command, judge: Callable[[quorum.Replies], Judged | None]
-    ) -> Awaitable[Verdict[Judged]]:
-        """Send to every node at once; return an awaitable of the first verdict that the replies allow."""
-        poll = _Poll(self.nodes, command, judge, clock=self._clock)
-        poll.ask_all()
-        return poll.verdict
+        self,
+        command: Command,
+        judge: Callable[[quorum.Replies], Judged | None],
+        on_verdict: Callable[[Verdict[Judged]], None],
+    ) -> None:
+        """Send to every node at once; call `on_verdict` once with the first verdict that replies allow."""
+        _Poll(self.nodes, command, judge, clock=self._clock, on_verdict=on_verdict).ask_all()
 
 
 class _Poll(Generic[Judged]):
-    """Sends one command to all nodes; `verdict` is the first one that the replies of one round allow.
+    """Sends one command to all nodes, and tells the first verdict that the replies of one round allow.
 
     A node that must be examined again does not answer in a round. If the others cannot decide without it, all
     nodes are asked again. Replies from before and after an examination are never combined: in between,
@@ -174,6 +211,7 @@ class _Poll(Generic[Judged]):
 
     Args:
         judge: returns the verdict that the replies allow, or None.
+        on_verdict: called once, within a node timeout and `REVALIDATION_MS_MAX`.
     """
 
     def __init__(
@@ -183,6 +221,7 @@ class _Poll(Generic[Judged]):
         judge: Callable[[quorum.Replies], Judged | None],
         *,
         clock: Clock,
+        on_verdict: Callable[[Verdict[Judged]], None],
     ) -> None:
         self._nodes = nodes
         self._command = command
@@ -197,8 +236,8 @@ class _Poll(Generic[Judged]):
         # Nodes that did not answer a release. If one says later that the lease is not held, this release may
         # have ended the hold, so that answer proves nothing.
         self._unanswered: dict[int, NoReply] = {}
-        self.verdict: asyncio.Future[Verdict[Judged]] = asyncio.get_running_loop().create_future()
-        self.verdict.add_done_callback(self._end)  # also when the caller is cancelled
+        self._on_verdict = on_verdict
+        self._decided = False
         self._begin_round()
 
     def _begin_round(self) -> None:
@@ -217,7 +256,7 @@ class _Poll(Generic[Judged]):
     def note(self, asked_in: int, node: int, reply: Reply) -> None:
         """Note a node's reply in one round."""
         self._released |= reply is Status.RELEASED
-        if self.verdict.done() or asked_in != self._round:
+        if self._decided or asked_in != self._round:
             self._resend_release(node, reply)
             return
         if reply is Status.NOT_HELD:
@@ -235,13 +274,12 @@ class _Poll(Generic[Judged]):
                 return
             judged = self._judge(replies)
         if judged is not None:
-            self.verdict.set_result(Verdict(judged, replies))
-
-    def _end(self, _: asyncio.Future[Verdict[Judged]]) -> None:
-        for node, reply in enumerate(self._replies):
-            self._resend_release(node, reply)
+            self._decided = True
+            for each, earlier in enumerate(replies):
+                self._resend_release(each, earlier)
+            self._on_verdict(Verdict(judged, replies))
 
     def _resend_release(self, node: int, reply: Reply | None) -> None:
         """Send a missed release again without a callback, so that the link replays it when the node votes."""
-        if reply is NoReply.NOT_ADMITTED and self.verdict.done() and self._is_release:
+        if reply is NoReply.NOT_ADMITTED and self._decided and self._is_release:
             self._nodes[node].send(self._command)

@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 
 from redfence_server.clock import Clock
-from redfence_server.errors import DrainingError, TooManyWaitersError
+from redfence_server.errors import DrainingError
 from redfence_server.locking.attempt import Attempt, AttemptGranted
 from redfence_server.locking.node import Held, Notice
 from redfence_server.locking.tally import Refusal
@@ -50,13 +49,13 @@ class WaitQueue:
         self._schedule = TrySchedule(node_count, randomness)
         self._timer: asyncio.TimerHandle | None = None
 
+    def begin_with(self, waiter: Waiter) -> None:
+        """Add the first waiter, which is trying already."""
+        self.line.add(waiter)
+        self._schedule.begin(waiter)
+
     def enter(self, waiter: Waiter) -> None:
         """Add a waiter at the end."""
-        with suppress(TooManyWaitersError):
-            # Count it before its first try, or later waiters would take its place. Uncounted, it can only be
-            # granted at once.
-            self._limiter.enter(waiter.call)
-            waiter.counted = True
         self.line.add(waiter)
         waiter.is_retry = self._schedule.watch.digest == waiter.digest
         self._schedule.arrived(self._clock.now_ms())
@@ -65,8 +64,6 @@ class WaitQueue:
     def leave(self, waiter: Waiter) -> None:
         """Remove a waiter."""
         self.line.remove(waiter)
-        if waiter.counted:
-            self._limiter.leave(waiter.call)
         self._schedule.left(waiter, self._clock.now_ms())
         self._arm()
 

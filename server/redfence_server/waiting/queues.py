@@ -1,12 +1,17 @@
-"""Hold the queue of each resource that has waiters at this server."""
+"""Hold the queue of each resource that has waiters at this server.
+
+The first acquire of a resource tries at once, and most often is granted. It needs no queue until a second
+acquire comes, or anything else concerns the resource. Then `find` makes the queue of which it is the head.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 
 from redfence_server.clock import Clock
-from redfence_server.errors import DrainingError, RedfenceServerError
+from redfence_server.errors import DrainingError, RedfenceServerError, TooManyWaitersError
+from redfence_server.locking.attempt import AttemptGranted
 from redfence_server.locking.node import Notice
 from redfence_server.model import AcquireCall
 from redfence_server.randomness import Randomness
@@ -16,7 +21,7 @@ from redfence_server.waiting.waiter_limiter import WaiterLimiter, WaiterLimits
 
 
 class WaitQueues:
-    """Makes a queue for the first waiter of a resource, and drops it when it is idle."""
+    """Makes a queue for the second waiter of a resource, and drops it when it is idle."""
 
     def __init__(
         self, *, node_count: int, clock: Clock, randomness: Randomness, limits: WaiterLimits
@@ -25,26 +30,67 @@ class WaitQueues:
         self._node_count = node_count
         self._clock = clock
         self._randomness = randomness
-        self._queues: dict[str, WaitQueue] = {}
+        # By resource: its queue, or the only waiter, which tries for the first time.
+        self._queues: dict[str, WaitQueue | Waiter] = {}
 
-    @contextmanager
-    def enter(self, call: AcquireCall) -> Iterator[tuple[WaitQueue, Waiter]]:
-        """Queue an acquire at the end of its resource's queue until the context exits."""
-        queue = self._queues.get(call.resource) or self._add(call.resource)
+    def enter(self, call: AcquireCall) -> Waiter:
+        """Queue an acquire at the end of its resource's queue; the caller must `leave`.
+
+        Raises:
+            DrainingError: the server takes no more waiters.
+        """
         waiter = Waiter(call)
-        queue.enter(waiter)
-        try:
-            yield queue, waiter
-        finally:
+        with suppress(TooManyWaitersError):
+            # Count it before its first try, or later waiters would take its place. Uncounted, it can only be
+            # granted at once.
+            self.limiter.enter(call)
+            waiter.counted = True
+        if (queue := self.find(call.resource)) is None:
+            self._queues[call.resource] = waiter
+        else:
+            queue.enter(waiter)
+        return waiter
+
+    def tries_alone(self, waiter: Waiter) -> bool:
+        """Tell whether a waiter is the only one of its resource, and must try now."""
+        return self._queues[waiter.call.resource] is waiter
+
+    def granted(self, waiter: Waiter, grant: AttemptGranted) -> None:
+        """Note the grant to a waiter; nobody needs to know of it if no other one came."""
+        queue = self._queues[waiter.call.resource]
+        if isinstance(queue, WaitQueue):
+            queue.granted(waiter, grant)
+
+    def leave(self, waiter: Waiter) -> None:
+        """Remove a waiter."""
+        if waiter.counted:
+            self.limiter.leave(waiter.call)
+        resource = waiter.call.resource
+        queue = self._queues[resource]
+        if queue is waiter:
+            del self._queues[resource]
+        else:
+            assert isinstance(queue, WaitQueue)
             queue.leave(waiter)
 
+    def of(self, waiter: Waiter) -> WaitQueue:
+        """Return the queue of a waiter."""
+        queue = self.find(waiter.call.resource)
+        assert queue is not None, "it has not left"
+        return queue
+
     def find(self, resource: str) -> WaitQueue | None:
-        """Return the queue of a resource, if there is one."""
-        return self._queues.get(resource)
+        """Return the queue of a resource, if there is a waiter for it."""
+        queue = self._queues.get(resource)
+        if isinstance(queue, Waiter):
+            waiter, queue = queue, self._new_queue(resource)
+            self._queues[resource] = queue
+            queue.begin_with(waiter)
+        return queue
 
     def on_notice(self, notice: Notice) -> None:
         """Pass a notice to the queue of its resource, if there is one."""
-        if (queue := self._queues.get(notice.resource)) is not None:
+        if (queue := self.find(notice.resource)) is not None:
             queue.noticed(notice)
 
     def drain(self) -> None:
@@ -55,14 +101,14 @@ class WaitQueues:
     def fail(self, error: Callable[[], RedfenceServerError]) -> None:
         """End every wait with an error of its own. A waiter that already has its turn goes on."""
         for queue in self._queues.values():
-            queue.line.fail(error)
+            if isinstance(queue, WaitQueue):
+                queue.line.fail(error)
 
-    def _add(self, resource: str) -> WaitQueue:
-        queue = self._queues[resource] = WaitQueue(
+    def _new_queue(self, resource: str) -> WaitQueue:
+        return WaitQueue(
             node_count=self._node_count,
             limiter=self.limiter,
             clock=self._clock,
             randomness=self._randomness,
             on_idle=lambda: self._queues.pop(resource),
         )
-        return queue

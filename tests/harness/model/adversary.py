@@ -29,7 +29,7 @@ from harness.model.moves import (
     TimeOut,
 )
 from harness.model.players import Player, StandingStill, Wire, copy_of
-from redfence_server.locking.attempt import Attempt
+from redfence_server.locking.attempt import Attempt, AttemptGranted
 from redfence_server.locking.node import Command, Commit, Granted, Mint, NoReply, Release, Renew, Reply, Undo
 from redfence_server.locking.tally import Tally
 
@@ -262,6 +262,6 @@ class World:
             attempt._on_commit(message.node, message.command.token, reply)
         else:
             attempt._on_mint(message.node, reply)
-        if was_open and attempt.outcome.done() and attempt._is_granted():
+        if was_open and isinstance(attempt.outcome, AttemptGranted):
             self.invariants.check_grant(self.players, message.attempt)
         self._post(message.attempt)

@@ -45,7 +45,7 @@ class Invariants:
     def check_grant(self, players: Sequence[Player], index: int) -> None:
         player = players[index]
         assert player.attempt is not None
-        granted = player.attempt.outcome.result()
+        granted = player.attempt.outcome
         assert isinstance(granted, Grant)
         token = player.token = granted.token
         if token <= player.floor:

@@ -48,7 +48,7 @@ class Player:
 
     @property
     def is_open(self) -> bool:
-        return self.attempt is not None and not self.attempt.outcome.done()
+        return self.attempt is not None and self.attempt.is_open
 
     def copy(self) -> Player:
         attempt = None if self.attempt is None else _copy_attempt(self.attempt)
@@ -76,6 +76,4 @@ def _copy_attempt(attempt: Attempt) -> Attempt:
     tally._replies, tally._standing, tally._asked = (
         *(tally._replies.copy(), tally._standing.copy(), tally._asked.copy()),
     )
-    if not attempt.outcome.done():
-        twin.outcome = attempt.outcome.get_loop().create_future()
     return twin

@@ -161,7 +161,7 @@ async def _fence_what_forgot(
 def _ask_the_refusing_again(poll: redlock._Poll[Any], asked_in: int, node: int, reply: Reply) -> None:
     """Keep the answers of the nodes that did answer, and ask only the others again."""
     del asked_in
-    if poll.verdict.done():
+    if poll._decided:
         return
     if reply is NoReply.NOT_ADMITTED and poll._clock.now_ms() < poll._give_up_at_ms:
         asyncio.get_running_loop().call_later(0.01, poll.ask, node)
@@ -169,7 +169,8 @@ def _ask_the_refusing_again(poll: redlock._Poll[Any], asked_in: int, node: int, 
     poll._replies[node] = reply
     judged = poll._judge(poll._replies)
     if judged is not None:
-        poll.verdict.set_result(redlock.Verdict(judged, poll._replies))
+        poll._decided = True
+        poll._on_verdict(redlock.Verdict(judged, poll._replies))
 
 
 _NOTE_SAMPLE = node_heartbeat.Heartbeat._note_sample

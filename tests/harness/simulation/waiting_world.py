@@ -26,9 +26,10 @@ from harness.simulation.redis import SimulatedRedis
 from harness.simulation.servers import ServerHost
 from harness.simulation.waiting_faults import WaitingFaults
 from redfence_server.errors import NoQuorumError, ValidityExhaustedError
-from redfence_server.lock_service import LockService, NotGranted
+from redfence_server.lock_service import LockService
 from redfence_server.locking.node import Mint, Reply
 from redfence_server.model import AcquireCall, Lease, LeaseId
+from redfence_server.waiting.acquiring import NotGranted
 
 RESOURCE = "orders/42"
 CALLERS = 120

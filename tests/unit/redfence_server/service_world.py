@@ -10,11 +10,12 @@ from harness.doubles.fake_node import FakeNode
 from harness.doubles.node_state import FakeNodeState
 from harness.doubles.waiting import keeps_no_waiter
 from harness.time.virtual_loop import LoopClock
-from redfence_server.lock_service import LockService, NotGranted
+from redfence_server.lock_service import LockService
 from redfence_server.locking.node import Command, Mint
 from redfence_server.locking.redlock import Redlock
 from redfence_server.model import AcquireCall, Lease, LeaseId
 from redfence_server.randomness import SystemRandomness
+from redfence_server.waiting.acquiring import NotGranted
 from redfence_server.waiting.waiter_limiter import WaiterLimits
 
 R = "orders/42"

@@ -9,10 +9,10 @@ from unit.redfence_server.service_world import TTL_MS, R, fake_nodes, lock_servi
 
 from harness.time.virtual_loop import LoopClock
 from redfence_server.errors import NoQuorumError
-from redfence_server.lock_service import NotGranted
 from redfence_server.locking.node import Held, Mint, Undo
 from redfence_server.locking.quorum import RenewVerdict, TokenVerdict
 from redfence_server.model import AcquireCall, Lease, LeaseId
+from redfence_server.waiting.acquiring import NotGranted
 
 pytestmark = pytest.mark.virtual_time
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import pytest
 
@@ -26,7 +27,7 @@ from redfence_server.locking.node import (
     Undo,
 )
 from redfence_server.locking.quorum import ReleaseVerdict, TokenVerdict
-from redfence_server.locking.redlock import Order, Redlock, Verdict
+from redfence_server.locking.redlock import Order, Redlock, Verdict, begun
 from redfence_server.locking.tally import Failure, Refusal
 
 pytestmark = pytest.mark.virtual_time
@@ -96,8 +97,15 @@ def tell(nodes: Iterable[FakeNode], deed: Callable[[FakeNode], None]) -> None:
         deed(node)
 
 
-def hand_over(lock: Redlock) -> tuple[Attempt, Awaitable[Verdict[ReleaseVerdict]]]:
-    return lock.hand_over(Order(R, B, TTL_MS, "h"), release_first=A, ttl_ms_max=TTL_MS_MAX)
+def hand_over(lock: Redlock) -> tuple[Attempt, asyncio.Future[Verdict[ReleaseVerdict]]]:
+    released: asyncio.Future[Verdict[ReleaseVerdict]] = asyncio.get_running_loop().create_future()
+    order = Order(R, B, TTL_MS, "h")
+    attempt = lock.hand_over(order, release_first=A, ttl_ms_max=TTL_MS_MAX, on_verdict=released.set_result)
+    return attempt, released
+
+
+def release(lock: Redlock) -> asyncio.Future[Verdict[ReleaseVerdict]]:
+    return begun(partial(lock.release, R, A, ttl_ms_max=TTL_MS_MAX))
 
 
 def held_on(nodes: list[FakeNode]) -> list[int]:
@@ -247,7 +255,7 @@ async def test_answers_from_before_and_after_an_examination_are_never_combined()
     nodes = fake_nodes()
     give_a(nodes[:2])
     nodes[1].state.admission = nodes[2].state.admission = "another"
-    asked = asyncio.ensure_future(redlock(nodes).check_token(resource=R, token=1))
+    asked = begun(partial(redlock(nodes).check_token, R, 1))
     await asyncio.sleep(0.001)
     nodes[0].state.expire(R)
     nodes[0].hold_replies = True
@@ -262,7 +270,7 @@ async def test_nodes_that_decide_alone_do_not_wait_for_one_that_has_to_be_examin
     nodes = fake_nodes()
     give_a(nodes)
     nodes[2].state.admission = "another"
-    released = await redlock(nodes).release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX)
+    released = await release(redlock(nodes))
     assert released.verdict is ReleaseVerdict.RELEASED
     assert LoopClock().now_ms() < 1
     await asyncio.sleep(1)
@@ -277,7 +285,7 @@ async def test_a_release_is_remembered_over_rounds_also_where_it_was_heard_late(
         for node in nodes[1:]:
             node.state.admission = "another"
         nodes[0].hold_replies = late
-        asked = redlock(nodes).release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX)
+        asked = release(redlock(nodes))
         await asyncio.sleep(0.001)
         for node in nodes[1:]:
             node.state.admission = ADMITTED
@@ -297,7 +305,7 @@ async def test_a_release_whose_answer_was_lost_is_never_told_as_not_held(
     give_a(nodes[:2])
     nodes[1].state.admission = "another"
     nodes[0].hold_replies = True
-    asked = asyncio.ensure_future(redlock(nodes).release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX))
+    asked = release(redlock(nodes))
     await asyncio.sleep(0.001)
     nodes[0].break_connection()
     nodes[0].hold_replies = False
@@ -312,55 +320,31 @@ async def test_a_poll_gives_up_on_nodes_that_stay_away() -> None:
     for node in nodes:
         node.state.admission = "another"
     began_ms = LoopClock().now_ms()
-    released = await redlock(nodes).release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX)
+    released = await release(redlock(nodes))
     assert released.verdict is ReleaseVerdict.NO_QUORUM
     assert REVALIDATION_MS_MAX <= LoopClock().now_ms() - began_ms < REVALIDATION_MS_MAX + 100
     assert 10 < len(nodes[0].sent) < 20
 
 
-async def test_a_release_whose_caller_goes_away_reaches_nodes_that_had_to_be_examined() -> None:
-    for turns in range(6):
-        nodes = fake_nodes()
-        give_a(nodes)
-        nodes[0].state.admission = nodes[1].state.admission = "another"
-        nodes[2].hold_replies = True
-        asked = asyncio.ensure_future(redlock(nodes).release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        asked.cancel()
-        nodes[0].state.admission = nodes[1].state.admission = ADMITTED
-        nodes[2].settle()
-        await asyncio.sleep(0.1)
-        assert held_on(nodes) == [], turns
-
-
 # --- handover
 
 
-@pytest.mark.parametrize("caller", ["stays", "goes"])
-async def test_a_handover_releases_and_grants_in_one_round_trip(caller: str) -> None:
+async def test_a_handover_releases_and_grants_in_one_round_trip() -> None:
     nodes, lock = await held_by_a()
     attempt, released = hand_over(lock)
-    if caller == "goes":
-        asyncio.ensure_future(released).cancel()
     assert await lock.finish(attempt) == Grant(2, 0.0)
-    if caller == "stays":
-        assert (await released).verdict is ReleaseVerdict.RELEASED
+    assert (await released).verdict is ReleaseVerdict.RELEASED
     await settle(nodes)
     assert [len(node.sent) for node in nodes] == [2, 2, 2]
     assert {node.state.holds[R].digest for node in nodes} == {B}
 
 
-@pytest.mark.parametrize("caller", ["stays", "goes"])
-async def test_a_handover_is_a_release_also_on_a_node_that_cannot_mint_and_answers_last(caller: str) -> None:
+async def test_a_handover_is_a_release_also_on_a_node_that_cannot_mint_and_answers_last() -> None:
     nodes, lock = await held_by_a()
     nodes[2].state.counters[R] = Counter(TOKENS_END - 1, float("inf"))
     nodes[2].hold_requests = True
     attempt, released = hand_over(lock)
-    if caller == "stays":
-        assert (await released).verdict is ReleaseVerdict.RELEASED
-    else:
-        asyncio.ensure_future(released).cancel()
+    assert (await released).verdict is ReleaseVerdict.RELEASED
     attempt.give_up()
     await settle(nodes)
     assert R not in nodes[2].state.holds
@@ -385,7 +369,7 @@ async def test_a_handover_comes_to_what_a_release_and_then_an_attempt_come_to() 
         nodes, twins = world_of(states), world_of(states)
         attempt, released = hand_over(redlock(nodes))
         at_once = await redlock(nodes).finish(attempt)
-        open_release = await redlock(twins).release(resource=R, digest=A, ttl_ms_max=TTL_MS_MAX)
+        open_release = await release(redlock(twins))
         await settle(twins)
         then = await acquire(redlock(twins), B)
         await settle(nodes)

@@ -105,7 +105,7 @@ async def test_a_grant_that_has_ended_before_its_waiter_hears_of_it_is_undone() 
     waiting = server.wait(lease_id(1), ttl_ms=200)
     await settle()
     server.every(hold_replies=True)
-    server.service.begin_release(R, HOLDER)
+    server.service.begin_release(R, HOLDER, lambda _: None)
     await settle()
     server.deliver()
     clock.jumped_ms = 250
@@ -156,7 +156,7 @@ async def test_a_wait_without_a_quorum_fails_once_no_quorum_may_return(
 ) -> None:
     """While one may return the wait goes on; at its end the waiter does not report the lock as held."""
     (server,) = await held()
-    server.service._quorum_may_return = lambda: may_return
+    server.service._acquirer._quorum_may_return = lambda: may_return
     server.every(unreachable=True)
     with pytest.raises(NoQuorumError):
         await server.wait(lease_id(1), wait_ms=1_000)

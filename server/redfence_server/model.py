@@ -6,11 +6,12 @@ The bounds are the contract's (redfence_proto.bounds); errors name the field as 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2
 from redfence_server.errors import InvalidFieldError
+from redfence_server.values import value
 
 
 def check_resource(resource: str) -> str:
@@ -66,7 +67,7 @@ def check_token(token: int) -> int:
     return token
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LeaseId:
     """The secret that proves ownership of a lease; its repr hides the secret from logs.
 
@@ -84,7 +85,7 @@ class LeaseId:
         object.__setattr__(self, "digest", hashlib.sha256(self.secret.encode()).hexdigest())
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AcquireCall:
     """A checked Acquire.
 
@@ -103,7 +104,7 @@ class AcquireCall:
     connection: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Lease:
     """A granted lease.
 

@@ -7,16 +7,17 @@ turn of the event loop, without a wait for slower nodes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 from redfence_server.clock import Clock
 from redfence_server.locking import quorum
 from redfence_server.locking.node import Commit, Granted, Held, LockNode, Mint, Reply, Undo
-from redfence_server.locking.tally import Ask, Decision, Grant, Refusal, Tally
+from redfence_server.locking.tally import WAIT, Ask, Decision, Grant, Refusal, Tally
+from redfence_server.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AttemptGranted:
     """The lease is granted.
 
@@ -33,7 +34,7 @@ class AttemptGranted:
     contended: bool = field(default=False, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TooLate:
     """A quorum granted when no validity was left; an undo is on its way."""
 
@@ -79,8 +80,10 @@ class Attempt:
     def start(self) -> None:
         """Send the mint to every node at once."""
         self._minted_at_ms = self._clock.now_ms()
+        mint, on_mint, may_hold = self._mint, self._on_mint, self._may_hold
         for node in self._nodes:
-            self._may_hold[node.index] = node.send(self._mint, partial(self._on_mint, node.index))
+            index = node.index
+            may_hold[index] = node.send(mint, partial(on_mint, index))
 
     @property
     def is_open(self) -> bool:
@@ -104,13 +107,15 @@ class Attempt:
         if self.is_open:
             self._act(self._tally.minted(node, reply))
         elif isinstance(self.outcome, AttemptGranted) and not self._given_up:
-            self._commit(self._tally.late(node, reply))
+            self._act(self._tally.late(node, reply))
 
     def _on_commit(self, node: int, token: int, reply: Reply) -> None:
         if self.is_open:
             self._act(self._tally.committed(node, token, reply))
 
     def _act(self, decision: Decision) -> None:
+        if decision is WAIT:
+            return
         match decision:
             case Ask():
                 self._commit(decision)

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum, auto
 from typing import Final, Protocol
 
+from redfence_server.values import value
 
-@dataclass(frozen=True, slots=True)
+
+@value
 class Release:
     """End the hold of a lease. A node that cannot be reached gets the command later, as with `Undo`."""
 
@@ -20,7 +22,7 @@ class Release:
     expires_at_ms: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Mint:
     """Take the lock for a lease, with the node's next token.
 
@@ -41,7 +43,7 @@ class Mint:
     watch_own_hold: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Commit:
     """Raise the hold with this nonce to the token of the grant.
 
@@ -57,7 +59,7 @@ class Commit:
     admission_id: str = field(default="", repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Undo:
     """Delete the hold that the attempt `nonce` made, unless a retry shares it.
 
@@ -70,7 +72,7 @@ class Undo:
     expires_at_ms: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Renew:
     """Restart the ttl of a lease, if it holds the lock."""
 
@@ -78,7 +80,7 @@ class Renew:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Inspect:
     """Return the hold of the lock."""
 
@@ -89,7 +91,7 @@ Command = Mint | Commit | Undo | Renew | Release | Inspect
 """Each Lua script of the algorithm has one command."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Granted:
     """The lease holds the lock on this node; a retry gets the nonce and the token of the existing hold.
 
@@ -108,7 +110,7 @@ class Granted:
     admission_id: str = field(default="", repr=False, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Held:
     """Another lease holds the lock on this node; in a summary of several answers, on most nodes."""
 
@@ -118,7 +120,7 @@ class Held:
     remaining_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Renewed:
     """The lease still holds the lock on this node, and its ttl has restarted."""
 
@@ -169,7 +171,7 @@ class NoReply(Enum):
 Reply = Granted | Held | Renewed | Status | NoReply
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Notice:
     """The hold with this token has ended on a node before its ttl was over.
 
@@ -211,7 +213,7 @@ class NodeState(Enum):
     """The server has no connection to it."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NodeReport:
     """The knowledge of this server about one node.
 

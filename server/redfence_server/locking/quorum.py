@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 
 from redfence_server.locking.node import Granted, Held, NoReply, Renewed, Reply, Status
+from redfence_server.values import value
 
 NODE_COUNTS = (1, 3, 5, 7)
 """An even number of nodes tolerates no more failures than one node less, and can split into two halves."""
@@ -58,7 +58,7 @@ class RenewVerdict(Enum):
     """Too few nodes answered to decide."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Renewal:
     """A verdict; if ACTIVE, with the ttl and the token, which is 0 if no quorum of replies agrees on one."""
 
@@ -95,9 +95,11 @@ def judge_release(replies: Replies) -> ReleaseVerdict | None:
     """Return the verdict on a release: a held lease has a node in every quorum of replies."""
     quorum = majority(len(replies))
     released = replies.count(Status.RELEASED)
-    if released + replies.count(Status.NOT_HELD) >= quorum:
+    answered = released + replies.count(Status.NOT_HELD)
+    if answered >= quorum:
         return ReleaseVerdict.RELEASED if released else ReleaseVerdict.NOT_HELD
-    return ReleaseVerdict.NO_QUORUM if len(silent_nodes(replies)) > len(replies) - quorum else None
+    silent = len(replies) - replies.count(None) - answered
+    return ReleaseVerdict.NO_QUORUM if silent > len(replies) - quorum else None
 
 
 def release_part(reply: Reply) -> Reply:
@@ -121,7 +123,7 @@ class TokenVerdict(Enum):
     """Too few nodes answered to decide."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TokenJudgement:
     """A verdict, and the hold that most nodes report so far."""
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -36,12 +35,13 @@ from redfence_server.locking.node import (
 )
 from redfence_server.locking.quorum import ReleaseVerdict, Renewal, TokenJudgement
 from redfence_server.randomness import Randomness
+from redfence_server.values import value
 
 Judged = TypeVar("Judged")
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Verdict(Generic[Judged]):
     """A verdict, and the replies that decided it; None for a node that had not answered."""
 
@@ -49,7 +49,7 @@ class Verdict(Generic[Judged]):
     replies: quorum.Replies
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Order:
     """The lease that an attempt tries to grant.
 
@@ -246,8 +246,8 @@ class _Poll(Generic[Judged]):
 
     def ask_all(self) -> None:
         """Send the command to every node."""
-        for node in self._nodes:
-            self.ask(node.index)
+        for index in range(len(self._nodes)):
+            self.ask(index)
 
     def ask(self, node: int) -> None:
         """Send the command to a node, even after the verdict, because a release must reach every node."""
@@ -255,7 +255,8 @@ class _Poll(Generic[Judged]):
 
     def note(self, asked_in: int, node: int, reply: Reply) -> None:
         """Note a node's reply in one round."""
-        self._released |= reply is Status.RELEASED
+        if reply is Status.RELEASED:
+            self._released = True
         if self._decided or asked_in != self._round:
             self._resend_release(node, reply)
             return
@@ -264,8 +265,9 @@ class _Poll(Generic[Judged]):
         elif isinstance(reply, NoReply) and reply is not NoReply.NOT_ADMITTED and self._is_release:
             self._unanswered[node] = reply
         self._replies[node] = reply
-        replies = self._replies
-        counted = [None if each is NoReply.NOT_ADMITTED else each for each in replies]
+        counted = replies = self._replies
+        if NoReply.NOT_ADMITTED in replies:
+            counted = [None if each is NoReply.NOT_ADMITTED else each for each in replies]
         judged = self._judge(counted)
         if judged is None and None not in replies:
             if self._clock.now_ms() < self._give_up_at_ms:

@@ -12,11 +12,11 @@ docs/algorithm.md has the argument. tests/unit/redfence_server/locking/test_quor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, auto
 
 from redfence_server.locking import quorum
 from redfence_server.locking.node import Granted, Held, NoReply, Reply, Status
+from redfence_server.values import value
 
 
 class Failure(Enum):
@@ -32,7 +32,7 @@ class Failure(Enum):
     """Holds ended between mint and commit, because the nodes took longer than the ttl."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ask:
     """Send a commit of `token` to the targets (node index, nonce); without targets, wait."""
 
@@ -40,14 +40,14 @@ class Ask:
     targets: tuple[tuple[int, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Grant:
     """A quorum stands at `token`."""
 
     token: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refusal:
     """The attempt has failed; by node index, the holds that refused it and the nodes that did not answer."""
 
@@ -123,8 +123,12 @@ class Tally:
 
         After the first commit only the greatest token counts: a node may stand higher than its replies show.
         """
-        candidates = {self._greatest} if any(self._asked) else set(self._standing)
-        return next((each for each in candidates if each and self._standing.count(each) >= self._quorum), 0)
+        standing = self._standing
+        if standing.count(self._greatest) >= self._quorum:
+            return self._greatest
+        if any(self._asked):
+            return 0
+        return next((each for each in standing if each and standing.count(each) >= self._quorum), 0)
 
     def _awaits_earlier_grant(self) -> bool:
         """Tell whether the missing replies can show the grant of an earlier try.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -34,15 +34,6 @@ from redfence_server.redis_io import scripts
 
 # Scripts flushed, node made a replica, password or rights changed: the next admission finds the cause.
 _FIXED_BY_RECONNECTING: Final = frozenset({"NOSCRIPT", "READONLY", "NOAUTH", "NOPERM"})
-
-
-@dataclass(slots=True, eq=False)
-class _Sent:
-    """A command that was sent under an admission id; `on_reply` is called exactly once."""
-
-    command: Command
-    on_reply: Callable[[Reply], None] | None
-    admission_id: str
 
 
 class NodeCommands:
@@ -95,8 +86,8 @@ class NodeCommands:
             admission_id = self.identity.admission
             if isinstance(command, Commit) and command.admission_id:
                 admission_id = command.admission_id
-            sent = _Sent(command, on_reply, admission_id)
-            if self.connection.call(self._packer.pack(command, admission_id), partial(self._on_raw, sent)):
+            packed = self._packer.pack(command, admission_id)
+            if self.connection.call(packed, partial(self._on_raw, command, on_reply, admission_id)):
                 return True
         why_not_sent = self._why_not_sent()
         self._keep(command, why_not_sent, is_awaited=on_reply is not None)
@@ -120,40 +111,50 @@ class NodeCommands:
         for command in self._replay_queue.take(now_ms=self._clock.now_ms(), at_most=at_most):
             self.send(command)
 
-    def _on_raw(self, sent: _Sent, raw: Any) -> None:
-        """Turn the outcome of a sent command into a reply, and pass it on."""
+    def _on_raw(
+        self, command: Command, on_reply: Callable[[Reply], None] | None, admission_id: str, raw: Any
+    ) -> None:
+        """Turn the outcome of a command into a reply, and call `on_reply` exactly once."""
         reply: Reply
-        if isinstance(raw, ReplyError):
-            reply = self._on_error_reply(sent.command, str(raw))
+        if isinstance(raw, list):
+            reply = self._read_reply(command, admission_id, raw, is_awaited=on_reply is not None)
+        elif isinstance(raw, ReplyError):
+            reply = self._on_error_reply(command, str(raw))
         elif isinstance(raw, NoReply):
             # A node refuses a void admission id for ever, so it also refused the unanswered commands.
-            reply = NoReply.NOT_ADMITTED if sent.admission_id == self._void_admission_id else raw
+            reply = NoReply.NOT_ADMITTED if admission_id == self._void_admission_id else raw
             # A timed-out command may never run, if the connection is given up; to run it twice does no harm.
-            self._keep(sent.command, reply, is_awaited=sent.on_reply is not None)
+            self._keep(command, reply, is_awaited=on_reply is not None)
         else:
-            reply = self._read_reply(sent, raw)
-        if sent.on_reply is not None:
-            sent.on_reply(reply)
+            reply = self._on_alien_reply()
+        if on_reply is not None:
+            on_reply(reply)
 
-    def _read_reply(self, sent: _Sent, raw: Any) -> Reply:
+    def _read_reply(self, command: Command, admission_id: str, raw: list[Any], *, is_awaited: bool) -> Reply:
         """Return the reply of a script."""
         if self._last_error_code:
             self._last_error_code = self._state.detail = ""
         try:
-            reply = scripts.read_reply(raw, admission_id=sent.admission_id)
+            reply = scripts.read_reply(raw, admission_id=admission_id)
         except scripts.NotAdmittedError:
-            self._keep(sent.command, NoReply.NOT_ADMITTED, is_awaited=sent.on_reply is not None)
+            self._keep(command, NoReply.NOT_ADMITTED, is_awaited=is_awaited)
             # A late commit under an earlier id shows nothing about the present id.
-            if self.identity is not None and sent.admission_id == self.identity.admission:
+            if self.identity is not None and admission_id == self.identity.admission:
                 self.revalidate("it refused a command: not_admitted")
             return NoReply.NOT_ADMITTED
         except scripts.NumbersExhaustedError:
             self._log.error("node_numbers_exhausted")
             return NoReply.REFUSED
         except ValueError:
-            # Another program has written redfence's keys. The reply has a digest, so it is not logged.
-            return self._reconnect("an answer that no script gives")
+            return self._on_alien_reply()
         return self._observe_grant(reply, raw) if isinstance(reply, Granted) else reply
+
+    def _on_alien_reply(self) -> NoReply:
+        """Handle a reply of another program that has written redfence's keys.
+
+        The reply may have a digest, so it is not logged.
+        """
+        return self._reconnect("an answer that no script gives")
 
     def _observe_grant(self, reply: Granted, raw: list[Any]) -> Granted:
         """Check the token and the clock in the reply to a granted mint."""

@@ -1,6 +1,7 @@
 """Carry the commands of all callers to one node over one socket.
 
-Commands from one turn of the event loop leave in one write, and cost the node one fsync. Replies come in
+Commands that come while the node works on others wait for it, and leave together: a batch costs the node one
+fsync. Without commands on their way, those of one turn of the event loop leave at its end. Replies come in
 order, so a queue matches them. Only this class reads the socket, so a cancelled caller leaves no reply for
 the next one. One timer serves the whole queue, because the oldest command is the first to be overdue.
 
@@ -24,6 +25,9 @@ from redfence_server.redis_io.dial import DialError, DialRefusedError
 _UNANSWERED_MAX: Final = 20_000
 # If the oldest command is unanswered for this many node timeouts, the socket is closed and dialled again.
 _STALLED_AFTER_TIMEOUTS: Final = 4
+# How long commands wait for the reply to the batch before them. Higher: fewer and larger batches. Lower: a
+# far node, whose replies take long, is asked earlier.
+_GATHER_S: Final = 0.002
 # The most that one read takes; the kernel keeps the rest for the next turn of the loop.
 _READ_BYTES_MAX: Final = 65_536
 _INCOMPLETE: Final = object()
@@ -59,6 +63,8 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._buffer = memoryview(bytearray(_READ_BYTES_MAX))
         self._transport: asyncio.Transport | None = None
         self._outbox: list[bytes] = []
+        self._outbox_since = 0.0
+        self._flush_timer: asyncio.Handle | None = None
         self._unanswered: deque[_Unanswered] = deque()
         # Timed-out commands whose replies may still come; always older than `_unanswered`.
         self._overdue: deque[_Unanswered] = deque()
@@ -74,13 +80,23 @@ class NodeConnection(asyncio.BufferedProtocol):
         if self._transport is None or len(self._unanswered) + len(self._overdue) >= _UNANSWERED_MAX:
             return False
         if not self._outbox:
-            self._loop.call_soon(self._flush)
+            self._begin_batch()
         self._outbox.append(packed)
-        now = self._loop.time()
-        self._unanswered.append((on_raw, now))
+        self._unanswered.append((on_raw, self._outbox_since))
+        return True
+
+    def _begin_batch(self) -> None:
+        """Set when the next batch leaves: now, or after the reply to the one before, but within `_GATHER_S`.
+
+        All commands of a batch count as sent at its beginning, so a late one may time out `_GATHER_S` early.
+        """
+        now = self._outbox_since = self._loop.time()
+        if self._unanswered:
+            self._flush_timer = self._loop.call_at(now + _GATHER_S, self._flush)
+        else:
+            self._flush_timer = self._loop.call_soon(self._flush)
         if self._timer is None or self._timer.when() > now + self._timeout_s:
             self._arm(now + self._timeout_s)
-        return True
 
     async def commands(self, *batch: Sequence[str | bytes | int]) -> list[Any]:
         """Return the replies to raw commands, in order; an error reply is a `DialRefusedError` in the list.
@@ -121,6 +137,7 @@ class NodeConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def _flush(self) -> None:
+        self._flush_timer = None
         outbox, self._outbox = self._outbox, []
         if self._transport is not None and outbox:
             self._transport.write(b"".join(outbox))
@@ -177,8 +194,16 @@ class NodeConnection(asyncio.BufferedProtocol):
             else:
                 self.abort("it sent a reply to no command")
                 return
+        if self._outbox and len(self._unanswered) == len(self._outbox):
+            self._flush_soon()
         if sent_at is not None:
             self.latency_ms = (self._loop.time() - sent_at) * 1000
+
+    def _flush_soon(self) -> None:
+        """Let the next batch leave at the end of this turn, because the one before has been answered."""
+        if isinstance(self._flush_timer, asyncio.TimerHandle):
+            self._flush_timer.cancel()
+            self._flush_timer = self._loop.call_soon(self._flush)
 
     def _pushed(self, raw: Any) -> None:
         if self._on_subscribed is not None:
@@ -190,9 +215,10 @@ class NodeConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Answer every command with DISCONNECTED, then call `on_lost`."""
         self._transport = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._flush_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._flush_timer = None
         self._overdue.clear()
         while self._unanswered:
             on_raw, _ = self._unanswered.popleft()

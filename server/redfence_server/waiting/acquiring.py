@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -22,6 +21,7 @@ from redfence_server.locking.redlock import Order, Redlock
 from redfence_server.locking.tally import Failure, Refusal
 from redfence_server.model import AcquireCall, Lease
 from redfence_server.randomness import Randomness
+from redfence_server.values import value
 from redfence_server.waiting.line import Turn, Waiter
 from redfence_server.waiting.queue import WaitQueue
 from redfence_server.waiting.queues import WaitQueues
@@ -34,7 +34,7 @@ _ANSWER_MARGIN_SHARE: Final = 0.25
 _SPLIT_TRIES_MAX: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NotGranted:
     """The resource is held by another lease.
 
@@ -287,6 +287,7 @@ class Acquisition:
         if self.end is not None:
             return
         self.end = end
+        self._attempt = None  # which refers to this acquisition: a cycle would wait for the garbage collector
         if self._timer is not None:
             self._timer.cancel()
         if self._waiter is not None:

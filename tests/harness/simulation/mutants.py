@@ -28,6 +28,7 @@ from redfence_server.membership.admin import AdminConnection
 from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.examination import ClockReading, Identity, Phase
 from redfence_server.membership.joining import NodeJoining
+from redfence_server.nodes import connection
 
 Patch = tuple[object, str, object]
 
@@ -239,8 +240,12 @@ DIRECTED: Final = {
     "a poll combines answers from before and after": Rules(
         patches=((redlock._Poll, "note", _ask_the_refusing_again),)
     ),
+    # A vote must overtake the first sample, so the mint must not wait for the sample's batch.
     "votes count before the clock is known": Rules(
-        patches=((node_heartbeat.Heartbeat, "_note_sample", _know_no_clock_first),)
+        patches=(
+            (node_heartbeat.Heartbeat, "_note_sample", _know_no_clock_first),
+            (connection, "_GATHER_S", 0.0),
+        )
     ),
     "others not heeded": Rules(patches=((ClusterMemory, "learn", _learn_nothing_of_others),)),
     "nodes without a vote not heeded": Rules(patches=((ClusterMemory, "learn", _learn_from_voters),)),

@@ -73,16 +73,30 @@ class Bench:
         deliver(self.connection, data)
 
 
-async def test_commands_of_one_turn_of_the_loop_leave_in_one_write() -> None:
+async def test_commands_leave_at_once_or_gather_behind_the_batch_under_way() -> None:
+    """They wait for its last reply, but not longer than `_GATHER_S` for a node that is far away."""
     bench = Bench()
+    writes = bench.wire.writes
     for name in range(50):
         bench.call(name)
-    assert bench.wire.writes == []
+    assert writes == []
     await asyncio.sleep(0)
-    assert bench.wire.writes == [b"".join(f"<{name}>".encode() for name in range(50))]
+    assert writes == [b"".join(f"<{name}>".encode() for name in range(50))]
     bench.call("a")
     await asyncio.sleep(0)
-    assert len(bench.wire.writes) == 2
+    bench.call("b")
+    bench.answer(*range(49))
+    await asyncio.sleep(0)
+    assert len(writes) == 1
+    bench.answer(49)
+    bench.call("c")
+    await asyncio.sleep(0)
+    assert writes[1:] == [b"<a><b><c>"]
+    bench.call("d")
+    await asyncio.sleep(node_connection._GATHER_S * 0.9)
+    assert len(writes) == 2
+    await asyncio.sleep(node_connection._GATHER_S * 0.2)
+    assert writes[2:] == [b"<d>"]
 
 
 async def test_a_reply_longer_than_what_is_read_at_once_is_put_together() -> None:
@@ -238,7 +252,7 @@ async def test_a_batch_of_raw_commands_is_answered_in_order_among_the_others() -
     batch = asyncio.ensure_future(bench.connection.commands(("INFO", "server"), ("GET", b"k"), ("PING",)))
     await asyncio.sleep(0)
     bench.call("last")
-    await asyncio.sleep(0)
+    await asyncio.sleep(node_connection._GATHER_S)
     assert b"".join(bench.wire.writes) == (
         b"<first>*2\r\n$4\r\nINFO\r\n$6\r\nserver\r\n*2\r\n$3\r\nGET\r\n$1\r\nk\r\n*1\r\n$4\r\nPING\r\n<last>"
     )

@@ -105,12 +105,12 @@ proto-breaking: $(READY) ## does the contract break clients of the last release,
 	if [ -z "$$tag" ]; then echo "proto-breaking: nothing compared, this clone has no v* tag below this commit"; \
 	else echo "proto-breaking: comparing with $$tag"; $(BIN)/buf breaking --against ".git#tag=$$tag"; fi
 
-bench: $(READY) ## measure; prints, never fails on a number
+bench: $(READY) ## measure beside the peers: make bench ARGS="compare --help"; never fails on a number
 	@$(BIN)/python -m bench $(ARGS)
 
 examples: $(READY) ## build and run the programs in other languages: make examples ARGS="go rust"
 	@$(BIN)/python examples/run.py $(ARGS)
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(TOOLS_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist chaos-reports \
-	  examples/*/build examples/go/gen examples/node/node_modules examples/*/target
+	rm -rf $(VENV) $(TOOLS_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist chaos-reports .bench \
+	  examples/*/build examples/go/gen examples/node/node_modules examples/*/target bench/go/gen

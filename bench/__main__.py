@@ -1,28 +1,37 @@
-"""Runs the benchmarks for `make bench`: all short ones, or those named as arguments.
+"""Runs the benchmarks for `make bench`: the comparison with its peers, or those named as arguments.
 
-A benchmark prints its figures and never fails on a number. A benchmark that takes many minutes runs
-only if it is named.
+A benchmark prints its figures and never fails on a number.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import importlib
 import sys
+from collections.abc import Sequence
 
-BENCHMARKS = ("session_pairs", "hand_off", "waiters", "slow_node", "storage_puts")
-LONG = ("idle_counters",)
+from bench import compare
+
+# Each measures one property of redfence alone. The last one takes many minutes.
+BENCHMARKS = ("hand_off", "waiters", "slow_node", "storage_puts", "idle_counters")
 
 
-def main(names: list[str]) -> int:
-    """Run the named benchmarks, or all short ones if none is named; return the exit status."""
-    unknown = set(names) - {*BENCHMARKS, *LONG}
-    if unknown:
-        names_known = ", ".join((*BENCHMARKS, *LONG))
-        print(f"unknown benchmark: {', '.join(sorted(unknown))}; choose from {names_known}")
-        return 2
-    for name in names or BENCHMARKS:
-        asyncio.run(importlib.import_module(f"bench.{name}").main())
+def main(arguments: Sequence[str]) -> int:
+    """Run the comparison, or the named benchmarks; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="Without a command: compare, with its defaults."
+    )
+    commands = parser.add_subparsers(dest="command")
+    compare.add_arguments(commands.add_parser("compare", help="redfence and its peers, interleaved"))
+    for name in BENCHMARKS:
+        commands.add_parser(
+            name, help=(importlib.import_module(f"bench.{name}").__doc__ or "").splitlines()[0]
+        )
+    options = parser.parse_args(list(arguments) or ["compare"])
+    if options.command == "compare":
+        return compare.run(options)
+    asyncio.run(importlib.import_module(f"bench.{options.command}").main())
     return 0
 
 

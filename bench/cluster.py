@@ -6,31 +6,55 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from redfence_proto import bounds
 from redfence_server.embedded.nodes import EmbeddedNodes
-from redfence_server.nodes.cluster import check_urls
-from redfence_server.operations import forming
-from redfence_server.randomness import SystemRandomness
-from redfence_server.redis_io.scripts import Keyspace
+
+# Built programs, data and reports. Data is here and not in /tmp, which may be memory: fsync is free there.
+FOLDER = Path(__file__).resolve().parents[1] / ".bench"
+# The program of this checkout.
+REDFENCE = (sys.executable, "-m", "redfence")
+
+
+class ServiceError(Exception):
+    """A service could not be started; the message tells why."""
+
+
+@contextmanager
+def data_folder() -> Iterator[Path]:
+    """Yield a new folder on the disk of the checkout; delete it at the exit."""
+    FOLDER.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="data-", dir=FOLDER) as folder:
+        yield Path(folder)
 
 
 @asynccontextmanager
-async def formed_nodes(count: int) -> AsyncIterator[EmbeddedNodes]:
-    """Run the nodes of a formed cluster."""
-    with tempfile.TemporaryDirectory(prefix="redfence-bench-") as folder:
-        async with EmbeddedNodes(count=count, data_dir=Path(folder)) as nodes:
-            await forming.form(
-                check_urls(nodes.urls),
-                keys=Keyspace(),
-                ttl_ms_max=bounds.TTL_MS_MAX_DEFAULT,
-                randomness=SystemRandomness(),
-            )
+async def running_nodes(count: int) -> AsyncIterator[EmbeddedNodes]:
+    """Run empty nodes that belong to no cluster."""
+    with data_folder() as folder:
+        async with EmbeddedNodes(count=count, data_dir=folder) as nodes:
             yield nodes
+
+
+@asynccontextmanager
+async def formed_nodes(count: int, *, program: Sequence[str] = REDFENCE) -> AsyncIterator[EmbeddedNodes]:
+    """Run the nodes of a cluster that `program` formed.
+
+    Raises:
+        ServiceError: the program could not form a cluster.
+    """
+    async with running_nodes(count) as nodes:
+        process = await asyncio.create_subprocess_exec(
+            *(*program, "cluster", "init"),
+            env=_environment(nodes),
+            stdout=asyncio.subprocess.DEVNULL,
+        )
+        if status := await process.wait():
+            raise ServiceError(f"`{' '.join(program)} cluster init` failed with status {status}")
+        yield nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +66,41 @@ class ServerProcess:
 
 
 @asynccontextmanager
-async def served(nodes: EmbeddedNodes, **settings: object) -> AsyncIterator[str]:
-    """Run `redfence serve` over the nodes; yield its address."""
-    async with served_process(nodes, **settings) as server:
+async def served(nodes: EmbeddedNodes, *, arguments: Sequence[str] = ()) -> AsyncIterator[str]:
+    """Run `redfence serve` with these arguments over the nodes; yield its address."""
+    async with served_process(nodes, arguments=arguments) as server:
         yield server.address
 
 
 @asynccontextmanager
-async def served_process(nodes: EmbeddedNodes, **settings: object) -> AsyncIterator[ServerProcess]:
-    """Run `redfence serve` over the nodes with these settings; yield its address and process id."""
-    settings = {"nodes": ",".join(nodes.urls), "log_level": "error", **settings}
-    environment = {f"REDFENCE_{name.upper()}": str(value) for name, value in settings.items()}
+async def served_process(
+    nodes: EmbeddedNodes,
+    *,
+    program: Sequence[str] = REDFENCE,
+    arguments: Sequence[str] = (),
+) -> AsyncIterator[ServerProcess]:
+    """Run `program serve` with these arguments over the nodes; yield its address and process id.
+
+    Raises:
+        ServiceError: the server ended before it was ready.
+    """
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "redfence", "serve", "--listen", "127.0.0.1:0"),
-        env={**os.environ, **environment},
+        *(*program, "serve", "--listen", "127.0.0.1:0", *arguments),
+        env=_environment(nodes),
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
     try:
         line = (await process.stdout.readline()).decode()
-        yield ServerProcess(line.partition(" on ")[2].partition(" ")[0], process.pid)
+        address = line.partition(" on ")[2].partition(" ")[0]
+        if not address:
+            raise ServiceError(f"`{' '.join((*program, 'serve', *arguments))}` ended before it was ready")
+        yield ServerProcess(address.strip(), process.pid)
     finally:
-        process.terminate()
+        if process.returncode is None:
+            process.terminate()
         await process.wait()
+
+
+def _environment(nodes: EmbeddedNodes) -> dict[str, str]:
+    return {**os.environ, "REDFENCE_NODES": ",".join(nodes.urls), "REDFENCE_LOG_LEVEL": "error"}

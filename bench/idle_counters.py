@@ -111,7 +111,7 @@ async def main() -> None:
     """Measure and print."""
     async with (
         cluster.formed_nodes(3) as nodes,
-        cluster.served(nodes, counter_idle_ms=COUNTER_IDLE_MS) as address,
+        cluster.served(nodes, arguments=["--counter-idle-ms", str(COUNTER_IDLE_MS)]) as address,
         raw_session.raw_session(address) as warm_up_session,
     ):
         # The first commands make nodes allocate scripts and buffers, which do not depend on the resources.

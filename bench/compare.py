@@ -1,0 +1,159 @@
+"""Measures redfence and its peers side by side: in each round every target has its turn.
+
+So other load on the machine hits all targets alike, and a ratio compares neighbours in time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import cluster, report, services
+from bench.cluster import ServiceError
+from bench.figures import Measurement
+from bench.processes import run_load
+from bench.services import Target, Variant
+
+_CONTENDERS = 16  # workers of the workload `one`
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `python -m bench compare`."""
+    kinds = ",".join((*services.CLIENTS, *services.PEERS))
+    parser.add_argument("--targets", type=_list, default=_list(kinds), help=f"what to measure: {kinds}")
+    parser.add_argument(
+        "--workloads",
+        type=_list,
+        default=_list("1,64,one"),
+        help="numbers of workers, each on its own resource, or `one`: 16 workers on one (default: 1,64,one)",
+    )
+    parser.add_argument("--nodes", type=_list, default=_list("3"), help="quorum sizes, e.g. 3,5 (default: 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each target (default: 3)")
+    parser.add_argument("--seconds", type=float, default=2, help="the measured time of a turn (default: 2)")
+    parser.add_argument("--warm-up", type=float, default=1, help="the time before it (default: 1)")
+    parser.add_argument(
+        "--server",
+        action="append",
+        default=[],
+        metavar="NAME=PROGRAM [ARGUMENT…]",
+        help="a redfence program to measure, with arguments for `serve`; repeat it to compare checkouts; "
+        "the program `redfence` is the one of this checkout (default: redfence=redfence)",
+    )
+    parser.add_argument("--server-args", default="", help="arguments for `serve` of every server")
+    parser.add_argument(
+        "--connections", type=int, default=1, help="connections of the Go client to redfence (default: 1)"
+    )
+    parser.add_argument(
+        "--json", type=Path, default=cluster.FOLDER / "comparison.json", help="where to save the figures"
+    )
+
+
+def _list(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",") if each.strip()]
+
+
+async def main(options: argparse.Namespace) -> int:
+    """Measure, print the tables and save the figures; return the exit status: 2 for wrong options."""
+    try:
+        variants = _checked(options)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    targets = services.targets(
+        kinds=options.targets,
+        node_counts=[int(count) for count in options.nodes],
+        variants=variants,
+        connections=options.connections,
+    )
+    absent: dict[str, str] = {}
+    measurements = await _measure(targets, options, absent)
+    report.save(options.json, measurements, absent)
+    print(report.markdown(targets, measurements, options.workloads, absent))
+    print(f"\nEvery figure is in {options.json}.")
+    return 0
+
+
+def _checked(options: argparse.Namespace) -> list[Variant]:
+    """Return the servers to compare.
+
+    Raises:
+        ValueError: an option has a value that cannot be measured.
+    """
+    known = (*services.CLIENTS, *services.PEERS)
+    if unknown := set(options.targets) - set(known):
+        raise ValueError(f"--targets: unknown: {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
+    for each in options.workloads:
+        if each != "one" and not (each.isdecimal() and 1 <= int(each) <= 10_000):
+            raise ValueError(f"--workloads: {each!r} is neither `one` nor a number from 1 to 10000")
+    if unknown := set(options.nodes) - {"1", "3", "5", "7"}:
+        raise ValueError(f"--nodes: {', '.join(sorted(unknown))}; a quorum has 1, 3, 5 or 7 nodes")
+    if min(options.rounds, options.seconds, options.warm_up, options.connections) <= 0:
+        raise ValueError("--rounds, --seconds, --warm-up and --connections must be greater than 0")
+    arguments = shlex.split(options.server_args)
+    texts = options.server or ["redfence=redfence"]
+    variants = [Variant.parse(text, shared_arguments=arguments) for text in texts]
+    if len({each.name for each in variants}) < len(variants):
+        raise ValueError("--server: two servers have the same name; give each its own")
+    return variants
+
+
+async def _measure(
+    targets: Sequence[Target], options: argparse.Namespace, absent: dict[str, str]
+) -> list[Measurement]:
+    """Give every target its turn in each round, each time with another one first.
+
+    A target that fails has no further turn; `absent` gets the reason.
+    """
+    measurements = []
+    for workload in options.workloads:
+        for number in range(options.rounds):
+            for target in _rotated(targets, number):
+                if target.name in absent:
+                    continue
+                turn = f"{workload:>4} round {number + 1}/{options.rounds}: {target.name}"
+                try:
+                    measured = await _turn(target, workload, number, options)
+                except ServiceError as error:
+                    absent[target.name] = str(error)
+                    print(f"{turn} failed: {error}", file=sys.stderr)
+                else:
+                    measurements.append(measured)
+                    print(f"{turn} {measured.rate:,.0f}/s", file=sys.stderr)
+    return measurements
+
+
+def _rotated(targets: Sequence[Target], number: int) -> list[Target]:
+    first = number % len(targets) if targets else 0
+    return [*targets[first:], *targets[:first]]
+
+
+async def _turn(target: Target, workload: str, number: int, options: argparse.Namespace) -> Measurement:
+    """Measure one target once.
+
+    Raises:
+        ServiceError: the service or the load program could not be run.
+    """
+    is_shared = workload == "one"
+    load = {
+        "--workers": _CONTENDERS if is_shared else int(workload),
+        "--resource": "one" if is_shared else "own",
+        "--seconds": options.seconds,
+        "--warm-up": options.warm_up,
+    }
+    arguments = [str(each) for option in load.items() for each in option]
+    async with target.start() as running:
+        outcome = await run_load(
+            [*running.command, *arguments],
+            processes=running.processes,
+            timeout_s=options.warm_up + options.seconds,
+        )
+    return Measurement(target.name, workload, number, outcome.result, outcome.cpu_s)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run `main` to its end."""
+    return asyncio.run(main(options))

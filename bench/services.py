@@ -1,0 +1,175 @@
+"""Starts the services of a comparison, and tells how to load each of them.
+
+Each turn has a service of its own. So no idle service takes CPU time from the one that is measured,
+and none inherits work: the leases that an etcd client leaves behind would expire in a later turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from bench import builds, cluster
+from bench.cluster import ServiceError
+from redfence_server.embedded.nodes import free_port
+
+# The clients of redfence, and the peers.
+CLIENTS = ("session", "unary", "sdk")
+# etcd grants a lease and locks with it, as redfence gives each lock its ttl. A client that keeps one
+# lease for all its locks saves a third of the writes: `etcd-one-lease`.
+ETCD = ("etcd", "etcd-one-lease")
+PEERS = ("redsync", *ETCD)
+_START_TIMEOUT_S = 30.0
+_POLL_INTERVAL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One build of the redfence server: a program, and further arguments for `serve`."""
+
+    name: str
+    program: tuple[str, ...] = cluster.REDFENCE
+    arguments: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str, *, shared_arguments: Sequence[str] = ()) -> Variant:
+        """Read `NAME=PROGRAM [ARGUMENT…]`; the program `redfence` is the one of this checkout.
+
+        Raises:
+            ValueError: no name or no program.
+        """
+        name, _, command = text.partition("=")
+        program, *arguments = shlex.split(command) or [""]
+        if not name or not program:
+            raise ValueError(f"--server {text!r}: write NAME=PROGRAM [ARGUMENT…]")
+        found = cluster.REDFENCE if program == "redfence" else (str(Path(program).absolute()),)
+        return cls(name, found, (*arguments, *shared_arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A service that is up.
+
+    Attributes:
+        command: the load program with the arguments that do not depend on the load.
+        processes: the process ids of each role.
+    """
+
+    command: tuple[str, ...]
+    processes: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One service with one client: what a row of the table is about.
+
+    Attributes:
+        name: unique in the run.
+        kind: a member of CLIENTS or PEERS.
+        variant: the name of the redfence server; the empty string for a peer.
+        node_count: how many nodes vote; 0 for a service without nodes.
+        start: runs a new service until the exit. It raises ServiceError if the service cannot be run.
+    """
+
+    name: str
+    kind: str
+    variant: str
+    node_count: int
+    start: Callable[[], AbstractAsyncContextManager[Running]]
+
+
+def targets(
+    *, kinds: Sequence[str], node_counts: Sequence[int], variants: Sequence[Variant], connections: int
+) -> list[Target]:
+    """Return what to measure, in the order of the table.
+
+    A Go client of redfence opens this many connections.
+    """
+    found = [
+        Target(
+            f"{variant.name} {kind} N={count}",
+            kind,
+            variant.name,
+            count,
+            partial(_redfence, kind, variant, node_count=count, connections=connections),
+        )
+        for count in node_counts
+        for variant in variants
+        for kind in kinds
+        if kind in CLIENTS
+    ]
+    if "redsync" in kinds:
+        found += [Target(f"redsync N={n}", "redsync", "", n, partial(_redsync, n)) for n in node_counts]
+    return found + [Target(kind, kind, "", 0, partial(_etcd, kind)) for kind in kinds if kind in ETCD]
+
+
+@asynccontextmanager
+async def _redfence(
+    kind: str, variant: Variant, *, node_count: int, connections: int
+) -> AsyncIterator[Running]:
+    program: tuple[str, ...] = (sys.executable, "-m", "bench.load")
+    if kind != "sdk":
+        program = (str(await builds.go_client()), "--target", kind)
+    async with (
+        cluster.formed_nodes(node_count, program=variant.program) as nodes,
+        cluster.served_process(nodes, program=variant.program, arguments=variant.arguments) as server,
+    ):
+        addresses = ",".join([server.address] * connections)
+        yield Running((*program, "--addr", addresses), {"server": (server.pid,), "node": nodes.pids})
+
+
+@asynccontextmanager
+async def _redsync(node_count: int) -> AsyncIterator[Running]:
+    program = str(await builds.go_client())
+    async with cluster.running_nodes(node_count) as nodes:
+        command = (program, "--target", "redsync", "--addr", ",".join(nodes.urls))
+        yield Running(command, {"node": nodes.pids})
+
+
+@asynccontextmanager
+async def _etcd(kind: str) -> AsyncIterator[Running]:
+    """Run one etcd with its defaults, which sync every write."""
+    client_program, server_program = await builds.go_client(), await builds.etcd()
+    client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    with cluster.data_folder() as folder:
+        process = await asyncio.create_subprocess_exec(
+            *(str(server_program), "--data-dir", str(folder), "--log-level", "fatal"),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--initial-cluster", f"default={peer}"),
+        )
+        try:
+            await _until_healthy(process, client)
+            command = (str(client_program), "--target", kind, "--addr", client.removeprefix("http://"))
+            yield Running(command, {"server": (process.pid,)})
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
+
+
+async def _until_healthy(process: asyncio.subprocess.Process, url: str) -> None:
+    try:
+        async with asyncio.timeout(_START_TIMEOUT_S):
+            while not await asyncio.to_thread(_is_healthy, url):
+                if process.returncode is not None:
+                    raise ServiceError(f"etcd ended with status {process.returncode}")
+                await asyncio.sleep(_POLL_INTERVAL_S)
+    except TimeoutError:
+        raise ServiceError(f"etcd was not ready after {_START_TIMEOUT_S:.0f} s") from None
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=1) as answer:
+            return b"true" in answer.read()
+    except (urllib.error.URLError, OSError):
+        return False

@@ -82,6 +82,7 @@ async def _run(arguments: argparse.Namespace) -> int:
             storage, storage_address = await stack.enter_async_context(
                 _storage(arguments, settings, data_dir)
             )
+            startup.relax_garbage_collector()
             stop.remove_done_callback(interrupt)
             host = settings.listen.rpartition(":")[0]
             print(

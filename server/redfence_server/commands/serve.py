@@ -35,6 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
 async def _serve(settings: config.ServeConfig) -> None:
     async with lock_server(settings) as running:
         stop = stop_signal()
+        startup.relax_garbage_collector()
         host = settings.listen.rpartition(":")[0]
         print(f"redfence serving on {host}:{running.port} ({len(settings.nodes)} nodes)", flush=True)
         await drain_at(stop, running, grace_ms=settings.drain_grace_ms)

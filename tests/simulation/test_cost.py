@@ -1,0 +1,144 @@
+"""The cost of a pair of acquire and release, counted and not timed: a change that raises it fails here.
+
+A whole server without its gRPC library runs over simulated nodes. A bound may be raised with a reason; after
+an improvement, lower it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any, cast
+
+import grpc
+import pytest
+
+import redfence_proto
+import redfence_server
+from harness.simulation import network
+from harness.simulation.network import Network, NodeHost
+from harness.simulation.processes import Chance, ProcessClock, on_processes
+from harness.simulation.redis import SimulatedRedis
+from harness.simulation.servers import ServerHost
+from redfence_proto.v1 import lock_pb2
+from redfence_server.api.streams import SessionStream
+
+PAIRS = 10
+CALLS_PER_PAIR_MAX = 395
+"""Calls that the server's code makes or takes, of Python and built-in functions, with three nodes."""
+
+
+class Peer:
+    """The context of a Session whose peer sends the acquires in one message, and then their releases."""
+
+    def __init__(self) -> None:
+        self.requests: asyncio.Queue[object] = asyncio.Queue()
+        self.results_per_message: list[int] = []
+
+    def peer(self) -> str:
+        return "peer"
+
+    async def read(self) -> object:
+        return await self.requests.get()
+
+    async def write(self, response: lock_pb2.SessionResponse) -> None:
+        self.results_per_message.append(len(response.results))
+        releases = lock_pb2.SessionRequest()
+        for result in response.results:
+            if result.HasField("acquire"):
+                assert result.acquire.outcome == lock_pb2.ACQUIRE_OUTCOME_GRANTED
+                lease = result.acquire.lease
+                command = releases.commands.add(id=result.id + PAIRS)
+                command.release.resource, command.release.lease_id = lease.resource, lease.lease_id
+            else:
+                assert result.release.outcome == lock_pb2.RELEASE_OUTCOME_RELEASED
+        self.requests.put_nowait(releases if releases.commands else grpc.aio.EOF)
+
+
+async def serve_pairs(server: ServerHost, chance: Chance) -> list[int]:
+    """Serve all pairs at the same time; return the results in each message to the peer."""
+    assert server.service is not None
+    peer = Peer()
+    acquires = lock_pb2.SessionRequest()
+    for number in range(1, PAIRS + 1):
+        acquire = acquires.commands.add(id=number).acquire
+        acquire.resource = f"orders/{number}"
+        acquire.lease_id = chance.hex_id()
+        acquire.ttl.seconds = acquire.wait_timeout.seconds = 30
+        acquire.holder = "worker"
+    peer.requests.put_nowait(acquires)
+    stream = SessionStream(
+        cast("grpc.aio.ServicerContext[Any, Any]", peer),
+        service=server.service,
+        clock=server.clock,
+        randomness=chance,
+        commands_max=1_000,
+        draining=lock_pb2.Draining(),
+    )
+    await stream.serve()
+    return peer.results_per_message
+
+
+class CallCounter:
+    """Counts the calls that the product's code makes or takes."""
+
+    _FOLDERS = tuple(str(Path(each.__file__ or "").parent) for each in (redfence_server, redfence_proto))
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+
+    def __enter__(self) -> CallCounter:
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _note(self, frame: FrameType, event: str, _: object) -> None:
+        if event in {"call", "c_call"} and frame.f_code.co_filename.startswith(self._FOLDERS):
+            self.calls[frame.f_code.co_qualname] += 1
+
+
+@on_processes
+async def test_a_pair_costs_bounded_calls_and_batches_and_leaves_no_garbage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writes: Counter[object] = Counter()
+    write = network.Connection.write
+
+    def counted(connection: network.Connection, data: Any) -> None:
+        if b"EVALSHA" in data:
+            writes[connection] += 1
+        write(connection, data)
+
+    monkeypatch.setattr(network.Connection, "write", counted)
+    chance = Chance(1)
+    hosts = [_host(index) for index in range(3)]
+    server = ServerHost("server", hosts, Network(chance, latency_ms=(0.1, 0.1)), chance)
+    try:
+        await server.until_serving()
+        await serve_pairs(server, chance)
+        writes.clear()
+        gc.collect()
+        gc.disable()
+        with CallCounter() as counter:
+            results = await serve_pairs(server, chance)
+        garbage = gc.collect()
+    finally:
+        gc.enable()
+        await server.end()
+    assert results == [PAIRS, PAIRS], "results of one turn leave in one message"
+    assert list(writes.values()) == [2, 2, 2], "the commands of one message leave in one write to each node"
+    assert garbage / PAIRS < 1, "a command makes no reference cycle"
+    per_pair = sum(counter.calls.values()) / PAIRS
+    assert per_pair < CALLS_PER_PAIR_MAX, counter.calls.most_common(20)
+
+
+def _host(index: int) -> NodeHost:
+    clock, name = ProcessClock(offset_ms=1e12), f"node-{index}"
+    redis = SimulatedRedis(clock_ms=clock.now_ms, appendfsync="always", name=name)
+    return NodeHost(redis, name).form(index, 3, 60_000)

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import grpc
 import pytest
@@ -91,7 +91,7 @@ class CallCounter:
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
 
-    def __enter__(self) -> CallCounter:
+    def __enter__(self) -> Self:
         sys.setprofile(self._note)
         return self
 

@@ -49,6 +49,8 @@ def configure(*, log_format: LogFormat = LogFormat.AUTO, level: LogLevel = LogLe
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # It writes a line and its end at once, so that lines of several processes do not mix. A print makes
+        # two writes where PYTHONUNBUFFERED is set.
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )

@@ -1,0 +1,45 @@
+"""The log's lines, as a reader of a file of several processes sees them."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from redfence_server import log_setup
+
+
+class Writes(io.StringIO):
+    """Remembers each write, which the system does not split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.texts.append(text)
+        return super().write(text)
+
+
+@pytest.fixture
+def restored_log() -> Iterator[None]:
+    """Leave the log as it was."""
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("restored_log")
+def test_a_line_and_its_end_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two writes, as where PYTHONUNBUFFERED is set, lines of several processes would mix."""
+    # Not in the fixture: pytest sets the streams again before it calls a test.
+    monkeypatch.setattr(sys, "stderr", stderr := Writes())
+    log_setup.configure()
+    structlog.get_logger().info("served", port=1)
+    (text,) = stderr.texts
+    assert text.endswith("\n")
+    event = json.loads(text)
+    assert (event["event"], event["port"]) == ("served", 1)

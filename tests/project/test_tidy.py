@@ -82,6 +82,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"diagnosis", "lock_service", "nodes", "operations"},
         {"api"},
         {"composition"},
+        {"supervision"},
         {"commands"},
     ),
     "redfence": (

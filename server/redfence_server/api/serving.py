@@ -41,8 +41,6 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.server_handshake_timeout_ms", 10_000),
     # No limit on a connection's age: it would end waiting calls and streams without need.
     ("grpc.max_connection_idle_ms", 600_000),
-    # Two servers on one port would share the calls at random; an error is better.
-    ("grpc.so_reuseport", 0),
 )
 # How long a draining server still answers DRAINING: a few round trips, and one check by a load balancer.
 _LAME_DUCK_S = 0.25
@@ -89,9 +87,14 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]  # the package ha
             await changed.wait()
 
 
-def new_server() -> grpc.aio.Server:
-    """Return a server with redfence's limits and no services yet."""
-    return grpc.aio.server(options=_OPTIONS, interceptors=[RejectMalformedMessages()])
+def new_server(*, share_port: bool = False) -> grpc.aio.Server:
+    """Return a server with redfence's limits and no services yet.
+
+    `share_port` lets it listen beside the other workers of its supervisor.
+    """
+    # Two servers on one port would share the calls at random; an error is better.
+    options = (*_OPTIONS, ("grpc.so_reuseport", int(share_port)))
+    return grpc.aio.server(options=options, interceptors=[RejectMalformedMessages()])
 
 
 def add_health_and_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> Health:
@@ -102,31 +105,51 @@ def add_health_and_reflection(server: grpc.aio.Server, service_names: Sequence[s
     return servicer
 
 
-def bind(server: grpc.aio.Server, listen: str) -> int:
+def bind(server: grpc.aio.Server, listen: str, *, share_port: bool = False) -> int:
     """Bind HOST:PORT and return the port; port 0 takes any free one.
+
+    With `share_port`, as given to `new_server`, the supervisor of this process holds the port.
 
     Raises:
         ListenError: the address is malformed or in use.
     """
+    host, port = parse_listen(listen)
+    try:
+        if not share_port:
+            for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                probe(family, kind, protocol, address)
+        return server.add_insecure_port(listen)
+    except OSError as error:
+        raise cannot_listen(listen, error.strerror) from error
+    except RuntimeError as error:
+        raise cannot_listen(listen, error) from error
+
+
+def parse_listen(listen: str) -> tuple[str, int]:
+    """Return the host, without the brackets of IPv6, and the port.
+
+    Raises:
+        ListenError: the address is malformed.
+    """
     host, separator, port_text = listen.rpartition(":")
     if not separator or not host or not port_text.isdecimal() or int(port_text) > 65_535:
         raise ListenError(f"listen: {listen!r} is not HOST:PORT with a port from 0 to 65535")
-    _probe(host.strip("[]"), int(port_text), listen)
-    try:
-        return server.add_insecure_port(listen)
-    except RuntimeError as error:
-        raise ListenError(f"listen: cannot listen on {listen}: {error}") from error
+    return host.strip("[]"), int(port_text)
 
 
-def _probe(host: str, port: int, listen: str) -> None:
-    """Fail with the system's reason; gRPC gives none, and writes its own line to standard error."""
-    try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
-    except OSError as error:
-        raise ListenError(f"listen: cannot listen on {listen}: {error.strerror}") from error
+def probe(family: int, kind: int, protocol: int, address: tuple[Any, ...]) -> None:
+    """Raise the system's OSError if the address is in use.
+
+    gRPC gives no reason, and writes its own line to standard error.
+    """
+    with socket.socket(family, kind, protocol) as prober:
+        prober.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        prober.bind(address)
+
+
+def cannot_listen(listen: str, reason: object) -> ListenError:
+    """Return the error that names the address and the reason."""
+    return ListenError(f"listen: cannot listen on {listen}: {reason}")
 
 
 def stop_signal() -> asyncio.Future[signal.Signals]:

@@ -18,9 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from redfence_proto import addresses
+from redfence_server.cores import usable_cores
 from redfence_server.errors import ConfigError
 from redfence_server.log_setup import LogFormat, LogLevel
 from redfence_server.redis_io.scripts import COUNTER_IDLE_MS_DEFAULT, COUNTER_IDLE_MS_MAX, Keyspace
+
+PROCESSES_MAX = 64
+"""Each process has its own connections to every node."""
 
 _ENV_PREFIX = "REDFENCE_"
 
@@ -35,6 +39,13 @@ class ServeConfig(BaseModel):
         "in which the cluster was formed (flag: repeat --node; environment: separate by commas)"
     )
     listen: str = Field(addresses.LOCK_SERVER, description="HOST:PORT to serve on; port 0 takes any free one")
+    processes: int = Field(
+        1,
+        ge=1,
+        le=PROCESSES_MAX,
+        description=f"how many processes share the port, 1 to {PROCESSES_MAX}, or auto: one for each core "
+        "that this process may use; waiters_max and the other limits hold for each process",
+    )
     key_prefix: str = Field(
         "redfence:", description="prefix of every key on the nodes", pattern=r"^[^{}\s]*$"
     )
@@ -82,6 +93,11 @@ class ServeConfig(BaseModel):
     @classmethod
     def _split_nodes(cls, value: Any) -> Any:
         return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
+
+    @field_validator("processes", mode="before")
+    @classmethod
+    def _count_cores(cls, value: Any) -> Any:
+        return min(usable_cores(), PROCESSES_MAX) if value == "auto" else value
 
     @property
     def keyspace(self) -> Keyspace:
@@ -151,7 +167,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, names: Collection[str] | N
 
 
 def _metavar(name: str) -> str:
-    return "HOST:PORT" if name == "listen" else name.rpartition("_")[2].upper()
+    return {"listen": "HOST:PORT", "processes": "N"}.get(name, name.rpartition("_")[2].upper())
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:

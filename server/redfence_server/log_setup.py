@@ -30,8 +30,13 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-def configure(*, log_format: LogFormat = LogFormat.AUTO, level: LogLevel = LogLevel.INFO) -> None:
-    """Send every event of this process to standard error in one format."""
+def configure(
+    *, log_format: LogFormat = LogFormat.AUTO, level: LogLevel = LogLevel.INFO, process: int | None = None
+) -> None:
+    """Send every event of this process to standard error in one format.
+
+    A worker of several gives its number, and each event carries it as `process`.
+    """
     if log_format is LogFormat.AUTO:
         log_format = LogFormat.CONSOLE if sys.stderr.isatty() else LogFormat.JSON
     renderer: structlog.typing.Processor
@@ -42,6 +47,7 @@ def configure(*, log_format: LogFormat = LogFormat.AUTO, level: LogLevel = LogLe
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            *([] if process is None else [_numbered(process)]),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.StackInfoRenderer(),
@@ -54,3 +60,14 @@ def configure(*, log_format: LogFormat = LogFormat.AUTO, level: LogLevel = LogLe
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+
+
+def _numbered(process: int) -> structlog.typing.Processor:
+    # Not a context variable: callbacks of gRPC's threads begin with an empty context.
+    def add_number(
+        _logger: object, _method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        event["process"] = process
+        return event
+
+    return add_number

@@ -75,7 +75,7 @@ SHARED_WITH_STORAGE = ("redfence_server.api.serving", "redfence_server.log_setup
 # The rooms of each package, the lowest floor first. A module imports from its own room and from lower floors.
 FLOORS: dict[str, tuple[set[str], ...]] = {
     "redfence_server": (
-        {"clock", "errors", "log_setup", "randomness", "values"},
+        {"clock", "cores", "errors", "log_setup", "randomness", "values"},
         {"locking", "model"},
         {"redis_io"},
         {"config", "embedded", "membership", "waiting"},

@@ -25,8 +25,8 @@ from redfence_server.randomness import SystemRandomness
 HELP = "run an embedded quorum, a lock server on it, and the storage demo"
 _STORAGE_START_TIMEOUT_S = 20.0
 _STORAGE_STOP_TIMEOUT_S = 10.0
-# The embedded quorum sets these itself.
-_FIXED = frozenset({"nodes", "assume_durable"})
+# The embedded quorum sets these itself, and serves in this process.
+_FIXED = frozenset({"nodes", "assume_durable", "processes"})
 # A terminal shows one line and the problems, not every step.
 _DEFAULTS = {"log_level": log_setup.LogLevel.WARNING}
 
@@ -82,7 +82,7 @@ async def _run(arguments: argparse.Namespace) -> int:
             storage, storage_address = await stack.enter_async_context(
                 _storage(arguments, settings, data_dir)
             )
-            startup.relax_garbage_collector()
+            composition.relax_garbage_collector()
             stop.remove_done_callback(interrupt)
             host = settings.listen.rpartition(":")[0]
             print(

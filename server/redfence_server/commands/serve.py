@@ -8,8 +8,10 @@ from pathlib import Path
 
 from redfence_server import config
 from redfence_server.api.serving import stop_signal
+from redfence_server.clock import SystemClock
 from redfence_server.commands import startup
-from redfence_server.composition import drain_at, lock_server
+from redfence_server.composition import drain_at, lock_server, relax_garbage_collector
+from redfence_server.supervision.supervisor import supervise
 
 HELP = "run a lock server over existing nodes"
 
@@ -27,15 +29,29 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 @startup.explain_refusal
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT; return 0 after a drain, 2 if the server could not start."""
-    asyncio.run(_serve(startup.settings_of(arguments)))
+    """Serve until SIGTERM or SIGINT; return 0 after a drain, 2 if the server could not start.
+
+    With several processes, return 1 if one of them did not drain in order.
+    """
+    settings = startup.settings_of(arguments)
+    return asyncio.run(_serve(settings) if settings.processes == 1 else _supervise(settings))
+
+
+async def _serve(settings: config.ServeConfig) -> int:
+    async with lock_server(settings) as running:
+        stop = stop_signal()
+        relax_garbage_collector()
+        _announce(settings, running.port, f"{len(settings.nodes)} nodes")
+        await drain_at(stop, running, grace_ms=settings.drain_grace_ms)
     return 0
 
 
-async def _serve(settings: config.ServeConfig) -> None:
-    async with lock_server(settings) as running:
-        stop = stop_signal()
-        startup.relax_garbage_collector()
-        host = settings.listen.rpartition(":")[0]
-        print(f"redfence serving on {host}:{running.port} ({len(settings.nodes)} nodes)", flush=True)
-        await drain_at(stop, running, grace_ms=settings.drain_grace_ms)
+async def _supervise(settings: config.ServeConfig) -> int:
+    what = f"{len(settings.nodes)} nodes, {settings.processes} processes"
+    return await supervise(
+        settings, clock=SystemClock(), on_serving=lambda port: _announce(settings, port, what)
+    )
+
+
+def _announce(settings: config.ServeConfig, port: int, what: str) -> None:
+    print(f"redfence serving on {settings.listen.rpartition(':')[0]}:{port} ({what})", flush=True)

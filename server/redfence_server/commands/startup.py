@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 from collections.abc import Callable, Collection
 from functools import wraps
@@ -53,17 +52,6 @@ def settings_of(arguments: argparse.Namespace) -> config.ServeConfig:
     settings = config.load(config.given_flags(arguments), config_file=arguments.config)
     log_setup.configure(log_format=settings.log_format, level=settings.log_level)
     return settings
-
-
-def relax_garbage_collector() -> None:
-    """Make the garbage collector run rarely; call it once everything that lasts has been made.
-
-    Commands make no reference cycles, so counting references frees them. By default the collector would run
-    after every few commands, and now and then over all that was imported: an eighth of the server's CPU.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
 
 
 def add_max_ttl_flag(parser: argparse.ArgumentParser, *, default_ms: int | None, purpose: str) -> None:

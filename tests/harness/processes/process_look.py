@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
+
+# As `/proc/net/tcp` writes them.
+_ESTABLISHED = "01"
+_LISTEN = "0A"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,34 @@ def look_at_process(pid: int) -> ProcessLook:
     except ProcessLookupError as error:
         # It ended between the opening of a file and its reading.
         raise FileNotFoundError(f"process {pid} has ended") from error
+
+
+def connection_count(pid: int, *, port: int) -> int:
+    """Return how many TCP connections to its port the process has; 0 if there is no such process."""
+    inodes = _sockets(port, _ESTABLISHED)
+    count = 0
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                count += str(file.readlink()) in inodes
+    return count
+
+
+def listener_count(*, port: int) -> int:
+    """Return how many sockets of this machine listen on the port; processes may share it."""
+    return len(_sockets(port, _LISTEN))
+
+
+def _sockets(port: int, state: str) -> set[str]:
+    """Return the sockets with this local port in this state, as links in `/proc/PID/fd` show them."""
+    found = set()
+    # gRPC serves IPv4 on sockets of IPv6.
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if (int(fields[1].rpartition(":")[2], 16), fields[3]) == (port, state):
+                found.add(f"socket:[{fields[9]}]")
+    return found
 
 
 def is_alive(pid: int) -> bool:

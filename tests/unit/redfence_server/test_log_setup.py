@@ -37,9 +37,12 @@ def test_a_line_and_its_end_are_one_write(monkeypatch: pytest.MonkeyPatch) -> No
     """With two writes, as where PYTHONUNBUFFERED is set, lines of several processes would mix."""
     # Not in the fixture: pytest sets the streams again before it calls a test.
     monkeypatch.setattr(sys, "stderr", stderr := Writes())
-    log_setup.configure()
+    log_setup.configure(process=3)
     structlog.get_logger().info("served", port=1)
     (text,) = stderr.texts
     assert text.endswith("\n")
     event = json.loads(text)
-    assert (event["event"], event["port"]) == ("served", 1)
+    assert (event["event"], event["port"], event["process"]) == ("served", 1, 3)
+    log_setup.configure()
+    structlog.get_logger().info("served")
+    assert "process" not in json.loads(stderr.texts[1])

@@ -1,0 +1,102 @@
+"""Start, drain and kill the process of one worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+
+from redfence_server.config import ServeConfig
+from redfence_server.embedded.parent_death import die_with_parent
+from redfence_server.errors import StartupError
+from redfence_server.supervision import worker
+
+# For the interpreter's start and the last steps; `start_timeout_ms` bounds the wait for the nodes.
+_START_TIMEOUT_S = 30.0
+
+
+class WorkerStartError(StartupError):
+    """A worker did not come to serve; the message is the worker's own reason if it gave one."""
+
+
+class WorkerProcess:
+    """The process of one worker; at most one at a time, which Linux kills if this process dies first.
+
+    Its owner ends it by `kill` at the latest.
+
+    Attributes:
+        number: which worker it is, from 1.
+        serves: whether the process takes connections, as far as it has said.
+    """
+
+    def __init__(self, number: int, settings: ServeConfig) -> None:
+        self.number = number
+        self.serves = False
+        self._settings = settings
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """The id of the last process."""
+        return self._running.pid
+
+    @property
+    def _running(self) -> asyncio.subprocess.Process:
+        assert self._process is not None, "it was never started"
+        return self._process
+
+    async def start(self) -> None:
+        """Start the process, and return once it serves.
+
+        Cancellation: the process runs on; `kill` ends it.
+
+        Raises:
+            WorkerStartError: it ended, or did not serve in time; no process is left.
+        """
+        # `-P`: no module of the working directory may take the place of a library.
+        command = [sys.executable, "-P", "-m", worker.__name__, str(self.number)]
+        # In a session of its own, without the terminal's Ctrl-C: the supervisor drains it.
+        process = self._process = await asyncio.create_subprocess_exec(
+            *die_with_parent(command),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        # By a pipe, because every user of the machine can see arguments, and URLs hold passwords.
+        process.stdin.write(self._settings.model_dump_json().encode() + b"\n")
+        timeout_s = _START_TIMEOUT_S + self._settings.start_timeout_ms / 1000
+        try:
+            async with asyncio.timeout(timeout_s):
+                report = (await process.stdout.readline()).decode().strip()
+        except TimeoutError:
+            await self.kill()
+            raise WorkerStartError(f"process {self.number} did not serve in {timeout_s:g} s") from None
+        if report == worker.SERVING:
+            self.serves = True
+            return
+        status = await self.ended()
+        raise WorkerStartError(
+            report.removeprefix(worker.REFUSED).strip()
+            or f"process {self.number} ended with status {status} before it served; see its last words above"
+        )
+
+    async def ended(self) -> int:
+        """Return the exit status once the process has ended, or the negated number of the signal."""
+        status = await self._running.wait()
+        self.serves = False
+        return status
+
+    def begin_drain(self) -> None:
+        """Tell the process to drain and to end; harmless to repeat."""
+        assert self._running.stdin is not None
+        self._running.stdin.close()
+
+    async def kill(self) -> None:
+        """End the process at once, and return when it is gone; harmless to repeat, or if none was started."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self.ended()

@@ -1,0 +1,40 @@
+"""Settings that need more than a check of their bounds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from redfence_server import config, cores
+from redfence_server.cores import usable_cores
+
+
+@pytest.fixture
+def one_core() -> Iterator[None]:
+    """Let this thread use one core only."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    yield
+    os.sched_setaffinity(0, allowed)
+
+
+def processes(value: str) -> int:
+    return config.load({"nodes": (), "processes": value}).processes
+
+
+@pytest.mark.usefixtures("one_core")
+def test_auto_starts_one_process_on_one_core() -> None:
+    assert processes("auto") == 1
+
+
+def test_auto_starts_a_process_for_each_core_that_the_quota_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container of a large machine may have a small part of each core."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(200)))
+    for quota, count in ((None, 64), (3, 3), (1, 1)):
+        monkeypatch.setattr(cores, "_quota_cores", lambda quota=quota: quota)
+        monkeypatch.setattr(os, "cpu_count", lambda: 200)
+        assert processes("auto") == count
+    assert usable_cores() == 1
+    assert processes("5") == 5

@@ -115,7 +115,7 @@ class LockService:
     def begin_acquire(self, call: AcquireCall, on_end: Callable[[AcquireEnd], None]) -> Acquisition:
         """Begin an Acquire; its mints are on their way on return, unless it waits behind another one.
 
-        `on_end` is called once with what `acquire` returns or raises, but not before this method returns.
+        `on_end` is called once with what `acquire` returns or raises, perhaps before this method returns.
 
         Raises:
             DrainingError: the server takes no more acquires.

@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from harness.doubles.fake_node import attempt
 from harness.simulation.network import Network, NodeHost
 from harness.simulation.processes import Chance, ProcessClock, on_processes
 from harness.simulation.redis import SimulatedRedis
@@ -82,7 +83,7 @@ class Site:
 
     async def acquire(self, resource: str = R) -> AttemptGranted:
         """Grant a lock to A."""
-        outcome = await self.lock.attempt(Order(resource, A, TTL_MS, "holder"))
+        outcome = await attempt(self.lock, Order(resource, A, TTL_MS, "holder"))
         assert isinstance(outcome, AttemptGranted)
         return outcome
 
@@ -129,9 +130,9 @@ async def handed_over(here: Site) -> bool:
     """Hand A over to B; tell whether A was held, and is not any more."""
     order = Order(R, B, TTL_MS, "next")
     ended: asyncio.Future[Verdict[ReleaseVerdict]] = asyncio.get_running_loop().create_future()
-    attempt = here.lock.hand_over(order, release_first=A, ttl_ms_max=TTL_MS_MAX, on_verdict=ended.set_result)
+    handover = here.lock.hand_over(order, release_first=A, ttl_ms_max=TTL_MS_MAX, on_verdict=ended.set_result)
     verdict = (await ended).verdict
-    attempt.give_up()
+    handover.give_up()
     return verdict is ReleaseVerdict.RELEASED and A not in here.holders()
 
 
@@ -201,7 +202,7 @@ async def test_a_mint_that_never_went_to_a_node_pushes_out_no_release(
         assert R in here.hosts[0].redis.state.holds, "it is away, and does not know"
         await here.acquire("held")
         for _ in range(20):
-            refused = await here.lock.attempt(Order("held", B, TTL_MS, "another"))
+            refused = await attempt(here.lock, Order("held", B, TTL_MS, "another"))
             assert isinstance(refused, Refusal)
         here.hosts[0].start()
         await asyncio.sleep(5)

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
+from harness.doubles.fake_node import attempt
 from harness.simulation.history import Grant, History, letters
 from harness.simulation.mutants import DIRECTED, MUTANTS
 from harness.simulation.network import Network, NodeHost
@@ -112,7 +113,7 @@ class Site:
     async def acquire(self, server: ServerHost, lease: str) -> bool:
         """Try to grant a lease."""
         began_ms = now_ms()
-        told = await self._lock(server).attempt(Order(R, lease * 64, self.ttl_ms, "holder"))
+        told = await attempt(self._lock(server), Order(R, lease * 64, self.ttl_ms, "holder"))
         if not isinstance(told, AttemptGranted):
             return False
         self.history.minted(R, lease, told.token)

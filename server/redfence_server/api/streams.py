@@ -217,10 +217,12 @@ class SessionStream(Stream[_Result | lock_pb2.Draining]):
             connection=self._connection,
         )
         on_end = partial(self._on_acquire_end, command_id, call)
-        self._acquires[command_id] = self._service.begin_acquire(call, on_end)
+        acquisition = self._service.begin_acquire(call, on_end)
+        if acquisition.end is None:
+            self._acquires[command_id] = acquisition
 
     def _on_acquire_end(self, command_id: int, call: AcquireCall, end: AcquireEnd) -> None:
-        del self._acquires[command_id]
+        self._acquires.pop(command_id, None)
         self._commands.answer(_Result(command_id, end, partial(_write_acquire, call), call))
 
     def _on_end(

@@ -92,10 +92,6 @@ class Redlock:
         self._clock = clock
         self._randomness = randomness
 
-    async def attempt(self, order: Order) -> AttemptOutcome:
-        """Try once to grant a lease; see `finish`."""
-        return await self.finish(self.begin(order))
-
     def hand_over(
         self,
         order: Order,
@@ -106,7 +102,7 @@ class Redlock:
     ) -> Attempt:
         """Release the lease with the digest `release_first` and, in the same step, begin an attempt.
 
-        The caller must finish the attempt or give it up; the release does not depend on it.
+        The caller must set `on_outcome` of the attempt, or give it up; the release does not depend on it.
         """
         assert release_first != order.digest, "a lease is not handed over to itself"
         release = Release(order.resource, release_first, self._clock.now_ms() + ttl_ms_max)
@@ -120,22 +116,6 @@ class Redlock:
                 poll.note(1, node, quorum.release_part(reply))
 
         return self.begin(order, release_first=release, on_reply=note)
-
-    async def finish(self, attempt: Attempt) -> AttemptOutcome:
-        """Return the outcome of an attempt; any failure has sent an undo to every node that may have a hold.
-
-        Cancellation: counts as a failure; the undo does not depend on the cancelled caller.
-        """
-        if attempt.outcome is None:
-            decided = begun(partial(setattr, attempt, "on_outcome"))
-            try:
-                await decided
-            except asyncio.CancelledError:
-                # Also if the grant came in this turn of the loop, because the caller will never see it.
-                attempt.give_up()
-                raise
-        assert attempt.outcome is not None, "an attempt that was given up has no outcome"
-        return attempt.outcome
 
     def begin(
         self,

@@ -1,18 +1,25 @@
-"""Carry out an Acquire: the first try without a task, and a task only if the acquire has to go on.
+"""Carry out an Acquire, from its first try to its end.
 
-The first try of a free lock is one attempt with callbacks (locking/attempt.py). It costs no task, no future
-and no queue. Only a try that was not granted goes on in a task: it waits, or tries again.
+Everything happens in callbacks: of the attempt (locking/attempt.py), of the queue that gives the waiter its
+turns (waiting/queue.py), and of timers. An acquire has no task and no future. So the reply that frees a lock
+also answers the waiter that gets it, in the same turn of the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from redfence_server.clock import Clock
-from redfence_server.errors import AcquireCancelledError, NoQuorumError, ValidityExhaustedError
+from redfence_server.errors import (
+    AcquireCancelledError,
+    NoQuorumError,
+    RedfenceServerError,
+    ValidityExhaustedError,
+)
 from redfence_server.locking import quorum
 from redfence_server.locking.attempt import Attempt, AttemptGranted, AttemptOutcome, TooLate
 from redfence_server.locking.backoff import pauses, revalidation_pauses
@@ -23,7 +30,6 @@ from redfence_server.model import AcquireCall, Lease
 from redfence_server.randomness import Randomness
 from redfence_server.values import value
 from redfence_server.waiting.line import Turn, Waiter
-from redfence_server.waiting.queue import WaitQueue
 from redfence_server.waiting.queues import WaitQueues
 
 # The server answers this much before the caller's deadline: half a network round trip, and a busy event loop.
@@ -31,7 +37,7 @@ from redfence_server.waiting.queues import WaitQueues
 _ANSWER_MARGIN_MS_MAX: Final = 50
 _ANSWER_MARGIN_SHARE: Final = 0.25
 # How often an attempt is repeated when callers split the nodes, so that no caller was granted.
-_SPLIT_TRIES_MAX: Final = 4
+_SPLIT_REPEATS_MAX: Final = 3
 
 
 @value
@@ -53,7 +59,7 @@ AcquireEnd = Lease | NotGranted | Exception
 
 
 class Acquirer:
-    """Begins acquires, and runs those that go on after their first try.
+    """Begins acquires.
 
     Args:
         quorum_may_return: tells whether a quorum was lost so lately that it may vote again in a moment.
@@ -70,112 +76,15 @@ class Acquirer:
     ) -> None:
         self.redlock = redlock
         self.queues = queues
-        self._clock = clock
-        self._randomness = randomness
-        self._quorum_may_return = quorum_may_return
+        self.clock = clock
+        self.randomness = randomness
+        self.quorum_may_return = quorum_may_return
 
     def begin(self, call: AcquireCall, on_end: Callable[[AcquireEnd], None]) -> Acquisition:
-        """Send the first mints, or queue the call; `on_end` is called once, but not before this returns."""
+        """Send the first mints, or queue the call; `on_end` is called once, perhaps before this returns."""
         acquisition = Acquisition(self, call, on_end)
         acquisition.start()
         return acquisition
-
-    async def wait(
-        self, waiter: Waiter, give_up_at_ms: float, outcome: AttemptOutcome | None
-    ) -> Lease | NotGranted:
-        """Try at each of this waiter's turns, until it is granted or its wait ends.
-
-        `outcome` is the one of its first try, or None if it has not tried yet.
-        """
-        call, queue = waiter.call, self.queues.of(waiter)
-        failed: ValidityExhaustedError | NoQuorumError | None = None
-        while outcome is not None or (outcome := await self._turn(queue, waiter, give_up_at_ms)) is not None:
-            if _needs_revalidation(outcome):
-                outcome = await self._repeat(order(call, watch_own_hold=queue.wants_notice(waiter)))
-            outcome = self._undo_if_late(call, outcome)
-            failed = None
-            match outcome:
-                case AttemptGranted():
-                    queue.granted(waiter, outcome)
-                    return lease(call, outcome)
-                case TooLate() | Refusal(Failure.EXPIRED):
-                    # The attempt was undone; the next try may be faster, and there is time for it.
-                    failed = _too_late(call, outcome)
-                    queue.failed(waiter)
-                case Refusal(Failure.NO_QUORUM) if _broke(outcome) or self._quorum_may_return():
-                    # Connections are being made again. If too few are, `quorum_lost` ends this wait.
-                    failed = NoQuorumError.naming(outcome.silent)
-                    queue.failed(waiter)
-                case Refusal(Failure.NO_QUORUM):
-                    # End the other waits too, because no lease can be granted without a quorum.
-                    queue.line.fail(partial(NoQuorumError.naming, outcome.silent))
-                    raise NoQuorumError.naming(outcome.silent)
-                case Refusal():
-                    queue.refused(waiter, outcome)
-            outcome = None
-        if failed is not None:
-            raise failed
-        return NotGranted(queue.current(), waited=True, position=queue.line.position(waiter))
-
-    async def _turn(self, queue: WaitQueue, waiter: Waiter, give_up_at_ms: float) -> AttemptOutcome | None:
-        """Return the outcome of the try at a waiter's next turn; None if its wait ended first."""
-        turn = await queue.turn(waiter, give_up_at_ms)
-        if turn is Turn.GIVE_UP:
-            return None
-        if isinstance(turn, Attempt):
-            return await self.redlock.finish(turn)
-        return await self.redlock.attempt(order(waiter.call, watch_own_hold=queue.wants_notice(waiter)))
-
-    async def try_again(self, call: AcquireCall, outcome: AttemptOutcome) -> Lease | NotGranted:
-        """Go on after the first try of a call that does not wait.
-
-        Try a few times while rivals split the nodes so that no caller is granted.
-        """
-        split_pauses = pauses(self._randomness)
-        for tries_left in reversed(range(_SPLIT_TRIES_MAX)):
-            if _needs_revalidation(outcome):
-                outcome = await self._repeat(order(call))
-            match outcome:
-                case AttemptGranted():
-                    return lease(call, outcome)
-                case TooLate() | Refusal(Failure.EXPIRED):
-                    raise _too_late(call, outcome)
-                case Refusal(Failure.NO_QUORUM):
-                    raise NoQuorumError.naming(outcome.silent)
-                case Refusal(Failure.SPLIT) if tries_left:
-                    await asyncio.sleep(next(split_pauses) / 1000)
-                    outcome = await self.redlock.attempt(order(call))
-                case Refusal():
-                    return self.refused(call, outcome)
-        raise AssertionError("the last try returns")
-
-    def refused(self, call: AcquireCall, refusal: Refusal) -> NotGranted:
-        """Return the answer to a call that does not wait and was refused."""
-        holds = [hold for _, hold in refusal.held]
-        return NotGranted(quorum.present_hold(holds, quorum=self.redlock.quorum), waited=call.wait_ms > 0)
-
-    async def _repeat(self, wanted: Order) -> AttemptOutcome:
-        """Try again while nodes must be examined again, because a fence was raised on them.
-
-        Each repeat is a new attempt, because mints from before and after a fence must not count together.
-        """
-        give_up_at_ms = self._clock.now_ms() + REVALIDATION_MS_MAX
-        for pause_ms in revalidation_pauses():
-            await asyncio.sleep(pause_ms / 1000)
-            outcome = await self.redlock.attempt(wanted)
-            if not _needs_revalidation(outcome) or self._clock.now_ms() >= give_up_at_ms:
-                return outcome
-        raise AssertionError("the pauses never end")
-
-    def _undo_if_late(self, call: AcquireCall, outcome: AttemptOutcome) -> AttemptOutcome:
-        """Undo a grant whose validity ended on the way to its waiter, because the process was suspended."""
-        if not isinstance(outcome, AttemptGranted):
-            return outcome
-        elapsed_ms = self._clock.now_ms() - outcome.minted_at_ms
-        if quorum.validity_left_ms(call.ttl_ms, elapsed_ms) > 0:
-            return outcome
-        self.redlock.undo_grant(resource=call.resource, nonce=outcome.nonce, ttl_ms=call.ttl_ms)
-        return TooLate(elapsed_ms)
 
 
 class Acquisition:
@@ -192,11 +101,13 @@ class Acquisition:
         "_acquirer",
         "_attempt",
         "_call",
-        "_error",
+        "_deadline",
+        "_failed",
         "_give_up_at_ms",
         "_on_end",
-        "_task",
-        "_timer",
+        "_pause",
+        "_revalidation",
+        "_splits",
         "_waiter",
         "end",
     )
@@ -205,31 +116,37 @@ class Acquisition:
         self._acquirer = acquirer
         self._call = call
         self._on_end = on_end
-        self.end: AcquireEnd | None = None
         self._attempt: Attempt | None = None
         self._waiter: Waiter | None = None
         self._give_up_at_ms = 0.0
-        self._task: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._error: Exception | None = None
+        # The error to tell if the wait ends before another try.
+        self._failed: ValidityExhaustedError | NoQuorumError | None = None
+        # Until when tries are repeated for nodes that must be examined again, and the pauses between them.
+        self._revalidation: tuple[float, Iterator[float]] | None = None
+        self._splits: Iterator[float] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._pause: asyncio.TimerHandle | None = None
+        self.end: AcquireEnd | None = None
 
     def start(self) -> None:
         """Send the first mints, or wait behind earlier acquires; called once."""
-        call, acquirer = self._call, self._acquirer
+        call, queues = self._call, self._acquirer.queues
         wait_ms = float(call.wait_ms)
         if call.answer_within_ms is not None:
             margin_ms = min(_ANSWER_MARGIN_MS_MAX, call.answer_within_ms * _ANSWER_MARGIN_SHARE)
             time_limit_ms = max(call.answer_within_ms - margin_ms, 0.0)
-            self._timer = asyncio.get_running_loop().call_later(time_limit_ms / 1000, self._on_deadline)
+            self._deadline = asyncio.get_running_loop().call_later(time_limit_ms / 1000, self._on_deadline)
             # Twice the margin, so that the last try can end before the deadline.
             wait_ms = min(wait_ms, call.answer_within_ms - 2 * margin_ms)
-        if wait_ms > 0:
-            self._give_up_at_ms = call.arrived_at_ms + wait_ms
-            self._waiter = acquirer.queues.enter(call)
-            if not acquirer.queues.tries_alone(self._waiter):
-                self._go_on(None)
-                return
-        self._attempt = acquirer.redlock.begin(order(call), on_outcome=self._on_first)
+        if wait_ms <= 0:
+            self._try()
+            return
+        self._give_up_at_ms = call.arrived_at_ms + wait_ms
+        self._waiter = queues.enter(call, self._on_turn)
+        if queues.tries_alone(self._waiter):
+            self._try()
+        else:
+            self._next_turn(self._waiter)
 
     def cancel(self) -> None:
         """End it without a grant, with `AcquireCancelledError`; after its end, do nothing."""
@@ -239,60 +156,139 @@ class Acquisition:
         self._stop(NoQuorumError("the call's deadline came first; its mints are being undone"))
 
     def _stop(self, error: Exception) -> None:
-        if self.end is not None:
-            return
-        self._error = error
-        if self._task is not None:
-            self._task.cancel()
-        elif self._attempt is not None:
-            self._attempt.give_up()
-            self._end(error)
+        if self.end is None:
+            # The undo goes before the mint of the waiter that is next.
+            if self._attempt is not None and self._attempt.is_open:
+                self._attempt.give_up()
+            self._finish(error)
 
-    def _on_first(self, outcome: AttemptOutcome) -> None:
-        """Take the outcome of the first try."""
-        call, acquirer, waiter = self._call, self._acquirer, self._waiter
+    def _try(self) -> None:
+        waiter = self._waiter
+        watch_own_hold = waiter is not None and self._acquirer.queues.wants_notice(waiter)
+        self._attempt = self._acquirer.redlock.begin(
+            order(self._call, watch_own_hold=watch_own_hold), on_outcome=self._on_outcome
+        )
+
+    def _on_outcome(self, outcome: AttemptOutcome) -> None:
+        """Take the outcome of a try."""
         try:
             if isinstance(outcome, AttemptGranted):
-                if waiter is not None:
-                    acquirer.queues.granted(waiter, outcome)
-                self._end(lease(call, outcome))
-            elif waiter is None and isinstance(outcome, Refusal) and outcome.failure is Failure.HELD:
-                self._end(acquirer.refused(call, outcome))
+                if self._waiter is not None:
+                    self._acquirer.queues.granted(self._waiter, outcome)
+                self._finish(lease(self._call, outcome))
+            elif _needs_revalidation(outcome) and self._repeats():
+                return
+            elif self._waiter is None:
+                self._on_failure(outcome)
             else:
-                self._go_on(outcome)
+                self._on_failure_of_waiter(outcome, self._waiter)
         except Exception as error:
             # A defect must not reach the connection whose reply decided the attempt.
-            self._end(error)
+            self._finish(error)
 
-    def _go_on(self, outcome: AttemptOutcome | None) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(outcome))
-        # A task that is cancelled before its first step runs nothing.
-        self._task.add_done_callback(lambda _: self._end(self._error or AcquireCancelledError()))
+    def _repeats(self) -> bool:
+        """Try again while nodes must be examined again, because a fence was raised on them, and tell so.
 
-    async def _run(self, outcome: AttemptOutcome | None) -> None:
-        end: AcquireEnd
+        Each repeat is a new attempt, because mints from before and after a fence must not count together.
+        """
+        now_ms = self._acquirer.clock.now_ms()
+        if self._revalidation is None:
+            self._revalidation = (now_ms + REVALIDATION_MS_MAX, revalidation_pauses())
+        until_ms, pauses_ms = self._revalidation
+        if now_ms >= until_ms:
+            return False
+        self._try_after(next(pauses_ms))
+        return True
+
+    def _try_after(self, pause_ms: float) -> None:
+        self._pause = asyncio.get_running_loop().call_later(pause_ms / 1000, self._try)
+
+    def _on_failure(self, outcome: TooLate | Refusal) -> None:
+        """End a call that does not wait, or try a few times while rivals split the nodes between them."""
+        self._revalidation = None
+        match outcome:
+            case TooLate() | Refusal(Failure.EXPIRED):
+                self._finish(_too_late(self._call, outcome))
+            case Refusal(Failure.NO_QUORUM):
+                self._finish(NoQuorumError.naming(outcome.silent))
+            case Refusal(Failure.SPLIT) if (pause_ms := self._next_split_pause_ms()) is not None:
+                self._try_after(pause_ms)
+            case Refusal():
+                holds = [hold for _, hold in outcome.held]
+                current = quorum.present_hold(holds, quorum=self._acquirer.redlock.quorum)
+                self._finish(NotGranted(current, waited=self._call.wait_ms > 0))
+
+    def _next_split_pause_ms(self) -> float | None:
+        if self._splits is None:
+            self._splits = islice(pauses(self._acquirer.randomness), _SPLIT_REPEATS_MAX)
+        return next(self._splits, None)
+
+    def _on_failure_of_waiter(self, outcome: TooLate | Refusal, waiter: Waiter) -> None:
+        """Report a try to the queue, and wait for the next turn."""
+        self._revalidation = self._failed = None
+        queue = self._acquirer.queues.of(waiter)
+        match outcome:
+            case TooLate() | Refusal(Failure.EXPIRED):
+                # The attempt was undone; the next try may be faster, and there is time for it.
+                self._failed = _too_late(self._call, outcome)
+                queue.failed(waiter)
+            case Refusal(Failure.NO_QUORUM) if _broke(outcome) or self._acquirer.quorum_may_return():
+                # Connections are being made again. If too few are, `quorum_lost` ends this wait.
+                self._failed = NoQuorumError.naming(outcome.silent)
+                queue.failed(waiter)
+            case Refusal(Failure.NO_QUORUM):
+                # End the other waits too, because no lease can be granted without a quorum.
+                queue.line.fail(partial(NoQuorumError.naming, outcome.silent))
+                self._finish(NoQuorumError.naming(outcome.silent))
+                return
+            case Refusal():
+                queue.refused(waiter, outcome)
+        self._next_turn(waiter)
+
+    def _next_turn(self, waiter: Waiter) -> None:
+        turn: Turn | RedfenceServerError | None
         try:
-            if self._waiter is not None:
-                end = await self._acquirer.wait(self._waiter, self._give_up_at_ms, outcome)
-            else:
-                assert outcome is not None, "a call that does not wait has tried"
-                end = await self._acquirer.try_again(self._call, outcome)
-        except asyncio.CancelledError:
-            end = self._error or AcquireCancelledError()
-        except Exception as error:
-            end = error
-        self._end(end)
+            turn = self._acquirer.queues.of(waiter).turn(waiter, self._give_up_at_ms)
+        except RedfenceServerError as error:
+            turn = error
+        if turn is not None:
+            self._on_turn(turn)
 
-    def _end(self, end: AcquireEnd) -> None:
+    def _on_turn(self, turn: Turn | Attempt | Exception) -> None:
+        """Take the turn that the queue gives, or the error that ends the wait."""
+        try:
+            if isinstance(turn, Attempt):
+                self._attempt = turn
+                turn.on_outcome = self._on_outcome
+            elif isinstance(turn, Exception):
+                self._finish(turn)
+            elif turn is Turn.TRY:
+                self._try()
+            else:
+                self._finish(self._failed or self._not_granted())
+        except Exception as error:
+            # A defect must not reach the caller whose release gave the turn.
+            self._finish(error)
+
+    def _not_granted(self) -> NotGranted:
+        assert self._waiter is not None, "only a waiter gives up"
+        queue = self._acquirer.queues.of(self._waiter)
+        return NotGranted(queue.current(), waited=True, position=queue.line.position(self._waiter))
+
+    def _finish(self, end: AcquireEnd) -> None:
         if self.end is not None:
             return
         self.end = end
-        self._attempt = None  # which refers to this acquisition: a cycle would wait for the garbage collector
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._waiter is not None:
-            self._acquirer.queues.leave(self._waiter)
-        self._on_end(end)
+        self._attempt = None  # it refers to this acquisition: a cycle would wait for the garbage collector
+        for timer in (self._deadline, self._pause):
+            if timer is not None:
+                timer.cancel()
+        try:
+            if self._waiter is not None:
+                self._acquirer.queues.leave(self._waiter)
+                self._waiter = None
+        finally:
+            self._on_end(end)
 
 
 def order(call: AcquireCall, *, watch_own_hold: bool = False) -> Order:

@@ -40,21 +40,35 @@ class QueueView:
 class Waiter:
     """An Acquire that waits.
 
+    Args:
+        on_turn: called with each turn that the waiter waited for, or with the error that ends its wait.
+
     Attributes:
         counted: the limiter counts it.
         asked_for_notice: its last mint asked for a notice when the new hold ends.
         is_retry: its own lease held the lock when it arrived.
-        future: resolves to its turn; None while it is not waiting for one.
+        idle: it waits for its turn.
     """
 
-    __slots__ = ("_pauses", "asked_for_notice", "call", "counted", "future", "is_retry")
+    __slots__ = (
+        "_pauses",
+        "_timer",
+        "asked_for_notice",
+        "call",
+        "counted",
+        "idle",
+        "is_retry",
+        "on_turn",
+    )
 
-    def __init__(self, call: AcquireCall) -> None:
+    def __init__(self, call: AcquireCall, on_turn: Callable[[Turn | Attempt | Exception], None]) -> None:
         self.call = call
         self.counted = False
         self.asked_for_notice = False
         self.is_retry = False
-        self.future: asyncio.Future[Turn | Attempt] | None = None
+        self.idle = False
+        self.on_turn = on_turn
+        self._timer: asyncio.TimerHandle | None = None
         self._pauses: Iterator[float] | None = None
 
     @property
@@ -62,20 +76,24 @@ class Waiter:
         """The digest of its lease id."""
         return self.call.lease_id.digest
 
-    @property
-    def idle(self) -> bool:
-        """Tell whether it waits for its turn."""
-        return self.future is not None and not self.future.done()
+    def wait(self, *, give_up_in_ms: float) -> None:
+        """Wait for a turn; without one, give up in time."""
+        self.idle = True
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(give_up_in_ms / 1000, self.wake, Turn.GIVE_UP)
 
-    def wake(self, turn: Turn | Attempt) -> None:
-        """Give it its turn, unless it has one already."""
-        if self.future is not None and not self.future.done():
-            self.future.set_result(turn)
+    def wake(self, turn: Turn | Attempt | Exception) -> None:
+        """Give it its turn, or an error that ends its wait, if it waits."""
+        if self.idle:
+            self.stop()
+            self.on_turn(turn)
 
-    def fail(self, error: RedfenceServerError) -> None:
-        """End its wait with an error, unless it has its turn already."""
-        if self.future is not None and not self.future.done():
-            self.future.set_exception(error)
+    def stop(self) -> None:
+        """Wait no more."""
+        self.idle = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def next_pause_ms(self, randomness: Randomness) -> float:
         """Return how long to pause before its next try; pauses grow until `reset_pauses`."""
@@ -136,5 +154,8 @@ class WaitingLine:
 
     def fail(self, error: Callable[[], RedfenceServerError]) -> None:
         """End every wait with an error of its own. A waiter that already has its turn goes on."""
-        for waiter in self._waiters:
-            waiter.fail(error())
+        waiting = [waiter for waiter in self._waiters if waiter.idle]
+        for waiter in waiting:
+            waiter.stop()  # first, so that none gets its turn when the one before it leaves
+        for waiter in waiting:
+            waiter.on_turn(error())

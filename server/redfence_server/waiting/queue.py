@@ -71,14 +71,11 @@ class WaitQueue:
         """Return the hold as last seen."""
         return self._schedule.watch.current(self._clock.now_ms())
 
-    async def turn(self, waiter: Waiter, give_up_at_ms: float) -> Turn | Attempt:
-        """Wait for a waiter's turn: to try, to finish the attempt of a handover, or to give up.
+    def turn(self, waiter: Waiter, give_up_at_ms: float) -> Turn | None:
+        """Return a waiter's turn: to try or to give up. None: it comes later, perhaps with a handover.
 
         Raises:
-            TooManyWaitersError: it would have to wait, and a limit is reached.
-            RedfenceServerError: every wait was ended with this error.
-
-        Cancellation: gives up an attempt that was started for the waiter.
+            DrainingError, TooManyWaitersError: it would have to wait, and it must not.
         """
         now_ms = self._clock.now_ms()
         if waiter.is_retry:
@@ -95,21 +92,8 @@ class WaitQueue:
         if not waiter.counted:
             self._limiter.enter(waiter.call)
             waiter.counted = True
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Turn | Attempt] = loop.create_future()
-        waiter.future = future
-        timer = loop.call_later((give_up_at_ms - now_ms) / 1000, waiter.wake, Turn.GIVE_UP)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:
-                turn = future.result()
-                if isinstance(turn, Attempt):
-                    turn.give_up()
-            raise
-        finally:
-            timer.cancel()
-            waiter.future = None
+        waiter.wait(give_up_in_ms=give_up_at_ms - now_ms)
+        return None
 
     def wants_notice(self, waiter: Waiter) -> bool:
         """Tell whether the waiter's mint must ask for a notice of its hold's end, because others wait."""
@@ -157,7 +141,7 @@ class WaitQueue:
 
     def _wake_retries(self) -> None:
         """Let each waiter try whose own lease holds the lock."""
-        for waiter in self.line.of_lease(self._schedule.watch.digest):
+        for waiter in list(self.line.of_lease(self._schedule.watch.digest)):
             waiter.wake(Turn.TRY)
 
     def _arm(self) -> None:

@@ -11,11 +11,11 @@ from contextlib import suppress
 
 from redfence_server.clock import Clock
 from redfence_server.errors import DrainingError, RedfenceServerError, TooManyWaitersError
-from redfence_server.locking.attempt import AttemptGranted
+from redfence_server.locking.attempt import Attempt, AttemptGranted
 from redfence_server.locking.node import Notice
 from redfence_server.model import AcquireCall
 from redfence_server.randomness import Randomness
-from redfence_server.waiting.line import Waiter
+from redfence_server.waiting.line import Turn, Waiter
 from redfence_server.waiting.queue import WaitQueue
 from redfence_server.waiting.waiter_limiter import WaiterLimiter, WaiterLimits
 
@@ -33,13 +33,13 @@ class WaitQueues:
         # By resource: its queue, or the only waiter, which tries for the first time.
         self._queues: dict[str, WaitQueue | Waiter] = {}
 
-    def enter(self, call: AcquireCall) -> Waiter:
-        """Queue an acquire at the end of its resource's queue; the caller must `leave`.
+    def enter(self, call: AcquireCall, on_turn: Callable[[Turn | Attempt | Exception], None]) -> Waiter:
+        """Queue an acquire at the end of its resource's queue; the caller must `leave`. See `Waiter`.
 
         Raises:
             DrainingError: the server takes no more waiters.
         """
-        waiter = Waiter(call)
+        waiter = Waiter(call, on_turn)
         with suppress(TooManyWaitersError):
             # Count it before its first try, or later waiters would take its place. Uncounted, it can only be
             # granted at once.
@@ -55,6 +55,11 @@ class WaitQueues:
         """Tell whether a waiter is the only one of its resource, and must try now."""
         return self._queues[waiter.call.resource] is waiter
 
+    def wants_notice(self, waiter: Waiter) -> bool:
+        """Tell whether the waiter's mint must ask for a notice of its hold's end, because others wait."""
+        queue = self._queues[waiter.call.resource]
+        return isinstance(queue, WaitQueue) and queue.wants_notice(waiter)
+
     def granted(self, waiter: Waiter, grant: AttemptGranted) -> None:
         """Note the grant to a waiter; nobody needs to know of it if no other one came."""
         queue = self._queues[waiter.call.resource]
@@ -62,7 +67,8 @@ class WaitQueues:
             queue.granted(waiter, grant)
 
     def leave(self, waiter: Waiter) -> None:
-        """Remove a waiter."""
+        """Remove a waiter; it gets no turn any more."""
+        waiter.stop()
         if waiter.counted:
             self.limiter.leave(waiter.call)
         resource = waiter.call.resource
@@ -100,7 +106,7 @@ class WaitQueues:
 
     def fail(self, error: Callable[[], RedfenceServerError]) -> None:
         """End every wait with an error of its own. A waiter that already has its turn goes on."""
-        for queue in self._queues.values():
+        for queue in list(self._queues.values()):
             if isinstance(queue, WaitQueue):
                 queue.line.fail(error)
 

@@ -9,7 +9,26 @@ from dataclasses import dataclass
 
 from harness.doubles.node_memory import Published
 from harness.doubles.node_state import FakeNodeState
+from redfence_server.locking.attempt import Attempt, AttemptOutcome
 from redfence_server.locking.node import Command, NodeReport, NodeState, NoReply, Notice, Reply, Status
+from redfence_server.locking.redlock import Order, Redlock, begun
+
+
+async def attempt(lock: Redlock, order: Order) -> AttemptOutcome:
+    """Try once to grant a lease; cancelled, give the attempt up."""
+    return await outcome_of(lock.begin(order))
+
+
+async def outcome_of(attempt: Attempt) -> AttemptOutcome:
+    """Return the outcome of an attempt under way; cancelled, give it up."""
+    if attempt.outcome is None:
+        try:
+            await begun(lambda tell: setattr(attempt, "on_outcome", tell))
+        except asyncio.CancelledError:
+            attempt.give_up()
+            raise
+    assert attempt.outcome is not None
+    return attempt.outcome
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from harness.doubles.fake_node import FakeNode
+from harness.doubles.fake_node import FakeNode, attempt, outcome_of
 from harness.doubles.node_memory import ADMITTED, Counter
 from harness.doubles.node_state import TOKENS_END
 from harness.time.virtual_loop import LoopClock
@@ -58,7 +58,7 @@ def redlock(nodes: list[FakeNode], *, first_id: int = 0) -> Redlock:
 
 
 async def acquire(lock: Redlock, lease: str = A) -> AttemptOutcome:
-    return await lock.attempt(Order(R, lease, TTL_MS, "h"))
+    return await attempt(lock, Order(R, lease, TTL_MS, "h"))
 
 
 async def settle(nodes: list[FakeNode]) -> None:
@@ -331,8 +331,8 @@ async def test_a_poll_gives_up_on_nodes_that_stay_away() -> None:
 
 async def test_a_handover_releases_and_grants_in_one_round_trip() -> None:
     nodes, lock = await held_by_a()
-    attempt, released = hand_over(lock)
-    assert await lock.finish(attempt) == Grant(2, 0.0)
+    handover, released = hand_over(lock)
+    assert await outcome_of(handover) == Grant(2, 0.0)
     assert (await released).verdict is ReleaseVerdict.RELEASED
     await settle(nodes)
     assert [len(node.sent) for node in nodes] == [2, 2, 2]
@@ -343,9 +343,9 @@ async def test_a_handover_is_a_release_also_on_a_node_that_cannot_mint_and_answe
     nodes, lock = await held_by_a()
     nodes[2].state.counters[R] = Counter(TOKENS_END - 1, float("inf"))
     nodes[2].hold_requests = True
-    attempt, released = hand_over(lock)
+    handover, released = hand_over(lock)
     assert (await released).verdict is ReleaseVerdict.RELEASED
-    attempt.give_up()
+    handover.give_up()
     await settle(nodes)
     assert R not in nodes[2].state.holds
 
@@ -367,8 +367,8 @@ async def test_a_handover_comes_to_what_a_release_and_then_an_attempt_come_to() 
     """Six states of each of three nodes: both ways give the same verdicts, outcomes and holds."""
     for states in itertools.product("AaBC-!", repeat=3):
         nodes, twins = world_of(states), world_of(states)
-        attempt, released = hand_over(redlock(nodes))
-        at_once = await redlock(nodes).finish(attempt)
+        handover, released = hand_over(redlock(nodes))
+        at_once = await outcome_of(handover)
         open_release = await release(redlock(twins))
         await settle(twins)
         then = await acquire(redlock(twins), B)
@@ -401,10 +401,10 @@ async def test_a_handover_that_is_given_up_is_a_release_and_leaves_nothing(turns
         for node, back in zip(nodes, held_back, strict=True):
             give(node, A)
             node.hold_requests = back
-        attempt, released = hand_over(redlock(nodes))
+        handover, released = hand_over(redlock(nodes))
         for _ in range(turns):
             await asyncio.sleep(0)
-        attempt.give_up()
+        handover.give_up()
         await settle(nodes)
         assert (await released).verdict is ReleaseVerdict.RELEASED
         assert held_on(nodes) == []
@@ -428,10 +428,10 @@ async def test_a_handover_that_grants_nothing_still_ends_the_lease(
         for node in nodes[:2]:
             node.state.counters[R] = Counter(TOKENS_END - 1, float("inf"))
     every(nodes[:2], hold_requests=flaw == "no answers", hold_replies=flaw == "late answers")
-    attempt, released = hand_over(lock)
+    handover, released = hand_over(lock)
     await asyncio.sleep(0.99 if flaw == "late answers" else 0.001)
     tell(nodes[:2], FakeNode.time_out if flaw == "no answers" else FakeNode.answer)
-    outcome = await lock.finish(attempt)
+    outcome = await outcome_of(handover)
     assert gist in {_gist(outcome), type(outcome)}
     assert (await released).verdict is verdict
     await settle(nodes)

@@ -21,7 +21,8 @@ NOTICES = tuple(Notice(node, "r", 5) for node in range(3))
 
 def waiter(number: int = 1, *, asked: bool = True) -> Waiter:
     """Return a waiter whose last mint asked for a notice, or did not."""
-    new = Waiter(AcquireCall("r", LeaseId(f"{number:032x}"), TTL_MS, "", 60_000, 0))
+    call = AcquireCall("r", LeaseId(f"{number:032x}"), TTL_MS, "", 60_000, 0)
+    new = Waiter(call, lambda _: None)
     new.asked_for_notice = asked
     return new
 

@@ -14,6 +14,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import hiredis
@@ -104,15 +105,26 @@ def numbers(database: Database) -> Numbers:
     for key, kind, value in database.call("EVAL", _READ, 0):
         name = key.decode()
         assert name in {KEYS.node, KEYS.high} or name.startswith((KEYS.lock(""), KEYS.counter(""))), name
-        if kind == b"string":
+        if kind == b"string" and not name.startswith(KEYS.lock("")):
             kept[name] = value[0]
             continue
-        fields = dict(zip(value[::2], value[1::2], strict=True))
+        fields = (
+            _hold_fields(value[0]) if kind == b"string" else dict(zip(value[::2], value[1::2], strict=True))
+        )
         if name == KEYS.node:
-            kept |= {name.decode(): value for name, value in fields.items() if b"floor" in name}
+            # A restored vote replaces `voted_floor`, whatever somebody has made of it.
+            floors = (each for each in fields if b"floor" in each and each != b"voted_floor")
+            kept |= {each.decode(): fields[each] for each in floors}
         elif {b"digest", b"nonce", b"token"} <= set(fields):
             holds[key, fields[b"digest"], fields[b"nonce"]] = fields[b"token"]
     return Numbers(kept, holds)
+
+
+def _hold_fields(value: bytes) -> Mapping[bytes, bytes]:
+    """Return the fields of a hold, none if it is no hold."""
+    names = (b"digest", b"token", b"shared", b"ttl_ms", b"nonce")
+    fields = value.partition(b"\n")[0].split(b" ")
+    return dict(zip(names, fields, strict=False)) if len(fields) >= len(names) else {}
 
 
 def number_of(value: bytes) -> float | None:
@@ -161,8 +173,9 @@ def check_grant(before: Numbers, after: Numbers, resource: str, answer: Sequence
         kept = number_of(found[0])
         if kept is None or not 0 < kept <= FENCING_TOKEN_MAX or token == kept:
             return
-        # Another one only if the hold was from before the node came back.
-        assert kept <= (number_of(before.kept.get("floor", b"0")) or 0)
+        # Another one only if the hold was from before the node came back, or a wait ended it.
+        floors = [number_of(before.kept.get(name, b"0")) or 0 for name in ("floor", "waited_floor")]
+        assert kept <= max(floors)
     assert 0 < token <= FENCING_TOKEN_MAX
     counter = before.kept.get(KEYS.counter(resource), before.kept.get(KEYS.high, b""))
     for what, bound in (("the counter", counter), ("the floor", before.kept.get("floor", b"0"))):
@@ -180,7 +193,7 @@ _NUMBERED, _LOCKED = (KEYS.node, KEYS.high), (KEYS.node, KEYS.lock(_X))
 _PLACED = ("cluster", "0", "3", str(TTL_MS))
 # The keys and the arguments of each script.
 SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "mint": (_HOLD, (ADMITTED, LEASES[1], NONCES[1], "h", str(TTL_MS), "86400000", "", "here", "1", "1")),
+    "mint": (_HOLD, (ADMITTED, LEASES[1], NONCES[1], "h", str(TTL_MS), "86400000", "1 1 here ")),
     "commit": (_HOLD, (ADMITTED, LEASES[0], NONCES[0], "30", "86400000")),
     "undo": (_LOCKED, (ADMITTED, NONCES[0])),
     "renew": (_LOCKED, (ADMITTED, LEASES[0])),
@@ -293,20 +306,26 @@ def test_a_floor_that_is_not_a_number_is_refused(database: Database, name: str) 
 # --- values that somebody else has written
 
 _FIELDS = {
-    KEYS.lock(_X): ["digest", "nonce", "token", "ttl_ms", "shared", "holder", "notify"],
     KEYS.node: [
         *("floor", "voted_floor", "waited_floor", "floor:1", "reserved"),
         *("distrusted_until", "max_ttl_ms", "run_id", "state"),
     ],
 }
+# The hold of the prepared node, and the same as an earlier server wrote it.
+_HELD = (LEASES[0], "20", "0", str(TTL_MS), NONCES[0])
+_HASH = ("digest", "token", "shared", "ttl_ms", "nonce")
 _STRINGS = [KEYS.high, KEYS.counter(_X)]
 
 
 @st.composite
 def _spoilings(draw: st.DrawFn) -> tuple[str, ...]:
     """Draw a command that spoils one value: another one, none, or one of another type."""
-    key = draw(st.sampled_from([*_FIELDS, *_STRINGS]))
+    key = draw(st.sampled_from([*_FIELDS, *_STRINGS, KEYS.lock(_X)]))
     value = draw(st.sampled_from(HOSTILE))
+    if key == KEYS.lock(_X):
+        fields = list(_HELD)
+        fields[draw(st.integers(0, len(fields) - 1))] = value
+        return "SET", key, f"{' '.join(fields)}{draw(st.sampled_from(['', ' here']))}\nh"
     match draw(st.integers(0, 7)):
         case 0 if key != KEYS.node:
             return "DEL", key
@@ -319,6 +338,8 @@ def _spoilings(draw: st.DrawFn) -> tuple[str, ...]:
 
 _WRONG_TYPES = (
     [("SET", KEYS.lock(_X), "text")],
+    [("DEL", KEYS.lock(_X)), ("HSET", KEYS.lock(_X), *chain(*zip(_HASH, _HELD, strict=True)))],
+    [("DEL", KEYS.lock(_X)), ("HSET", KEYS.lock(_X), "nonce", NONCES[0])],
     [("DEL", KEYS.counter(_X)), ("HSET", KEYS.counter(_X), "a", "b")],
     [("DEL", KEYS.high), ("RPUSH", KEYS.high, "1")],
 )
@@ -326,8 +347,8 @@ _NO_NUMBERS = ([("SET", KEYS.high, "nan")], [("SET", KEYS.counter(_X), "nan")])
 # A holder, another lease and a handover, beside the calls in SIGNATURES.
 _ROUNDS = (
     *((name, arguments) for name, (_, arguments) in SIGNATURES.items()),
-    ("mint", (ADMITTED, LEASES[0], NONCES[2], "h", "7200000", "86400000", "", "here", "0", "1")),
-    ("mint", (ADMITTED, LEASES[1], NONCES[1], "h", str(TTL_MS), "86400000", LEASES[0], "here", "0", "0")),
+    ("mint", (ADMITTED, LEASES[0], NONCES[2], "h", "7200000", "86400000", "0 1 here ")),
+    ("mint", (ADMITTED, LEASES[1], NONCES[1], "h", str(TTL_MS), "86400000", f"0 0 here {LEASES[0]}")),
     ("commit", (ADMITTED, LEASES[1], NONCES[1], "40", "86400000")),
     ("release", (ADMITTED, LEASES[1])),
 )

@@ -1,6 +1,7 @@
 """Turn commands into EVALSHA calls of the Lua scripts, and read the replies.
 
-lua/ has one file for each operation, loaded once; the head of each file is its contract.
+lua/ has one file for each operation, loaded once; the head of each file is its contract. hold.lua says how
+a node keeps a hold.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ _LUA: Final = {
     file.name.removesuffix(".lua"): file.read_bytes()
     for file in resources.files(__package__).joinpath("lua").iterdir()
 }
+_HOLD: Final = resources.files(__package__).joinpath("hold.lua").read_bytes()
 
 
 def load(name: str) -> bytes:
-    """Return the source of one script."""
-    return _LUA[name]
+    """Return the source of one script, with hold.lua where the script includes it."""
+    return _LUA[name].replace(b"-- include hold.lua\n", _HOLD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ _SOURCES = {kind: load(name) for kind, name in _NAMES.items()}
 _SHAS = {kind: hashlib.sha1(source, usedforsecurity=False).hexdigest() for kind, source in _SOURCES.items()}
 
 # The parts of each command: EVALSHA, the SHA-1, the number of keys, the keys and the arguments.
-_PART_COUNTS: Final = {Mint: 17, Commit: 12, Undo: 7, Renew: 7, Release: 7, Inspect: 6}
+_PART_COUNTS: Final = {Mint: 14, Commit: 12, Undo: 7, Renew: 7, Release: 7, Inspect: 6}
 
 
 def sources() -> list[bytes]:
@@ -116,7 +118,8 @@ class Packer:
     def __init__(self, keys: Keyspace, *, channel: str) -> None:
         self._lock, self._counter = keys.lock(""), keys.counter("")
         self._lock_size, self._counter_size = len(self._lock.encode()), len(self._counter.encode())
-        self._idle, self._channel = _bulk(str(keys.counter_idle_ms)), _bulk(channel)
+        self._idle, self._channel = _bulk(str(keys.counter_idle_ms)), channel
+        self._notices_size = len(f"0 0 {channel} ".encode())
         hold_alone = f"$1\r\n2\r\n{_bulk(keys.node)}"
         with_numbers = f"$1\r\n4\r\n{_bulk(keys.node)}{_bulk(keys.high)}"
         self._starts = {
@@ -151,11 +154,12 @@ class Packer:
         if isinstance(command, Mint):
             digest, nonce, holder, ttl = command.digest, command.nonce, command.holder, str(command.ttl_ms)
             ended = command.release_first.digest if command.release_first else ""
+            flags = f"{command.watch_blocking_hold:d} {command.watch_own_hold:d}"
+            notices = f"{flags} {self._channel} {ended}"
             return (
                 f"\r\n${len(digest)}\r\n{digest}\r\n${len(nonce)}\r\n{nonce}\r\n"
                 f"${len(holder.encode())}\r\n{holder}\r\n${len(ttl)}\r\n{ttl}\r\n{self._idle}"
-                f"${len(ended)}\r\n{ended}\r\n{self._channel}"
-                f"$1\r\n{command.watch_blocking_hold:d}\r\n$1\r\n{command.watch_own_hold:d}\r\n"
+                f"${self._notices_size + len(ended)}\r\n{notices}\r\n"
             )
         if isinstance(command, Release | Renew):
             return f"\r\n${len(command.digest)}\r\n{command.digest}\r\n"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -198,13 +198,21 @@ class LuaNode:
             name = raw.decode()
             if name == self._keys.node:
                 continue
-            if self.database.call("TYPE", raw) == b"string":
-                kept[name] = {"": self.database.call("GET", raw).decode()}
-            else:
-                kept[name] = _pairs(self.database.call("HGETALL", raw))
+            value = self.database.call("GET", raw).decode()
+            kept[name] = hold_fields(value) if name.startswith(self._keys.lock("")) else {"": value}
         return kept
 
 
-def _pairs(flat: Sequence[bytes]) -> Mapping[str, str]:
-    texts = [each.decode() for each in flat]
-    return dict(zip(texts[::2], texts[1::2], strict=True))
+def hold_fields(value: str) -> Mapping[str, str]:
+    """Return the fields of a hold, as hold.lua describes it."""
+    fields, _, holder = value.partition("\n")
+    digest, token, shared, ttl_ms, nonce, *notify = fields.split(" ")
+    return {
+        "digest": digest,
+        "nonce": nonce,
+        "shared": shared,
+        "token": token,
+        "holder": holder,
+        "ttl_ms": ttl_ms,
+        "notify": " ".join(notify),
+    }

@@ -22,9 +22,9 @@ for _, key in ipairs(redis.call('KEYS', KEYS[3])) do
 end
 local locks = {}
 for _, key in ipairs(redis.call('KEYS', KEYS[4])) do
-  local hold = redis.call('HMGET', key, 'nonce', 'token')
+  local token, nonce = string.match(redis.call('GET', key), '^%S+ (%d+) %d %d+ (%S+)')
   locks[#locks + 1] = key
-  locks[#locks + 1] = hold[1] .. ' ' .. hold[2]
+  locks[#locks + 1] = nonce .. ' ' .. token
 end
 return {run, redis.call('HGETALL', KEYS[1]), numbers, locks}
 """

@@ -246,7 +246,8 @@ class SimulatedRedis:
 
     def _read(self, name: str, resource: str, arguments: Sequence[str]) -> tuple[Command, str]:
         match name, arguments:
-            case "mint", [digest, nonce, holder, ttl, idle, ends, channel, notify, behind]:
+            case "mint", [digest, nonce, holder, ttl, idle, notices]:
+                notify, behind, channel, ends = notices.split(" ")
                 self.state.counter_idle_ms = float(idle)
                 ended = Release(resource, ends, 0.0) if ends else None
                 told = (notify == "1", behind == "1")

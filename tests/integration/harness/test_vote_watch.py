@@ -13,6 +13,11 @@ NODE = "redfence:node"
 _FENCED = "redis.call('SET', KEYS[2], 9); redis.call('HSET', KEYS[1], 'floor:1', 9)"
 
 
+def hold(nonce: str) -> str:
+    """Return a hold as hold.lua describes it."""
+    return f"digest 1 0 1000 {nonce}\nholder"
+
+
 @pytest.fixture
 async def node(flushed_nodes: FlushedNodes) -> RedisNode:
     """A formed node, whose identity a test may change."""
@@ -46,8 +51,8 @@ async def test_a_node_that_votes_may_change_as_it_likes(node: RedisNode) -> None
         ("SET", "redfence:counter:r", 1),
         ("INCR", "redfence:counter:there"),
         ("DEL", "redfence:counter:there"),
-        ("HSET", "redfence:lock:r", "nonce", "n", "token", 1),
-        ("HSET", "redfence:lock:there", "nonce", "m"),
+        ("SET", "redfence:lock:r", hold("n")),
+        ("SET", "redfence:lock:there", hold("m")),
     ],
     ids=lambda change: " ".join(map(str, change[:2])),
 )
@@ -56,7 +61,7 @@ async def test_a_node_without_a_vote_must_not_change(
     why: str, change: tuple[str | int, ...], node: RedisNode
 ) -> None:
     await node.call("SET", "redfence:counter:there", 1)
-    await node.call("HSET", "redfence:lock:there", "nonce", "n", "token", 1)
+    await node.call("SET", "redfence:lock:there", hold("n"))
     taken = ("run_id", "another") if why == "not admitted in this run" else ("state", why)
     await node.call("HSET", NODE, "admission", "q", *taken)
     with pytest.raises(AssertionError, match="node 0 has no vote"):  # noqa: PT012  (the exit is what fails)
@@ -69,7 +74,7 @@ async def test_a_node_without_a_vote_must_not_change(
 
 async def test_locks_may_expire_and_a_fence_or_a_restored_vote_may_raise_tokens(node: RedisNode) -> None:
     """A restart with proof is no quarantine."""
-    await node.call("HSET", "redfence:lock:there", "nonce", "n", "token", 1)
+    await node.call("SET", "redfence:lock:there", hold("n"))
     await node.call("HSET", NODE, "state", "quarantined", "admission", "q")
     async with VoteWatch([node]) as watch:
         await looked(watch)

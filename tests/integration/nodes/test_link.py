@@ -290,11 +290,11 @@ async def test_an_attempt_that_began_before_a_fence_is_not_committed_after_it(
         assert await ask(link, mint(B, "n2", "other")) == Granted("n2", 1_001)
 
 
-async def test_an_answer_that_no_script_gives_is_told_as_a_refusal(node: RedisNode) -> None:
+async def test_a_lock_key_that_holds_no_hold_is_told_as_a_refusal(node: RedisNode) -> None:
     """Another program has changed the keys. Each caller gets an answer."""
     async with linked(new_link(node.url)) as link:
         await ask(link, mint())
-        await node.call("HDEL", KEYS.lock(R), "token")
+        await node.call("SET", KEYS.lock(R), "text")
         replies = await asyncio.gather(ask(link, Inspect(R)), ask(link, Inspect("other")))
         assert replies[0] is NoReply.REFUSED
         await eventually(lambda: is_ready(link))

@@ -91,7 +91,8 @@ async def first_in_line(server: LockServer, way: str, commands: CommandProcesses
 
 async def holders_on(server: LockServer) -> list[object]:
     """Return the label of the hold on each node."""
-    return [await node.call("HGET", f"redfence:lock:{NAME}", "holder") for node in server.nodes]
+    holds = [await node.call("GET", f"redfence:lock:{NAME}") for node in server.nodes]
+    return [hold.partition(b"\n")[2] if isinstance(hold, bytes) else None for hold in holds]
 
 
 async def until_held_by(server: LockServer, holder: bytes) -> None:

@@ -12,21 +12,24 @@
 --
 -- Atomic because the proof that tokens are ordered needs hold and counter at one instant. The nonce is part
 -- of the condition: without it, a late commit of a first attempt could reach a second hold of the same lease.
-local high = tonumber(redis.call('GET', KEYS[2]) or nil)
+local found = redis.call('MGET', KEYS[2], KEYS[4])
+local high = tonumber(found[1] or nil)
 if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] or not (high and high >= 0) then
   return {'not_admitted'}
 end
 
-local hold = redis.call('HMGET', KEYS[3], 'digest', 'nonce', 'token')
-if hold[1] ~= ARGV[2] or hold[2] ~= ARGV[3] then
+-- include hold.lua
+local digest, stored, shared, ttl_ms, nonce, notify, holder = read_hold(KEYS[3])
+if digest ~= ARGV[2] or nonce ~= ARGV[3] then
   return {'lost'}
 end
 
 local token = tonumber(ARGV[4])
-if tonumber(hold[3]) < token then
-  redis.call('HSET', KEYS[3], 'token', ARGV[4])
+if tonumber(stored) < token then
+  local fields = table.concat({digest, ARGV[4], shared, ttl_ms, nonce}, ' ')
+  redis.call('SET', KEYS[3], fields .. notify .. '\n' .. holder, 'KEEPTTL')
 end
-if tonumber(redis.call('GET', KEYS[4]) or high) < token then
+if tonumber(found[2] or high) < token then
   redis.call('SET', KEYS[4], ARGV[4], 'PX', ARGV[5])
 end
 if high < token then

@@ -13,8 +13,9 @@ if node[1] ~= ARGV[1] then
 end
 
 -- A hold from before a wait has ended, as in mint.lua.
-local hold = redis.call('HMGET', KEYS[2], 'digest', 'token', 'holder')
-if not hold[1] or tonumber(hold[2]) <= tonumber(node[2] or 0) then
+-- include hold.lua
+local digest, token, _, _, _, _, holder = read_hold(KEYS[2])
+if not token or tonumber(token) <= tonumber(node[2] or 0) then
   return {'free'}
 end
-return {'held', hold[1], tonumber(hold[2]), hold[3], redis.call('PTTL', KEYS[2])}
+return {'held', digest, tonumber(token), holder, redis.call('PTTL', KEYS[2])}

@@ -14,10 +14,20 @@ if node[1] ~= ARGV[1] then
   return {'not_admitted'}
 end
 
+local text = redis.pcall('GET', KEYS[2])
+local token, ttl_ms
+if type(text) == 'table' then
+  -- include hold.lua
+  local hold = {read_hold(KEYS[2])}
+  if hold[1] == ARGV[2] then
+    token, ttl_ms = hold[2], hold[4]
+  end
+elseif text and string.find(text, ARGV[2] .. ' ', 1, true) == 1 then
+  token, ttl_ms = string.match(text, '^(%d+) [01] (%d+) ', #ARGV[2] + 2)
+end
 -- A hold from before a wait has ended, as in mint.lua.
-local hold = redis.call('HMGET', KEYS[2], 'digest', 'token', 'ttl_ms')
-if hold[1] ~= ARGV[2] or tonumber(hold[2]) <= tonumber(node[2] or 0) then
+if not token or tonumber(token) <= tonumber(node[2] or 0) then
   return {'not_held'}
 end
-redis.call('PEXPIRE', KEYS[2], hold[3])
-return {'renewed', tonumber(hold[2]), tonumber(hold[3])}
+redis.call('PEXPIRE', KEYS[2], ttl_ms)
+return {'renewed', tonumber(token), tonumber(ttl_ms)}

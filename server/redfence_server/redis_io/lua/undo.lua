@@ -14,12 +14,13 @@ if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] then
   return {'not_admitted'}
 end
 
-local hold = redis.call('HMGET', KEYS[2], 'nonce', 'shared', 'token', 'notify')
-if hold[1] ~= ARGV[2] or hold[2] == '1' then
+-- include hold.lua
+local _, token, shared, _, nonce, notify = read_hold(KEYS[2])
+if nonce ~= ARGV[2] or shared == '1' then
   return {'kept'}
 end
 redis.call('DEL', KEYS[2])
-for channel in string.gmatch(hold[4] or '', '%S+') do
-  redis.pcall('PUBLISH', channel, hold[3] .. ' ' .. KEYS[2])
+for channel in string.gmatch(notify, '%S+') do
+  redis.pcall('PUBLISH', channel, token .. ' ' .. KEYS[2])
 end
 return {'undone'}

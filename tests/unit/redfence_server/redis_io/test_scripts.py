@@ -53,8 +53,8 @@ def _parts(command: Command, channel: str, admission_id: str) -> tuple[str | int
     match command:
         case Mint(_, digest, nonce, holder, ttl_ms, release_first, blocking, own):
             ended = release_first.digest if release_first else ""
-            notices = (ended, channel, int(blocking), int(own))
-            return (*numbered, digest, nonce, holder, ttl_ms, 5_000, *notices)
+            notices = f"{blocking:d} {own:d} {channel} {ended}"
+            return (*numbered, digest, nonce, holder, ttl_ms, 5_000, notices)
         case Commit(_, digest, nonce, token, _):
             return (*numbered, digest, nonce, token, 5_000)
         case Undo(_, nonce):

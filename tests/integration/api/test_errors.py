@@ -435,11 +435,11 @@ async def bytes_that_are_no_message(stage: Stage) -> AsyncIterator[Failure]:
 async def a_defect(stage: Stage) -> AsyncIterator[Failure]:
     """The caller sees INTERNAL, without the words of the defect."""
 
-    async def break_down(*_: object, **__: object) -> NoReturn:
+    def break_down(*_: object, **__: object) -> NoReturn:
         raise RuntimeError("inner words")
 
     server = await stage.small_server()
-    for method in ("acquire", "renew"):
+    for method in ("begin_acquire", "begin_renew"):
         stage.monkeypatch.setattr(LockService, method, break_down)
     keep_alive = server.locks.KeepAlive()
     async with SessionCaller(server) as session:

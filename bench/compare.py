@@ -9,16 +9,19 @@ import argparse
 import asyncio
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench import cluster, report, services
+from bench import cluster, figures, report, services
 from bench.cluster import ServiceError
-from bench.figures import Measurement
+from bench.comparison import Comparison
+from bench.figures import Measurement, Target
 from bench.processes import run_load
-from bench.services import Target, Variant
+from bench.services import Start, Variant
 
 _CONTENDERS = 16  # workers of the workload `one`
+# Resources of the open loop: so many that the last pair on a resource has ended.
+_OPEN_RESOURCES = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workloads",
         type=_list,
-        default=_list("1,64,one"),
-        help="numbers of workers, each on its own resource, or `one`: 16 workers on one (default: 1,64,one)",
+        default=_list("1,64,one,open"),
+        help="numbers of workers, each on its own resource; `one`: 16 workers on one; `open`: pairs begin at "
+        "half of the target's maximum rate among the numbers (default: 1,64,one,open)",
     )
     parser.add_argument("--nodes", type=_list, default=_list("3"), help="quorum sizes, e.g. 3,5 (default: 3)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each target (default: 3)")
@@ -63,16 +67,18 @@ async def main(options: argparse.Namespace) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    targets = services.targets(
+    starts = services.targets(
         kinds=options.targets,
         node_counts=[int(count) for count in options.nodes],
         variants=variants,
         connections=options.connections,
     )
     absent: dict[str, str] = {}
-    measurements = await _measure(targets, options, absent)
-    report.save(options.json, measurements, absent)
-    print(report.markdown(targets, measurements, options.workloads, absent))
+    measurements = await _measure(starts, options, absent)
+    command = f"python -m bench {shlex.join(sys.argv[1:] or ['compare'])}"
+    comparison = Comparison([*starts], options.workloads, measurements, absent, command)
+    comparison.save(options.json)
+    print(report.markdown(comparison))
     print(f"\nEvery figure is in {options.json}.")
     return 0
 
@@ -87,8 +93,12 @@ def _checked(options: argparse.Namespace) -> list[Variant]:
     if unknown := set(options.targets) - set(known):
         raise ValueError(f"--targets: unknown: {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
     for each in options.workloads:
-        if each != "one" and not (each.isdecimal() and 1 <= int(each) <= 10_000):
-            raise ValueError(f"--workloads: {each!r} is neither `one` nor a number from 1 to 10000")
+        if each not in {"one", "open"} and not (each.isdecimal() and 1 <= int(each) <= 10_000):
+            raise ValueError(f"--workloads: {each!r} is not `one`, `open` or a number from 1 to 10000")
+    names = options.workloads
+    before_open = names[: names.index("open")] if "open" in names else ["1"]
+    if not any(each.isdecimal() for each in before_open):
+        raise ValueError("--workloads: `open` needs the maximum; name a number before it, e.g. 64,open")
     if unknown := set(options.nodes) - {"1", "3", "5", "7"}:
         raise ValueError(f"--nodes: {', '.join(sorted(unknown))}; a quorum has 1, 3, 5 or 7 nodes")
     if min(options.rounds, options.seconds, options.warm_up, options.connections) <= 0:
@@ -102,21 +112,23 @@ def _checked(options: argparse.Namespace) -> list[Variant]:
 
 
 async def _measure(
-    targets: Sequence[Target], options: argparse.Namespace, absent: dict[str, str]
+    starts: Mapping[Target, Start], options: argparse.Namespace, absent: dict[str, str]
 ) -> list[Measurement]:
     """Give every target its turn in each round, each time with another one first.
 
     A target that fails has no further turn; `absent` gets the reason.
     """
-    measurements = []
+    measurements: list[Measurement] = []
     for workload in options.workloads:
+        able = [each for each in starts if workload != "open" or each.kind in services.OPEN_LOOP]
         for number in range(options.rounds):
-            for target in _rotated(targets, number):
+            for target in _rotated(able, number):
                 if target.name in absent:
                     continue
                 turn = f"{workload:>4} round {number + 1}/{options.rounds}: {target.name}"
+                maximum = figures.maximum(measurements, target=target.name)
                 try:
-                    measured = await _turn(target, workload, number, options)
+                    measured = await _turn(target, starts[target], workload, number, options, maximum=maximum)
                 except ServiceError as error:
                     absent[target.name] = str(error)
                     print(f"{turn} failed: {error}", file=sys.stderr)
@@ -131,21 +143,30 @@ def _rotated(targets: Sequence[Target], number: int) -> list[Target]:
     return [*targets[first:], *targets[:first]]
 
 
-async def _turn(target: Target, workload: str, number: int, options: argparse.Namespace) -> Measurement:
+async def _turn(
+    target: Target,
+    start: Start,
+    workload: str,
+    number: int,
+    options: argparse.Namespace,
+    *,
+    maximum: float | None,
+) -> Measurement:
     """Measure one target once.
 
     Raises:
         ServiceError: the service or the load program could not be run.
     """
-    is_shared = workload == "one"
-    load = {
-        "--workers": _CONTENDERS if is_shared else int(workload),
-        "--resource": "one" if is_shared else "own",
-        "--seconds": options.seconds,
-        "--warm-up": options.warm_up,
-    }
+    load: dict[str, object] = {"--seconds": options.seconds, "--warm-up": options.warm_up}
+    if workload == "one":
+        load |= {"--workers": _CONTENDERS, "--resource": "one"}
+    elif workload == "open":
+        assert maximum is not None, "an earlier workload has it"
+        load |= {"--workers": _OPEN_RESOURCES, "--rate": maximum / 2}
+    else:
+        load |= {"--workers": int(workload)}
     arguments = [str(each) for option in load.items() for each in option]
-    async with target.start() as running:
+    async with start() as running:
         outcome = await run_load(
             [*running.command, *arguments],
             processes=running.processes,

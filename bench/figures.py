@@ -11,6 +11,27 @@ Rounds = Mapping[int, "Measurement"]
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """One service with one client: what a row of the table is about.
+
+    Attributes:
+        name: unique in the run.
+        kind: which client, or which peer.
+        variant: the name of the redfence server; the empty string for a peer.
+        node_count: how many nodes vote; 0 for a service without nodes.
+    """
+
+    name: str
+    kind: str
+    variant: str
+    node_count: int
+
+    def is_same_but_variant(self, other: Target) -> bool:
+        """Return whether both differ in the redfence server at most."""
+        return (self.kind, self.node_count) == (other.kind, other.node_count)
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """One target under one workload in one round.
 
@@ -62,6 +83,13 @@ def by_round(measurements: Sequence[Measurement], *, target: str, workload: str)
         for each in measurements
         if each.target == target and each.workload == workload
     }
+
+
+def maximum(measurements: Sequence[Measurement], *, target: str) -> float | None:
+    """Return the greatest median rate among the numbers of workers, or None if none was measured."""
+    workloads = {each.workload for each in measurements if each.workload.isdecimal()}
+    rounds = [by_round(measurements, target=target, workload=each).values() for each in workloads]
+    return max((statistics.median(each.rate for each in found) for found in rounds if found), default=None)
 
 
 def ratio(ours: Rounds, theirs: Rounds, *, of_latency: bool = False) -> float | None:

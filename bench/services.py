@@ -19,6 +19,7 @@ from pathlib import Path
 
 from bench import builds, cluster
 from bench.cluster import ServiceError
+from bench.figures import Target
 from redfence_server.embedded.nodes import free_port
 
 # The clients of redfence, and the peers.
@@ -27,6 +28,8 @@ CLIENTS = ("session", "unary", "sdk")
 # lease for all its locks saves a third of the writes: `etcd-one-lease`.
 ETCD = ("etcd", "etcd-one-lease")
 PEERS = ("redsync", *ETCD)
+# The Go client can begin pairs at a fixed rate.
+OPEN_LOOP = frozenset({"session", "unary", *PEERS})
 _START_TIMEOUT_S = 30.0
 _POLL_INTERVAL_S = 0.05
 
@@ -67,48 +70,29 @@ class Running:
     processes: Mapping[str, tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One service with one client: what a row of the table is about.
-
-    Attributes:
-        name: unique in the run.
-        kind: a member of CLIENTS or PEERS.
-        variant: the name of the redfence server; the empty string for a peer.
-        node_count: how many nodes vote; 0 for a service without nodes.
-        start: runs a new service until the exit. It raises ServiceError if the service cannot be run.
-    """
-
-    name: str
-    kind: str
-    variant: str
-    node_count: int
-    start: Callable[[], AbstractAsyncContextManager[Running]]
+# Runs a new service until the exit. It raises ServiceError if the service cannot be run.
+Start = Callable[[], AbstractAsyncContextManager[Running]]
 
 
 def targets(
     *, kinds: Sequence[str], node_counts: Sequence[int], variants: Sequence[Variant], connections: int
-) -> list[Target]:
-    """Return what to measure, in the order of the table.
+) -> dict[Target, Start]:
+    """Return what to measure, in the order of the table, and how to start each.
 
     A Go client of redfence opens this many connections.
     """
-    found = [
-        Target(
-            f"{variant.name} {kind} N={count}",
-            kind,
-            variant.name,
-            count,
-            partial(_redfence, kind, variant, node_count=count, connections=connections),
-        )
-        for count in node_counts
-        for variant in variants
-        for kind in kinds
-        if kind in CLIENTS
-    ]
+    found: dict[Target, Start] = {}
+    for count in node_counts:
+        for variant in variants:
+            for kind in (each for each in kinds if each in CLIENTS):
+                target = Target(f"{variant.name} {kind} N={count}", kind, variant.name, count)
+                found[target] = partial(_redfence, kind, variant, node_count=count, connections=connections)
     if "redsync" in kinds:
-        found += [Target(f"redsync N={n}", "redsync", "", n, partial(_redsync, n)) for n in node_counts]
-    return found + [Target(kind, kind, "", 0, partial(_etcd, kind)) for kind in kinds if kind in ETCD]
+        for count in node_counts:
+            found[Target(f"redsync N={count}", "redsync", "", count)] = partial(_redsync, count)
+    for kind in (each for each in kinds if each in ETCD):
+        found[Target(kind, kind, "", 0)] = partial(_etcd, kind)
+    return found
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -10,10 +11,12 @@ import (
 	"time"
 )
 
-// load is a closed loop: each worker acquires, releases, and begins again.
+// load is a closed loop: each worker acquires, releases, and begins again. With a rate it is an open
+// loop: a pair begins at each instant of the rate, whether or not the earlier pairs have ended.
 type load struct {
 	workers        int
-	shared         bool // all workers share one resource
+	shared         bool    // all workers share one resource
+	rate           float64 // pairs per second of the open loop; 0: a closed loop
 	warmUp, length time.Duration
 }
 
@@ -43,34 +46,31 @@ type sample struct {
 func (l load) run(ctx context.Context, client locker) (*result, error) {
 	begin := time.Now().Add(l.warmUp)
 	end := begin.Add(l.length)
-	holders := holderCount{last: -1, begin: begin, end: end}
-	samples := make([][]sample, l.workers)
-	failures := make([]error, l.workers)
-	var running sync.WaitGroup
+	var announcing sync.WaitGroup
 	var cpu time.Duration
-	running.Go(func() { cpu = announce(begin, end) })
-	for worker := range l.workers {
-		running.Go(func() {
-			samples[worker], failures[worker] = l.work(ctx, client, worker, &holders, begin, end)
-		})
+	announcing.Go(func() { cpu = announce(begin, end) })
+	holders := holderCount{last: -1, begin: begin, end: end}
+	var samples []sample
+	var err error
+	if l.rate > 0 {
+		samples, err = l.open(ctx, client, begin, end)
+	} else {
+		samples, err = l.closed(ctx, client, &holders, begin, end)
 	}
-	running.Wait()
-	for _, err := range failures {
-		if err != nil {
-			return nil, err
-		}
+	if err != nil {
+		return nil, err
 	}
-	all := slices.Concat(samples...)
-	if len(all) == 0 {
+	announcing.Wait()
+	if len(samples) == 0 {
 		return nil, fmt.Errorf("no worker completed a pair within %v", l.length)
 	}
 	return &result{
 		Seconds:   l.length.Seconds(),
-		Pairs:     len(all),
+		Pairs:     len(samples),
 		HandOvers: int(holders.changes.Load()),
 		CPU:       cpu.Seconds(),
-		Pair:      latencyOf(all, func(each sample) time.Duration { return each.pair }),
-		Acquire:   latencyOf(all, func(each sample) time.Duration { return each.acquire }),
+		Pair:      latencyOf(samples, func(each sample) time.Duration { return each.pair }),
+		Acquire:   latencyOf(samples, func(each sample) time.Duration { return each.acquire }),
 	}, nil
 }
 
@@ -92,37 +92,66 @@ func ownCPU() time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
+func (l load) closed(ctx context.Context, client locker, holders *holderCount, begin, end time.Time) ([]sample, error) {
+	samples := make([][]sample, l.workers)
+	failures := make([]error, l.workers)
+	var running sync.WaitGroup
+	for worker := range l.workers {
+		running.Go(func() {
+			samples[worker], failures[worker] = l.work(ctx, client, worker, holders, begin, end)
+		})
+	}
+	running.Wait()
+	return slices.Concat(samples...), errors.Join(failures...)
+}
+
 func (l load) work(ctx context.Context, client locker, worker int, holders *holderCount, begin, end time.Time) ([]sample, error) {
-	resource := fmt.Sprintf("bench/%d", worker)
+	resource := resourceOf(worker)
 	if l.shared {
 		resource = "bench/one"
 	}
 	var samples []sample
 	var lastToken uint64
 	for {
-		sentAt := time.Now()
-		if sentAt.After(end) {
+		startedAt := time.Now()
+		if startedAt.After(end) {
 			return samples, nil
 		}
-		lock, err := client.acquire(ctx, worker, resource)
+		taken, err := pair(ctx, client, worker, resource, startedAt, func(lock held, grantedAt time.Time) error {
+			if lock.token != 0 && lock.token <= lastToken {
+				return fmt.Errorf("%s: token %d was granted after %d", resource, lock.token, lastToken)
+			}
+			lastToken = lock.token
+			if l.shared {
+				holders.observe(worker, grantedAt)
+			}
+			return nil
+		})
 		if err != nil {
-			return nil, fmt.Errorf("worker %d could not acquire %s: %w", worker, resource, err)
+			return nil, err
 		}
-		grantedAt := time.Now()
-		if lock.token != 0 && lock.token <= lastToken {
-			return nil, fmt.Errorf("%s: token %d was granted after %d", resource, lock.token, lastToken)
-		}
-		lastToken = lock.token
-		if l.shared {
-			holders.observe(worker, grantedAt)
-		}
-		if err := client.release(ctx, lock); err != nil {
-			return nil, fmt.Errorf("worker %d could not release %s: %w", worker, resource, err)
-		}
-		if releasedAt := time.Now(); releasedAt.After(begin) && releasedAt.Before(end) {
-			samples = append(samples, sample{acquire: grantedAt.Sub(sentAt), pair: releasedAt.Sub(sentAt)})
+		if releasedAt := startedAt.Add(taken.pair); releasedAt.After(begin) && releasedAt.Before(end) {
+			samples = append(samples, taken)
 		}
 	}
+}
+
+func resourceOf(worker int) string { return fmt.Sprintf("bench/%d", worker) }
+
+// pair acquires and releases once. Its latencies count from startedAt.
+func pair(ctx context.Context, client locker, worker int, resource string, startedAt time.Time, onGrant func(held, time.Time) error) (sample, error) {
+	lock, err := client.acquire(ctx, worker, resource)
+	if err != nil {
+		return sample{}, fmt.Errorf("worker %d could not acquire %s: %w", worker, resource, err)
+	}
+	grantedAt := time.Now()
+	if err := onGrant(lock, grantedAt); err != nil {
+		return sample{}, err
+	}
+	if err := client.release(ctx, lock); err != nil {
+		return sample{}, fmt.Errorf("worker %d could not release %s: %w", worker, resource, err)
+	}
+	return sample{acquire: grantedAt.Sub(startedAt), pair: time.Since(startedAt)}, nil
 }
 
 // holderCount counts the grants of the measured time whose holder is not the previous holder. The

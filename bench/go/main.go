@@ -54,12 +54,14 @@ func main() {
 	addresses := flag.String("addr", "127.0.0.1:50051", "the addresses of the service, separated by commas")
 	workers := flag.Int("workers", 64, "how many workers run at a time")
 	resource := flag.String("resource", "own", "own: each worker has its resource; one: all share one")
+	rate := flag.Float64("rate", 0, "begin this many pairs per second (default: when the last pair ends)")
 	seconds := flag.Float64("seconds", 3, "the measured time")
 	warmUp := flag.Float64("warm-up", 0.5, "the time before it, in seconds")
 	flag.Parse()
 	load := load{
 		workers: *workers,
 		shared:  *resource == "one",
+		rate:    *rate,
 		warmUp:  time.Duration(*warmUp * float64(time.Second)),
 		length:  time.Duration(*seconds * float64(time.Second)),
 	}

@@ -45,3 +45,14 @@ def test_a_ratio_compares_within_a_round_and_is_above_one_in_our_favour() -> Non
 
 def test_a_spread_has_the_median_and_the_extremes() -> None:
     assert Spread.over([5, 1, 2]) == Spread(median=2, low=1, high=5)
+
+
+def test_the_maximum_is_the_best_median_of_workers_with_their_own_resources() -> None:
+    measurements = [
+        *(_measured("x", pairs=pairs, workload="64", number=pairs) for pairs in (1000, 1200, 9000)),
+        _measured("x", pairs=800, workload="1"),
+        _measured("x", hand_overs=99_000, workload="one"),
+        _measured("other", pairs=99_000),
+    ]
+    assert figures.maximum(measurements, target="x") == 600
+    assert figures.maximum(measurements, target="y") is None

@@ -22,6 +22,9 @@ from bench.services import Start, Variant
 _CONTENDERS = 16  # workers of the workload `one`
 # Resources of the open loop: so many that the last pair on a resource has ended.
 _OPEN_RESOURCES = 4096
+_LEASES_MAX = 1_000_000
+# A server that grants fewer leases per second cannot keep them alive.
+_GRANTS_PER_S_MIN = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,11 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_list,
         default=_list("1,64,one,open"),
         help="numbers of workers, each on its own resource; `one`: 16 workers on one; `open`: pairs begin at "
-        "half of the target's maximum rate among the numbers (default: 1,64,one,open)",
+        "half of the target's maximum rate among the numbers; `leases-N`: sessions keep N leases "
+        "alive, in one turn (default: 1,64,one,open)",
     )
     parser.add_argument("--nodes", type=_list, default=_list("3"), help="quorum sizes, e.g. 3,5 (default: 3)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each target (default: 3)")
     parser.add_argument("--seconds", type=float, default=2, help="the measured time of a turn (default: 2)")
+    parser.add_argument(
+        "--lease-seconds", type=float, default=60, help="the measured time of `leases-N` (default: 60)"
+    )
     parser.add_argument("--warm-up", type=float, default=1, help="the time before it (default: 1)")
     parser.add_argument(
         "--server",
@@ -92,23 +99,33 @@ def _checked(options: argparse.Namespace) -> list[Variant]:
     known = (*services.CLIENTS, *services.PEERS)
     if unknown := set(options.targets) - set(known):
         raise ValueError(f"--targets: unknown: {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
-    for each in options.workloads:
-        if each not in {"one", "open"} and not (each.isdecimal() and 1 <= int(each) <= 10_000):
-            raise ValueError(f"--workloads: {each!r} is not `one`, `open` or a number from 1 to 10000")
-    names = options.workloads
-    before_open = names[: names.index("open")] if "open" in names else ["1"]
-    if not any(each.isdecimal() for each in before_open):
-        raise ValueError("--workloads: `open` needs the maximum; name a number before it, e.g. 64,open")
+    _check_workloads(options.workloads)
     if unknown := set(options.nodes) - {"1", "3", "5", "7"}:
         raise ValueError(f"--nodes: {', '.join(sorted(unknown))}; a quorum has 1, 3, 5 or 7 nodes")
-    if min(options.rounds, options.seconds, options.warm_up, options.connections) <= 0:
-        raise ValueError("--rounds, --seconds, --warm-up and --connections must be greater than 0")
+    for name in ("rounds", "seconds", "lease_seconds", "warm_up", "connections"):
+        if (value := getattr(options, name)) <= 0:
+            raise ValueError(f"--{name.replace('_', '-')}: {value} must be greater than 0")
     arguments = shlex.split(options.server_args)
     texts = options.server or ["redfence=redfence"]
     variants = [Variant.parse(text, shared_arguments=arguments) for text in texts]
     if len({each.name for each in variants}) < len(variants):
         raise ValueError("--server: two servers have the same name; give each its own")
     return variants
+
+
+def _check_workloads(workloads: Sequence[str]) -> None:
+    for each in workloads:
+        leases = figures.lease_count(each)
+        if leases is not None and not 1 <= leases <= _LEASES_MAX:
+            raise ValueError(f"--workloads: {each!r}: a session keeps 1 to {_LEASES_MAX} leases")
+        known = leases is not None or each in {"one", "open"}
+        if not known and not (each.isdecimal() and 1 <= int(each) <= 10_000):
+            raise ValueError(
+                f"--workloads: {each!r} is not `one`, `open`, `leases-N` or a number from 1 to 10000"
+            )
+    before_open = workloads[: workloads.index("open")] if "open" in workloads else ["1"]
+    if not any(each.isdecimal() for each in before_open):
+        raise ValueError("--workloads: `open` needs the maximum; name a number before it, e.g. 64,open")
 
 
 async def _measure(
@@ -120,12 +137,13 @@ async def _measure(
     """
     measurements: list[Measurement] = []
     for workload in options.workloads:
-        able = [each for each in starts if workload != "open" or each.kind in services.OPEN_LOOP]
-        for number in range(options.rounds):
+        leases = figures.lease_count(workload)
+        able = [each for each in starts if _can_run(each, workload)]
+        for number in range(options.rounds if leases is None else 1):
             for target in _rotated(able, number):
                 if target.name in absent:
                     continue
-                turn = f"{workload:>4} round {number + 1}/{options.rounds}: {target.name}"
+                turn = f"{workload:>4} round {number + 1}: {target.name}"
                 maximum = figures.maximum(measurements, target=target.name)
                 try:
                     measured = await _turn(target, starts[target], workload, number, options, maximum=maximum)
@@ -136,6 +154,12 @@ async def _measure(
                     measurements.append(measured)
                     print(f"{turn} {measured.rate:,.0f}/s", file=sys.stderr)
     return measurements
+
+
+def _can_run(target: Target, workload: str) -> bool:
+    if figures.lease_count(workload) is not None:
+        return target.kind in services.LEASES
+    return workload != "open" or target.kind in services.OPEN_LOOP
 
 
 def _rotated(targets: Sequence[Target], number: int) -> list[Target]:
@@ -158,7 +182,11 @@ async def _turn(
         ServiceError: the service or the load program could not be run.
     """
     load: dict[str, object] = {"--seconds": options.seconds, "--warm-up": options.warm_up}
-    if workload == "one":
+    timeout_s = options.warm_up + options.seconds
+    if (leases := figures.lease_count(workload)) is not None:
+        load = {"--seconds": options.lease_seconds, "--leases": leases}
+        timeout_s = options.lease_seconds + leases / _GRANTS_PER_S_MIN
+    elif workload == "one":
         load |= {"--workers": _CONTENDERS, "--resource": "one"}
     elif workload == "open":
         assert maximum is not None, "an earlier workload has it"
@@ -170,7 +198,7 @@ async def _turn(
         outcome = await run_load(
             [*running.command, *arguments],
             processes=running.processes,
-            timeout_s=options.warm_up + options.seconds,
+            timeout_s=timeout_s,
         )
     return Measurement(target.name, workload, number, outcome.result, outcome.cpu_s)
 

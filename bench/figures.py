@@ -48,14 +48,20 @@ class Measurement:
 
     @property
     def rate(self) -> float:
-        """Pairs per second; hand-overs per second if the workers share one resource."""
-        count = self.result["hand_overs" if self.workload == "one" else "pairs"]
-        return float(count / self.result["seconds"])
+        """Pairs per second; of one resource, hand-overs; of leases, renewals."""
+        counted = "hand_overs" if self.workload == "one" else "pairs"
+        if lease_count(self.workload) is not None:
+            counted = "renewals"
+        return float(self.result[counted] / self.result["seconds"])
 
     def cpu_us_per_pair(self, role: str) -> float | None:
         """Return the CPU microseconds of all processes of a role per pair, or None if there is none."""
         used = self.cpu_s.get(role)
         return None if used is None else used * 1e6 / self.result["pairs"]
+
+    def cores(self, role: str) -> float:
+        """Return the cores that all processes of a role kept busy."""
+        return float(self.cpu_s[role] / self.result["seconds"])
 
     def latency_ms(self, name: str) -> float:
         """Return a percentile of the latency of a pair: p50_ms, p99_ms or p99_9_ms."""
@@ -90,6 +96,12 @@ def maximum(measurements: Sequence[Measurement], *, target: str) -> float | None
     workloads = {each.workload for each in measurements if each.workload.isdecimal()}
     rounds = [by_round(measurements, target=target, workload=each).values() for each in workloads]
     return max((statistics.median(each.rate for each in found) for found in rounds if found), default=None)
+
+
+def lease_count(workload: str) -> int | None:
+    """Return how many leases the workload `leases-N` keeps alive, or None if it is another workload."""
+    name, _, count = workload.partition("-")
+    return int(count) if name == "leases" and count.isdecimal() else None
 
 
 def ratio(ours: Rounds, theirs: Rounds, *, of_latency: bool = False) -> float | None:

@@ -24,6 +24,8 @@ def title(workload: str) -> str:
     """Return what the workload is, as a heading."""
     if workload == "open":
         return "Open loop at half of the maximum"
+    if (count := figures.lease_count(workload)) is not None:
+        return f"{count:,} leases of 30 s kept alive"
     return "16 workers on one resource" if workload == "one" else f"{workload} workers, each its own resource"
 
 
@@ -50,6 +52,8 @@ def _cells(target: Target, comparison: Comparison, workload: str, table: _Table)
     rounds = table[target.name]
     if workload == "open":
         return _rate(rounds, "pairs/s") | _latency(rounds) | _cpu(target, rounds)
+    if figures.lease_count(workload) is not None:
+        return _lease_cells(target, rounds)
     cells = _rate(rounds, "hand-overs/s" if workload == "one" else "pairs/s")
     peers: dict[str, Mapping[int, Measurement]] = {
         each.kind: {} for each in comparison.targets if not each.variant
@@ -94,6 +98,21 @@ def _cpu(target: Target, rounds: Mapping[int, Measurement]) -> dict[str, str]:
         "all": _number(
             _median(sum(each.cpu_s.values()) * 1e6 / each.result["pairs"] for each in found), "{:.0f}"
         ),
+    }
+
+
+def _lease_cells(target: Target, rounds: Mapping[int, Measurement]) -> dict[str, str]:
+    found = rounds.values()
+    nodes = _median(each.cores("node") for each in found)
+    return {
+        "lost": str(sum(each.result["lost"] for each in found)),
+        "renewals/s": _number(_median(each.rate for each in found), "{:,.0f}"),
+        "without effect": str(sum(each.result["at_risk"] for each in found)),
+        "p50 ms": _number(_median(each.result["renewal"]["p50_ms"] for each in found), "{:.2f}"),
+        "p99": _number(_median(each.result["renewal"]["p99_ms"] for each in found), "{:.2f}"),
+        "server cores": _number(_median(each.cores("server") for each in found), "{:.2f}"),
+        "each node": _number(nodes and nodes / target.node_count, "{:.2f}"),
+        "client": _number(_median(each.cores("client") for each in found), "{:.2f}"),
     }
 
 

@@ -30,6 +30,8 @@ ETCD = ("etcd", "etcd-one-lease")
 PEERS = ("redsync", *ETCD)
 # The Go client can begin pairs at a fixed rate.
 OPEN_LOOP = frozenset({"session", "unary", *PEERS})
+# It keeps leases alive over sessions.
+LEASES = frozenset({"session"})
 _START_TIMEOUT_S = 30.0
 _POLL_INTERVAL_S = 0.05
 

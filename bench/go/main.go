@@ -55,6 +55,7 @@ func main() {
 	workers := flag.Int("workers", 64, "how many workers run at a time")
 	resource := flag.String("resource", "own", "own: each worker has its resource; one: all share one")
 	rate := flag.Float64("rate", 0, "begin this many pairs per second (default: when the last pair ends)")
+	leases := flag.Int("leases", 0, "instead of workers, keep this many leases alive on sessions")
 	seconds := flag.Float64("seconds", 3, "the measured time")
 	warmUp := flag.Float64("warm-up", 0.5, "the time before it, in seconds")
 	flag.Parse()
@@ -65,25 +66,28 @@ func main() {
 		warmUp:  time.Duration(*warmUp * float64(time.Second)),
 		length:  time.Duration(*seconds * float64(time.Second)),
 	}
-	if err := run(*target, strings.Split(*addresses, ","), load); err != nil {
+	result, err := run(*target, strings.Split(*addresses, ","), load, *leases)
+	if err == nil {
+		err = json.NewEncoder(os.Stdout).Encode(result)
+	}
+	if err != nil {
 		fmt.Fprintf(os.Stderr, "the load on %s failed: %v\n", *target, err)
 		os.Exit(1)
 	}
 }
 
-func run(target string, addresses []string, load load) error {
+func run(target string, addresses []string, load load, leases int) (any, error) {
+	ctx := context.Background()
+	if leases > 0 {
+		return keepLeases(ctx, addresses, leases, load.length)
+	}
 	connect, known := targets[target]
 	if !known {
-		return fmt.Errorf("unknown target %q; choose one of %s", target, choices())
+		return nil, fmt.Errorf("unknown target %q; choose one of %s", target, choices())
 	}
-	ctx := context.Background()
 	client, err := connect(ctx, addresses, load.workers)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	result, err := load.run(ctx, client)
-	if err != nil {
-		return err
-	}
-	return json.NewEncoder(os.Stdout).Encode(result)
+	return load.run(ctx, client)
 }

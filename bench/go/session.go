@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	redfencev1 "redfence-bench/gen/redfence/v1"
 )
@@ -134,4 +135,17 @@ func (s *session) release(_ context.Context, lock held) error {
 		return err
 	}
 	return checkReleased(result.GetRelease())
+}
+
+// renew returns the state of the lease, and how long it is valid from the instant of the call.
+func (s *session) renew(lock held) (redfencev1.LeaseState, time.Duration, error) {
+	result, err := lock.mutex.(*stream).call(&redfencev1.SessionCommand{
+		Command: &redfencev1.SessionCommand_Renew{
+			Renew: &redfencev1.KeepAliveRequest{Resource: lock.resource, LeaseId: lock.id},
+		},
+	})
+	if err != nil {
+		return 0, 0, err
+	}
+	return result.GetRenew().GetState(), result.GetRenew().GetValidity().AsDuration(), nil
 }

@@ -56,3 +56,12 @@ def test_the_maximum_is_the_best_median_of_workers_with_their_own_resources() ->
     ]
     assert figures.maximum(measurements, target="x") == 600
     assert figures.maximum(measurements, target="y") is None
+
+
+def test_kept_leases_count_renewals_and_the_cores_they_keep_busy() -> None:
+    result = {"seconds": 20.0, "renewals": 5000}
+    measured = Measurement("x", "leases-50000", 0, result, {"server": 5.0})
+    assert figures.lease_count("leases-50000") == 50_000
+    assert [figures.lease_count(other) for other in ("64", "one", "leases", "leases-x")] == [None] * 4
+    assert measured.rate == 250
+    assert measured.cores("server") == 0.25

@@ -13,7 +13,7 @@ SOURCES := protos server client_sdk storage_demo tests bench examples/run.py
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 
 .PHONY: help setup run demo test slow test-all unit model sim chaos fuzz soak check house fmt fix lint type proto \
-  proto-check proto-breaking bench examples clean
+  proto-check proto-breaking bench performance examples clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -107,6 +107,10 @@ proto-breaking: $(READY) ## does the contract break clients of the last release,
 
 bench: $(READY) ## measure beside the peers: make bench ARGS="compare --help"; never fails on a number
 	@$(BIN)/python -m bench $(ARGS)
+
+performance: $(READY) ## rewrite the figures and the chart of docs/performance.md from the last comparison
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench
+	@$(BIN)/python -m bench page $(ARGS)
 
 examples: $(READY) ## build and run the programs in other languages: make examples ARGS="go rust"
 	@$(BIN)/python examples/run.py $(ARGS)

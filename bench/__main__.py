@@ -11,7 +11,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from bench import compare
+from bench import compare, page
 
 # Each measures one property of redfence alone. The last one takes many minutes.
 BENCHMARKS = ("hand_off", "waiters", "slow_node", "storage_puts", "idle_counters")
@@ -24,6 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     commands = parser.add_subparsers(dest="command")
     compare.add_arguments(commands.add_parser("compare", help="redfence and its peers, interleaved"))
+    page.add_arguments(commands.add_parser("page", help=(page.__doc__ or "").strip()))
     for name in BENCHMARKS:
         commands.add_parser(
             name, help=(importlib.import_module(f"bench.{name}").__doc__ or "").splitlines()[0]
@@ -31,6 +32,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(list(arguments) or ["compare"])
     if options.command == "compare":
         return compare.run(options)
+    if options.command == "page":
+        return page.run(options)
     asyncio.run(importlib.import_module(f"bench.{options.command}").main())
     return 0
 

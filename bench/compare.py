@@ -82,8 +82,9 @@ async def main(options: argparse.Namespace) -> int:
     )
     absent: dict[str, str] = {}
     measurements = await _measure(starts, options, absent)
-    command = f"python -m bench {shlex.join(sys.argv[1:] or ['compare'])}"
-    comparison = Comparison([*starts], options.workloads, measurements, absent, command)
+    comparison = Comparison(
+        [*starts], options.workloads, measurements, absent, rounds=options.rounds, seconds=options.seconds
+    )
     comparison.save(options.json)
     print(report.markdown(comparison))
     print(f"\nEvery figure is in {options.json}.")

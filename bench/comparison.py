@@ -30,7 +30,8 @@ class Comparison:
         targets: in the order of the tables' rows, also those that could not be run.
         workloads: in the order of the tables.
         absent: the reason for each target, by its name, that could not be run or failed.
-        command: the arguments that repeat the run.
+        rounds: turns of each target.
+        seconds: the measured time of a turn.
         at: when it was measured, in UTC.
     """
 
@@ -38,7 +39,8 @@ class Comparison:
     workloads: Sequence[str]
     measurements: Sequence[Measurement]
     absent: Mapping[str, str]
-    command: str = ""
+    rounds: int
+    seconds: float
     at: str = field(default_factory=_now)
     machine: Mapping[str, Any] = field(default_factory=_machine)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Iterable, Mapping
 
 from bench import figures
@@ -12,12 +13,14 @@ from bench.figures import Measurement, Spread, Target
 # The measurements of one workload: for the name of each target that has some, by round.
 _Table = Mapping[str, Mapping[int, Measurement]]
 
+_PROSE_COLUMNS = 100
+
 
 def markdown(comparison: Comparison) -> str:
     """Return the tables, and the targets that are absent."""
     sections = [_section(comparison, workload) for workload in comparison.workloads]
-    sections += [f"Absent: {name}: {reason}" for name, reason in comparison.absent.items()]
-    return "\n\n".join(sections)
+    reasons = [f"Absent: {name}: {reason}" for name, reason in comparison.absent.items()]
+    return "\n\n".join([*sections, *(textwrap.fill(each, _PROSE_COLUMNS) for each in reasons)])
 
 
 def title(workload: str) -> str:
@@ -26,7 +29,9 @@ def title(workload: str) -> str:
         return "Open loop at half of the maximum"
     if (count := figures.lease_count(workload)) is not None:
         return f"{count:,} leases of 30 s kept alive"
-    return "16 workers on one resource" if workload == "one" else f"{workload} workers, each its own resource"
+    if workload == "one":
+        return "16 workers on one resource"
+    return "1 worker" if workload == "1" else f"{workload} workers, each its own resource"
 
 
 def _section(comparison: Comparison, workload: str) -> str:

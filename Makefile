@@ -117,4 +117,4 @@ examples: $(READY) ## build and run the programs in other languages: make exampl
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) $(TOOLS_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist chaos-reports .bench \
-	  examples/*/build examples/go/gen examples/node/node_modules examples/*/target bench/go/gen
+	  examples/*/build examples/go/gen examples/node/node_modules examples/*/target bench/go/gen bench/node/node_modules

@@ -20,7 +20,9 @@ def markdown(comparison: Comparison) -> str:
     """Return the tables, and the targets that are absent."""
     sections = [_section(comparison, workload) for workload in comparison.workloads]
     reasons = [f"Absent: {name}: {reason}" for name, reason in comparison.absent.items()]
-    return "\n\n".join([*sections, *(textwrap.fill(each, _PROSE_COLUMNS) for each in reasons)])
+    return "\n\n".join(
+        [*sections, *(textwrap.fill(each, _PROSE_COLUMNS, break_on_hyphens=False) for each in reasons)]
+    )
 
 
 def title(workload: str) -> str:

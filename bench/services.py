@@ -27,9 +27,11 @@ CLIENTS = ("session", "unary", "sdk")
 # etcd grants a lease and locks with it, as redfence gives each lock its ttl. A client that keeps one
 # lease for all its locks saves a third of the writes: `etcd-one-lease`.
 ETCD = ("etcd", "etcd-one-lease")
-PEERS = ("redsync", *ETCD)
+# Redlock in the client's process: no server, and no fencing token.
+REDLOCKS = ("redsync", "node-redlock", "aioredlock")
+PEERS = (*REDLOCKS, *ETCD)
 # The Go client can begin pairs at a fixed rate.
-OPEN_LOOP = frozenset({"session", "unary", *PEERS})
+OPEN_LOOP = frozenset({"session", "unary", "redsync", *ETCD})
 # It keeps leases alive over sessions.
 LEASES = frozenset({"session"})
 _START_TIMEOUT_S = 30.0
@@ -89,9 +91,8 @@ def targets(
             for kind in (each for each in kinds if each in CLIENTS):
                 target = Target(f"{variant.name} {kind} N={count}", kind, variant.name, count)
                 found[target] = partial(_redfence, kind, variant, node_count=count, connections=connections)
-    if "redsync" in kinds:
-        for count in node_counts:
-            found[Target(f"redsync N={count}", "redsync", "", count)] = partial(_redsync, count)
+        for kind in (each for each in kinds if each in REDLOCKS):
+            found[Target(f"{kind} N={count}", kind, "", count)] = partial(_redlock, kind, count)
     for kind in (each for each in kinds if each in ETCD):
         found[Target(kind, kind, "", 0)] = partial(_etcd, kind)
     return found
@@ -113,11 +114,18 @@ async def _redfence(
 
 
 @asynccontextmanager
-async def _redsync(node_count: int) -> AsyncIterator[Running]:
-    program = str(await builds.go_client())
+async def _redlock(kind: str, node_count: int) -> AsyncIterator[Running]:
+    program = await _redlock_program(kind)
     async with cluster.running_nodes(node_count) as nodes:
-        command = (program, "--target", "redsync", "--addr", ",".join(nodes.urls))
-        yield Running(command, {"node": nodes.pids})
+        yield Running((*program, "--addr", ",".join(nodes.urls)), {"node": nodes.pids})
+
+
+async def _redlock_program(kind: str) -> tuple[str, ...]:
+    if kind == "node-redlock":
+        return ("node", str(await builds.node_redlock()))
+    if kind == "aioredlock":
+        return (str(await builds.aioredlock()), "-m", "bench.load", "--target", kind)
+    return (str(await builds.go_client()), "--target", kind)
 
 
 @asynccontextmanager

@@ -74,7 +74,8 @@ def _cells(target: Target, comparison: Comparison, workload: str, table: _Table)
         cells[f"÷ {kind}"] = _number(figures.ratio(rounds, theirs), "{:.2f}")
     if len({each.variant for each in comparison.targets if each.variant}) > 1:
         first = next(each for each in comparison.targets if each.is_same_but_variant(target))
-        cells["÷ first"] = _number(figures.ratio(rounds, table.get(first.name, {})), "{:.2f}")
+        theirs = table.get(first.name, {}) if target.variant else {}
+        cells["÷ first"] = _number(figures.ratio(rounds, theirs), "{:.2f}")
     cells |= _latency(rounds)
     if "etcd" in peers:
         cells["p50: etcd ÷"] = _number(figures.ratio(rounds, peers["etcd"], of_latency=True), "{:.2f}")

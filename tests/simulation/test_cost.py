@@ -28,7 +28,7 @@ from redfence_proto.v1 import lock_pb2
 from redfence_server.api.streams import SessionStream
 
 PAIRS = 10
-CALLS_PER_PAIR_MAX = 395
+CALLS_PER_PAIR_MAX = 392
 """Calls that the server's code makes or takes, of Python and built-in functions, with three nodes."""
 
 

@@ -12,7 +12,7 @@ SOURCES := protos server client_sdk storage_demo tests bench examples/run.py
 # Tests share nothing: one process for each core. One without work takes some from another.
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: help setup run demo test slow test-all unit model sim chaos fuzz soak check house fmt fix lint type proto \
+.PHONY: help setup run demo test slow test-fast test-all unit model sim chaos fuzz soak check house fmt fix lint type proto \
   proto-check proto-breaking bench performance examples clean
 
 help: ## list the targets
@@ -26,7 +26,7 @@ $(READY): pyproject.toml
 	  || { echo "redfence needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[embedded]" --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[embedded,fast]" --group dev
 	@touch $@
 
 run: $(READY) ## serve: an embedded quorum, the lock server and the storage demo
@@ -43,7 +43,13 @@ test: $(READY) ## the fast tests: every rule once (3 minutes at most on 2 cores)
 slow: $(READY) ## the other tests: simulated worlds, searches, chaos, waits of whole seconds
 	@$(BIN)/python -m pytest -m slow $(PARALLEL) $(ARGS)
 
-test-all: test slow ## every test
+# `tests/integration/api` always runs on both transports.
+OVER_FAST = tests/contract/test_clients.py tests/fuzz/test_rpc_bytes.py \
+  $(addprefix tests/integration/,commands locking membership nodes sdk waiting)
+test-fast: $(READY) ## the contract and the integration tests again, over the fast transport
+	@REDFENCE_TRANSPORT=fast $(BIN)/python -m pytest $(OVER_FAST) $(PARALLEL) $(ARGS)
+
+test-all: test slow test-fast ## every test
 
 unit: $(READY) ## the tests that need no process
 	@$(BIN)/python -m pytest tests/unit tests/project $(ARGS)

@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import grpc
-
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_server.api import serving as grpc_serving
 from redfence_server.api.servicer import AdminServicer, LockServicer
@@ -40,7 +38,7 @@ class RunningServer:
     """A lock server that answers calls; `drain` ends every wait, stream and health watch."""
 
     port: int
-    grpc_server: grpc.aio.Server
+    grpc_server: grpc_serving.Server
     drain: Callable[[], Awaitable[None]]
 
 
@@ -119,7 +117,7 @@ async def lock_server(
         commands_max=config.commands_max,
         drain_grace_ms=config.drain_grace_ms,
     )
-    server = grpc_serving.new_server(share_port=share_port)
+    server = grpc_serving.new_server(config.transport, share_port=share_port)
     lock_pb2_grpc.add_LockServiceServicer_to_server(servicer, server)
     lock_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster.view), server)
     health = grpc_serving.add_health_and_reflection(server, SERVICE_NAMES)

@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 from redfence_proto import addresses
 from redfence_server.cores import usable_cores
 from redfence_server.errors import ConfigError
+from redfence_server.http2.settings import Transport
 from redfence_server.log_setup import LogFormat, LogLevel
 from redfence_server.redis_io.scripts import COUNTER_IDLE_MS_DEFAULT, COUNTER_IDLE_MS_MAX, Keyspace
 
@@ -45,6 +46,10 @@ class ServeConfig(BaseModel):
         le=PROCESSES_MAX,
         description=f"how many processes share the port, 1 to {PROCESSES_MAX}, or auto: one for each core "
         "that this process may use; waiters_max and the other limits hold for each process",
+    )
+    transport: Transport = Field(
+        Transport.GRPCIO,
+        description="what serves HTTP/2: grpcio, or fast, which needs pip install 'redfence[fast]'",
     )
     key_prefix: str = Field(
         "redfence:", description="prefix of every key on the nodes", pattern=r"^[^{}\s]*$"

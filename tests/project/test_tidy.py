@@ -75,7 +75,7 @@ SHARED_WITH_STORAGE = ("redfence_server.api.serving", "redfence_server.log_setup
 # The rooms of each package, the lowest floor first. A module imports from its own room and from lower floors.
 FLOORS: dict[str, tuple[set[str], ...]] = {
     "redfence_server": (
-        {"clock", "cores", "errors", "log_setup", "randomness", "values"},
+        {"clock", "cores", "errors", "http2", "log_setup", "randomness", "values"},
         {"locking", "model"},
         {"redis_io"},
         {"config", "embedded", "membership", "waiting"},
@@ -173,6 +173,8 @@ PURE = (
     "redfence_server/waiting/schedule.py",
     "redfence_server/redis_io/scripts.py",
     "redfence_server/api/messages.py",
+    "redfence_server/http2/liveness.py",
+    "redfence_server/http2/wire.py",
     "redfence_server/clock.py",
     "redfence_server/errors.py",
     "redfence_server/model.py",
@@ -198,9 +200,10 @@ def test_pure_modules_know_no_event_loop() -> None:
 
 OWNERS = {
     "grpc": re.compile(
-        r"/(api/\w+|_transport/\w+|composition|grpc_\w+|client|client_errors|_errors|_aio/client|_threads/client"
+        r"/(api/\w+|http2/\w+|_transport/\w+|composition|grpc_\w+|client|client_errors|_errors|_aio/client|_threads/client"
         r"|commands/storage)\.py$"
     ),
+    "ngh2": re.compile(r"/http2/\w+\.py$"),
     "redis": re.compile(r"/redis_io/dial\.py$"),
     "hiredis": re.compile(r"/(nodes/connection|redis_io/\w+)\.py$"),
     "random": re.compile(r"/_?randomness\.py$"),
@@ -254,8 +257,8 @@ def test_only_the_clock_asks_for_the_time() -> None:
 # The last ones: an acquire and a thread, whose defects must reach their callers; and a holder's code, which
 # must not end ours.
 _BOUNDARY = re.compile(
-    r"/(servicer|streams|grpc_servicer|__main__|group_commit|waiting/acquiring|_threads/(driver|session)"
-    r"|_core/callbacks)\.py$"
+    r"/(servicer|streams|http2/call|grpc_servicer|__main__|group_commit|waiting/acquiring"
+    r"|_threads/(driver|session)|_core/callbacks)\.py$"
 )
 
 

@@ -38,12 +38,17 @@ class RejectMalformedMessages(grpc.aio.ServerInterceptor):
     ) -> Any:
         """Replace the parser of a call to a redfence service."""
         handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith(_OURS):
-            return handler
-        handler = handler._replace(request_deserializer=_tolerant(handler.request_deserializer))
-        if handler.unary_unary is None:
-            return handler
-        return handler._replace(unary_unary=_guarded(handler.unary_unary))
+        return handler and reject_malformed(handler_call_details.method, handler)
+
+
+def reject_malformed(path: str, handler: Any) -> Any:
+    """Return the handler of a redfence method with a parser that does not fail; another one unchanged."""
+    if not path.startswith(_OURS):
+        return handler
+    handler = handler._replace(request_deserializer=_tolerant(handler.request_deserializer))
+    if handler.unary_unary is None:
+        return handler
+    return handler._replace(unary_unary=_guarded(handler.unary_unary))
 
 
 def _tolerant(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:

@@ -52,7 +52,7 @@ class _Pool:
         raise KeyError(name)
 
 
-def add_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> None:
+def add_reflection(server: Any, service_names: Sequence[str]) -> None:
     """Add reflection v1 and v1alpha, which describe these services and themselves."""
     servicer = reflection.aio.ReflectionServicer((*service_names, _V1, _V1ALPHA), pool=_Pool())
     method = grpc.stream_stream_rpc_method_handler(

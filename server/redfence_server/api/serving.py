@@ -10,37 +10,59 @@ import asyncio
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from redfence_proto import bounds
-from redfence_server.api.parsing import RejectMalformedMessages
+from redfence_server.api.parsing import RejectMalformedMessages, reject_malformed
 from redfence_server.api.reflection import add_reflection
 from redfence_server.errors import ConfigError
+from redfence_server.http2.settings import ConnectionSettings, LivenessSettings, Transport
 
-_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", bounds.MESSAGE_BYTES_MAX),
-    ("grpc.max_metadata_size", 16 * 1024),
+# A connection of either transport has these limits.
+LIMITS = ConnectionSettings(
+    message_bytes_max=bounds.MESSAGE_BYTES_MAX,
+    metadata_bytes_max=16 * 1024,
     # Calls and streams of one connection. Beyond it calls fail with UNAVAILABLE until the client has learnt
     # the limit; then they queue at the client. A burst of 3,000 calls on a new connection loses a third at a
     # limit of 1,000, and none at 4,000. A flood of 20,000 reset calls costs 31 MB; without a limit, 110 MB.
-    ("grpc.max_concurrent_streams", 4_000),
-    ("grpc.server.max_pending_requests", 100_000),
-    ("grpc.server.max_pending_requests_hard_limit", 200_000),
+    streams_max=4_000,
     # The contract lets a client ping every second; half of it is room for jitter. The third early ping ends
     # the connection. A client that leaves a ping unanswered for 5 s is dropped.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
+    liveness=LivenessSettings(
+        handshake_s=10.0,
+        ping_after_s=20.0,
+        ping_timeout_s=5.0,
+        # No limit on a connection's age: it would end waiting calls and streams without need.
+        idle_s=600.0,
+        peer_ping_interval_s=0.5,
+        early_pings_max=2,
+    ),
+)
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", LIMITS.message_bytes_max),
+    ("grpc.max_metadata_size", LIMITS.metadata_bytes_max),
+    ("grpc.max_concurrent_streams", LIMITS.streams_max),
+    ("grpc.server.max_pending_requests", 100_000),
+    ("grpc.server.max_pending_requests_hard_limit", 200_000),
+    ("grpc.keepalive_time_ms", _ms(LIMITS.liveness.ping_after_s)),
+    ("grpc.keepalive_timeout_ms", _ms(LIMITS.liveness.ping_timeout_s)),
+    ("grpc.http2.ping_timeout_ms", _ms(LIMITS.liveness.ping_timeout_s)),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 500),
-    ("grpc.server_handshake_timeout_ms", 10_000),
-    # No limit on a connection's age: it would end waiting calls and streams without need.
-    ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", _ms(LIMITS.liveness.peer_ping_interval_s)),
+    ("grpc.http2.max_ping_strikes", LIMITS.liveness.early_pings_max),
+    ("grpc.server_handshake_timeout_ms", _ms(LIMITS.liveness.handshake_s)),
+    ("grpc.max_connection_idle_ms", _ms(LIMITS.liveness.idle_s)),
 )
 # How long a draining server still answers DRAINING: a few round trips, and one check by a load balancer.
 _LAME_DUCK_S = 0.25
@@ -87,17 +109,46 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]  # the package ha
             await changed.wait()
 
 
-def new_server(*, share_port: bool = False) -> grpc.aio.Server:
-    """Return a server with redfence's limits and no services yet.
+class Server(Protocol):
+    """What both transports have of `grpc.aio.Server`; they take the same servicers."""
+
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: Sequence[Any], /) -> None:
+        """Serve the methods of these handlers."""
+
+    def add_insecure_port(self, address: str, /) -> int:
+        """Bind the address and return its port."""
+
+    async def start(self) -> None:
+        """Accept calls."""
+
+    async def stop(self, grace: float | None) -> None:
+        """Accept no more calls, and end the running ones after `grace` seconds."""
+
+
+def new_server(transport: Transport = Transport.GRPCIO, *, share_port: bool = False) -> Any:
+    """Return a `Server` with redfence's limits and no services yet.
 
     `share_port` lets it listen beside the other workers of its supervisor.
+
+    Raises:
+        ConfigError: the transport needs a package that is not installed.
     """
-    # Two servers on one port would share the calls at random; an error is better.
-    options = (*_OPTIONS, ("grpc.so_reuseport", int(share_port)))
-    return grpc.aio.server(options=options, interceptors=[RejectMalformedMessages()])
+    if transport is Transport.GRPCIO:
+        # Two servers on one port would share the calls at random; an error is better.
+        options = (*_OPTIONS, ("grpc.so_reuseport", int(share_port)))
+        return grpc.aio.server(options=options, interceptors=[RejectMalformedMessages()])
+    try:
+        # Only this transport needs the package ngh2.
+        from redfence_server.http2.server import Server as FastServer  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"transport: fast needs the package {error.name}, which is not installed; "
+            "install it with: pip install 'redfence[fast]'"
+        ) from error
+    return FastServer(LIMITS, adapt=reject_malformed, share_port=share_port)
 
 
-def add_health_and_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> Health:
+def add_health_and_reflection(server: Server, service_names: Sequence[str]) -> Health:
     """Add the standard health and reflection services; the caller sets the health before serving starts."""
     servicer = Health(service_names)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
@@ -105,7 +156,7 @@ def add_health_and_reflection(server: grpc.aio.Server, service_names: Sequence[s
     return servicer
 
 
-def bind(server: grpc.aio.Server, listen: str, *, share_port: bool = False) -> int:
+def bind(server: Server, listen: str, *, share_port: bool = False) -> int:
     """Bind HOST:PORT and return the port; port 0 takes any free one.
 
     With `share_port`, as given to `new_server`, the supervisor of this process holds the port.
@@ -170,7 +221,7 @@ def stop_signal() -> asyncio.Future[signal.Signals]:
 
 
 async def run_until_signal(
-    server: grpc.aio.Server,
+    server: Server,
     *,
     on_drain: Callable[[], Awaitable[None]],
     grace_s: float,

@@ -1,0 +1,155 @@
+"""A gRPC call as its connection sees it: from the headers of the request to the end of the method's task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import structlog
+
+from redfence_server.http2 import wire
+from redfence_server.http2.context import Context, Method
+from redfence_server.http2.output import Output
+
+
+class Call(Context):
+    """Runs the method as a task, and ends the call in every case.
+
+    Args:
+        timeout_s: how long the caller waits, or None.
+        reader: splits the body of the request into messages.
+    """
+
+    __slots__ = ("_deadline_timer", "_reader", "task")
+
+    def __init__(
+        self,
+        out: Output,
+        stream_id: int,
+        method: Method,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        timeout_s: float | None,
+        reader: wire.MessageReader,
+    ) -> None:
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        super().__init__(out, stream_id, method, loop=loop, deadline=deadline)
+        self._reader = reader
+        self._deadline_timer = None if deadline is None else loop.call_at(deadline, self._on_deadline)
+        self.task: asyncio.Task[None] | None = None
+
+    def start_stream(self) -> asyncio.Task[None] | None:
+        """Run the method of a call whose request is a stream; return its task, None for other calls."""
+        if self._method.reads_stream:
+            self.task = self._loop.create_task(self._run_writer(self._requests()))
+        return self.task
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes of the body; a broken or too large message ends the call."""
+        self._untaken += len(data)
+        if not self._finished:
+            # A peer whose messages are not read may send no more than its window.
+            if not self._inbox or not self._method.reads_stream:
+                self._take()
+            try:
+                self._inbox.extend(self._reader.feed(data))
+            except wire.CallError as error:
+                self.end(error.code, error.details)
+            self._wake_reader()
+        else:
+            self._take()
+
+    def feed_end(self) -> asyncio.Task[None] | None:
+        """Take the end of the body; return the task of a method that starts now."""
+        self._no_more = True
+        if self._finished:
+            return None
+        if self._reader.is_within_message:
+            self.end(grpc.StatusCode.INTERNAL, "the request ends within a message")
+        elif self._method.reads_stream:
+            self._wake_reader()
+        elif len(self._inbox) != 1:
+            problem = f"the request has {len(self._inbox)} messages; this method takes exactly 1"
+            self.end(grpc.StatusCode.UNIMPLEMENTED, problem)
+        else:
+            run = self._run_unary_stream if self._method.writes_stream else self._run_unary
+            self.task = self._loop.create_task(run(self._inbox.popleft()))
+            return self.task
+        return None
+
+    def lose(self) -> None:
+        """Cancel the method, because the caller has gone or has cancelled the call."""
+        self._close()
+        if self.task is not None:
+            self.task.cancel()
+
+    def end(self, code: grpc.StatusCode, details: str) -> None:
+        """End the call with this status now, and cancel the method if it still runs."""
+        self._finish(wire.status_trailers(code, details, ()))
+        if self.task is not None:
+            self.task.cancel()
+
+    def close(self) -> None:
+        """End the call with CANCELLED if its method has ended without a status: it cancelled itself."""
+        self._finish(wire.status_trailers(grpc.StatusCode.CANCELLED, "the server cancelled the call", ()))
+
+    # --- running
+
+    async def _run_unary(self, data: bytes) -> None:
+        try:
+            response = await self._method.behaviour(self._parsed(data), self)
+            if not self._finished:
+                self._begun = True
+                self._out.send_headers(self._id, wire.response_headers())
+                self._out.send_message(self._id, wire.framed(self._method.serialize(response)))
+                self._finish(wire.OK_TRAILERS)
+        except Exception as error:  # noqa: BLE001  (the boundary: each call ends with a status)
+            self._on_error(error)
+
+    async def _run_unary_stream(self, data: bytes) -> None:
+        try:
+            request = self._parsed(data)
+        except grpc.aio.AbortError:
+            return
+        await self._run_writer(request)
+
+    async def _run_writer(self, request: Any) -> None:
+        try:
+            answers = self._method.behaviour(request, self)
+            if hasattr(answers, "__aiter__"):
+                async for answer in answers:
+                    await self.write(answer)
+            else:
+                await answers
+            await self.send_initial_metadata(())
+            self._finish(wire.OK_TRAILERS)
+        except Exception as error:  # noqa: BLE001  (the boundary: each call ends with a status)
+            self._on_error(error)
+
+    async def _requests(self) -> AsyncIterator[Any]:
+        while (request := await self.read()) is not grpc.aio.EOF:
+            yield request
+
+    def _on_error(self, error: Exception) -> None:
+        if isinstance(error, grpc.aio.AbortError):
+            return
+        code, details = self._failure
+        if code is grpc.StatusCode.UNKNOWN:
+            structlog.get_logger().error("internal_error", where="http2", exc_info=error)
+        self._finish(wire.status_trailers(code, details, ()))
+
+    # --- the end
+
+    def _on_deadline(self) -> None:
+        self.end(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline has passed")
+
+    def _close(self) -> None:
+        super()._close()
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+
+    def _wake_reader(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)

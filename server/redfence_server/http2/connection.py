@@ -1,0 +1,260 @@
+"""The receiving half of a connection: bytes in, calls out, each call as a task of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, ClassVar, Final, Protocol
+
+import grpc
+import ngh2
+
+from redfence_server.http2 import wire
+from redfence_server.http2.call import Call
+from redfence_server.http2.context import Method
+from redfence_server.http2.liveness import Action, Liveness
+from redfence_server.http2.output import Output
+from redfence_server.http2.settings import ConnectionSettings
+
+_ENHANCE_YOUR_CALM: Final = 11
+_WRITE_BUFFER_BYTES: Final = 256 * 1024
+# What a peer may send before methods have read it. A stream has HTTP/2's 64 KiB, so 63 streams whose methods
+# do not read leave room for the others.
+_WINDOW_BYTES: Final = 4 * 1024 * 1024
+# A cancelled call is normal: a caller's deadline cancels its call. The library's own limits, 33 a second,
+# would end a connection for it. A call that is reset costs no more than one that is answered.
+_RESETS: Final = (100_000, 20_000)
+
+
+def http2_settings(settings: ConnectionSettings) -> ngh2.Configuration:
+    """Return what the library needs of the settings."""
+    return ngh2.Configuration(
+        auto_window_update=False,
+        # Larger headers end the connection; up to here the call ends with a status.
+        max_inbound_header_list_size=4 * settings.metadata_bytes_max,
+        stream_reset_rate_limit=_RESETS,
+        glitch_rate_limit=_RESETS,
+    )
+
+
+class Owner(Protocol):
+    """What a connection needs of its server."""
+
+    settings: ConnectionSettings
+    http2_settings: ngh2.Configuration
+
+    def method(self, path: str) -> Method | None:
+        """Return the method with this path, or None."""
+
+    def opened(self, connection: Connection) -> None:
+        """Note a new connection."""
+
+    def closed(self, connection: Connection) -> None:
+        """Forget the connection."""
+
+
+class Connection(asyncio.Protocol):
+    """Serves the calls of one connection.
+
+    Attributes:
+        out: sends; it is there once the connection is.
+    """
+
+    out: Output
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._http2 = ngh2.Connection(ngh2.Role.SERVER, owner.http2_settings)
+        self._liveness = Liveness(owner.settings.liveness, self._loop.time())
+        self._calls: dict[int, Call] = {}
+        self._transport: Any = None
+        self._alarm: asyncio.TimerHandle | None = None
+
+    # --- the server's side
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """The tasks of the methods that still run."""
+        return [call.task for call in self._calls.values() if call.task is not None]
+
+    def end_calls(self, code: grpc.StatusCode, details: str) -> None:
+        """End every call with this status."""
+        for call in list(self._calls.values()):
+            call.end(code, details)
+
+    # --- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet the peer."""
+        self._transport = transport
+        self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        # asyncio sets it only for some sockets; without it an answer can wait 40 ms for the peer's ACK.
+        self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        host, port = (transport.get_extra_info("peername") or ("unknown", 0))[:2]
+        peer = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+        self.out = Output(self._http2, transport, peer=peer, liveness=self._liveness, loop=self._loop)
+        settings = self._owner.settings
+        self._http2.initiate_connection(
+            {
+                ngh2.Setting.MAX_CONCURRENT_STREAMS: settings.streams_max,
+                ngh2.Setting.MAX_HEADER_LIST_SIZE: settings.metadata_bytes_max,
+            }
+        )
+        self._http2.set_local_window_size(_WINDOW_BYTES)
+        self.out.flush()
+        self._owner.opened(self)
+        self._check_liveness()
+
+    def data_received(self, data: bytes) -> None:
+        """Carry out what the peer sent."""
+        if self.out.closed:
+            return
+        self._liveness.heard(self._loop.time())
+        try:
+            self._http2.receive_data(data)
+        except ngh2.NGH2Error:
+            # The library can say no more to this peer.
+            self.out.abort()
+            return
+        for event in self._http2.events():
+            handle = self._HANDLERS.get(type(event))
+            if handle is not None:
+                handle(self, event)
+        self.out.flush_soon()
+
+    def pause_writing(self) -> None:
+        """Stop both ways: a peer that does not read its answers gets no more work done."""
+        self.out.set_paused(True)
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._transport.resume_reading()
+        self.out.set_paused(False)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """Cancel every call."""
+        self.out.closed = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        for stream_id in list(self._calls):
+            self._lose(stream_id)
+        self._owner.closed(self)
+
+    # --- events of the peer
+
+    def _on_request(self, event: ngh2.RequestReceived) -> None:
+        stream_id, headers = event.stream_id, dict(event.headers)
+        if not headers.get(b"content-type", b"").startswith(b"application/grpc"):
+            self._refuse(event, ((b":status", b"415"),))
+            return
+        settings = self._owner.settings
+        try:
+            timeout_s, encoding = wire.check_request(event.headers, bytes_max=settings.metadata_bytes_max)
+        except wire.CallError as error:
+            self._refuse(event, wire.status_only(error.code, error.details, error.metadata))
+            return
+        path = headers[b":path"].decode("latin-1")
+        method = self._owner.method(path)
+        if method is None:
+            details = f"{path} is no method of this server"
+            self._refuse(event, wire.status_only(grpc.StatusCode.UNIMPLEMENTED, details))
+            return
+        if not self._calls:
+            self._liveness.busy()
+        self._calls[stream_id] = call = Call(
+            self.out,
+            stream_id,
+            method,
+            loop=self._loop,
+            timeout_s=timeout_s,
+            reader=wire.MessageReader(bytes_max=settings.message_bytes_max, encoding=encoding),
+        )
+        self._follow(stream_id, call.start_stream())
+        if event.end_stream:
+            self._on_request_end(event)
+
+    def _on_data(self, event: ngh2.DataReceived) -> None:
+        call = self._calls.get(event.stream_id)
+        if call is None:
+            # The rest of a request that has its answer.
+            self.out.taken(event.stream_id, len(event.data))
+            return
+        if event.data:
+            call.feed(event.data)
+        if event.end_stream:
+            self._on_request_end(event)
+
+    def _on_request_end(
+        self, event: ngh2.RequestReceived | ngh2.DataReceived | ngh2.TrailersReceived
+    ) -> None:
+        call = self._calls.get(event.stream_id)
+        if call is not None:
+            self._follow(event.stream_id, call.feed_end())
+
+    def _on_stream_end(self, event: ngh2.StreamReset | ngh2.StreamClosed) -> None:
+        self.out.forget(event.stream_id)
+        self._lose(event.stream_id)
+
+    def _on_ping(self, _: ngh2.PingReceived) -> None:
+        if not self.out.closed and not self._liveness.allows_ping(self._loop.time()):
+            self.out.goaway(_ENHANCE_YOUR_CALM, b"too_many_pings")
+            self.out.close()
+
+    def _on_settings(self, _: ngh2.SettingsReceived) -> None:
+        self._liveness.greeted()
+        self._check_liveness()
+
+    _HANDLERS: ClassVar[Mapping[type[ngh2.Event], Callable[[Connection, Any], None]]] = {
+        ngh2.RequestReceived: _on_request,
+        ngh2.DataReceived: _on_data,
+        ngh2.TrailersReceived: _on_request_end,
+        ngh2.StreamReset: _on_stream_end,
+        ngh2.StreamClosed: _on_stream_end,
+        ngh2.SettingsReceived: _on_settings,
+        ngh2.PingReceived: _on_ping,
+    }
+
+    def _refuse(self, event: ngh2.RequestReceived, headers: tuple[wire.Header, ...]) -> None:
+        self.out.send_headers(event.stream_id, headers, end=True)
+        if not event.end_stream:
+            self.out.stop_request(event.stream_id)
+
+    # --- calls
+
+    def _follow(self, stream_id: int, task: asyncio.Task[None] | None) -> None:
+        if task is not None:
+            task.add_done_callback(partial(self._forget, stream_id))
+
+    def _lose(self, stream_id: int) -> None:
+        call = self._calls.get(stream_id)
+        if call is not None:
+            call.lose()
+            if call.task is None:
+                self._forget(stream_id, None)
+
+    def _forget(self, stream_id: int, _: asyncio.Task[None] | None) -> None:
+        self._calls.pop(stream_id).close()
+        if not self._calls:
+            self._liveness.idle(self._loop.time())
+
+    # --- time
+
+    def _check_liveness(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        action, again_at = self._liveness.check(self._loop.time())
+        match action:
+            case Action.DROP:
+                self.out.abort()
+                return
+            case Action.CLOSE:
+                self.out.goaway()
+                self.out.close()
+                return
+            case Action.PING:
+                self.out.ping()
+        self._alarm = self._loop.call_at(again_at, self._check_liveness)

@@ -1,0 +1,146 @@
+"""A gRPC server with the methods that generated code and `api/serving.py` use of `grpc.aio.Server`."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+import ngh2
+
+from redfence_server.http2.connection import Connection, http2_settings
+from redfence_server.http2.context import Method
+from redfence_server.http2.settings import ConnectionSettings
+
+# After the calls have ended, for the last bytes to leave.
+_CLOSE_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _CallDetails:
+    method: str
+    invocation_metadata: tuple[()] = ()
+
+
+class Server:
+    """Serves the methods of registered services; see `grpc.aio.Server` for the methods below.
+
+    Args:
+        settings: the limits of each connection.
+        adapt: changes the handler of each method before its first call; gets the path and the handler.
+        share_port: lets other processes of this user listen on the same port; each gets its part.
+    """
+
+    def __init__(
+        self, settings: ConnectionSettings, *, adapt: Callable[[str, Any], Any], share_port: bool = False
+    ) -> None:
+        self.settings = settings
+        self._share_port = share_port
+        self.http2_settings: ngh2.Configuration = http2_settings(settings)
+        self._adapt = adapt
+        self._handlers: list[grpc.GenericRpcHandler] = []
+        self._methods: dict[str, Method] = {}
+        self._sockets: list[socket.socket] = []
+        self._listeners: list[asyncio.Server] = []
+        self._connections: set[Connection] = set()
+        self._all_closed = asyncio.Event()
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        """Serve the methods of these handlers."""
+        self._handlers += handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """Do nothing: generated code passes the same handlers to `add_generic_rpc_handlers`."""
+
+    def add_insecure_port(self, address: str) -> int:
+        """Bind HOST:PORT, every address of the host, and return the port; port 0 takes any free one.
+
+        Raises:
+            RuntimeError: an address cannot be bound.
+        """
+        host, _, port_text = address.rpartition(":")
+        port = int(port_text)
+        try:
+            found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+            for family, _, _, _, where in found:
+                both = family == socket.AF_INET6 and where[0] == "::"
+                bound = socket.create_server(
+                    (where[0], port), family=family, dualstack_ipv6=both, reuse_port=self._share_port
+                )
+                self._sockets.append(bound)
+                port = bound.getsockname()[1]
+        except OSError as error:
+            self._close_sockets()
+            raise RuntimeError(str(error)) from error
+        return port
+
+    async def start(self) -> None:
+        """Accept connections."""
+        loop = asyncio.get_running_loop()
+        while self._sockets:
+            listener = await loop.create_server(
+                lambda: Connection(self), sock=self._sockets.pop(), backlog=socket.SOMAXCONN
+            )
+            self._listeners.append(listener)
+
+    async def stop(self, grace: float | None) -> None:
+        """Accept no more calls, give the running ones `grace` seconds, then end them. Harmless to repeat."""
+        self._close_sockets()
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        for connection in self._connections:
+            connection.out.goaway()
+        await self._tasks_end(grace or 0.0)
+        for connection in self._connections:
+            connection.end_calls(grpc.StatusCode.UNAVAILABLE, "the server has stopped")
+        await self._tasks_end(_CLOSE_S)
+        for connection in list(self._connections):
+            connection.out.close()
+        await self._connections_end()
+        for connection in list(self._connections):
+            connection.out.abort()
+        await self._connections_end()
+
+    async def _tasks_end(self, timeout_s: float) -> None:
+        tasks = [task for connection in self._connections for task in connection.tasks]
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)
+
+    async def _connections_end(self) -> None:
+        if self._connections:
+            self._all_closed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._all_closed.wait()
+
+    def _close_sockets(self) -> None:
+        while self._sockets:
+            self._sockets.pop().close()
+
+    # --- for connections
+
+    def method(self, path: str) -> Method | None:
+        """Return the method with this path, or None."""
+        if path not in self._methods:
+            details: Any = _CallDetails(path)
+            found = (handler.service(details) for handler in self._handlers)
+            handler = next((each for each in found if each is not None), None)
+            if handler is None:
+                return None
+            self._methods[path] = Method.of(self._adapt(path, handler))
+        return self._methods[path]
+
+    def opened(self, connection: Connection) -> None:
+        """Note a new connection."""
+        self._connections.add(connection)
+
+    def closed(self, connection: Connection) -> None:
+        """Forget the connection."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._all_closed.set()

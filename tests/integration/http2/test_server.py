@@ -1,0 +1,339 @@
+"""The fast transport as a client of raw HTTP/2 sees it: limits, broken calls, flow control, and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import gzip
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import ngh2
+import pytest
+
+from harness.http2.raw_client import RawClient
+from harness.processes.ports import HOST
+from redfence_server.api.serving import LIMITS
+from redfence_server.http2.server import Server
+from redfence_server.http2.settings import ConnectionSettings
+from redfence_server.http2.wire import framed
+
+MESSAGE_BYTES_MAX = 64 * 1024
+
+
+class Echo:
+    """Methods that show how calls begin and end."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.cancelled = 0
+        self.go_on = asyncio.Event()
+
+    async def say(self, request: bytes, context: Any) -> bytes:
+        return request
+
+    async def wait(self, request: bytes, context: Any) -> bytes:
+        self.begun += 1
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return request
+
+    async def read_late(self, _: Any, context: Any) -> None:
+        await self.go_on.wait()
+        byte_count = 0
+        while (message := await context.read()) is not grpc.aio.EOF:
+            byte_count += len(message)
+        await context.write(str(byte_count).encode())
+
+    async def write_much(self, request: bytes, context: Any) -> None:
+        for _ in range(int(request)):
+            self.begun += 1
+            await context.write(b"x" * 1024)
+
+    def handler(self) -> Any:
+        unary, writer = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+        return grpc.method_handlers_generic_handler(
+            "test.Echo",
+            {
+                "Say": unary(self.say, bytes, bytes),
+                "Wait": unary(self.wait, bytes, bytes),
+                "ReadLate": grpc.stream_stream_rpc_method_handler(self.read_late, bytes, bytes),
+                "WriteMuch": writer(self.write_much, bytes, bytes),
+            },
+        )
+
+
+class Site:
+    def __init__(self, settings: ConnectionSettings = LIMITS) -> None:
+        self.echo = Echo()
+        self.server = Server(settings, adapt=lambda _, handler: handler)
+        self.server.add_generic_rpc_handlers([self.echo.handler()])
+        self.port = self.server.add_insecure_port(f"{HOST}:0")
+
+
+@asynccontextmanager
+async def serving(**liveness: Any) -> AsyncIterator[Site]:
+    site = Site(replace(LIMITS, liveness=replace(LIMITS.liveness, **liveness)))
+    await site.server.start()
+    raised: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
+    try:
+        yield site
+    finally:
+        await site.server.stop(0)
+    assert not raised
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with serving() as site:
+        yield site
+
+
+@pytest.fixture
+async def client(site: Site) -> AsyncIterator[RawClient]:
+    async with RawClient(site.port) as client:
+        yield client
+        # Whatever was sent before, the connection goes on unless a test has ended it.
+        if not client.goaways and not client.ended:
+            answer = await client.call("/test.Echo/Say", b"still here")
+            assert answer.body == framed(b"still here")
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+async def until_closed(reader: asyncio.StreamReader) -> None:
+    async with asyncio.timeout(10):
+        with suppress(ConnectionError):  # as good as an end
+            while await reader.read(1000):
+                pass
+
+
+# --- calls
+
+
+async def test_a_call_is_answered_with_headers_message_and_trailers(client: RawClient) -> None:
+    answer = await client.call("/test.Echo/Say", b"hello")
+    assert answer.headers == {
+        b":status": b"200",
+        b"content-type": b"application/grpc",
+        b"grpc-status": b"0",
+    }
+    assert answer.body == framed(b"hello")
+    assert answer.reset is None
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/test.Echo/None", (), "12 /test.Echo/None is no method of this server"),
+        ("/other/Say", (), "12 /other/Say is no method of this server"),
+        ("/test.Echo/Say", ((b"grpc-timeout", b"1s"),), "3 grpc-timeout: b'1s' is not 1 to 8 digits"),
+        ("/test.Echo/Say", ((b"grpc-encoding", b"br"),), "12 grpc-encoding: b'br' is unknown"),
+        ("/test.Echo/Say", ((b"x", b"y" * 17_000),), "8 the metadata has 17"),
+    ],
+)
+async def test_a_request_with_wrong_headers_ends_with_a_status(
+    client: RawClient, path: str, headers: tuple[tuple[bytes, bytes], ...], status: str
+) -> None:
+    answer = await client.call(path, b"hello", *headers)
+    assert answer.status.startswith(status)
+
+
+async def test_a_request_that_is_no_grpc_gets_the_http_status_415(client: RawClient) -> None:
+    stream_id = client.begin("/test.Echo/Say", content_type=b"text/plain")
+    assert (await client.closed(stream_id)).headers == {b":status": b"415"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", "12 the request has 0 messages; this method takes exactly 1"),
+        (framed(b"a") + framed(b"b"), "12 the request has 2 messages"),
+        (framed(b"abc")[:-1], "13 the request ends within a message"),
+        (b"\1" + framed(b"abc")[1:], "13 a message has the compression flag 1"),
+    ],
+)
+async def test_a_unary_call_with_a_broken_body_ends_with_a_status(
+    client: RawClient, body: bytes, status: str
+) -> None:
+    stream_id = client.begin("/test.Echo/Say")
+    client.send(stream_id, body, end=True)
+    assert (await client.closed(stream_id)).status.startswith(status)
+
+
+async def test_a_too_large_message_is_refused_before_it_has_come(client: RawClient) -> None:
+    stream_id = client.begin("/test.Echo/Say")
+    client.send(stream_id, b"\0" + (MESSAGE_BYTES_MAX + 1).to_bytes(4))
+    answer = await client.closed(stream_id)
+    assert answer.status.startswith("8 the message has 65537 bytes; at most 65536")
+    assert answer.reset == ngh2.ErrorCode.NO_ERROR
+
+
+async def test_the_largest_message_is_taken_in_pieces(client: RawClient) -> None:
+    message = bytes(range(256)) * (MESSAGE_BYTES_MAX // 256)
+    answer = await client.call("/test.Echo/Say", message)
+    assert answer.body == framed(message)
+
+
+async def test_a_compressed_request_is_understood(client: RawClient) -> None:
+    stream_id = client.begin("/test.Echo/Say", (b"grpc-encoding", b"gzip"))
+    client.send(stream_id, b"\1" + framed(gzip.compress(b"hello"))[1:], end=True)
+    assert (await client.closed(stream_id)).body == framed(b"hello")
+
+
+# --- the end of a call
+
+
+async def test_a_reset_cancels_the_method(site: Site, client: RawClient) -> None:
+    stream_id = client.begin("/test.Echo/Wait")
+    client.send(stream_id, framed(b""), end=True)
+    await until(lambda: site.echo.begun == 1)
+    client.reset(stream_id)
+    await until(lambda: site.echo.cancelled == 1)
+
+
+async def test_a_lost_connection_cancels_its_methods(site: Site) -> None:
+    async with RawClient(site.port) as client:
+        for _ in range(3):
+            client.send(client.begin("/test.Echo/Wait"), framed(b""), end=True)
+        await until(lambda: site.echo.begun == 3)
+    await until(lambda: site.echo.cancelled == 3)
+
+
+async def test_a_deadline_cancels_the_method_and_is_told(site: Site, client: RawClient) -> None:
+    answer = await client.call("/test.Echo/Wait", b"", (b"grpc-timeout", b"20m"))
+    assert answer.status == "4 the deadline has passed"
+    assert site.echo.cancelled == 1
+
+
+async def test_thousands_of_resets_do_not_end_the_connection(site: Site, client: RawClient) -> None:
+    for _ in range(3_000):
+        stream_id = client.begin("/test.Echo/Wait")
+        client.send(stream_id, framed(b""), end=True)
+        client.reset(stream_id)
+    assert (await client.call("/test.Echo/Say", b"on")).body == framed(b"on")
+    assert site.echo.begun == site.echo.cancelled
+
+
+# --- flow control
+
+
+async def test_a_peer_may_send_no_more_than_a_window_that_is_not_read(site: Site, client: RawClient) -> None:
+    message = framed(b"x" * 1019)
+    stream_id = client.begin("/test.Echo/ReadLate")
+    client.send(stream_id, message * 1024, end=True)
+    assert (await client.call("/test.Echo/Say", b"beside")).body == framed(b"beside")
+    assert client.unsent(stream_id) >= len(message) * 1024 - 3 * 65_535
+    site.echo.go_on.set()
+    assert (await client.closed(stream_id)).body == framed(str(1019 * 1024).encode())
+
+
+async def test_a_method_waits_for_a_peer_that_takes_nothing(site: Site) -> None:
+    window = {ngh2.Setting.INITIAL_WINDOW_SIZE: 0}
+    async with RawClient(site.port, settings=window) as client:
+        stream_id = client.begin("/test.Echo/WriteMuch")
+        client.send(stream_id, framed(b"1000"), end=True)
+        await client.until(lambda: bool(client.answers[stream_id].headers))
+        assert 60 < site.echo.begun < 70
+        client.open_windows(stream_id)
+        assert len((await client.closed(stream_id)).body) == 1000 * 1029
+        assert site.echo.begun == 1000
+
+
+async def test_small_answers_leave_without_waiting_for_an_ack(site: Site, client: RawClient) -> None:
+    await client.call("/test.Echo/Say", b"")
+    (connection,) = site.server._connections
+    connected = connection._transport.get_extra_info("socket")
+    assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+# --- the end of a connection
+
+
+async def test_a_connection_that_never_speaks_http2_is_closed() -> None:
+    async with serving(handshake_s=0.05) as site:
+        reader, writer = await asyncio.open_connection(HOST, site.port)
+        await until_closed(reader)
+        writer.close()
+
+
+async def test_bytes_that_are_no_http2_end_the_connection(site: Site) -> None:
+    reader, writer = await asyncio.open_connection(HOST, site.port)
+    writer.write(b"GET / HTTP/1.1\r\nhost: test\r\n\r\n")
+    await until_closed(reader)
+    writer.close()
+
+
+async def test_a_peer_that_breaks_http2_ends_its_connection_and_nothing_else(site: Site) -> None:
+    ping_on_a_stream = b"\0\0\x08\x06\0\0\0\0\1" + b"\0" * 8
+    async with RawClient(site.port) as client:
+        client.send(client.begin("/test.Echo/Wait"), framed(b""), end=True)
+        client.begin("/test.Echo/Say", content_type=b"text/plain")
+        client.send_raw(ping_on_a_stream)
+        await client.until(lambda: client.ended)
+        assert [each.error_code for each in client.goaways] == [ngh2.ErrorCode.PROTOCOL_ERROR]
+    await until(lambda: site.echo.begun == site.echo.cancelled)
+
+
+async def test_calls_leave_nothing_to_the_garbage_collector(client: RawClient) -> None:
+    async def calls() -> int:
+        for _ in range(50):
+            await client.call("/test.Echo/Say", b"hello", (b"grpc-timeout", b"10S"))
+        return gc.collect()
+
+    await calls()
+    gc.disable()
+    try:
+        assert await calls() < 50
+    finally:
+        gc.enable()
+
+
+async def test_a_peer_that_answers_no_ping_loses_its_connection_and_its_calls() -> None:
+    settings = {"ping_after_s": 0.05, "ping_timeout_s": 0.05}
+    async with serving(**settings) as site, RawClient(site.port) as client:
+        client.send(client.begin("/test.Echo/Wait"), framed(b""), end=True)
+        await until(lambda: site.echo.begun == 1)
+        client.stop_reading()
+        await until(lambda: site.echo.cancelled == 1)
+
+
+async def test_a_connection_without_calls_is_closed_in_order() -> None:
+    async with serving(idle_s=0.05) as site, RawClient(site.port) as client:
+        await client.until(lambda: client.ended)
+        assert [each.error_code for each in client.goaways] == [0]
+
+
+async def test_a_stop_lets_calls_end_within_the_grace(site: Site, client: RawClient) -> None:
+    stream_id = client.begin("/test.Echo/Wait")
+    client.send(stream_id, framed(b"bye"), end=True)
+    await until(lambda: site.echo.begun == 1)
+    stopping = asyncio.create_task(site.server.stop(30))
+    await client.until(lambda: bool(client.goaways))
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(HOST, site.port)
+    site.echo.go_on.set()
+    assert (await client.closed(stream_id)).body == framed(b"bye")
+    await stopping
+    await client.until(lambda: client.ended)
+
+
+async def test_a_stop_ends_calls_that_outlast_the_grace(site: Site, client: RawClient) -> None:
+    stream_id = client.begin("/test.Echo/Wait")
+    client.send(stream_id, framed(b""), end=True)
+    await until(lambda: site.echo.begun == 1)
+    await site.server.stop(0.01)
+    assert (await client.closed(stream_id)).status == "14 the server has stopped"
+    assert site.echo.cancelled == 1

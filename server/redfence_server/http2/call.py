@@ -93,7 +93,8 @@ class Call(Context):
 
     def close(self) -> None:
         """End the call with CANCELLED if its method has ended without a status: it cancelled itself."""
-        self._finish(wire.status_trailers(grpc.StatusCode.CANCELLED, "the server cancelled the call", ()))
+        if not self._finished:
+            self.end(grpc.StatusCode.CANCELLED, "the server cancelled the call")
 
     # --- running
 

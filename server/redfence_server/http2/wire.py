@@ -6,6 +6,7 @@ import re
 import zlib
 from base64 import b64encode
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Final, TypeAlias
 
 import grpc
@@ -114,26 +115,22 @@ def check_request(headers: tuple[Header, ...], *, bytes_max: int) -> tuple[float
     Raises:
         CallError: the headers are too large, or one of them has a value that the server cannot serve.
     """
-    size = 0
-    timeout_s, encoding = None, b""
-    for name, value in headers:
-        size += len(name) + len(value) + _HEADER_BYTES
-        if name == b"grpc-timeout":
-            timeout_s = _timeout_s(value)
-        elif name == b"grpc-encoding" and value != b"identity":
-            encoding = value
+    size = sum(map(len, chain.from_iterable(headers))) + _HEADER_BYTES * len(headers)
     if size > bytes_max:
         raise CallError(
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             f"the metadata has {size} bytes; at most {bytes_max} are accepted",
         )
-    if encoding and encoding not in _WINDOW_BITS:
+    fields = dict(headers)
+    timeout = fields.get(b"grpc-timeout")
+    encoding = fields.get(b"grpc-encoding", b"identity")
+    if encoding != b"identity" and encoding not in _WINDOW_BITS:
         raise CallError(
             grpc.StatusCode.UNIMPLEMENTED,
             f"grpc-encoding: {encoding!r} is unknown; use identity, deflate or gzip",
             (("grpc-accept-encoding", "identity,deflate,gzip"),),
         )
-    return timeout_s, encoding
+    return None if timeout is None else _timeout_s(timeout), encoding
 
 
 def _timeout_s(value: bytes) -> float:

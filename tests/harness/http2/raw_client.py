@@ -36,7 +36,7 @@ class RawClient:
     def __init__(self, port: int, *, settings: Mapping[ngh2.Setting, int] | None = None) -> None:
         self._port = port
         self._settings = dict(settings or {})
-        self._http2 = ngh2.Connection(ngh2.Role.CLIENT)
+        self.http2 = ngh2.Connection(ngh2.Role.CLIENT)
         self._changed = asyncio.Event()
         self.answers: dict[int, Answer] = {}
         self.goaways: list[ngh2.GoAwayReceived] = []
@@ -44,7 +44,7 @@ class RawClient:
 
     async def __aenter__(self) -> Self:
         self._reader, self._writer = await asyncio.open_connection(HOST, self._port)
-        self._http2.initiate_connection(self._settings)
+        self.http2.initiate_connection(self._settings)
         self._reading = asyncio.create_task(self._read())
         self.flush()
         return self
@@ -59,7 +59,7 @@ class RawClient:
         self, path: str, *headers: tuple[bytes, bytes], content_type: bytes = b"application/grpc"
     ) -> int:
         """Send the headers of a call and return its stream."""
-        stream_id = self._http2.send_request(
+        stream_id = self.http2.send_request(
             [
                 (b":method", b"POST"),
                 (b":scheme", b"http"),
@@ -76,7 +76,7 @@ class RawClient:
 
     def send(self, stream_id: int, data: bytes, *, end: bool = False) -> None:
         """Send bytes of a body."""
-        self._http2.send_data(stream_id, data, end_stream=end)
+        self.http2.send_data(stream_id, data, end_stream=end)
         self.flush()
 
     def send_raw(self, data: bytes) -> None:
@@ -85,13 +85,13 @@ class RawClient:
 
     def reset(self, stream_id: int) -> None:
         """Cancel a call."""
-        self._http2.reset_stream(stream_id)
+        self.http2.reset_stream(stream_id)
         self.flush()
 
     def open_windows(self, stream_id: int) -> None:
         """Let the server send whatever it has."""
         for each in (stream_id, 0):
-            self._http2.set_local_window_size(10_000_000, stream_id=each)
+            self.http2.set_local_window_size(10_000_000, stream_id=each)
         self.flush()
 
     def stop_reading(self) -> None:
@@ -100,7 +100,7 @@ class RawClient:
 
     def unsent(self, stream_id: int) -> int:
         """Return how many bytes of a body the server's windows do not let out."""
-        return self._http2.queued_body_size(stream_id)
+        return self.http2.queued_body_size(stream_id)
 
     async def call(self, path: str, message: bytes, *headers: tuple[bytes, bytes]) -> Answer:
         """Send one message; return the answer once the stream is closed."""
@@ -122,13 +122,13 @@ class RawClient:
 
     def flush(self) -> None:
         """Send what is queued."""
-        self._writer.write(self._http2.data_to_send())
+        self._writer.write(self.http2.data_to_send())
 
     async def _read(self) -> None:
         try:
             while data := await self._reader.read(65_536):
-                self._http2.receive_data(data)
-                for event in self._http2.events():
+                self.http2.receive_data(data)
+                for event in self.http2.events():
                     self._note(event)
                 self.flush()
                 self._changed.set()

@@ -18,7 +18,7 @@ from redfence_server.http2.wire import CallError, MessageReader, check_request, 
 BYTES_MAX = 100
 
 
-def reader(encoding: bytes = b"") -> MessageReader:
+def reader(encoding: bytes = b"identity") -> MessageReader:
     return MessageReader(bytes_max=BYTES_MAX, encoding=encoding)
 
 
@@ -64,7 +64,7 @@ def test_a_compressed_message_is_read_and_a_bomb_is_refused(
 @pytest.mark.parametrize(
     ("encoding", "body", "problem"),
     [
-        (b"", compressed(b"x"), "compression flag 1, but grpc-encoding is b''"),
+        (b"identity", compressed(b"x"), "compression flag 1, but grpc-encoding is b'identity'"),
         (b"gzip", b"\2" + framed(b"x")[1:], "compression flag 2"),
         (b"gzip", compressed(b"no gzip"), "cannot be decompressed"),
     ],
@@ -93,7 +93,7 @@ def test_a_malformed_timeout_is_refused_by_name(value: bytes) -> None:
 
 def test_headers_are_refused_beyond_their_size_and_for_an_unknown_encoding() -> None:
     exact = (b"k", b"v" * 67)
-    assert check_request((exact,), bytes_max=100) == (None, b"")
+    assert check_request((exact,), bytes_max=100) == (None, b"identity")
     with pytest.raises(CallError, match="metadata has 101 bytes; at most 100") as refused:
         check_request(((b"k", b"v" * 68),), bytes_max=100)
     assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -94,6 +94,7 @@ class Connection(asyncio.Protocol):
         # asyncio sets it only for some sockets; without it an answer can wait 40 ms for the peer's ACK.
         self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         host, port = (transport.get_extra_info("peername") or ("unknown", 0))[:2]
+        host = host.removeprefix("::ffff:")  # an IPv4 peer of a socket of both families
         peer = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
         self.out = Output(self._http2, transport, peer=peer, liveness=self._liveness, loop=self._loop)
         settings = self._owner.settings

@@ -64,10 +64,12 @@ class Server:
         """
         host, _, port_text = address.rpartition(":")
         port = int(port_text)
+        # As grpcio does: both wildcards mean every address of both families.
+        both = host in {"0.0.0.0", "[::]"} and socket.has_dualstack_ipv6()
         try:
-            found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-            for family, _, _, _, where in found:
-                both = family == socket.AF_INET6 and where[0] == "::"
+            for family, _, _, _, where in socket.getaddrinfo(
+                "::" if both else host.strip("[]"), port, type=socket.SOCK_STREAM
+            ):
                 bound = socket.create_server(
                     (where[0], port), family=family, dualstack_ipv6=both, reuse_port=self._share_port
                 )

@@ -17,10 +17,10 @@ import pytest
 
 from harness.http2.raw_client import RawClient
 from harness.processes.ports import HOST
-from redfence_server.api.serving import LIMITS
+from redfence_server.api.serving import LIMITS, new_server
 from redfence_server.http2.call import Call
 from redfence_server.http2.server import Server
-from redfence_server.http2.settings import ConnectionSettings
+from redfence_server.http2.settings import ConnectionSettings, Transport
 from redfence_server.http2.wire import framed
 
 MESSAGE_BYTES_MAX = 64 * 1024
@@ -267,6 +267,33 @@ async def test_small_answers_leave_without_waiting_for_an_ack(site: Site, client
     (connection,) = site.server._connections
     connected = connection._transport.get_extra_info("socket")
     assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+# --- addresses
+
+
+@pytest.mark.parametrize("transport", list(Transport))
+@pytest.mark.parametrize(
+    ("listen", "families"),
+    [("127.0.0.1", "4"), ("[::1]", "6"), ("0.0.0.0", "46"), ("[::]", "46")],
+)
+async def test_both_transports_listen_on_the_same_addresses(
+    listen: str, families: str, transport: Transport
+) -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 on this machine")
+    server = new_server(transport)
+    server.add_generic_rpc_handlers([Echo().handler()])
+    port = server.add_insecure_port(f"{listen}:0")
+    await server.start()
+    found = ""
+    for family, host in (("4", "127.0.0.1"), ("6", "::1")):
+        with suppress(ConnectionRefusedError):
+            _, writer = await asyncio.open_connection(host, port)
+            found += family
+            writer.close()
+    await server.stop(0)
+    assert found == families
 
 
 # --- the end of a connection

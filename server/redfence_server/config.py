@@ -45,7 +45,7 @@ class ServeConfig(BaseModel):
         ge=1,
         le=PROCESSES_MAX,
         description=f"how many processes share the port, 1 to {PROCESSES_MAX}, or auto: one for each core "
-        "that this process may use; waiters_max and the other limits hold for each process",
+        "that this process may use; each counts waiters_max and waiters_per_resource_max for itself",
     )
     transport: Transport = Field(
         Transport.GRPCIO,
@@ -102,7 +102,11 @@ class ServeConfig(BaseModel):
     @field_validator("processes", mode="before")
     @classmethod
     def _count_cores(cls, value: Any) -> Any:
-        return min(usable_cores(), PROCESSES_MAX) if value == "auto" else value
+        if value == "auto":
+            return min(usable_cores(), PROCESSES_MAX)
+        if isinstance(value, str) and not value.isdecimal():
+            raise ValueError(f"{value!r} is not a number from 1 to {PROCESSES_MAX} or auto")
+        return value
 
     @property
     def keyspace(self) -> Keyspace:
@@ -132,7 +136,7 @@ def load(
 def _describe(problem: ErrorDetails) -> str:
     if problem["type"] == "missing" and problem["loc"] == ("nodes",):
         return f"missing; name them by --node, {_ENV_PREFIX}NODES, or nodes in the file for --config"
-    return problem["msg"]
+    return problem["msg"].removeprefix("Value error, ")
 
 
 def _from_environment() -> dict[str, str]:

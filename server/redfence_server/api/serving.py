@@ -167,8 +167,8 @@ def bind(server: Server, listen: str, *, share_port: bool = False) -> int:
     host, port = parse_listen(listen)
     try:
         if not share_port:
-            for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-                probe(family, kind, protocol, address)
+            for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                probe(family, address)
         return server.add_insecure_port(listen)
     except OSError as error:
         raise cannot_listen(listen, error.strerror) from error
@@ -188,12 +188,14 @@ def parse_listen(listen: str) -> tuple[str, int]:
     return host.strip("[]"), int(port_text)
 
 
-def probe(family: int, kind: int, protocol: int, address: tuple[Any, ...]) -> None:
+def probe(family: int, address: tuple[Any, ...]) -> None:
     """Raise the system's OSError if the address is in use.
 
     gRPC gives no reason, and writes its own line to standard error.
     """
-    with socket.socket(family, kind, protocol) as prober:
+    with socket.socket(family, socket.SOCK_STREAM) as prober:
+        if family == socket.AF_INET6:
+            prober.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         prober.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         prober.bind(address)
 

@@ -1,4 +1,4 @@
-"""A gRPC call as its connection sees it: from the headers of the request to the end of the method's task."""
+"""Run one gRPC call for its connection, from the headers of the request to the end of the method's task."""
 
 from __future__ import annotations
 

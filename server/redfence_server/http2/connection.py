@@ -1,4 +1,4 @@
-"""The receiving half of a connection: bytes in, calls out, each call as a task of its own."""
+"""Turn the bytes of a connection into calls; each call runs as a task of its own."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _WRITE_BUFFER_BYTES: Final = 256 * 1024
 # What a peer may send before methods have read it. A stream has HTTP/2's 64 KiB, so 63 streams whose methods
 # do not read leave room for the others.
 _WINDOW_BYTES: Final = 4 * 1024 * 1024
-# A cancelled call is normal: a caller's deadline cancels its call. The library's own limits, 33 a second,
-# would end a connection for it. A call that is reset costs no more than one that is answered.
+# How many at once, and then how many a second. A cancelled call is normal: a caller's deadline cancels it.
+# The library's own limits, (1000, 33) for resets and (10000, 330) for glitches, would end such a connection.
+# A call that is reset costs no more than one that is answered.
 _RESETS: Final = (100_000, 20_000)
 
 

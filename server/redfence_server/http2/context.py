@@ -1,4 +1,8 @@
-"""A gRPC call as the servicer's method sees it; the method takes it for a `grpc.aio.ServicerContext`."""
+"""Show a gRPC call to the servicer's method, which takes it for a `grpc.aio.ServicerContext`.
+
+It has only the methods that redfence's servicers use. Add one here before a servicer calls it: tests over
+grpcio alone would not fail.
+"""
 
 from __future__ import annotations
 

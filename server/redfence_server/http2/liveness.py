@@ -57,7 +57,7 @@ class Liveness:
         self._idle_since = now
 
     def answered(self) -> None:
-        """Note that the server sent headers or a message: the peer may ping again at once."""
+        """Note that the server sent headers, a message or trailers: the peer may ping again at once."""
         self._early_pings = 0
         self._peer_pinged_at = None
 

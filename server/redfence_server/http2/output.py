@@ -1,4 +1,4 @@
-"""The sending half of a connection: what one turn of the event loop queues leaves in one write."""
+"""Write what one turn of the event loop queues for a connection at once."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Output:
         self._to_reset.discard(stream_id)
 
     async def room(self, stream_id: int) -> None:
-        """Return once the peer has taken most of what the call has queued."""
+        """Return once at most 64 KiB of the call are queued."""
         if self._queued(stream_id) > _STREAM_QUEUE_BYTES:
             self._waiting_for_room[stream_id] = room = self._loop.create_future()
             try:

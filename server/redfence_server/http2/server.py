@@ -1,4 +1,4 @@
-"""A gRPC server with the methods that generated code and `api/serving.py` use of `grpc.aio.Server`."""
+"""Listen and drain, with the methods of `grpc.aio.Server` that generated code and `api/serving.py` use."""
 
 from __future__ import annotations
 

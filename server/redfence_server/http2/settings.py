@@ -1,4 +1,4 @@
-"""What serves HTTP/2, and the limits of its connections. Imports no package of either choice."""
+"""Define the choice of the transport and the limits of a connection; import no package of either choice."""
 
 from __future__ import annotations
 

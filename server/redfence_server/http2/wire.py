@@ -1,4 +1,4 @@
-"""What gRPC adds to HTTP/2: framed messages, timeouts, statuses and metadata. Pure functions."""
+"""Read and write what gRPC adds to HTTP/2: framed messages, timeouts, statuses and metadata. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 _HEAD_BYTES: Final = 5
 _OK_HEADERS: Final[tuple[Header, ...]] = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 OK_TRAILERS: Final[tuple[Header, ...]] = ((b"grpc-status", b"0"),)
-# HTTP/2 counts so many bytes beside each header's name and value.
+# HTTP/2 adds these bytes for each header.
 _HEADER_BYTES: Final = 32
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNIT_S: Final[Mapping[bytes, float]] = {
@@ -69,7 +69,10 @@ class MessageReader:
         while len(data) - start >= _HEAD_BYTES:
             size = int.from_bytes(data[start + 1 : start + _HEAD_BYTES])
             if size > self._bytes_max:
-                raise _too_large(f"{size} bytes", self._bytes_max)
+                raise CallError(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    f"the message has {size} bytes; at most {self._bytes_max} bytes are accepted",
+                )
             end = start + _HEAD_BYTES + size
             if len(data) < end:
                 break
@@ -84,7 +87,7 @@ class MessageReader:
         if flag != 1 or self._encoding not in _WINDOW_BITS:
             raise CallError(
                 grpc.StatusCode.INTERNAL,
-                f"a message has the compression flag {flag}, but grpc-encoding is {self._encoding!r}; "
+                f"a message has the compression flag {flag}, but grpc-encoding is {_shown(self._encoding)}; "
                 "send the flag 0, or compress with gzip or deflate and name it in grpc-encoding",
             )
         inflate = zlib.decompressobj(_WINDOW_BITS[self._encoding])
@@ -94,14 +97,16 @@ class MessageReader:
         except zlib.error as error:
             raise CallError(grpc.StatusCode.INTERNAL, f"a message cannot be decompressed: {error}") from error
         if len(message) > self._bytes_max:
-            raise _too_large("more when decompressed", self._bytes_max)
+            raise CallError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"the message has more than {self._bytes_max} bytes after decompression",
+            )
         return message
 
 
-def _too_large(size: str, bytes_max: int) -> CallError:
-    return CallError(
-        grpc.StatusCode.RESOURCE_EXHAUSTED, f"the message has {size}; at most {bytes_max} bytes are accepted"
-    )
+def _shown(value: bytes) -> str:
+    """Return a header's value in quotes, for a message."""
+    return repr(value.decode("latin-1"))
 
 
 def framed(message: bytes) -> bytes:
@@ -127,7 +132,7 @@ def check_request(headers: tuple[Header, ...], *, bytes_max: int) -> tuple[float
     if encoding != b"identity" and encoding not in _WINDOW_BITS:
         raise CallError(
             grpc.StatusCode.UNIMPLEMENTED,
-            f"grpc-encoding: {encoding!r} is unknown; use identity, deflate or gzip",
+            f"grpc-encoding: {_shown(encoding)} is unknown; use identity, deflate or gzip",
             (("grpc-accept-encoding", "identity,deflate,gzip"),),
         )
     return None if timeout is None else _timeout_s(timeout), encoding
@@ -138,7 +143,7 @@ def _timeout_s(value: bytes) -> float:
     if found is None:
         raise CallError(
             grpc.StatusCode.INVALID_ARGUMENT,
-            f"grpc-timeout: {value!r} is not 1 to 8 digits with a unit of H, M, S, m, u or n",
+            f"grpc-timeout: {_shown(value)} is not 1 to 8 digits with a unit of H, M, S, m, u or n",
         )
     return int(found[1]) * _UNIT_S[found[2]]
 

@@ -20,9 +20,9 @@ class WorkerStartError(StartupError):
 
 
 class WorkerProcess:
-    """The process of one worker; at most one at a time, which Linux kills if this process dies first.
+    """Runs one worker as a process, at most one at a time. Linux kills the process if this one dies.
 
-    Its owner ends it by `kill` at the latest.
+    The owner must call `kill` at the end.
 
     Attributes:
         number: which worker it is, from 1.
@@ -79,7 +79,7 @@ class WorkerProcess:
         status = await self.ended()
         raise WorkerStartError(
             report.removeprefix(worker.REFUSED).strip()
-            or f"process {self.number} ended with status {status} before it served; see its last words above"
+            or f"process {self.number} ended with status {status} before it served; its log says more"
         )
 
     async def ended(self) -> int:

@@ -1,9 +1,9 @@
 """Serve as one of the processes of a supervisor: `python -P -m redfence_server.supervision.worker NUMBER`.
 
 The supervisor writes the settings to standard input, as one line of JSON. The worker answers on standard
-output: `serving`, or `refused` with the reason. It drains when the supervisor closes standard input. That is
-no signal, because a service manager may send SIGTERM to the supervisor and to each worker; a second SIGTERM
-would break off the drain.
+output: `serving`, or `refused` with the reason. It drains when the supervisor closes standard input. The
+supervisor sends no SIGTERM: a service manager may have sent one to each worker, and a second one would break
+off the drain.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Acquisition:
     """One Acquire under way; it ends with a call of `on_end`, also when it is cancelled.
 
     A call that may wait has its place in the queue from the start, so acquires are tried in the order of
-    their arrival. The caller's deadline ends it with `NoQuorumError`, because its mints are then undone.
+    their arrival. At the caller's deadline it ends with `NoQuorumError`, and its mints are undone.
 
     Attributes:
         end: what `on_end` was called with; None before.
@@ -187,9 +187,10 @@ class Acquisition:
             self._finish(error)
 
     def _repeats(self) -> bool:
-        """Try again while nodes must be examined again, because a fence was raised on them, and tell so.
+        """Try again if nodes must be examined again, because a fence was raised on them.
 
-        Each repeat is a new attempt, because mints from before and after a fence must not count together.
+        Return whether it tries. Each repeat is a new attempt, because mints from before and after a fence
+        must not count together.
         """
         now_ms = self._acquirer.clock.now_ms()
         if self._revalidation is None:

@@ -1,7 +1,7 @@
 """Hold the queue of each resource that has waiters at this server.
 
 The first acquire of a resource tries at once, and most often is granted. It needs no queue until a second
-acquire comes, or anything else concerns the resource. Then `find` makes the queue of which it is the head.
+acquire comes, or anything else concerns the resource. Then `find` makes a queue with this waiter at its head.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class WaitQueues:
         return isinstance(queue, WaitQueue) and queue.wants_notice(waiter)
 
     def granted(self, waiter: Waiter, grant: AttemptGranted) -> None:
-        """Note the grant to a waiter; nobody needs to know of it if no other one came."""
+        """Note the grant to a waiter; a lone waiter has no queue that must know of it."""
         queue = self._queues[waiter.call.resource]
         if isinstance(queue, WaitQueue):
             queue.granted(waiter, grant)
@@ -86,7 +86,7 @@ class WaitQueues:
         return queue
 
     def find(self, resource: str) -> WaitQueue | None:
-        """Return the queue of a resource, if there is a waiter for it."""
+        """Return the queue of a resource, None without waiters; make it for a lone waiter."""
         queue = self._queues.get(resource)
         if isinstance(queue, Waiter):
             waiter, queue = queue, self._new_queue(resource)

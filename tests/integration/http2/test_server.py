@@ -140,8 +140,8 @@ async def test_a_call_is_answered_with_headers_message_and_trailers(client: RawC
     [
         ("/test.Echo/None", (), "12 /test.Echo/None is no method of this server"),
         ("/other/Say", (), "12 /other/Say is no method of this server"),
-        ("/test.Echo/Say", ((b"grpc-timeout", b"1s"),), "3 grpc-timeout: b'1s' is not 1 to 8 digits"),
-        ("/test.Echo/Say", ((b"grpc-encoding", b"br"),), "12 grpc-encoding: b'br' is unknown"),
+        ("/test.Echo/Say", ((b"grpc-timeout", b"1s"),), "3 grpc-timeout: '1s' is not 1 to 8 digits"),
+        ("/test.Echo/Say", ((b"grpc-encoding", b"br"),), "12 grpc-encoding: 'br' is unknown"),
         ("/test.Echo/Say", ((b"x", b"y" * 17_000),), "8 the metadata has 17"),
     ],
 )

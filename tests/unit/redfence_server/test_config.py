@@ -9,6 +9,7 @@ import pytest
 
 from redfence_server import config, cores
 from redfence_server.cores import usable_cores
+from redfence_server.errors import ConfigError
 
 
 @pytest.fixture
@@ -38,3 +39,8 @@ def test_auto_starts_a_process_for_each_core_that_the_quota_leaves(monkeypatch: 
         assert processes("auto") == count
     assert usable_cores() == 1
     assert processes("5") == 5
+
+
+def test_a_word_that_is_not_auto_is_refused_with_the_fix() -> None:
+    with pytest.raises(ConfigError, match="processes: 'autto' is not a number from 1 to 64 or auto"):
+        processes("autto")

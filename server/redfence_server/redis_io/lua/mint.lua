@@ -13,7 +13,7 @@
 --       4 holder label
 --       5 ttl in ms
 --       6 how long an unused counter is kept, in ms
---       7 'BLOCKING OWN CHANNEL ENDED', one argument because each costs a node as much as a small computation:
+--       7 'BLOCKING OWN CHANNEL ENDED', one argument, because each further argument costs the node CPU time:
 --         '1' for a notice when the hold that refuses this mint ends, else '0'; the same for the hold that
 --         this mint makes; the channel of this server; the digest of the lease to release first, or ''
 -- Returns  {'granted', nonce, token, others, released, clock_us}

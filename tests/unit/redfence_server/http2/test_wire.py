@@ -56,7 +56,7 @@ def test_a_compressed_message_is_read_and_a_bomb_is_refused(
     encoding: bytes, compress: Callable[[bytes], bytes]
 ) -> None:
     assert reader(encoding).feed(compressed(compress(b"x" * BYTES_MAX))) == [b"x" * BYTES_MAX]
-    with pytest.raises(CallError, match="when decompressed") as refused:
+    with pytest.raises(CallError, match="after decompression") as refused:
         reader(encoding).feed(compressed(compress(b"x" * (BYTES_MAX + 1))))
     assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -64,7 +64,7 @@ def test_a_compressed_message_is_read_and_a_bomb_is_refused(
 @pytest.mark.parametrize(
     ("encoding", "body", "problem"),
     [
-        (b"identity", compressed(b"x"), "compression flag 1, but grpc-encoding is b'identity'"),
+        (b"identity", compressed(b"x"), "compression flag 1, but grpc-encoding is 'identity'"),
         (b"gzip", b"\2" + framed(b"x")[1:], "compression flag 2"),
         (b"gzip", compressed(b"no gzip"), "cannot be decompressed"),
     ],
@@ -97,7 +97,7 @@ def test_headers_are_refused_beyond_their_size_and_for_an_unknown_encoding() -> 
     with pytest.raises(CallError, match="metadata has 101 bytes; at most 100") as refused:
         check_request(((b"k", b"v" * 68),), bytes_max=100)
     assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    with pytest.raises(CallError, match="grpc-encoding: b'br'") as refused:
+    with pytest.raises(CallError, match="grpc-encoding: 'br'") as refused:
         check_request(((b"grpc-encoding", b"br"),), bytes_max=100)
     assert refused.value.code is grpc.StatusCode.UNIMPLEMENTED
 

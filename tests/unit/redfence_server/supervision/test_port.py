@@ -23,6 +23,10 @@ async def test_no_other_server_takes_a_port_that_is_held(host: str) -> None:
                     bind(single, address)
                 with pytest.raises(ListenError, match="Address already in use"), hold_port(address):
                     pass
+                if host in {"0.0.0.0", "[::]"}:
+                    for family, wildcard in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+                        with pytest.raises(OSError, match="Address already in use"):
+                            socket.create_server((wildcard, port), family=family)
                 with pytest.raises(ConnectionRefusedError):
                     socket.create_connection(("127.0.0.1", port))
             for worker in workers:

@@ -109,7 +109,10 @@ class LockService:
                 self.undo_grant(call, acquisition.end)
             raise
         if isinstance(end, Exception):
-            raise end
+            try:
+                raise end
+            finally:
+                del end, ended, acquisition  # the traceback refers to this frame: a cycle
         return end
 
     def begin_acquire(self, call: AcquireCall, on_end: Callable[[AcquireEnd], None]) -> Acquisition:
@@ -161,7 +164,10 @@ class LockService:
         """
         end: bool | NoQuorumError = await begun(partial(self.begin_release, resource, lease_id))
         if isinstance(end, NoQuorumError):
-            raise end
+            try:
+                raise end
+            finally:
+                del end  # the traceback refers to this frame: a cycle
         return end
 
     def begin_release(

@@ -221,7 +221,8 @@ class NodeReport:
         address: HOST:PORT or a socket's path, never with a password.
         detail: why it does not vote, or what is wrong although it votes; empty when all is well.
         run_id: the id of its present run; empty until the server first reaches it.
-        latency_ms: how long the last answered command took; None before the first.
+        latency_ms: how long the last answered command took, with up to 2 ms for the batch before it. None
+            before the first.
         since_ms: for how long it has been in this state.
         max_token: the greatest token that the server knows it minted or learnt.
         clock_offset_ms: its wall clock minus this machine's; None until the server first reads it.

@@ -114,21 +114,28 @@ class NodeCommands:
     def _on_raw(
         self, command: Command, on_reply: Callable[[Reply], None] | None, admission_id: str, raw: Any
     ) -> None:
-        """Turn the outcome of a command into a reply, and call `on_reply` exactly once."""
+        """Turn the outcome of a command into a reply, and call `on_reply` exactly once.
+
+        A defect ends here: in the connection it would cost other commands their replies, or their timeouts.
+        """
         reply: Reply
-        if isinstance(raw, list):
-            reply = self._read_reply(command, admission_id, raw, is_awaited=on_reply is not None)
-        elif isinstance(raw, ReplyError):
-            reply = self._on_error_reply(command, str(raw))
-        elif isinstance(raw, NoReply):
-            # A node refuses a void admission id for ever, so it also refused the unanswered commands.
-            reply = NoReply.NOT_ADMITTED if admission_id == self._void_admission_id else raw
-            # A timed-out command may never run, if the connection is given up; to run it twice does no harm.
-            self._keep(command, reply, is_awaited=on_reply is not None)
-        else:
-            reply = self._on_alien_reply()
-        if on_reply is not None:
-            on_reply(reply)
+        try:
+            if isinstance(raw, list):
+                reply = self._read_reply(command, admission_id, raw, is_awaited=on_reply is not None)
+            elif isinstance(raw, ReplyError):
+                reply = self._on_error_reply(command, str(raw))
+            elif isinstance(raw, NoReply):
+                # A node refuses a void admission id for ever, so it also refused the unanswered commands.
+                reply = NoReply.NOT_ADMITTED if admission_id == self._void_admission_id else raw
+                # A timed-out command may never run, if the connection is given up; running it twice does no
+                # harm.
+                self._keep(command, reply, is_awaited=on_reply is not None)
+            else:
+                reply = self._on_alien_reply()
+            if on_reply is not None:
+                on_reply(reply)
+        except Exception as defect:
+            self._log.error("internal_error", where="node_reply", exc_info=defect)
 
     def _read_reply(self, command: Command, admission_id: str, raw: list[Any], *, is_awaited: bool) -> Reply:
         """Return the reply of a script."""

@@ -92,9 +92,9 @@ class NodeConnection(asyncio.BufferedProtocol):
         """
         now = self._outbox_since = self._loop.time()
         if self._unanswered:
-            self._flush_timer = self._loop.call_at(now + _GATHER_S, self._flush)
+            self._flush_timer = self._loop.call_at(now + _GATHER_S, self.flush)
         else:
-            self._flush_timer = self._loop.call_soon(self._flush)
+            self._flush_timer = self._loop.call_soon(self.flush)
         if self._timer is None or self._timer.when() > now + self._timeout_s:
             self._arm(now + self._timeout_s)
 
@@ -136,7 +136,8 @@ class NodeConnection(asyncio.BufferedProtocol):
             self._end_reason = reason
             self._transport.abort()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what waits, without the reply to the batch before it."""
         self._flush_timer = None
         outbox, self._outbox = self._outbox, []
         if self._transport is not None and outbox:
@@ -203,7 +204,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         """Let the next batch leave at the end of this turn, because the one before has been answered."""
         if isinstance(self._flush_timer, asyncio.TimerHandle):
             self._flush_timer.cancel()
-            self._flush_timer = self._loop.call_soon(self._flush)
+            self._flush_timer = self._loop.call_soon(self.flush)
 
     def _pushed(self, raw: Any) -> None:
         if self._on_subscribed is not None:

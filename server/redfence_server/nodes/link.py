@@ -213,6 +213,9 @@ class NodeLink:
                 connection.subscribe(self._settings.channel, self._on_subscribed)
             await self._serve(connection, found, lost)
         finally:
+            if self._commands.connection is not None:
+                # The undos of the calls that end with this server may still wait for the batch before them.
+                self._commands.connection.flush()
             self._commands.connection = None
             self.joining.leave()
             await dialled.close()
@@ -268,7 +271,11 @@ class NodeLink:
         except ValueError:
             self._log.warning("node_notice_malformed")
             return
-        self._on_notice(notice)
+        try:
+            self._on_notice(notice)
+        except Exception as defect:
+            # The connection must go on.
+            self._log.error("internal_error", where="node_notice", exc_info=defect)
 
     def _on_lost(self, lost: asyncio.Future[str], reason: str) -> None:
         self._commands.connection = None

@@ -13,6 +13,8 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
+import structlog
+
 from redfence_server.clock import Clock
 from redfence_server.errors import (
     AcquireCancelledError,
@@ -163,11 +165,14 @@ class Acquisition:
             self._finish(error)
 
     def _try(self) -> None:
-        waiter = self._waiter
-        watch_own_hold = waiter is not None and self._acquirer.queues.wants_notice(waiter)
-        self._attempt = self._acquirer.redlock.begin(
-            order(self._call, watch_own_hold=watch_own_hold), on_outcome=self._on_outcome
-        )
+        try:
+            waiter = self._waiter
+            watch_own_hold = waiter is not None and self._acquirer.queues.wants_notice(waiter)
+            self._attempt = self._acquirer.redlock.begin(
+                order(self._call, watch_own_hold=watch_own_hold), on_outcome=self._on_outcome
+            )
+        except Exception as defect:
+            self._fail(defect)
 
     def _on_outcome(self, outcome: AttemptOutcome) -> None:
         """Take the outcome of a try."""
@@ -182,9 +187,23 @@ class Acquisition:
                 self._on_failure(outcome)
             else:
                 self._on_failure_of_waiter(outcome, self._waiter)
-        except Exception as error:
-            # A defect must not reach the connection whose reply decided the attempt.
-            self._finish(error)
+        except Exception as defect:
+            if isinstance(outcome, AttemptGranted) and self.end is None:
+                call = self._call
+                self._acquirer.redlock.undo_grant(
+                    resource=call.resource, nonce=outcome.nonce, ttl_ms=call.ttl_ms
+                )
+            self._fail(defect)
+
+    def _fail(self, defect: Exception) -> None:
+        """End with a defect, which must reach the caller and not the code that called back.
+
+        In the next turn of the loop: now, the turns of all later waiters would nest in this one.
+        """
+        if self.end is None:
+            asyncio.get_running_loop().call_soon(self._finish, defect)
+        else:
+            structlog.get_logger().error("internal_error", where="acquire", exc_info=defect)
 
     def _repeats(self) -> bool:
         """Try again if nodes must be examined again, because a fence was raised on them.
@@ -251,7 +270,7 @@ class Acquisition:
         try:
             turn = self._acquirer.queues.of(waiter).turn(waiter, self._give_up_at_ms)
         except RedfenceServerError as error:
-            turn = error
+            turn = error.with_traceback(None)  # the traceback refers to this acquisition: a cycle
         if turn is not None:
             self._on_turn(turn)
 
@@ -267,9 +286,8 @@ class Acquisition:
                 self._try()
             else:
                 self._finish(self._failed or self._not_granted())
-        except Exception as error:
-            # A defect must not reach the caller whose release gave the turn.
-            self._finish(error)
+        except Exception as defect:
+            self._fail(defect)
 
     def _not_granted(self) -> NotGranted:
         assert self._waiter is not None, "only a waiter gives up"

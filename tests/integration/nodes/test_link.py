@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
@@ -141,6 +142,33 @@ async def ready_again(link: NodeLink, *, heal: TcpProxy | None = None) -> None:
 def is_quarantined(link: NodeLink) -> bool:
     """Tell whether the node is up and kept out."""
     return link.report().state is NodeState.QUARANTINED
+
+
+async def test_an_undo_behind_an_unanswered_batch_leaves_before_the_link_is_closed(node: RedisNode) -> None:
+    """A server that stops undoes the mints of the calls that it cancels."""
+    link = new_link(node.url)
+    async with linked(link):
+        link.send(mint())
+        await asyncio.sleep(0)
+        link.send(undo())
+    async with linked(new_link(node.url)) as later:
+        assert await ask(later, Inspect(R)) is Status.FREE
+
+
+async def test_a_defect_in_a_callback_costs_no_other_command_its_reply(node: RedisNode) -> None:
+    def break_down(_: object) -> None:
+        raise RuntimeError("a defect")
+
+    async with linked(new_link(node.url)) as link:
+        with capture_logs() as logs:
+            link.listen(break_down)
+            link.send(mint(), break_down)
+            refused = replace(hand_over("c" * 64, "n3", ends=B), watch_blocking_hold=True)
+            assert isinstance(await ask(link, refused), Held)
+            assert await ask(link, Release(R, A, SystemClock().now_ms() + TTL_MS)) is Status.RELEASED
+            assert await ask(link, Inspect(R)) is Status.FREE
+        assert [entry["where"] for entry in logs] == ["node_reply", "node_notice"]
+        assert is_ready(link)
 
 
 @pytest.mark.slow

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from contextlib import suppress
 
 import pytest
 from unit.redfence_server.service_world import TTL_MS, R, fake_nodes, lock_service
 
+from harness.doubles.waiting import keeps_no_waiter
 from harness.time.virtual_loop import LoopClock
-from redfence_server.errors import NoQuorumError
+from redfence_server.errors import NoQuorumError, RedfenceServerError
 from redfence_server.locking.node import Held, Mint, Undo
 from redfence_server.locking.quorum import RenewVerdict, TokenVerdict
 from redfence_server.model import AcquireCall, Lease, LeaseId
 from redfence_server.waiting.acquiring import NotGranted
+from redfence_server.waiting.schedule import TrySchedule
+from redfence_server.waiting.waiter_limiter import WaiterLimits
 
 pytestmark = pytest.mark.virtual_time
 
@@ -142,3 +147,74 @@ async def test_looking_and_checking_need_a_quorum_of_answers() -> None:
         await server.check_token(R, 1)
     with pytest.raises(NoQuorumError):
         await server.release(R, MINE)
+
+
+@pytest.mark.parametrize("waiters", [1, 1_400])
+@pytest.mark.parametrize("step", ["send", "granted"])
+async def test_a_defect_reaches_its_caller_and_leaves_the_lock_and_the_queue_free(
+    waiters: int, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The turns of the waiters behind do not nest."""
+
+    def break_down(*_: object, **__: object) -> bool:
+        raise RuntimeError("inner words")
+
+    nodes = fake_nodes()
+    server = lock_service(nodes)
+    await server.acquire(call(THEIRS))
+    tasks = [
+        asyncio.ensure_future(server.acquire(call(LeaseId(f"{number:032x}"), wait_ms=FOREVER_MS)))
+        for number in range(waiters)
+    ]
+    await asyncio.sleep(0.01)
+    if step == "send":
+        monkeypatch.setattr(nodes[1], "send", break_down)
+    else:
+        monkeypatch.setattr(TrySchedule, "granted", break_down)
+    await asyncio.sleep(TTL_MS / 1000 + 1)
+    await asyncio.wait(tasks)
+    assert all(isinstance(task.exception(), RuntimeError) for task in tasks)
+    monkeypatch.undo()
+    assert keeps_no_waiter(server._queues)
+    assert isinstance(await server.acquire(call(wait_ms=1_000)), Lease)
+
+
+@pytest.mark.parametrize("end", ["no quorum", "deadline", "too many waiters"])
+async def test_a_call_that_fails_makes_no_reference_cycle(end: str) -> None:
+    """The garbage collector runs rarely, and failures come by the thousand."""
+    nodes = fake_nodes()
+    server = lock_service(nodes, limits=WaiterLimits(server=1, resource=1, connection=1))
+    await server.acquire(call(THEIRS, ttl_ms=300_000))
+    waits = asyncio.ensure_future(
+        server.acquire(call(wait_ms=FOREVER_MS if end == "too many waiters" else 0))
+    )
+    await asyncio.sleep(0.01)
+    for node in nodes:
+        node.unreachable = end == "no quorum"
+        node.hold_replies = end == "deadline"
+
+    async def fail(number: int) -> None:
+        lease = LeaseId(f"{number:032x}")
+        wait_ms, deadline_ms = (100, None) if end == "too many waiters" else (0, 50)
+        with suppress(RedfenceServerError):
+            await server.acquire(call(lease, wait_ms=wait_ms, answer_within_ms=deadline_ms))
+            raise AssertionError("it was to fail")
+        if end == "no quorum":
+            with suppress(NoQuorumError):
+                await server.release(R, lease)
+
+    await fail(0)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for number in range(1, 11):
+            await fail(number)
+        gc.collect()
+        assert not [each for each in gc.garbage if isinstance(each, RedfenceServerError)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+        waits.cancel()
+        await asyncio.wait([waits])

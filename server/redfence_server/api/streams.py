@@ -80,9 +80,14 @@ class Stream(ABC, Generic[Item]):
         finally:
             reading.cancel()
             self._clean_up()
-            (outcome,) = await asyncio.gather(reading, return_exceptions=True)
-        if isinstance(outcome, Exception):
-            raise outcome
+            await asyncio.wait([reading])
+            # A cancelled task refers to this stream by its traceback: a cycle.
+            self._reading = None
+        if not reading.cancelled() and (error := reading.exception()) is not None:
+            try:
+                raise error
+            finally:
+                del error, reading
 
     async def _begin_all(self) -> None:
         while (request := await self._context.read()) is not grpc.aio.EOF:

@@ -12,17 +12,19 @@ import structlog
 from redfence_server.http2 import wire
 from redfence_server.http2.context import Context, Method
 from redfence_server.http2.output import Output
+from redfence_server.http2.turns import Turns
 
 
 class Call(Context):
     """Runs the method as a task, and ends the call in every case.
 
     Args:
+        turns: when the method may begin.
         timeout_s: how long the caller waits, or None.
         reader: splits the body of the request into messages.
     """
 
-    __slots__ = ("_deadline_timer", "_reader", "task")
+    __slots__ = ("_deadline_timer", "_reader", "_turns", "task")
 
     def __init__(
         self,
@@ -31,12 +33,14 @@ class Call(Context):
         method: Method,
         *,
         loop: asyncio.AbstractEventLoop,
+        turns: Turns,
         timeout_s: float | None,
         reader: wire.MessageReader,
     ) -> None:
         deadline = None if timeout_s is None else loop.time() + timeout_s
         super().__init__(out, stream_id, method, loop=loop, deadline=deadline)
         self._reader = reader
+        self._turns = turns
         self._deadline_timer = None if deadline is None else loop.call_at(deadline, self._on_deadline)
         self.task: asyncio.Task[None] | None = None
 
@@ -57,6 +61,9 @@ class Call(Context):
                 self._inbox.extend(self._reader.feed(data))
             except wire.CallError as error:
                 self.end(error.code, error.details)
+            if len(self._inbox) > 1 and not self._method.reads_stream:
+                # At once: a peer that never ends its request could fill the memory.
+                self._refuse_count()
             self._wake_reader()
         else:
             self._take()
@@ -71,13 +78,16 @@ class Call(Context):
         elif self._method.reads_stream:
             self._wake_reader()
         elif len(self._inbox) != 1:
-            problem = f"the request has {len(self._inbox)} messages; this method takes exactly 1"
-            self.end(grpc.StatusCode.UNIMPLEMENTED, problem)
+            self._refuse_count()
         else:
             run = self._run_unary_stream if self._method.writes_stream else self._run_unary
             self.task = self._loop.create_task(run(self._inbox.popleft()))
             return self.task
         return None
+
+    def _refuse_count(self) -> None:
+        many = "more than one message" if self._inbox else "no message"
+        self.end(grpc.StatusCode.UNIMPLEMENTED, f"the request has {many}; this method takes exactly 1")
 
     def lose(self) -> None:
         """Cancel the method, because the caller has gone or has cancelled the call."""
@@ -95,18 +105,21 @@ class Call(Context):
         """End the call with CANCELLED if its method has ended without a status: it cancelled itself."""
         if not self._finished:
             self.end(grpc.StatusCode.CANCELLED, "the server cancelled the call")
+        # A cancelled task refers to this call by its traceback: a cycle.
+        self.task = self._wake = None
 
     # --- running
 
     async def _run_unary(self, data: bytes) -> None:
         try:
+            await self._turns.begin()
             response = await self._method.behaviour(self._parsed(data), self)
             if not self._finished:
                 self._begun = True
                 self._out.send_headers(self._id, wire.response_headers())
                 self._out.send_message(self._id, wire.framed(self._method.serialize(response)))
                 self._finish(wire.OK_TRAILERS)
-        except Exception as error:  # noqa: BLE001  (the boundary: each call ends with a status)
+        except Exception as error:
             self._on_error(error)
 
     async def _run_unary_stream(self, data: bytes) -> None:
@@ -118,6 +131,7 @@ class Call(Context):
 
     async def _run_writer(self, request: Any) -> None:
         try:
+            await self._turns.begin()
             answers = self._method.behaviour(request, self)
             if hasattr(answers, "__aiter__"):
                 async for answer in answers:
@@ -126,7 +140,7 @@ class Call(Context):
                 await answers
             await self.send_initial_metadata(())
             self._finish(wire.OK_TRAILERS)
-        except Exception as error:  # noqa: BLE001  (the boundary: each call ends with a status)
+        except Exception as error:
             self._on_error(error)
 
     async def _requests(self) -> AsyncIterator[Any]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 import grpc
 import ngh2
+import structlog
 
 from redfence_server.http2 import wire
 from redfence_server.http2.call import Call
@@ -17,6 +18,7 @@ from redfence_server.http2.context import Method
 from redfence_server.http2.liveness import Action, Liveness
 from redfence_server.http2.output import Output
 from redfence_server.http2.settings import ConnectionSettings
+from redfence_server.http2.turns import Turns
 
 _ENHANCE_YOUR_CALM: Final = 11
 _WRITE_BUFFER_BYTES: Final = 256 * 1024
@@ -44,6 +46,7 @@ class Owner(Protocol):
     """What a connection needs of its server."""
 
     settings: ConnectionSettings
+    turns: Turns
     http2_settings: ngh2.Configuration
 
     def method(self, path: str) -> Method | None:
@@ -121,10 +124,15 @@ class Connection(asyncio.Protocol):
             # The library can say no more to this peer.
             self.out.abort()
             return
-        for event in self._http2.events():
-            handle = self._HANDLERS.get(type(event))
-            if handle is not None:
-                handle(self, event)
+        try:
+            for event in self._http2.events():
+                handle = self._HANDLERS.get(type(event))
+                if handle is not None:
+                    handle(self, event)
+        except Exception as defect:
+            structlog.get_logger().error("internal_error", where="http2", exc_info=defect)
+            self.out.abort()
+            return
         self.out.flush_soon()
 
     def pause_writing(self) -> None:
@@ -150,6 +158,9 @@ class Connection(asyncio.Protocol):
 
     def _on_request(self, event: ngh2.RequestReceived) -> None:
         stream_id, headers = event.stream_id, dict(event.headers)
+        if headers.get(b":method") != b"POST":
+            self._refuse(event, ((b":status", b"405"),))
+            return
         if not headers.get(b"content-type", b"").startswith(b"application/grpc"):
             self._refuse(event, ((b":status", b"415"),))
             return
@@ -172,6 +183,7 @@ class Connection(asyncio.Protocol):
             stream_id,
             method,
             loop=self._loop,
+            turns=self._owner.turns,
             timeout_s=timeout_s,
             reader=wire.MessageReader(bytes_max=settings.message_bytes_max, encoding=encoding),
         )

@@ -15,6 +15,7 @@ import ngh2
 from redfence_server.http2.connection import Connection, http2_settings
 from redfence_server.http2.context import Method
 from redfence_server.http2.settings import ConnectionSettings
+from redfence_server.http2.turns import Turns
 
 # After the calls have ended, for the last bytes to leave.
 _CLOSE_S: Final = 1.0
@@ -48,6 +49,7 @@ class Server:
         self._listeners: list[asyncio.Server] = []
         self._connections: set[Connection] = set()
         self._all_closed = asyncio.Event()
+        self.turns = Turns()
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """Serve the methods of these handlers."""

@@ -96,6 +96,11 @@ class MessageReader:
             message = inflate.decompress(payload, self._bytes_max + 1)
         except zlib.error as error:
             raise CallError(grpc.StatusCode.INTERNAL, f"a message cannot be decompressed: {error}") from error
+        if len(message) <= self._bytes_max and (not inflate.eof or inflate.unused_data):
+            raise CallError(
+                grpc.StatusCode.INTERNAL,
+                "a message cannot be decompressed: it is cut, or has more after its end",
+            )
         if len(message) > self._bytes_max:
             raise CallError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -25,6 +25,8 @@ from redfence_server.redis_io.dial import DialError, DialRefusedError
 _UNANSWERED_MAX: Final = 20_000
 # If the oldest command is unanswered for this many node timeouts, the socket is closed and dialled again.
 _STALLED_AFTER_TIMEOUTS: Final = 4
+# A timer that is so late shows that this process stood still.
+_STALL_S: Final = 0.05
 # How long commands wait for the reply to the batch before them. Higher: fewer and larger batches. Lower: a
 # far node, whose replies take long, is asked earlier.
 _GATHER_S: Final = 0.002
@@ -69,6 +71,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         # Timed-out commands whose replies may still come; always older than `_unanswered`.
         self._overdue: deque[_Unanswered] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._stalled = False
         self._end_reason = ""
         self.latency_ms: float | None = None
 
@@ -151,6 +154,13 @@ class NodeConnection(asyncio.BufferedProtocol):
     def _expire(self) -> None:
         """Time out overdue commands; abort the connection if a reply is overdue for too long."""
         now = self._loop.time()
+        assert self._timer is not None
+        if now - self._timer.when() > _STALL_S and not self._stalled:
+            # This process stood still, so replies may wait in the socket. Read for a while before judging.
+            self._stalled = True
+            self._arm(now + _STALL_S)
+            return
+        self._stalled = False
         while self._unanswered and now - self._unanswered[0][1] >= self._timeout_s:
             entry = self._unanswered.popleft()
             self._overdue.append(entry)

@@ -56,15 +56,18 @@ class RawClient:
         await asyncio.gather(self._writer.wait_closed(), return_exceptions=True)
 
     def begin(
-        self, path: str, *headers: tuple[bytes, bytes], content_type: bytes = b"application/grpc"
+        self,
+        path: str,
+        *headers: tuple[bytes, bytes],
+        content_type: bytes = b"application/grpc",
+        method: bytes = b"POST",
     ) -> int:
         """Send the headers of a call and return its stream."""
         stream_id = self.http2.send_request(
             [
-                (b":method", b"POST"),
-                (b":scheme", b"http"),
+                (b":method", method),
                 (b":authority", b"test"),
-                (b":path", path.encode()),
+                *(() if method == b"CONNECT" else ((b":scheme", b"http"), (b":path", path.encode()))),
                 (b"te", b"trailers"),
                 (b"content-type", content_type),
                 *headers,

@@ -151,8 +151,9 @@ async def test_a_stream_that_never_pauses_is_told_of_the_drain_and_ended(
         busy = [asyncio.create_task(renew_for_ever()) for _ in range(200)]
         await eventually(lambda: renewals > 1_000)
         drained = server.drain(grace_ms=60_000)
-        await session.ended()  # with OK, or INTERNAL if gRPC's own client was writing at that moment
-        assert session.draining is not None
+        failure = await session.ended()
+        # gRPC's own client fails with INTERNAL if it was writing at that moment, and may lose the notice.
+        assert session.draining is not None or (failure and failure.code() is grpc.StatusCode.INTERNAL)
         await asyncio.wait_for(drained, timeout=5)
         ends = await asyncio.gather(*busy, return_exceptions=True)
         assert {type(each) for each in ends} == {StreamEndedError}

@@ -165,7 +165,7 @@ async def test_a_flag_wins_over_the_environment_and_that_over_the_file(
         (f"--node {NOWHERE} --counter-idle-ms {2**63 - 1}", ["counter_idle_ms", "less than or equal to"]),
         (f"--node {NOWHERE} --node-timeout-ms soon", ["node_timeout_ms", "valid integer"]),
         (f"--node {NOWHERE} --processes 0", ["processes", "greater than or equal to 1"]),
-        (f"--node {NOWHERE} --processes many", ["processes", "valid integer"]),
+        (f"--node {NOWHERE} --processes many", ["processes: 'many' is not a number from 1 to 64 or auto"]),
         (f"--node {NOWHERE} --node redis://127.0.0.1:2 --processes 3", ["node", "2 nodes"]),
         (f"--node {NOWHERE} --key-prefix a{{b}}", ["key_prefix"]),
         (f"--node {NOWHERE} --log-level loud", ["log_level"]),

@@ -157,11 +157,31 @@ async def test_a_request_that_is_no_grpc_gets_the_http_status_415(client: RawCli
     assert (await client.closed(stream_id)).headers == {b":status": b"415"}
 
 
+@pytest.mark.parametrize("method", [b"GET", b"CONNECT"])
+async def test_only_post_carries_a_call_and_another_method_ends_no_other_call(
+    client: RawClient, site: Site, method: bytes
+) -> None:
+    waiting = client.begin("/test.Echo/Wait")
+    client.send(waiting, framed(b"a"), end=True)
+    other = client.begin("/test.Echo/Say", method=method)
+    assert (await client.closed(other)).headers == {b":status": b"405"}
+    site.echo.go_on.set()
+    assert (await client.closed(waiting)).status == "0 "
+
+
+async def test_a_second_message_of_a_unary_call_is_refused_before_the_request_ends(client: RawClient) -> None:
+    """Otherwise a peer that never ends it could fill the memory."""
+    stream_id = client.begin("/test.Echo/Say")
+    client.send(stream_id, framed(b"a") + framed(b"b"))
+    answer = await client.closed(stream_id)
+    assert answer.status.startswith("12 the request has more than one message")
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [
-        (b"", "12 the request has 0 messages; this method takes exactly 1"),
-        (framed(b"a") + framed(b"b"), "12 the request has 2 messages"),
+        (b"", "12 the request has no message; this method takes exactly 1"),
+        (framed(b"a") + framed(b"b"), "12 the request has more than one message"),
         (framed(b"abc")[:-1], "13 the request ends within a message"),
         (b"\1" + framed(b"abc")[1:], "13 a message has the compression flag 1"),
     ],
@@ -330,6 +350,9 @@ async def test_an_ended_call_leaves_memory_without_the_garbage_collector(client:
     try:
         for path in ("/test.Echo/Say", "/test.Echo/None", "/test.Echo/WriteMuch"):
             await client.call(path, b"1", (b"grpc-timeout", b"10S"))
+        for path in ("/test.Echo/Wait", "/test.Echo/ReadLate"):
+            await client.call(path, b"1", (b"grpc-timeout", b"10m"))
+        await asyncio.sleep(0)
         assert not [each for each in gc.get_objects() if isinstance(each, Call)]
     finally:
         gc.enable()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import sys
 
 from redfence_server.config import ServeConfig
@@ -97,6 +99,9 @@ class WorkerProcess:
         """End the process at once, and return when it is gone; harmless to repeat, or if none was started."""
         if self._process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                # By the system: asyncio's `kill` reaps a process that has just ended, so its own watcher
+                # reports the status 255, and an unknown process in the log.
+                os.kill(self._process.pid, signal.SIGKILL)
         await self.ended()

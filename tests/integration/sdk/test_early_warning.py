@@ -215,6 +215,7 @@ async def test_a_callback_that_blocks_its_thread_stops_no_renewal(fake: FakeLock
     for _ in range(3):
         await _at_risk(fake, client)
         await eventually(lambda: lease.state is LeaseState.AT_RISK)
+        await eventually(lambda: told.states == ["AT_RISK"])
         fake.regain_quorum()
         await _pass(fake, client, _TTL / 10)
         await eventually(lambda: lease.state is LeaseState.ACTIVE)

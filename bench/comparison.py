@@ -24,7 +24,7 @@ def _machine() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What was measured, and where.
+    """Holds the figures of a comparison, and the machine that made them.
 
     Attributes:
         targets: in the order of the tables' rows, also those that could not be run.

@@ -19,7 +19,7 @@ _GRACE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a load program printed, and the CPU seconds of each role while it measured."""
+    """Holds the output of a load program, and the CPU seconds of each role while it measured."""
 
     result: dict[str, Any]
     cpu_s: dict[str, float]

@@ -110,7 +110,7 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]  # the package ha
 
 
 class Server(Protocol):
-    """What both transports have of `grpc.aio.Server`; they take the same servicers."""
+    """Names the methods of `grpc.aio.Server` that both transports have; both take the same servicers."""
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Sequence[Any], /) -> None:
         """Serve the methods of these handlers."""

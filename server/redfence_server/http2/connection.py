@@ -22,8 +22,8 @@ from redfence_server.http2.turns import Turns
 
 _ENHANCE_YOUR_CALM: Final = 11
 _WRITE_BUFFER_BYTES: Final = 256 * 1024
-# What a peer may send before methods have read it. A stream has HTTP/2's 64 KiB, so 63 streams whose methods
-# do not read leave room for the others.
+# A peer may send so much before methods have read it. A stream has HTTP/2's 64 KiB, so 63 streams whose
+# methods do not read leave room for the others.
 _WINDOW_BYTES: Final = 4 * 1024 * 1024
 # How many at once, and then how many a second. A cancelled call is normal: a caller's deadline cancels it.
 # The library's own limits, (1000, 33) for resets and (10000, 330) for glitches, would end such a connection.
@@ -43,7 +43,7 @@ def http2_settings(settings: ConnectionSettings) -> ngh2.Configuration:
 
 
 class Owner(Protocol):
-    """What a connection needs of its server."""
+    """Gives a connection the limits, the methods and the turns of its server."""
 
     settings: ConnectionSettings
     turns: Turns

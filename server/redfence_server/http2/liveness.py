@@ -8,7 +8,7 @@ from redfence_server.http2.settings import LivenessSettings
 
 
 class Action(Enum):
-    """What to do with the connection now."""
+    """Tells the connection its next step."""
 
     WAIT = auto()
     PING = auto()

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Transport(StrEnum):
-    """What serves HTTP/2: the library grpcio, or a faster server on the event loop."""
+    """Names the code that serves HTTP/2: the library grpcio, or a faster server on the event loop."""
 
     GRPCIO = "grpcio"
     FAST = "fast"

@@ -81,9 +81,14 @@ class Attempt:
         """Send the mint to every node at once."""
         self._minted_at_ms = self._clock.now_ms()
         mint, on_mint, may_hold = self._mint, self._on_mint, self._may_hold
-        for node in self._nodes:
-            index = node.index
-            may_hold[index] = node.send(mint, partial(on_mint, index))
+        try:
+            for node in self._nodes:
+                index = node.index
+                may_hold[index] = node.send(mint, partial(on_mint, index))
+        except BaseException:
+            # A defect at one node: the mints to the nodes before it are on their way.
+            self.give_up()
+            raise
 
     @property
     def is_open(self) -> bool:

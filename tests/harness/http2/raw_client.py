@@ -17,7 +17,7 @@ TIMEOUT_S = 10.0
 
 @dataclass
 class Answer:
-    """What came on one stream so far; trailers count as headers."""
+    """Collects the server's answer on one stream; trailers count as headers."""
 
     headers: dict[bytes, bytes] = field(default_factory=dict)
     body: bytes = b""

@@ -102,7 +102,7 @@ async def site() -> AsyncIterator[Site]:
 async def client(site: Site) -> AsyncIterator[RawClient]:
     async with RawClient(site.port) as client:
         yield client
-        # Whatever was sent before, the connection goes on unless a test has ended it.
+        # The connection must serve on after each test, unless the test has ended it.
         if not client.goaways and not client.ended:
             answer = await client.call("/test.Echo/Say", b"still here")
             assert answer.body == framed(b"still here")

@@ -175,6 +175,9 @@ async def test_a_defect_reaches_its_caller_and_leaves_the_lock_and_the_queue_fre
     await asyncio.wait(tasks)
     assert all(isinstance(task.exception(), RuntimeError) for task in tasks)
     monkeypatch.undo()
+    await asyncio.sleep(0.01)
+    hold = nodes[0].state.holds.get(R)
+    assert hold is None or hold.digest == THEIRS.digest, "the mint before the defect is undone"
     assert keeps_no_waiter(server._queues)
     assert isinstance(await server.acquire(call(wait_ms=1_000)), Lease)
 

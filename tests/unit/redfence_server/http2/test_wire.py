@@ -1,4 +1,4 @@
-"""What gRPC adds to HTTP/2: messages in any pieces, timeouts, limits, and texts in headers."""
+"""The server reads and writes gRPC's framing: messages in any pieces, timeouts, limits, texts in headers."""
 
 from __future__ import annotations
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import tomllib
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +30,9 @@ PROCESSES_MAX = 64
 """Each process has its own connections to every node."""
 
 _ENV_PREFIX = "REDFENCE_"
+# LISTEN_ADDR is similar to LISTEN; PORT, which Kubernetes sets, is not similar to TRANSPORT.
+_SIMILAR = 0.7
+_BETWEEN_URLS = re.compile(r",\s*(?=rediss?://)")
 
 
 class ServeConfig(BaseModel):
@@ -97,7 +102,8 @@ class ServeConfig(BaseModel):
     @field_validator("nodes", mode="before")
     @classmethod
     def _split_nodes(cls, value: Any) -> Any:
-        return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
+        # A password may have a comma, so a comma separates only before the scheme of the next URL.
+        return tuple(filter(None, _BETWEEN_URLS.split(value))) if isinstance(value, str) else value
 
     @field_validator("processes", mode="before")
     @classmethod
@@ -140,9 +146,24 @@ def _describe(problem: ErrorDetails) -> str:
 
 
 def _from_environment() -> dict[str, str]:
-    given = {name.upper(): value for name, value in os.environ.items()}
-    names = {name: f"{_ENV_PREFIX}{name.upper()}" for name in ServeConfig.model_fields}
-    return {name: given[variable] for name, variable in names.items() if variable in given}
+    """Return the settings in the environment.
+
+    Raises:
+        ConfigError: a variable is probably a misspelt setting. Other unknown variables are no error: clients
+            have some, and Kubernetes sets more for a service with the name redfence.
+    """
+    given = {
+        name.upper().removeprefix(_ENV_PREFIX): value
+        for name, value in os.environ.items()
+        if name.upper().startswith(_ENV_PREFIX)
+    }
+    settings = {name.upper(): name for name in ServeConfig.model_fields}
+    for unknown in sorted(given.keys() - settings.keys()):
+        if similar := get_close_matches(unknown, settings, n=1, cutoff=_SIMILAR):
+            raise ConfigError(
+                f"environment: {_ENV_PREFIX}{unknown} is no setting; did you mean {_ENV_PREFIX}{similar[0]}?"
+            )
+    return {settings[name]: value for name, value in given.items() if name in settings}
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -57,7 +57,8 @@ def diagnose(nodes: Sequence[Checkup], settings: ServeConfig) -> Diagnosis:
 
 def _node(node: Checkup, judged: ClusterJudgement, settings: ServeConfig) -> Iterator[Finding]:
     """Yield the findings about one node."""
-    if node.error is not None:
+    # _process has the advice for a node in cluster mode, which refuses the examination.
+    if node.error is not None and not _in_cluster_mode(node):
         yield _unreached(node, settings)
     judgement = judged.judge(node.index, node.found)
     if node.found is not None and judgement is not None:
@@ -96,7 +97,10 @@ def _unreached(node: Checkup, settings: ServeConfig) -> Finding:
 
 _REPLACE: Final = "`redfence cluster replace {index} URL`"
 _SET: Final = "use CONFIG SET, then CONFIG REWRITE so that its configuration file says the same"
-_GRANT_CONFIG: Final = "grant this user +config|get"
+_SHOW_CONFIG: Final = (
+    "grant this user +config|get; if the node's file renames or disables CONFIG (rename-command), delete "
+    "that line and restrict users by access lists"
+)
 # Advice for each reason why servers reject a node. The reason is also the kind; admission words the finding.
 ADVICE: Final[Mapping[Reason, str]] = {
     Reason.REPLICA: "it follows {primary}; name an independent primary. To make it one: REPLICAOF NO ONE, "
@@ -110,7 +114,7 @@ ADVICE: Final[Mapping[Reason, str]] = {
     Reason.WRONG_PLACE: "name all nodes in the order in which they were formed; empty one that was a replica",
     Reason.REPLACED: f"to give this one the index again: {_REPLACE}",
     Reason.NOT_DURABLE: _SET,
-    Reason.SETTINGS_HIDDEN: _GRANT_CONFIG,
+    Reason.SETTINGS_HIDDEN: _SHOW_CONFIG,
 }
 
 
@@ -161,19 +165,20 @@ def _durability(
     kind, mend = Kind.NOT_DURABLE, _SET
     what = f"a crash may lose what it has answered: {found.durability_gap}"
     if found.settings_hidden:
-        kind, mend = Kind.SETTINGS_HIDDEN, _GRANT_CONFIG
-        what = "this user may not read its settings, so it cannot prove that a crash loses nothing"
+        kind, mend = Kind.SETTINGS_HIDDEN, _SHOW_CONFIG
+        what = f"{found.durability_gap}, so it cannot prove that a crash loses nothing"
     if settings.assume_durable:
         what = f"{what}; servers take your word for it (assume_durable)"
-        yield _note(kind, what, f"{mend}, and remove assume_durable")
+        yield _note(kind, what, f"{mend}. Then remove assume_durable")
     elif judged.quorum == 1:
         what = f"{what}; after a restart a single node grants nothing before `redfence cluster recover`"
-        advice = f"{mend}, before the cluster is formed; or use three nodes"
+        advice = f"{mend}. Do so before the cluster is formed, or use three nodes"
         yield _serious(kind, what, advice, keeps_out=False)
     else:
         what = f"{what}; after each restart it goes through {_quarantine(judged)} before it votes again"
-        advice = f"{mend}, if possible before the cluster is formed. Until then restart one node at a time: "
-        advice += "after a power cut of a majority, nothing is granted before `redfence cluster recover`"
+        advice = f"{mend}. If possible, do so before the cluster is formed. Until then restart one node at "
+        advice += "a time: after a power cut of a majority, nothing is granted before "
+        advice += "`redfence cluster recover`"
         yield _warning(kind, what, advice)
 
 
@@ -182,9 +187,11 @@ def _quarantine(judged: ClusterJudgement) -> str:
 
 
 def _process(node: Checkup) -> Iterator[Finding]:
-    if node.info.get("cluster_enabled") == "1":
+    if _in_cluster_mode(node):
         what = "it runs in cluster mode, which spreads the keys of one script over several servers"
-        advice = "set cluster-enabled no: every node is a server of its own"
+        advice = (
+            "set cluster-enabled no in its configuration file, and restart it: CONFIG SET cannot change it"
+        )
         yield _serious(Kind.CLUSTER_MODE, what, advice)
     if replicas := node.number("connected_slaves"):
         what = f"replicas follow it ({replicas}): a failover would forget what was not copied yet"
@@ -192,6 +199,10 @@ def _process(node: Checkup) -> Iterator[Finding]:
             "disable automatic failover (sentinel), or remove the replicas: the other nodes are the copies"
         )
         yield _warning(Kind.HAS_REPLICAS, what, advice)
+
+
+def _in_cluster_mode(node: Checkup) -> bool:
+    return node.info.get("cluster_enabled") == "1"
 
 
 def _disk(node: Checkup) -> Iterator[Finding]:

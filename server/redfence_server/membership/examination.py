@@ -94,7 +94,8 @@ class Findings:
             together with the id of its data's history.
         promoted: it was a replica in this run.
         durability_gap: empty when its settings lose nothing at a crash.
-        settings_hidden: this user may not read them. That is a gap as well; another user may know better.
+        settings_hidden: it does not show them to this user. That is a gap as well; another user may know
+            better.
         log_incomplete: it rewrites its append-only file, or failed to. If the file was off before, a crash
             now loses every later answer.
         eviction: the settings that let the node drop keys; empty when it drops none.
@@ -166,11 +167,14 @@ async def examine(node: Examinable, keys: scripts.Keyspace, clock: Clock) -> Fin
 
 def _read_findings(answers: Sequence[Any], *, sent_ms: float, received_ms: float) -> Findings:
     info = _read_info(answers[0])
+    if info.get("cluster_enabled") == "1":
+        # Such a node refuses the script with a text that does not tell why.
+        raise ExaminationRefusedError("it runs in cluster mode; set cluster-enabled no and restart it", info)
     if isinstance(answers[1], DialRefusedError):
         raise ExaminationRefusedError(str(answers[1]), info)
     _, fields, key_count, clock_us, *high = answers[1]
     node_ms = clock_us / 1000
-    settings = _read_settings(answers[2:])
+    settings, refusal = _read_settings(answers[2:])
     promoted = int(info.get("second_repl_offset", "-1")) >= 0
     history = f"/{info.get('master_replid', '')}" if promoted else ""
     run_id = info.get("run_id", "")
@@ -182,7 +186,7 @@ def _read_findings(answers: Sequence[Any], *, sent_ms: float, received_ms: float
         version=info.get("valkey_version") or info.get("redis_version", "0"),
         is_replica=info.get("role") != "master",
         promoted=promoted,
-        durability_gap=_durability_gap(settings),
+        durability_gap=_durability_gap(settings, refusal),
         settings_hidden=settings is None,
         log_incomplete="1" in (info.get("aof_rewrite_in_progress"), info.get("aof_rewrite_scheduled"))
         or info.get("aof_last_bgrewrite_status", "ok") != "ok",
@@ -256,14 +260,16 @@ def _admission(text: str) -> str:
     return text
 
 
-def _read_settings(answers: Sequence[Any]) -> Mapping[str, str] | None:
-    """Return the node's values of DURABLE_SETTINGS; None if this user may not read them."""
-    if any(isinstance(answer, DialRefusedError) for answer in answers):
-        return None
-    return {
+def _read_settings(answers: Sequence[Any]) -> tuple[Mapping[str, str] | None, str]:
+    """Return the node's values of DURABLE_SETTINGS, or None and why the node refuses to show them."""
+    for answer in answers:
+        if isinstance(answer, DialRefusedError):
+            return None, str(answer).partition(",")[0]
+    values = {
         name: (_setting_value(answer) or b"unknown").decode(errors="replace")
         for name, answer in zip(DURABLE_SETTINGS, answers, strict=True)
     }
+    return values, ""
 
 
 def _setting_value(answer: Any) -> bytes | None:
@@ -272,9 +278,9 @@ def _setting_value(answer: Any) -> bytes | None:
     return pairs[0] if pairs else None
 
 
-def _durability_gap(settings: Mapping[str, str] | None) -> str:
+def _durability_gap(settings: Mapping[str, str] | None, refusal: str) -> str:
     if settings is None:
-        return "it does not let this server read its settings"
+        return f"it does not show its settings ({refusal})"
     return "; ".join(
         f"{name} is {settings[name]}, not {wanted}"
         for name, wanted in DURABLE_SETTINGS.items()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from harness.processes.access_list import restricted
 from harness.processes.commands import CommandProcess, CommandProcesses, node_flags
 from harness.processes.fixture_types import FlushedNodes, FreshNodes
+from harness.processes.ports import free_port
 from harness.processes.redis_nodes import RedisNode
 from harness.processes.servers import FormedNodes, form, until
 from redfence_server import config
@@ -22,6 +25,7 @@ from redfence_server.diagnosis.checkup import Checkup, check_up
 from redfence_server.diagnosis.doctor import diagnose
 from redfence_server.diagnosis.finding import Diagnosis, Kind, Severity
 from redfence_server.embedded.binary import RedisBinary
+from redfence_server.errors import NodeRejectedError
 from redfence_server.nodes.cluster import check_urls
 from redfence_server.redis_io.scripts import Keyspace
 
@@ -211,6 +215,36 @@ async def test_the_documented_access_list_is_enough_and_what_is_missing_is_named
         assert {each for each in found(diagnosis) if each[0] == 0} == {(0, SERIOUS, kind)}, right
         assert right in text_of(diagnosis, kind)
         assert 0 not in diagnosis.voters
+
+
+async def test_a_node_in_cluster_mode_is_told_to_leave_it(
+    engine: RedisBinary, fresh_nodes: FreshNodes, tmp_path: Path
+) -> None:
+    options = f"--cluster-enabled yes --cluster-port {free_port()}"
+    nodes = await fresh_nodes(1, binary=started_with(engine, options, folder=tmp_path))
+    diagnosis = await examined(nodes)
+    assert {each for each in found(diagnosis) if each[0] == 0} == {(0, SERIOUS, Kind.CLUSTER_MODE)}
+    assert "CONFIG SET cannot change it" in text_of(diagnosis, Kind.CLUSTER_MODE)
+    with pytest.raises(NodeRejectedError, match="it runs in cluster mode; set cluster-enabled no"):
+        await form(nodes)
+
+
+async def test_a_renamed_config_is_named_and_not_taken_for_a_missing_right(
+    engine: RedisBinary, fresh_nodes: FreshNodes, tmp_path: Path
+) -> None:
+    renamed = started_with(engine, "--rename-command CONFIG OTHER", folder=tmp_path)
+    nodes = await fresh_nodes(3, binary=renamed)
+    await form(nodes)
+    told = text_of(await examined(nodes[:1]), Kind.SETTINGS_HIDDEN)
+    assert "unknown command" in told
+    assert "rename-command" in told
+
+
+def started_with(engine: RedisBinary, options: str, *, folder: Path) -> RedisBinary:
+    wrapper = folder / "node-with-options"
+    wrapper.write_text(f'#!/bin/sh\nexec {shlex.quote(str(engine.path))} "$@" {options}\n')
+    wrapper.chmod(0o700)
+    return replace(engine, path=wrapper)
 
 
 async def test_a_replica_and_its_primary_are_told(engine: RedisBinary, fresh_nodes: FreshNodes) -> None:

@@ -44,3 +44,34 @@ def test_auto_starts_a_process_for_each_core_that_the_quota_leaves(monkeypatch: 
 def test_a_word_that_is_not_auto_is_refused_with_the_fix() -> None:
     with pytest.raises(ConfigError, match="processes: 'autto' is not a number from 1 to 64 or auto"):
         processes("autto")
+
+
+def test_a_password_in_the_environment_may_have_a_comma(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDFENCE_NODES", "redis://:a,b@one:1,rediss://two:2, redis://u:,@three:3")
+    assert config.load({}).nodes == ("redis://:a,b@one:1", "rediss://two:2", "redis://u:,@three:3")
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("NODE", "NODES"),
+        ("LISTEN_ADDR", "LISTEN"),
+        ("LOGLEVEL", "LOG_LEVEL"),
+        ("timeout_ms", "NODE_TIMEOUT_MS"),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_a_suggestion(
+    variable: str, meant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"REDFENCE_{variable}", "1")
+    with pytest.raises(
+        ConfigError, match=f"REDFENCE_{variable.upper()} is no setting; .*REDFENCE_{meant}\\?"
+    ):
+        config.load({"nodes": ()})
+
+
+def test_variables_of_clients_and_of_kubernetes_are_no_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = ("SERVER", "RESOURCE", "TOKEN", "STORAGE", "STORAGE_DB", "STORAGE_LISTEN")
+    for name in (*others, "PORT", "SERVICE_HOST", "SERVICE_PORT_GRPC", "PORT_50051_TCP_ADDR"):
+        monkeypatch.setenv(f"REDFENCE_{name}", "1")
+    config.load({"nodes": ()})

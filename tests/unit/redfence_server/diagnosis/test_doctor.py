@@ -129,7 +129,7 @@ OUT, HARM, RETURNS, WARN, TELL = (
 NO_QUORUM = [(HARM, Kind.NO_QUORUM)]
 NOT_FORMED = [(HARM, Kind.NOT_FORMED)]
 GAP = {"durability_gap": "appendfsync is everysec, not always"}
-HIDDEN = {"durability_gap": "hidden", "settings_hidden": True}
+HIDDEN = {"durability_gap": "it does not show its settings", "settings_hidden": True}
 NEW_RUN = {"run_id": "run-9"}
 EMPTY: Change = {"identity": None, "max_token": None, "key_count": 0}
 REPLACE_1 = "redfence cluster replace 1 URL"
@@ -162,14 +162,14 @@ CASES = [
     ),
     one(
         "the script refused, and more is wrong",
-        refused("EVAL: NOPERM", cluster_enabled="1", maxmemory="0"),
+        refused("EVAL: NOPERM", connected_slaves="1", maxmemory="0"),
         (OUT, Kind.REFUSED, "+eval +get +hgetall +dbsize +time"),
-        (OUT, Kind.CLUSTER_MODE),
+        (WARN, Kind.HAS_REPLICAS),
         (TELL, Kind.NO_MEMORY_LIMIT),
     ),
     # --- process
     one("too old", {"version": "6.0.16"}, (OUT, Kind.TOO_OLD, "6.0.16", "6.2")),
-    one("cluster mode", {"info": {"cluster_enabled": "1"}}, (OUT, Kind.CLUSTER_MODE)),
+    one("cluster mode", refused("it runs in cluster mode", cluster_enabled="1"), (OUT, Kind.CLUSTER_MODE)),
     one(
         "a replica, which shows the identity of its primary",
         {
@@ -224,7 +224,7 @@ CASES = [
     one(
         "settings hidden",
         {**HIDDEN, "durable": False},
-        (WARN, Kind.SETTINGS_HIDDEN, "may not read", "after each restart", "+config|get"),
+        (WARN, Kind.SETTINGS_HIDDEN, HIDDEN["durability_gap"], "after each restart", "+config|get"),
     ),
     one(
         "settings hidden of a node that was durable",

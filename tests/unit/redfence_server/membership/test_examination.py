@@ -108,7 +108,7 @@ class ScriptedNode:
                 return self.script or [b"found", fields, 4, int(NODE_MS * 1000), *self.high]
             case ("CONFIG", "GET", str(name)):
                 if not self.may_read_settings:
-                    return DialRefusedError("NOPERM")
+                    return DialRefusedError("CONFIG: unknown command 'CONFIG', with args beginning with: …")
                 pair = (name.encode(), self.settings[name].encode())
                 return self.setting_answer or (dict([pair]) if self.resp3 else list(pair))
         raise AssertionError(parts)
@@ -143,7 +143,7 @@ async def test_settings_that_may_not_be_read_prove_nothing() -> None:
     node = ScriptedNode()
     node.may_read_settings = False
     found = await _examine(node)
-    assert "does not let this server read" in found.durability_gap
+    assert found.durability_gap == "it does not show its settings (CONFIG: unknown command 'CONFIG')"
     assert found == replace(FOUND, durability_gap=found.durability_gap, settings_hidden=True)
 
 

@@ -20,7 +20,8 @@ TTL_MS_MAX_MOST = 30 * 86_400_000
 FENCING_TOKEN_MAX = 2**53 - 1
 MESSAGE_BYTES_MAX = 64 * 1024
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# They break a line, or turn the direction of what follows: a log or a table would show another name.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _BRACE = re.compile(r"[{}]")
 _LEASE_ID = re.compile(r"[0-9a-f]{32}")
 

@@ -48,8 +48,9 @@ without an answer after 5 s. It closes a connection that had no call for 10 minu
 ends no lease.
 
 Bounds of all methods, and the reason of the error when a field exceeds them:
-  resource   1 to 256 bytes of UTF-8, no control characters (U+0000..U+001F, U+007F..U+009F), no "{" and
-             no "}". INVALID_RESOURCE.
+  resource   1 to 256 bytes of UTF-8, no control characters, no "{" and no "}". INVALID_RESOURCE. Control
+             characters are U+0000..U+001F, U+007F..U+009F, and those that break a line or turn the
+             direction of a text: U+061C, U+200E, U+200F, U+2028..U+202E, U+2066..U+2069.
   ttl        100 ms to the cluster's greatest ttl (5 minutes unless set otherwise), in whole milliseconds;
              never changed silently. INVALID_TTL.
   lease_id   exactly 32 hex digits, "0".."9" and "a".."f". INVALID_LEASE_ID.

@@ -81,8 +81,8 @@ def _of_lease(lease_id: str) -> list[Request]:
     ]
 
 
-# Empty, too long by one byte, a control character, a late one, braces.
-_NAMES = ["", "a" * 257, "ä" * 128 + "a", "a\x00b", "a\x85b", "a{b", "a}b"]
+# Empty, too long by one byte, control characters, what breaks a line or turns its direction, braces.
+_NAMES = ["", "a" * 257, "ä" * 128 + "a", "a\x00b", "a\x85b", "a\u2028b", "a\u202eb", "a\u2066", "a{b", "a}b"]
 _TTLS_OUT_OF_BOUNDS = [
     None,
     Duration(),

@@ -60,6 +60,23 @@ def configure(
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+    root = logging.getLogger()
+    for earlier in [each for each in root.handlers if isinstance(each, _LibraryMessages)]:
+        root.removeHandler(earlier)
+    root.addHandler(_LibraryMessages(logging.WARNING))
+
+
+class _LibraryMessages(logging.Handler):
+    """Writes the warnings and errors that libraries give to Python's own logging as events."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        structlog.get_logger().log(
+            record.levelno,
+            "library_message",
+            library=record.name,
+            message=record.getMessage(),
+            exc_info=record.exc_info,
+        )
 
 
 def _numbered(process: int) -> structlog.typing.Processor:

@@ -90,7 +90,7 @@ def _silence_libraries() -> None:
     logging.getLogger("redfence").addHandler(logging.NullHandler())
     if "GRPC_VERBOSITY" not in os.environ:
         # This sets the variable only for gRPC in this process. Child processes get `os.environ`.
-        os.putenv("GRPC_VERBOSITY", "ERROR")
+        os.putenv("GRPC_VERBOSITY", "NONE")
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import sys
 from collections.abc import Iterator
 
@@ -28,8 +29,10 @@ class Writes(io.StringIO):
 @pytest.fixture
 def restored_log() -> Iterator[None]:
     """Leave the log as it was."""
+    handlers = list(logging.getLogger().handlers)
     yield
     structlog.reset_defaults()
+    logging.getLogger().handlers[:] = handlers
 
 
 @pytest.mark.usefixtures("restored_log")
@@ -46,3 +49,18 @@ def test_a_line_and_its_end_are_one_write(monkeypatch: pytest.MonkeyPatch) -> No
     log_setup.configure()
     structlog.get_logger().info("served")
     assert "process" not in json.loads(stderr.texts[1])
+
+
+@pytest.mark.usefixtures("restored_log")
+def test_messages_of_libraries_are_events_and_each_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr := Writes())
+    log_setup.configure()
+    log_setup.configure()
+    defect = ValueError("of the library")
+    logging.getLogger("asyncio").error("Task exception was never %s", "retrieved", exc_info=defect)
+    logging.getLogger("grpc").info("not of interest")
+    (text,) = stderr.texts
+    event = json.loads(text)
+    assert (event["event"], event["library"], event["level"]) == ("library_message", "asyncio", "error")
+    assert event["message"] == "Task exception was never retrieved"
+    assert "ValueError: of the library" in event["exception"]

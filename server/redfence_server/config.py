@@ -175,16 +175,24 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"config: {path} is not TOML: {error}") from error
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, names: Collection[str] | None = None) -> None:
-    """Add one flag for each setting, or for those named; a flag that is not given sets no attribute."""
+def add_arguments(
+    parser: argparse.ArgumentParser,
+    *,
+    names: Collection[str] | None = None,
+    command_defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Add one flag for each setting, or for those named; a flag that is not given sets no attribute.
+
+    The help shows the command's defaults, as given to `load`.
+    """
     for name, info in ServeConfig.model_fields.items():
         if names is not None and name not in names:
             continue
-        default = "" if info.is_required() else f" (default: {info.default})"
+        default = f" (default: {command_defaults.get(name, info.default)})"
         options: dict[str, Any] = {
             "dest": name,
             "default": argparse.SUPPRESS,
-            "help": f"{info.description}{default}".replace("%", "%%"),
+            "help": f"{info.description}{'' if info.is_required() else default}".replace("%", "%%"),
         }
         if name == "nodes":
             parser.add_argument("--node", action="append", metavar="URL", **options)

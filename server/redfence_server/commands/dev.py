@@ -54,7 +54,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="the address of the storage demo (default: %(default)s)",
     )
-    config.add_arguments(parser, names=config.ServeConfig.model_fields.keys() - _FIXED)
+    config.add_arguments(
+        parser, names=config.ServeConfig.model_fields.keys() - _FIXED, command_defaults=_DEFAULTS
+    )
+    parser.epilog = (
+        "Each setting of `redfence serve` among these flags is also an environment variable: "
+        "--node-timeout-ms is REDFENCE_NODE_TIMEOUT_MS. The first three flags have no variable."
+    )
 
 
 @startup.explain_refusal

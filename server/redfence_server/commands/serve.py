@@ -19,9 +19,9 @@ HELP = "run a lock server over existing nodes"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     parser.epilog = (
-        "Every flag is also an environment variable (--node-timeout-ms is REDFENCE_NODE_TIMEOUT_MS, "
-        "--node is REDFENCE_NODES) and a key of the TOML file. A flag wins over the environment, and the "
-        "environment over the file."
+        "Every flag but --config is also an environment variable (--node-timeout-ms is "
+        "REDFENCE_NODE_TIMEOUT_MS, --node is REDFENCE_NODES) and a key of the TOML file. A flag wins over "
+        "the environment, and the environment over the file."
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with settings")
     config.add_arguments(parser)

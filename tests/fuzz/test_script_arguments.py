@@ -211,7 +211,7 @@ SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         _NUMBERED,
         (QUARANTINES[0], NEW, "2000", "run-2", "1", "0", "2000", "70", "0", "", "", ""),
     ),
-    "form": (_NUMBERED, (*_PLACED, ADMITTED, "run", "ready", "0", "0")),
+    "form": (_NUMBERED, (*_PLACED, ADMITTED, "run", "ready", "0", "0", "0")),
 }
 # Which of them run in a quarantine.
 _IN_QUARANTINE = {"reserve_floor", "restore_vote"}

@@ -6,8 +6,10 @@ import argparse
 import asyncio
 
 from redfence_proto import bounds
+from redfence_server.clock import SystemClock
 from redfence_server.commands import startup
 from redfence_server.nodes.cluster import check_urls
+from redfence_server.operations.floors import WALL_US_MIN, floor_of
 from redfence_server.operations.forming import form
 from redfence_server.randomness import SystemRandomness
 
@@ -23,6 +25,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         purpose="the greatest ttl of a lease, e.g. 5m or 1500ms; a node that forgot stays out for longer "
         "(default: 5m)",
     )
+    startup.add_floor_flag(
+        parser,
+        required=False,
+        purpose="tokens begin above it, for storages that have seen tokens of another cluster (default: 0):",
+    )
 
 
 @startup.explain_refusal
@@ -31,6 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = startup.settings_of(arguments)
     ttl_ms_max = startup.ttl_ms_max_of(arguments)
     assert ttl_ms_max is not None, "it has a default"
+    floor, least_token = _floor_of(arguments)
     cluster_id = asyncio.run(
         form(
             check_urls(settings.nodes),
@@ -38,7 +46,20 @@ def run(arguments: argparse.Namespace) -> int:
             ttl_ms_max=ttl_ms_max,
             randomness=SystemRandomness(),
             dial_timeout_ms=settings.dial_timeout_ms,
+            floor=floor,
+            least_token=least_token,
         )
     )
     print(f"cluster {cluster_id}: formed, {len(settings.nodes)} nodes")
     return 0
+
+
+def _floor_of(arguments: argparse.Namespace) -> tuple[int, int]:
+    """Return the floor of a new cluster, and the least token of one that was formed before.
+
+    The clock goes on, so a repeated command with `auto` accepts any floor that came from a clock.
+    """
+    if not hasattr(arguments, "floor"):
+        return 0, 0
+    floor = floor_of(arguments.floor, known=0, begun=0, wall_us=int(SystemClock().wall_ms() * 1000))
+    return floor, floor if arguments.floor is not None else WALL_US_MIN

@@ -23,7 +23,6 @@ from redfence_server.randomness import SystemRandomness
 HELP = "start a cluster again when more than a minority of its nodes have forgotten"
 EXIT_NODES_LEFT_OUT = 1
 
-_AUTO = "auto"
 _BREAK = (
     "redfence cluster recover: broken off: nodes that it has taken out stay out until it is carried out to "
     "the end; repeat it\n"
@@ -39,14 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "exit status: 0 done, 1 done except for the named nodes, 2 not done: refused, broken off, or --yes "
         "is missing; 130 broken off by Ctrl-C"
     )
-    parser.add_argument(
-        "--floor",
-        type=_floor,
-        required=True,
-        metavar="N|auto",
-        help="tokens go on above it: no less than the highest token that any storage has seen; or auto: "
-        "above the microseconds since 1970, which tokens do not reach. Set this machine's clock first",
-    )
+    startup.add_floor_flag(parser, required=True, purpose="tokens go on above it:")
     startup.add_max_ttl_flag(
         parser,
         default_ms=None,
@@ -55,14 +47,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--yes", action="store_true", help="carry out the recovery; without this flag, only print the plan"
     )
-
-
-def _floor(text: str) -> int | None:
-    if text == _AUTO:
-        return None
-    if not text.isascii() or not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor {_AUTO}")
-    return int(text)
 
 
 @startup.explain_refusal

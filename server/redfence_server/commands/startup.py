@@ -14,6 +14,8 @@ from redfence_server.errors import ConfigError, StartupError
 
 EXIT_NOT_DONE = 2
 
+_AUTO = "auto"
+
 EPILOG = (
     "$REDFENCE_NODES or the file may also name the nodes, which keeps passwords out of the process list. "
     "Their order sets their indices in the cluster."
@@ -59,6 +61,27 @@ def add_max_ttl_flag(parser: argparse.ArgumentParser, *, default_ms: int | None,
     parser.add_argument(
         "--max-ttl", type=durations.milliseconds, default=default_ms, metavar="DURATION", help=purpose
     )
+
+
+def add_floor_flag(parser: argparse.ArgumentParser, *, required: bool, purpose: str) -> None:
+    """Add `--floor N|auto` with the attribute `floor`: the number, or None for auto; absent if not given."""
+    parser.add_argument(
+        "--floor",
+        type=_floor,
+        required=required,
+        default=argparse.SUPPRESS,
+        metavar=f"N|{_AUTO}",
+        help=f"{purpose} no less than the highest token that any storage has seen; or {_AUTO}: above the "
+        "microseconds since 1970, which tokens do not reach. Set this machine's clock first",
+    )
+
+
+def _floor(text: str) -> int | None:
+    if text == _AUTO:
+        return None
+    if not text.isascii() or not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor {_AUTO}")
+    return int(text)
 
 
 def ttl_ms_max_of(arguments: argparse.Namespace) -> int | None:

@@ -39,16 +39,21 @@ class Plan:
 
 
 def plan(
-    snapshots: Sequence[NodeSnapshot], *, new_cluster_id: str, ttl_ms_max: int, leaves_wiped: bool = False
+    snapshots: Sequence[NodeSnapshot],
+    *,
+    new_cluster_id: str,
+    ttl_ms_max: int,
+    leaves_wiped: bool = False,
+    least_token: int = 0,
 ) -> Plan:
     """Return the nodes to form, from one snapshot for each index.
 
     With `leaves_wiped`, an empty node beside formed ones stays as it is: the server will adopt it
-    (NodeJoining).
+    (NodeJoining). A node that is formed already must show `least_token` or more.
 
     Raises:
         NodeRejectedError: these nodes cannot form one cluster; the message names the node.
-        ConfigError: the cluster exists with another greatest ttl.
+        ConfigError: the cluster exists with another greatest ttl, or with smaller tokens.
     """
     shown = [snapshot.found for snapshot in snapshots]
     judged = ClusterJudgement(shown, assume_durable=False, previously_admitted=False)
@@ -69,9 +74,22 @@ def plan(
             )
     # A quarantined node was formed; so was an empty one, unless forming has only begun.
     unformed = [begun if each is None else each.phase in _UNFORMED for each in identities]
+    for snapshot, is_unformed in zip(snapshots, unformed, strict=True):
+        if not is_unformed:
+            _refuse_smaller(snapshot, least_token)
     return Plan(
         judged.cluster_id or new_cluster_id, tuple(index for index, each in enumerate(unformed) if each)
     )
+
+
+def _refuse_smaller(snapshot: NodeSnapshot, least_token: int) -> None:
+    """Refuse a formed node whose greatest token is below the least: its cluster began without that floor."""
+    token = snapshot.found.max_token if snapshot.found is not None else None
+    if token is not None and token < least_token:
+        raise ConfigError(
+            f"floor: {snapshot.name} was formed before, and its greatest token is {token}, below "
+            f"{least_token}; leave the floor out, or form empty nodes"
+        )
 
 
 _UNFORMED = frozenset({Phase.FORMING, Phase.ASSEMBLED})
@@ -96,33 +114,40 @@ async def form(
     randomness: Randomness,
     dial_timeout_ms: int = 2_000,
     leaves_wiped: bool = False,
+    floor: int = 0,
+    least_token: int | None = None,
 ) -> str:
     """Form the nodes into one cluster and return its id; harmless to repeat, also after a crash midway.
 
-    The order of the nodes sets their indices. For `leaves_wiped` see `plan`.
+    The order of the nodes sets their indices. Tokens begin above `floor`. For `leaves_wiped` and
+    `least_token` see `plan`; a cluster that is formed already needs the floor itself unless told otherwise.
 
     Cancellation: as a crash midway.
 
     Raises:
         NodeRejectedError: a node cannot be reached, is not fit or not empty, or belongs to something else.
-        ConfigError: the cluster exists with another greatest ttl.
+        ConfigError: the cluster exists with another greatest ttl, or with smaller tokens.
     """
     async with connect_all(nodes, AdminSettings(keys, dial_timeout_ms)) as members:
         snapshots = [each.snapshot for each in members]
         decided = plan(
-            snapshots, new_cluster_id=randomness.hex_id(), ttl_ms_max=ttl_ms_max, leaves_wiped=leaves_wiped
+            snapshots,
+            new_cluster_id=randomness.hex_id(),
+            ttl_ms_max=ttl_ms_max,
+            leaves_wiped=leaves_wiped,
+            least_token=floor if least_token is None else least_token,
         )
         for snapshot in snapshots:
             _warn(snapshot, ttl_ms_max=ttl_ms_max, node_count=len(nodes))
         for state in (Phase.FORMING, Phase.ASSEMBLED, Phase.READY):
             for index in decided.to_form:
                 assigned = NodeAssignment(decided.cluster_id, index, len(nodes), ttl_ms_max)
-                await _form(members[index], assigned, state, randomness)
+                await _form(members[index], assigned, state, randomness, floor=floor)
     return decided.cluster_id
 
 
 async def _form(
-    node: AdminConnection, assigned: NodeAssignment, state: Phase, randomness: Randomness
+    node: AdminConnection, assigned: NodeAssignment, state: Phase, randomness: Randomness, *, floor: int
 ) -> None:
     found = node.snapshot.found
     assert found is not None, "a plan has only examined nodes"
@@ -130,7 +155,7 @@ async def _form(
         "form",
         *(assigned.cluster_id, assigned.index, assigned.node_count, assigned.ttl_ms_max),
         *(randomness.hex_id(), found.run_id, state.value),
-        *("0" if found.durability_gap else "1", found.evicted),
+        *("0" if found.durability_gap else "1", found.evicted, floor),
     )
     if answer == "not_empty":
         raise NodeRejectedError(

@@ -2,36 +2,20 @@
 
 No set of nodes is sure to know every granted token: a grant stands on f + 1 nodes, and these may be the f + 1
 that forgot. So the floor comes from outside: from the clock, or from the operator, who can ask the storage.
-
-The clock will do, because tokens grow more slowly than the microseconds since 1970. Each token takes a script
-on a node, about ten microseconds, and is one above the greatest that this node knows. Each floor that is
-reserved for a node adds 2^20, about a second. Assume that nodes come back less often than once a second on
-average. Then the tokens minted since the last recovery, at t0, are fewer than the microseconds from t0 to
-now. So every token is below now + 2^20. A new cluster begins at 0, half a century behind the clock.
-
-The argument fails if the clock is behind its time at the last recovery, or if a floor given by hand is still
-ahead of the clock. It also fails if processes restart, or fences fail, more than once a second for long. But
-each token that a node still shows counts as well, so harm needs the loss of every node that knows.
+operations/floors.py says why the clock will do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from redfence_proto import bounds
 from redfence_server.errors import ConfigError, NodeRejectedError
 from redfence_server.membership.admin import NodeSnapshot
 from redfence_server.membership.admission import Admitted, Judgement, Reason, Rejected, Restarted
 from redfence_server.membership.cluster_judgement import ClusterJudgement
 from redfence_server.membership.examination import Phase
-from redfence_server.membership.fence import TOKENS_JUMP
-
-FLOOR_MAX: Final = bounds.FENCING_TOKEN_MAX - 2**20 * TOKENS_JUMP
-"""A greater floor leaves no room for tokens above it: each return of a node takes a jump."""
-_WALL_US_MIN: Final = 1_735_689_600_000_000
-"""The beginning of 2025. A clock before it was never set, and may be behind that of a former recovery."""
+from redfence_server.operations.floors import floor_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +87,7 @@ def plan(
         cluster_id=judged.cluster_id or new_cluster_id,
         is_new=not judged.cluster_id,
         ttl_ms_max=_ttl_ms_max(judged, request),
-        floor=_floor(
+        floor=floor_of(
             request.floor, known=greatest_number(snapshots), begun=_floor_begun(snapshots), wall_us=wall_us
         ),
         nodes=tuple(snapshot.index for snapshot in snapshots if snapshot.found is not None),
@@ -167,25 +151,6 @@ def _floor_begun(snapshots: Sequence[NodeSnapshot]) -> int:
     """Return the floor that an earlier recovery, which broke off, has reserved; 0 if there was none."""
     found = [snapshot.found.identity for snapshot in snapshots if snapshot.found is not None]
     return max((each.reserved for each in found if each is not None), default=0)
-
-
-def _floor(asked: int | None, *, known: int, begun: int, wall_us: int) -> int:
-    if asked is None:
-        if wall_us < _WALL_US_MIN:
-            raise ConfigError(
-                "floor: this machine's clock was never set, so it is no measure; set it, or give a number"
-            )
-        asked = max(known, wall_us) + TOKENS_JUMP
-    if asked <= known == begun:
-        asked = known + 1  # the same command once more: what it has reserved is in its own way
-    if asked <= known:
-        raise ConfigError(
-            f"floor: {asked} is not above {known}, the greatest number that the nodes show; give "
-            f"{known + 1} at the least, and more than the highest token that any storage has seen"
-        )
-    if asked > FLOOR_MAX:
-        raise ConfigError(f"floor: {asked} leaves too few of the numbers below 2^53; {FLOOR_MAX} is the most")
-    return asked
 
 
 def state_of(judgement: Judgement | None) -> str:

@@ -119,7 +119,7 @@ class LuaNode:
         self.wipe()
         place = (formation.cluster_id, formation.index, formation.node_count, formation.max_ttl_ms)
         for state in ("forming", "assembled", "ready"):
-            formed = self._identify("form", *place, ADMITTED, "run", state, 0, 0)
+            formed = self._identify("form", *place, ADMITTED, "run", state, 0, 0, 0)
             assert formed == [b"formed"], formed
         return self
 

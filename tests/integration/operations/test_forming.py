@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -47,11 +48,11 @@ async def check_refusal(process: CommandProcess, told: str) -> None:
     assert line.count("\n") == 1
 
 
-async def form_through(proxies: Sequence[TcpProxy], nodes: Sequence[RedisNode]) -> str:
+async def form_through(proxies: Sequence[TcpProxy], nodes: Sequence[RedisNode], *, floor: int = 0) -> str:
     """Form a cluster through proxies, and return its id."""
     urls = [proxy.url(node.url) for proxy, node in zip(proxies, nodes, strict=True)]
     return await cluster_forming.form(
-        check_urls(urls), keys=Keyspace(), ttl_ms_max=300_000, randomness=SystemRandomness()
+        check_urls(urls), keys=Keyspace(), ttl_ms_max=300_000, randomness=SystemRandomness(), floor=floor
     )
 
 
@@ -71,6 +72,37 @@ async def test_a_cluster_is_formed_once_and_forming_it_again_changes_nothing(
     status = await (await serve(nodes)).status()
     assert status.max_ttl.ToMilliseconds() == 60_000
     assert status.cluster_id == line.split()[1].rstrip(":")
+
+
+async def test_the_first_token_of_a_cluster_with_a_floor_is_above_it(
+    commands: CommandProcesses, flushed_nodes: FlushedNodes, start_proxy: StartProxy, serve: Serve
+) -> None:
+    """A repeated command raises it until the cluster is formed, and refuses a greater one afterwards."""
+    nodes = await flushed_nodes(3)
+    proxies = [await start_proxy(node) for node in nodes]
+    broken_off = proxies[2].hold_before(b"\r\nassembled\r\n")
+    forming = asyncio.create_task(form_through(proxies, nodes, floor=1_000))
+    async with asyncio.timeout(10):
+        await broken_off.wait()
+    forming.cancel()
+    await asyncio.wait([forming])
+    line = await start_init(commands, nodes, "--floor", "5000").ended()
+    assert (await (await serve(nodes)).acquire("a")).lease.fencing_token == 5_001
+    assert await start_init(commands, nodes, "--floor", "5000").ended() == line
+    await check_refusal(start_init(commands, nodes, "--floor", "6000"), "floor: node ")
+    # Nodes that were formed without the clock are no nodes above the clock.
+    await check_refusal(start_init(commands, nodes, "--floor", "auto"), "floor: node ")
+
+
+async def test_a_floor_from_the_clock_may_be_given_again(
+    commands: CommandProcesses, flushed_nodes: FlushedNodes, serve: Serve
+) -> None:
+    """So a script may repeat the command, although the clock has gone on."""
+    nodes = await flushed_nodes(1)
+    began_us = time.time_ns() // 1000
+    line = await start_init(commands, nodes, "--floor", "auto").ended()
+    assert await start_init(commands, nodes, "--floor", "auto").ended() == line
+    assert (await (await serve(nodes)).acquire("a")).lease.fencing_token > began_us + 2**20
 
 
 async def test_a_cluster_is_formed_also_while_nodes_of_it_are_out(

@@ -10,6 +10,7 @@
 --       7 state to reach: 'forming'; 'assembled' once every node is forming; 'ready' once each is assembled
 --       8 '1' if the node's present run loses nothing at a crash, else '0'
 --       9 how many keys the node has evicted in this run
+--       10 the floor of the cluster's tokens: the first is above it; 0 for a new cluster without a past
 -- Returns  {'formed'}      the node has this identity and state
 --          {'not_empty'}   the node holds keys but no identity; nothing was changed
 --          {'ahead'}       the node has this identity, but is not in the state before; nothing was changed
@@ -17,6 +18,8 @@
 --
 -- Atomic because two operators may form at the same time. A node that already holds keys must never get an
 -- identity, because it would vote as if it had never forgotten.
+--
+-- The floor becomes the greatest token that the node knows, as if all tokens up to it were granted before.
 local identity = redis.call('HMGET', KEYS[1], 'cluster_id', 'index', 'nodes', 'state')
 if not identity[1] then
   if ARGV[7] ~= 'forming' then
@@ -25,7 +28,7 @@ if not identity[1] then
   if redis.call('DBSIZE') ~= 0 then
     return {'not_empty'}
   end
-  redis.call('SET', KEYS[2], '0')
+  redis.call('SET', KEYS[2], ARGV[10])
   redis.call('HSET', KEYS[1], 'cluster_id', ARGV[1], 'index', ARGV[2], 'nodes', ARGV[3],
     'max_ttl_ms', ARGV[4], 'admission', ARGV[5], 'run_id', ARGV[6], 'durable', ARGV[8], 'evicted', ARGV[9],
     'state', 'forming')
@@ -33,6 +36,10 @@ if not identity[1] then
 end
 if identity[1] ~= ARGV[1] or identity[2] ~= ARGV[2] or identity[3] ~= ARGV[3] then
   return {'other'}
+end
+-- A repeated command may bring a greater floor. After the first vote it is too late for it.
+if identity[4] ~= 'ready' and tonumber(ARGV[10]) > tonumber(redis.call('GET', KEYS[2]) or 0) then
+  redis.call('SET', KEYS[2], ARGV[10])
 end
 local before = {assembled = 'forming', ready = 'assembled'}
 if identity[4] == before[ARGV[7]] then

@@ -82,3 +82,11 @@ def test_the_greatest_ttl_of_a_cluster_is_not_changed_by_forming_it_again() -> N
         decide(identity(0), identity(1), identity(2), ttl_ms_max=2 * TTL_MS)
     with pytest.raises(ConfigError, match=r"max_ttl: node 1 .* was formed with 5 ms and not with 300000 ms"):
         decide(identity(0), replace(identity(1), max_ttl_ms=5), identity(2))
+
+
+def test_a_formed_node_with_a_token_below_the_floor_is_named() -> None:
+    formed = [look(index, identity(index), max_token=token) for index, token in enumerate((9, 7, 9))]
+    for least in (0, 7):
+        assert plan(formed, new_cluster_id="new", ttl_ms_max=TTL_MS, least_token=least) == Plan("c", ())
+    with pytest.raises(ConfigError, match=r"floor: node 1 .* its greatest token is 7, below 8; leave"):
+        plan(formed, new_cluster_id="new", ttl_ms_max=TTL_MS, least_token=8)

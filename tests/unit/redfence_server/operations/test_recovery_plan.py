@@ -13,7 +13,8 @@ from harness.doubles.findings import TTL_MS, away, identity, look
 from redfence_server.errors import ConfigError, NodeRejectedError
 from redfence_server.membership.admin import NodeSnapshot
 from redfence_server.membership.examination import Phase
-from redfence_server.operations.recovery_plan import FLOOR_MAX, Recovery, Request, greatest_number, plan
+from redfence_server.operations.floors import FLOOR_MAX
+from redfence_server.operations.recovery_plan import Recovery, Request, greatest_number, plan
 
 UNFORMED = (Phase.FORMING, Phase.ASSEMBLED)
 # Some time in 2026.

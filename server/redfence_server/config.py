@@ -132,8 +132,21 @@ def load(
         ConfigError: a value is wrong or a setting unknown; the message names it.
     """
     from_file = {} if config_file is None else _read_file(config_file)
+    return _checked({**command_defaults, **from_file, **_from_environment(), **flags})
+
+
+def nodes_in(config_file: Path) -> tuple[str, ...]:
+    """Return the nodes that a settings file names, whatever the environment says.
+
+    Raises:
+        ConfigError: the file cannot be read or names none, or a value in it is wrong.
+    """
+    return _checked(_read_file(config_file)).nodes
+
+
+def _checked(values: Mapping[str, Any]) -> ServeConfig:
     try:
-        return ServeConfig(**{**command_defaults, **from_file, **_from_environment(), **flags})
+        return ServeConfig(**values)
     except ValidationError as error:
         problems = (f"{'.'.join(map(str, each['loc']))}: {_describe(each)}" for each in error.errors())
         raise ConfigError("; ".join(problems)) from error

@@ -269,6 +269,33 @@ async def test_a_node_that_votes_or_was_wiped_reserves_nothing(node: Node, quara
     refuse(node, *commands)
 
 
+async def test_a_node_that_leaves_its_cluster_names_it_and_drops_the_floors_of_its_indices(
+    node: Node,
+) -> None:
+    """It keeps its tokens and its own floor, and names the cluster that it left last."""
+    come_back(node)
+    before = identity(node)
+    assert before.known_floors
+    assert before.voted_floor == 1_000
+    later = Formation("later", index=4, node_count=5, max_ttl_ms=TTL_MS)
+    retire = replace(OUT, known=Known(NEW, "run-3"), quarantine=OTHER, phase=Phase.RETIRED)
+    carry_out(node, replace(retire, formation=replace(PLACE, cluster_id="later")))
+    retired = identity(node)
+    assert (retired.phase, retired.predecessor, retired.index) == (Phase.RETIRED, "cluster", 0)
+    assert (retired.floor, retired.voted_floor, retired.known_floors, retired.known_fences) == (
+        1_000,
+        0,
+        {},
+        {},
+    )
+    assert read(node).high == 1_000
+    moved = replace(retire, known=Known(OTHER, "run-2"), quarantine=Q, phase=Phase.QUARANTINED)
+    carry_out(node, replace(moved, formation=later))
+    found = identity(node)
+    assert (found.cluster_id, found.index, found.node_count) == ("later", 4, 5)
+    assert (found.phase, found.predecessor) == (Phase.QUARANTINED, "cluster")
+
+
 # --- the fence
 
 

@@ -29,6 +29,7 @@ EXTRA_BY_MODULE: Mapping[str, str] = MappingProxyType(
         "redfence_server.commands.cluster_init": "server",
         "redfence_server.commands.cluster_recover": "server",
         "redfence_server.commands.cluster_replace": "server",
+        "redfence_server.commands.cluster_resize": "server",
         "redfence_server.commands.dev": "embedded",
         "redfence_server.commands.doctor": "server",
         "redfence_server.commands.serve": "server",

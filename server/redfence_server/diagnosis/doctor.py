@@ -111,6 +111,7 @@ ADVICE: Final[Mapping[Reason, str]] = {
     Reason.SAME_PROCESS: "start a server for it on a machine of its own: one crash would take both",
     Reason.FORMING: "name the same nodes as before",
     Reason.OTHER_CLUSTER: f"name the right node. To take this one: FLUSHALL, then {_REPLACE}",
+    Reason.RESIZED: "name the new list of nodes; if the resize broke off, repeat `redfence cluster resize`",
     Reason.WRONG_PLACE: "name all nodes in the order in which they were formed; empty one that was a replica",
     Reason.REPLACED: f"to give this one the index again: {_REPLACE}",
     Reason.NOT_DURABLE: _SET,

@@ -46,6 +46,7 @@ class Kind(Enum):
     EMPTY = "empty"
     FORMING = "forming"
     OTHER_CLUSTER = "other_cluster"
+    RESIZED = "resized"
     WRONG_PLACE = "wrong_place"
     REPLACED = "replaced"
     FORGOT = "forgot"

@@ -27,6 +27,8 @@ class Reason(Enum):
     """`redfence cluster init` did not finish on its cluster."""
     OTHER_CLUSTER = auto()
     """It belongs to another cluster."""
+    RESIZED = auto()
+    """A resize took it out of the expected cluster, or out of any that this list of nodes can be."""
     WRONG_PLACE = auto()
     """Its index or the size of its cluster is not the configured one, or the configuration names it twice."""
     SAME_PROCESS = auto()
@@ -54,7 +56,7 @@ class Reason(Enum):
 
 _MISCONFIGURED = frozenset(
     {
-        *(Reason.OTHER_CLUSTER, Reason.WRONG_PLACE, Reason.SAME_PROCESS),
+        *(Reason.OTHER_CLUSTER, Reason.RESIZED, Reason.WRONG_PLACE, Reason.SAME_PROCESS),
         *(Reason.REPLICA, Reason.TOO_OLD, Reason.EVICTS, Reason.NO_RUN_ID),
     }
 )
@@ -190,6 +192,13 @@ def _judge_unformed(expected: Expectation, found: Findings) -> Forgot | Rejected
 
 def _judge_assignment(expected: Expectation, identity: Identity, found: Findings) -> Rejected | None:
     """Return why this is not the node that is configured here."""
+    if _is_resized(expected, identity):
+        return Rejected(
+            Reason.RESIZED,
+            f"cluster {identity.predecessor} was resized and goes on as cluster {identity.cluster_id}: give "
+            "this server the new list of nodes and restart it; if the resize broke off, repeat "
+            "`redfence cluster resize`",
+        )
     if expected.cluster_id is not None and identity.cluster_id != expected.cluster_id:
         return Rejected(
             Reason.OTHER_CLUSTER, f"it belongs to cluster {identity.cluster_id}, not to {expected.cluster_id}"
@@ -210,6 +219,16 @@ def _judge_assignment(expected: Expectation, identity: Identity, found: Findings
             f"it was formed as node {identity.index}, but is configured as node {expected.index}: {cause}",
         )
     return None
+
+
+def _is_resized(expected: Expectation, identity: Identity) -> bool:
+    """Tell whether the node left the expected cluster, or a cluster of so many nodes as are expected."""
+    if identity.phase is Phase.RETIRED:
+        return True
+    is_other_size = identity.node_count != expected.node_count
+    return bool(identity.predecessor) and (
+        identity.predecessor == expected.cluster_id or (expected.cluster_id is None and is_other_size)
+    )
 
 
 def _judge_phase(

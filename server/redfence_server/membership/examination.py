@@ -26,6 +26,8 @@ class Phase(Enum):
     RESTARTED = "restarted"
     """Its new run proved that it forgot nothing: it votes after the fence, without a wait."""
     QUARANTINED = "quarantined"
+    RETIRED = "retired"
+    """A resize took it out of its cluster for good, towards the cluster that its identity names."""
 
 
 FENCE_ID_DIGITS: Final = 16
@@ -37,6 +39,7 @@ class Identity:
     """The content of the node's `node` key.
 
     Attributes:
+        predecessor: the cluster that the node left when it was resized; empty if it never left one.
         admission: the admission id of servers' commands; for a node without a vote, the id of the quarantine.
         run_id: the run of its process to which a server last gave a vote, or from which it took the vote.
         durable: whether that run, from its beginning, loses nothing at a crash.
@@ -63,6 +66,7 @@ class Identity:
     evicted: int = 0
     known_floors: Mapping[int, int] = field(default_factory=dict)
     known_fences: Mapping[int, str] = field(default_factory=dict)
+    predecessor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +235,7 @@ def read_identity(flat: list[bytes]) -> Identity | None:
                 for name, value in fields.items()
                 if name.startswith("fence:")
             },
+            predecessor=fields.get("predecessor", ""),
         )
     except (KeyError, ValueError) as error:
         raise DialAnswerError(f"its identity is malformed: {error!r}") from error

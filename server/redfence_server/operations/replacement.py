@@ -110,7 +110,7 @@ def plan(snapshots: Sequence[NodeSnapshot], new: NodeSnapshot, *, assume_durable
 
 
 # The list of nodes is not that of one cluster.
-_WRONG_LIST = frozenset({Reason.OTHER_CLUSTER, Reason.WRONG_PLACE, Reason.SAME_PROCESS})
+_WRONG_LIST = frozenset({Reason.OTHER_CLUSTER, Reason.RESIZED, Reason.WRONG_PLACE, Reason.SAME_PROCESS})
 
 
 def _newcomer(new: NodeSnapshot, judgement: Judgement | None, *, old_votes: bool) -> Newcomer:

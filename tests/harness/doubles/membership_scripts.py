@@ -46,6 +46,7 @@ def _identity(node: NodeMemory) -> Identity | None:
         *(node.floor, node.voted_floor, node.reserved, node.evicted),
         known_floors=node.known_floors.copy(),
         known_fences=node.known_fences.copy(),
+        predecessor=node.predecessor,
     )
 
 
@@ -64,6 +65,10 @@ def _quarantine(node: NodeMemory, quarantine: Quarantine) -> Step:
         return Step.NOT_EMPTY
     if node.run_id != quarantine.run_id:
         node.evicted = 0
+    if node.admission and node.formation.cluster_id != quarantine.formation.cluster_id:
+        node.predecessor, node.voted_floor = node.formation.cluster_id, 0
+        node.known_floors.clear()
+        node.known_fences.clear()
     node.formation, node.phase = quarantine.formation, quarantine.phase
     node.admission, node.run_id = quarantine.quarantine, quarantine.run_id
     node.durable, node.reserved = quarantine.durable, 0

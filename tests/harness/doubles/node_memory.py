@@ -64,6 +64,7 @@ class NodeMemory:
     reserved: int = 0
     waited_floor: int = 0
     distrusted_until_ms: int = 0
+    predecessor: str = ""
     known_floors: dict[int, int] = field(default_factory=dict)
     known_fences: dict[int, str] = field(default_factory=dict)
     holds: dict[str, Hold] = field(default_factory=dict)
@@ -88,7 +89,7 @@ class NodeMemory:
 
     def wipe(self) -> None:
         """Forget everything, the identity as well: the node admits no server any more."""
-        self.admission = self.run_id = ""
+        self.admission = self.run_id = self.predecessor = ""
         self.high = None
         self.floor = self.voted_floor = self.reserved = self.waited_floor = 0
         self.evicted = self.distrusted_until_ms = 0
@@ -102,6 +103,7 @@ class NodeMemory:
         self.distrusted_until_ms = older.distrusted_until_ms
         self.high, self.floor, self.voted_floor = older.high, older.floor, older.voted_floor
         self.reserved, self.waited_floor = older.reserved, older.waited_floor
+        self.predecessor = older.predecessor
         self.known_floors, self.known_fences = older.known_floors.copy(), older.known_fences.copy()
         self.holds = older.holds.copy()
         self.counters = older.counters.copy()

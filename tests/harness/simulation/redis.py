@@ -331,6 +331,7 @@ def _flat(sight: Sight) -> Sequence[Any]:
         "evicted": identity.evicted,
     }
     optional: dict[str, str | int] = {
+        "predecessor": identity.predecessor,
         "floor": identity.floor,
         "voted_floor": identity.voted_floor,
         "reserved": identity.reserved,

@@ -103,7 +103,10 @@ main(sys.argv[1:])
                 "storage": "storage",
             },
         ),
-        (["cluster", "--help"], {"init": "server", "recover": "server", "replace": "server", "status": None}),
+        (
+            ["cluster", "--help"],
+            {"init": "server", "recover": "server", "replace": "server", "resize": "server", "status": None},
+        ),
     ],
 )
 def test_help_lists_the_extra_of_each_command_without_importing_it(

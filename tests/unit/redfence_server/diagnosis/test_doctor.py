@@ -358,6 +358,11 @@ CASES = [
         {"cluster_id": "other", "max_ttl_ms": 1_000, "known_floors": {2: 50}},
         (OUT, Kind.OTHER_CLUSTER, "other", "to c", "FLUSHALL", REPLACE_1),
     ),
+    one(
+        "left the cluster when it was resized",
+        {"cluster_id": "later", "predecessor": "c", "phase": Phase.RETIRED},
+        (OUT, Kind.RESIZED, "goes on as cluster later", "name the new list of nodes"),
+    ),
     Case(
         "the first is of another cluster than most",
         {0: {"cluster_id": "other"}},

@@ -14,6 +14,7 @@ from redfence_server.membership.examination import Identity, Phase
 from redfence_server.operations.forming import Plan, plan
 
 UNFORMED = {Phase.FORMING, Phase.ASSEMBLED}
+PHASES = [phase for phase in Phase if phase is not Phase.RETIRED]
 
 
 def decide(*who: Identity | None, ttl_ms_max: int = TTL_MS, leaves_wiped: bool = False) -> Plan:
@@ -21,7 +22,7 @@ def decide(*who: Identity | None, ttl_ms_max: int = TTL_MS, leaves_wiped: bool =
     return plan(looks, new_cluster_id="new", ttl_ms_max=ttl_ms_max, leaves_wiped=leaves_wiped)
 
 
-@pytest.mark.parametrize("phases", list(product((None, *Phase), repeat=3)))
+@pytest.mark.parametrize("phases", list(product((None, *PHASES), repeat=3)))
 def test_forming_writes_to_nodes_that_were_never_formed_and_to_no_other(
     phases: tuple[Phase | None, ...],
 ) -> None:
@@ -39,6 +40,14 @@ def test_forming_writes_to_nodes_that_were_never_formed_and_to_no_other(
     for leaves_wiped in (False, True):
         planned = decide(*who, leaves_wiped=leaves_wiped)
         assert planned == Plan("c" if any(who) else "new", unformed)
+
+
+@pytest.mark.parametrize("other", [None, *Phase])
+def test_a_node_that_left_its_cluster_keeps_a_list_from_being_formed(other: Phase | None) -> None:
+    """Forming would let it vote for a cluster whose predecessor may still grant."""
+    others = [None if other is None else identity(index, phase=other) for index in (1, 2)]
+    with pytest.raises(NodeRejectedError, match="repeat `redfence cluster resize`"):
+        decide(identity(0, phase=Phase.RETIRED, predecessor="before"), *others)
 
 
 def test_nodes_of_another_cluster_or_order_or_size_are_refused() -> None:

@@ -132,28 +132,41 @@ async def test_a_cluster_that_grew_can_shrink_again_onto_its_first_nodes(
     assert tokens == sorted(set(tokens))
 
 
-async def test_a_holder_from_before_learns_that_its_lease_is_lost(
+async def renew(server: LockServer, lease: lock_pb2.Lease) -> lock_pb2.KeepAliveResponse:
+    """Renew once, on a stream of its own."""
+    stream = server.locks.KeepAlive()
+    await stream.write(lock_pb2.KeepAliveRequest(resource=lease.resource, lease_id=lease.lease_id))
+    answer = await stream.read()
+    stream.cancel()
+    assert isinstance(answer, lock_pb2.KeepAliveResponse)
+    return answer
+
+
+async def test_a_lease_that_is_renewed_to_the_last_ends_before_the_next_grant(
     commands: CommandProcesses, flushed_nodes: FlushedNodes, serve: Serve
 ) -> None:
-    """While the command waits no server renews it; a server with the new list says LOST."""
+    """While the command waits no server renews it; a server with the new list says that it is lost."""
     nodes = await flushed_nodes(5)
     await form(nodes[:3], ttl_ms_max=TTL_MS)
     before, history = await serve(nodes[:3]), TokenHistory()
-    process = resize(commands, nodes[:3], nodes)
-    assert "nothing was changed; add --yes" in await process.ended(status=2)
+    assert "nothing was changed; add --yes" in await resize(commands, nodes[:3], nodes).ended(status=2)
     began_at_ms = now_ms()
     lease = (await before.acquire("held", ttl_ms=TTL_MS)).lease
-    history.note(lease, began_at_ms=began_at_ms)
-    await resize(commands, nodes[:3], nodes, "--yes").ended()
+    grant = history.note(lease, began_at_ms=began_at_ms)
+    process = resize(commands, nodes[:3], nodes, "--yes")
+    while True:
+        sent_at_ms = now_ms()
+        answer = await renew(before, lease)
+        if answer.state != lock_pb2.LEASE_STATE_ACTIVE:
+            break
+        history.renewed(grant, sent_at_ms=sent_at_ms, validity_ms=answer.validity.ToMilliseconds())
+    assert answer.state == lock_pb2.LEASE_STATE_AT_RISK
+    assert history.succeeded["renew"]
+    await process.ended()
     after = await serve(nodes)
-    stream = after.locks.KeepAlive()
-    await stream.write(lock_pb2.KeepAliveRequest(resource="held", lease_id=lease.lease_id))
-    answer = await stream.read()
-    assert isinstance(answer, lock_pb2.KeepAliveResponse)
-    assert answer.state == lock_pb2.LEASE_STATE_LOST
-    stream.cancel()
     began_at_ms = now_ms()
     history.note((await after.acquire("held", ttl_ms=TTL_MS)).lease, began_at_ms=began_at_ms)
+    assert (await renew(after, lease)).state == lock_pb2.LEASE_STATE_LOST
     history.check()
     history.check_exclusion()
 
@@ -289,6 +302,24 @@ async def test_no_other_command_brings_a_retired_node_back(
         told = await commands.start_redfence("cluster", *command).ended(status=2)
         assert RESIZED in told or "nothing to recover" in told
     assert await memories(nodes) == before
+
+
+async def test_a_node_that_forgets_that_it_retired_does_not_count_for_the_quorum(
+    commands: CommandProcesses, fresh_nodes: FreshNodes, start_proxy: StartProxy
+) -> None:
+    """Servers may have given it its vote back before the next node retired."""
+    nodes = await fresh_nodes(6)
+    await form(nodes[:3], ttl_ms_max=TTL_MS)
+    nodes[2].kill()
+    proxy = await start_proxy(nodes[1])
+    held = proxy.hold_before(b"\r\nretired\r\n")
+    process = resize(commands, [nodes[0], proxy.url(nodes[1].url), nodes[2]], nodes[3:], "--yes")
+    await all_set(held)
+    assert (await node_phases(nodes[:2])) == [b"retired", b"ready"]
+    await nodes[0].call("FLUSHALL")
+    await proxy.heal()
+    assert "only 1 of 3 old nodes stayed retired" in await process.ended(status=2)
+    assert await node_phases(nodes[3:]) == [None] * 3
 
 
 async def test_ctrl_c_in_the_wait_tells_that_it_has_to_be_repeated(

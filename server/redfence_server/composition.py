@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_server.api import serving as grpc_serving
@@ -31,14 +32,26 @@ from redfence_server.waiting.waiter_limiter import WaiterLimits
 SERVICE_NAMES = tuple(
     lock_pb2.DESCRIPTOR.services_by_name[name].full_name for name in ("LockService", "AdminService")
 )
+LIVENESS_NAME = "redfence.liveness"
+"""The health of this name is SERVING as long as the process answers, with or without a quorum."""
+# A worker listens after this time even without a quorum, so that the port answers why it is not ready.
+_LISTEN_ANYWAY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A lock server that answers calls; `drain` ends every wait, stream and health watch."""
+    """A lock server that answers calls.
+
+    Attributes:
+        until_quorum: connects to the nodes, once, and returns when a quorum votes. Until then the health is
+            NOT_SERVING, and locks are UNAVAILABLE. Raises StartupError: a node must not vote, or
+            `start_timeout_ms` is over.
+        drain: ends every wait, stream and health watch.
+    """
 
     port: int
     grpc_server: grpc_serving.Server
+    until_quorum: Callable[[], Awaitable[None]]
     drain: Callable[[], Awaitable[None]]
 
 
@@ -95,14 +108,14 @@ def assemble(
 async def lock_server(
     config: ServeConfig, *, accept_empty_nodes: bool = False, share_port: bool = False
 ) -> AsyncIterator[RunningServer]:
-    """Run a lock server within `async with`, from the entry until the exit.
+    """Run a lock server within `async with`, from the entry until the exit; call `until_quorum` on entry.
 
     `accept_empty_nodes` takes an empty node for a wiped one, even if this server has never seen it. Only a
     program that runs the nodes itself may set it. `share_port` is for a worker, whose supervisor holds the
-    port of `config.listen`: the server listens only once it has a quorum.
+    port of `config.listen`: the server listens once it has a quorum, or after a second without one.
 
     Raises:
-        StartupError: a setting is wrong, a node must not vote, or there is no quorum.
+        StartupError: a setting is wrong.
     """
     if not __debug__:
         raise ConfigError("refusing to run under python -O, because assertions guard the safety of locks")
@@ -120,27 +133,59 @@ async def lock_server(
     server = grpc_serving.new_server(config.transport, share_port=share_port)
     lock_pb2_grpc.add_LockServiceServicer_to_server(servicer, server)
     lock_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster.view), server)
-    health = grpc_serving.add_health_and_reflection(server, SERVICE_NAMES)
+    health = grpc_serving.add_health_and_reflection(server, SERVICE_NAMES, liveness_name=LIVENESS_NAME)
+    cluster.on_granting = lambda granting: health.set_serving(serving=granting)
+
+    async def listen() -> int:
+        port = grpc_serving.bind(server, config.listen, share_port=share_port)
+        await server.start()
+        return port
+
+    async def until_quorum() -> None:
+        starting = asyncio.create_task(cluster.start(timeout_ms=config.start_timeout_ms), name="start-nodes")
+        try:
+            if share_port:
+                # The kernel gives every process that listens its part of the connections, so those that have
+                # a quorum come first.
+                await asyncio.wait([starting], timeout=_LISTEN_ANYWAY_S)
+                if starting.done():
+                    await starting
+                await listen()
+            await starting
+        finally:
+            starting.cancel()
+
+    async def drain() -> None:
+        health.drain()
+        await servicer.drain()
+
     try:
         # The port first, because it is the likelier mistake and needs no connection to a node.
-        if not share_port:
-            port = grpc_serving.bind(server, config.listen)
-        await cluster.start(timeout_ms=config.start_timeout_ms)
-        if share_port:
-            # Last, because the kernel gives every process that listens its part of the connections.
-            port = grpc_serving.bind(server, config.listen, share_port=True)
-        await health.set_serving(serving=True)
-        await server.start()
-
-        async def drain() -> None:
-            await health.set_serving(serving=False)
-            await servicer.drain()
-
-        yield RunningServer(port, server, drain)
+        port = 0 if share_port else await listen()
+        yield RunningServer(port, server, until_quorum, drain)
     finally:
-        await health.set_serving(serving=False)
+        health.drain()
         await server.stop(0)
         await cluster.close()
+
+
+async def quorum_before(stop: asyncio.Future[signal.Signals], running: RunningServer) -> bool:
+    """Return True once a quorum votes, or False if `stop` comes first.
+
+    Raises:
+        StartupError: see `RunningServer.until_quorum`.
+    """
+    waiting = asyncio.ensure_future(running.until_quorum())
+    either: set[asyncio.Future[Any]] = {waiting, stop}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            return False
+        await waiting
+        return True
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
 
 
 def relax_garbage_collector() -> None:
@@ -154,8 +199,14 @@ def relax_garbage_collector() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
-async def drain_at(stop: asyncio.Future[signal.Signals], running: RunningServer, *, grace_ms: int) -> None:
-    """Serve until `stop`, then drain for `grace_ms` at most."""
+async def drain_at(
+    stop: asyncio.Future[signal.Signals], running: RunningServer, settings: ServeConfig
+) -> None:
+    """Serve until `stop`, then drain for `drain_grace_ms` at most."""
     await grpc_serving.run_until_signal(
-        running.grpc_server, on_drain=running.drain, grace_s=grace_ms / 1000, stop=stop
+        running.grpc_server,
+        on_drain=running.drain,
+        notice_s=settings.drain_notice_ms / 1000,
+        grace_s=settings.drain_grace_ms / 1000,
+        stop=stop,
     )

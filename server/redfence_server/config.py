@@ -66,7 +66,10 @@ class ServeConfig(BaseModel):
         2_000, ge=10, le=60_000, description="how long each step of connecting to a node may take"
     )
     start_timeout_ms: int = Field(
-        10_000, ge=0, le=600_000, description="how long to wait at the start for a quorum of nodes"
+        0,
+        ge=0,
+        le=600_000,
+        description="how long to wait at the start for a quorum of nodes before giving up; 0 never gives up",
     )
     heartbeat_interval_ms: int = Field(
         500, ge=100, le=60_000, description="how often to examine each node: its identity, settings and clock"
@@ -91,6 +94,13 @@ class ServeConfig(BaseModel):
     )
     drain_grace_ms: int = Field(
         10_000, ge=0, le=600_000, description="how long unfinished calls may take after SIGTERM"
+    )
+    drain_notice_ms: int = Field(
+        250,
+        ge=0,
+        le=600_000,
+        description="for how much of drain_grace_ms a stopping server goes on taking connections: it answers "
+        "calls with DRAINING and health checks with NOT_SERVING, so that a load balancer can see it",
     )
     assume_durable: bool = Field(
         default=False,

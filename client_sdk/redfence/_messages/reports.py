@@ -149,6 +149,7 @@ class NodeReport:
         clock_distrusted_for: seconds for which its votes for new grants do not count, because its
             clock was set.
         state_changes: how often the state has changed since the server started.
+        grant_refusal: the error with which it refuses new grants; "" if it accepts them.
     """
 
     index: int
@@ -163,11 +164,13 @@ class NodeReport:
     durability: Durability = Durability.UNKNOWN
     clock_distrusted_for: float = 0.0
     state_changes: int = 0
+    grant_refusal: str = ""
 
     @property
     def grants(self) -> bool:
-        """Whether its votes for new grants count."""
-        return self.state is NodeState.READY and self.clock_distrusted_for <= 0
+        """Whether it accepts new grants, and its votes for them count."""
+        votes = self.state is NodeState.READY and not self.grant_refusal
+        return votes and self.clock_distrusted_for <= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +193,7 @@ class ClusterReport:
 
     @property
     def ready(self) -> bool:
-        """Whether a quorum of nodes votes for new grants. A node with a newly set clock does not count."""
+        """Whether a quorum of nodes would grant now; see `NodeReport.grants`."""
         return sum(node.grants for node in self.nodes) >= self.quorum > 0
 
 
@@ -244,6 +247,7 @@ def _node(node: lock_pb2.NodeStatus) -> NodeReport:
         durability=Durability(node.durability) if durability_known else Durability.UNKNOWN,
         clock_distrusted_for=duration_ms(node.clock_distrusted_for) / 1000,
         state_changes=node.state_changes,
+        grant_refusal=node.grant_refusal,
     )
 
 

@@ -1330,6 +1330,7 @@ class NodeStatus(_message.Message):
     DURABILITY_FIELD_NUMBER: _builtins.int
     CLOCK_DISTRUSTED_FOR_FIELD_NUMBER: _builtins.int
     STATE_CHANGES_FIELD_NUMBER: _builtins.int
+    GRANT_REFUSAL_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """The node's index in the cluster, from 0."""
     address: _builtins.str
@@ -1346,6 +1347,11 @@ class NodeStatus(_message.Message):
     """Whether the node votes again at once after a restart."""
     state_changes: _builtins.int
     """How often the node's state has changed since this server started."""
+    grant_refusal: _builtins.str
+    """The error with which the node refuses new grants, such as "OOM …" or "READONLY …"; empty if it accepts
+    them. Meanwhile the node may be READY, and may still accept renewals and releases. Do not count such nodes
+    when you compute whether a quorum can grant. The server learns it at each heartbeat.
+    """
     @_builtins.property
     def latency(self) -> _duration_pb2.Duration:
         """How long the last answered command took, also while the node is unreachable; unset before the first."""
@@ -1382,10 +1388,11 @@ class NodeStatus(_message.Message):
         durability: Global___Durability.ValueType = ...,
         clock_distrusted_for: _duration_pb2.Duration | None = ...,
         state_changes: _builtins.int = ...,
+        grant_refusal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["clock_distrusted_for", b"clock_distrusted_for", "clock_offset", b"clock_offset", "latency", b"latency", "since", b"since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "clock_distrusted_for", b"clock_distrusted_for", "clock_offset", b"clock_offset", "detail", b"detail", "durability", b"durability", "high", b"high", "index", b"index", "latency", b"latency", "run_id", b"run_id", "since", b"since", "state", b"state", "state_changes", b"state_changes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "clock_distrusted_for", b"clock_distrusted_for", "clock_offset", b"clock_offset", "detail", b"detail", "durability", b"durability", "grant_refusal", b"grant_refusal", "high", b"high", "index", b"index", "latency", b"latency", "run_id", b"run_id", "since", b"since", "state", b"state", "state_changes", b"state_changes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -247,6 +247,7 @@ def _node_status(index: int, report: NodeReport) -> lock_pb2.NodeStatus:
         durability=_DURABILITIES[report.durability],
         clock_distrusted_for=duration(math.ceil(report.clock_distrusted_ms)),
         state_changes=report.state_changes,
+        grant_refusal=report.grant_refusal,
     )
     if report.latency_ms is not None:
         status.latency.FromMicroseconds(int(report.latency_ms * 1000))

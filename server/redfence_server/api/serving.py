@@ -64,49 +64,72 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.server_handshake_timeout_ms", _ms(LIMITS.liveness.handshake_s)),
     ("grpc.max_connection_idle_ms", _ms(LIMITS.liveness.idle_s)),
 )
-# How long a draining server still answers DRAINING: a few round trips, and one check by a load balancer.
-_LAME_DUCK_S = 0.25
 
 
 class ListenError(ConfigError):
     """The server cannot listen on the address; the message names the address and the cause."""
 
 
-class Health(health.aio.HealthServicer):  # type: ignore[misc]  # the package has no types
-    """Serves the standard health service; its watches end when the server stops serving.
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the package has no types
+    """Serves the standard health service: readiness for named services and the server, and liveness.
 
     The package's own service never ends a watch, so one watcher would make every drain take its whole grace.
+
+    Args:
+        service_names: the services whose health is the server's readiness, as that of the empty name is.
+        liveness_name: a name that is SERVING as long as the process answers; empty for none.
     """
 
-    def __init__(self, service_names: Sequence[str]) -> None:
-        super().__init__()
-        self._names = (*service_names, "")
-        self._statuses: dict[str, health_pb2.HealthCheckResponse.ServingStatus] = {}
+    def __init__(self, service_names: Sequence[str], *, liveness_name: str = "") -> None:
+        self._ready_names = frozenset({*service_names, ""})
+        self._liveness_name = liveness_name
+        self._serving = self._draining = False
         self._changed = asyncio.Event()
 
-    async def set_serving(self, *, serving: bool) -> None:
-        """Set the health of every named service and of the server; NOT_SERVING ends every watch."""
-        answers = health_pb2.HealthCheckResponse
-        self._statuses = dict.fromkeys(self._names, answers.SERVING if serving else answers.NOT_SERVING)
-        for name, status in self._statuses.items():
-            await self.set(name, status)
+    def set_serving(self, *, serving: bool) -> None:
+        """Set the readiness, and send it on every watch; without effect after `drain`."""
+        self._serving = serving and not self._draining
+        self._wake_watches()
+
+    def drain(self) -> None:
+        """Set the readiness to NOT_SERVING for ever, and end every watch."""
+        self._draining = True
+        self.set_serving(serving=False)
+
+    def _wake_watches(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+    def _status(self, name: str) -> health_pb2.HealthCheckResponse.ServingStatus:
+        answers = health_pb2.HealthCheckResponse
+        if name in self._ready_names:
+            return answers.SERVING if self._serving else answers.NOT_SERVING
+        return answers.SERVING if name and name == self._liveness_name else answers.SERVICE_UNKNOWN
+
+    async def Check(  # noqa: N802  (the contract's name)
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> health_pb2.HealthCheckResponse:
+        """Return the health of a service now; NOT_FOUND for an unknown name."""
+        status = self._status(request.service)
+        if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"{request.service!r} is not served here")
+        return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(  # noqa: N802  (the contract's name)
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        """Send each change of health, until the server stops serving."""
+        """Send the health of a service now and after each change, until the server drains."""
         last_sent = None
         while True:
             changed = self._changed
-            status = self._statuses.get(request.service, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+            status = self._status(request.service)
             if status != last_sent:
                 await context.write(health_pb2.HealthCheckResponse(status=status))
                 last_sent = status
-            if self._statuses.get("") == health_pb2.HealthCheckResponse.NOT_SERVING:
+            if self._draining:
                 return
-            await changed.wait()
+            if changed is self._changed:
+                await changed.wait()
 
 
 class Server(Protocol):
@@ -148,9 +171,11 @@ def new_server(transport: Transport = Transport.GRPCIO, *, share_port: bool = Fa
     return FastServer(LIMITS, adapt=reject_malformed, share_port=share_port)
 
 
-def add_health_and_reflection(server: Server, service_names: Sequence[str]) -> Health:
-    """Add the standard health and reflection services; the caller sets the health before serving starts."""
-    servicer = Health(service_names)
+def add_health_and_reflection(
+    server: Server, service_names: Sequence[str], *, liveness_name: str = ""
+) -> Health:
+    """Add the standard health and reflection services; the health is NOT_SERVING until the caller sets it."""
+    servicer = Health(service_names, liveness_name=liveness_name)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     add_reflection(server, (*service_names, health.SERVICE_NAME))
     return servicer
@@ -226,10 +251,13 @@ async def run_until_signal(
     server: Server,
     *,
     on_drain: Callable[[], Awaitable[None]],
+    notice_s: float,
     grace_s: float,
     stop: asyncio.Future[signal.Signals],
 ) -> None:
     """Serve until `stop`, then drain; return when all calls have ended, after `grace_s` at the latest.
+
+    For the first `notice_s` of the grace the server takes connections and answers that it drains.
 
     Call `stop_signal` for `stop` before the server reports that it is ready.
 
@@ -239,7 +267,7 @@ async def run_until_signal(
     number = await stop
     structlog.get_logger().info("draining", signal=number.name, grace_s=grace_s)
     await on_drain()
-    lame_s = min(_LAME_DUCK_S, grace_s)
-    await asyncio.sleep(lame_s)
-    await server.stop(grace_s - lame_s)
+    notice_s = min(notice_s, grace_s)
+    await asyncio.sleep(notice_s)
+    await server.stop(grace_s - notice_s)
     structlog.get_logger().info("stopped")

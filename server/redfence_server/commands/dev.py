@@ -27,8 +27,8 @@ _STORAGE_START_TIMEOUT_S = 20.0
 _STORAGE_STOP_TIMEOUT_S = 10.0
 # The embedded quorum sets these itself, and serves in this process.
 _FIXED = frozenset({"nodes", "assume_durable", "processes"})
-# A terminal shows one line and the problems, not every step.
-_DEFAULTS = {"log_level": log_setup.LogLevel.WARNING}
+# A terminal shows one line and the problems, not every step. The nodes are here, so a quorum comes soon.
+_DEFAULTS = {"log_level": log_setup.LogLevel.WARNING, "start_timeout_ms": 10_000}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -85,6 +85,7 @@ async def _run(arguments: argparse.Namespace) -> int:
             running = await stack.enter_async_context(
                 composition.lock_server(settings, accept_empty_nodes=True)
             )
+            await running.until_quorum()
             storage, storage_address = await stack.enter_async_context(
                 _storage(arguments, settings, data_dir)
             )
@@ -96,9 +97,7 @@ async def _run(arguments: argparse.Namespace) -> int:
                 f"{arguments.node_count} nodes in {data_dir}; Ctrl-C stops all",
                 flush=True,
             )
-            serving = asyncio.create_task(
-                composition.drain_at(stop, running, grace_ms=settings.drain_grace_ms), name="serve"
-            )
+            serving = asyncio.create_task(composition.drain_at(stop, running, settings), name="serve")
             storage_ends = asyncio.create_task(storage.wait(), name="watch-storage")
             await asyncio.wait({serving, storage_ends}, return_when=asyncio.FIRST_COMPLETED)
             storage_ends.cancel()

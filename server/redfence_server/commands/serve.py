@@ -10,7 +10,7 @@ from redfence_server import config
 from redfence_server.api.serving import stop_signal
 from redfence_server.clock import SystemClock
 from redfence_server.commands import startup
-from redfence_server.composition import drain_at, lock_server, relax_garbage_collector
+from redfence_server.composition import drain_at, lock_server, quorum_before, relax_garbage_collector
 from redfence_server.supervision.supervisor import supervise
 
 HELP = "run a lock server over existing nodes"
@@ -40,9 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
 async def _serve(settings: config.ServeConfig) -> int:
     async with lock_server(settings) as running:
         stop = stop_signal()
-        relax_garbage_collector()
-        _announce(settings, running.port, f"{len(settings.nodes)} nodes")
-        await drain_at(stop, running, grace_ms=settings.drain_grace_ms)
+        if await quorum_before(stop, running):
+            relax_garbage_collector()
+            _announce(settings, running.port, f"{len(settings.nodes)} nodes")
+        await drain_at(stop, running, settings)
     return 0
 
 

@@ -64,6 +64,7 @@ def _node(node: Checkup, judged: ClusterJudgement, settings: ServeConfig) -> Ite
     if node.found is not None and judgement is not None:
         yield from _verdict(node.index, node.found, judged, judgement)
         yield from _durability(node.found, judgement, judged, settings)
+        yield from _grants(node.found)
     if node.info:
         yield from _process(node)
         yield from _disk(node)
@@ -71,6 +72,14 @@ def _node(node: Checkup, judged: ClusterJudgement, settings: ServeConfig) -> Ite
     yield from _clock(node)
     if node.trips_ms:
         yield from _latency(node.trips_ms, settings)
+
+
+def _grants(found: Findings) -> Iterator[Finding]:
+    # Other findings say more about a full memory, a failed disk and a replica.
+    if found.grant_refusal and not found.grant_refusal.startswith(("OOM", "MISCONF", "READONLY")):
+        what = f"it refuses new grants: {found.grant_refusal}"
+        advice = "remove the cause, for example grant the right to the command; it then grants by itself"
+        yield _serious(Kind.GRANTS_REFUSED, what, advice)
 
 
 def _unreached(node: Checkup, settings: ServeConfig) -> Finding:

@@ -52,6 +52,7 @@ class Kind(Enum):
     FORGOT = "forgot"
     QUARANTINED = "quarantined"
     RESTARTED = "restarted"
+    GRANTS_REFUSED = "grants_refused"
     NO_RUN_ID = "no_run_id"
     TTL_DIFFERS = "ttl_differs"
     CLOCK_STEPS = "clock_steps"

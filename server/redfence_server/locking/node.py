@@ -228,6 +228,7 @@ class NodeReport:
         clock_offset_ms: its wall clock minus this machine's; None until the server first reads it.
         clock_distrusted_ms: how much longer its votes for new grants do not count, because its clock was set.
         state_changes: how many there were since the server's start.
+        grant_refusal: the error with which a node that votes would refuse a mint; empty if it would run it.
     """
 
     address: str
@@ -241,6 +242,12 @@ class NodeReport:
     clock_offset_ms: float | None = None
     clock_distrusted_ms: float = 0.0
     state_changes: int = 0
+    grant_refusal: str = ""
+
+    @property
+    def grants(self) -> bool:
+        """Whether the node would run a mint now, and its vote for the new grant would count."""
+        return self.state is NodeState.READY and not self.clock_distrusted_ms and not self.grant_refusal
 
 
 class LockNode(Protocol):

@@ -104,6 +104,7 @@ class Findings:
             now loses every later answer.
         eviction: the settings that let the node drop keys; empty when it drops none.
         evicted: how many keys the node has evicted in this run.
+        grant_refusal: the error with which it refuses the commands of a mint; empty if it would run them.
         info: all fields of INFO.
     """
 
@@ -119,6 +120,7 @@ class Findings:
     promoted: bool = False
     eviction: str = ""
     evicted: int = 0
+    grant_refusal: str = ""
     clock: ClockReading = ClockReading(0.0, 0.0, 0.0)
     info: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
@@ -176,7 +178,7 @@ def _read_findings(answers: Sequence[Any], *, sent_ms: float, received_ms: float
         raise ExaminationRefusedError("it runs in cluster mode; set cluster-enabled no and restart it", info)
     if isinstance(answers[1], DialRefusedError):
         raise ExaminationRefusedError(str(answers[1]), info)
-    _, fields, key_count, clock_us, *high = answers[1]
+    _, fields, key_count, clock_us, refusal, *high = answers[1]
     node_ms = clock_us / 1000
     settings, refusal = _read_settings(answers[2:])
     promoted = int(info.get("second_repl_offset", "-1")) >= 0
@@ -196,6 +198,7 @@ def _read_findings(answers: Sequence[Any], *, sent_ms: float, received_ms: float
         or info.get("aof_last_bgrewrite_status", "ok") != "ok",
         eviction=_eviction(info),
         evicted=int(info.get("evicted_keys", "0")),
+        grant_refusal=refusal.decode(errors="replace").removeprefix("-"),
         clock=ClockReading(sent_ms, received_ms, node_ms, _distrusted_ms(fields, node_ms)),
         info=info,
     )

@@ -74,12 +74,15 @@ class Heartbeat:
         self._step_cost_ms = 0.0
         self.node_clock: NodeClock | None = None
         """None until this server first admitted the node."""
+        self.grant_refusal = ""
+        """The error with which the node would have refused a mint at its last examination, or nothing."""
 
     def begin(self, found: Findings) -> None:
         """Take the findings of the admission: votes count only once the clock is known."""
         assert found.identity is not None, "a node that was admitted has an identity"
         self._admission = found.identity.admission
         self._step_cost_ms = fence.wait_ms(found.identity.max_ttl_ms)
+        self.grant_refusal = found.grant_refusal
         self._note_sample(found.clock)
 
     def bring_forward(self) -> None:
@@ -110,6 +113,7 @@ class Heartbeat:
             is_void = found.identity is None or found.identity.admission != self._admission
             if is_void or not isinstance(judgement, Admitted):
                 return NotAdmitted(_reason(judgement), admission_is_void=is_void)
+            self.grant_refusal = found.grant_refusal
             self._note_sample(found.clock)
             try:
                 await self._record_step(connection)

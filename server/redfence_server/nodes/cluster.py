@@ -1,21 +1,25 @@
-"""Start and close all links of one server; refuse to start without a quorum."""
+"""Start and close all links of one server; watch whether a quorum of nodes would grant now."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
 from redfence_server.clock import WallClock
-from redfence_server.errors import ConfigError, NodeRejectedError
+from redfence_server.errors import ConfigError, NodeRejectedError, NoQuorumError
 from redfence_server.locking import quorum
 from redfence_server.locking.node import REVALIDATION_MS_MAX, NodeReport, NodeState
 from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.nodes.link import LinkSettings, NodeLink
 from redfence_server.randomness import Randomness
 from redfence_server.redis_io.dial import NodeUrl
+
+# How often a server that waits for its first quorum looks whether it has one.
+_LOOK_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +62,11 @@ def _check_url(index: int, url: str) -> NodeUrl:
 
 
 class NodeCluster:
-    """Starts and closes the links, and reports the loss of a quorum.
+    """Starts and closes the links, and watches the quorum.
 
     Attributes:
         on_quorum_lost: called when no quorum votes, or could after the re-examinations of its nodes.
+        on_granting: called with whether a quorum would grant now, after each change.
     """
 
     def __init__(self, *, settings: LinkSettings, clock: WallClock, randomness: Randomness) -> None:
@@ -71,7 +76,11 @@ class NodeCluster:
         self._clock = clock
         self._is_clock_wrong = False
         self._quorum_timer: asyncio.TimerHandle | None = None
+        self._started = False
+        self._granting: bool | None = None
+        self._changed_at_ms = clock.now_ms()
         self.on_quorum_lost: Callable[[], None] = lambda: None
+        self.on_granting: Callable[[bool], None] = lambda _: None
         self.links = [
             NodeLink(
                 index,
@@ -80,6 +89,7 @@ class NodeCluster:
                 clock=clock,
                 randomness=randomness,
                 on_state=self._on_state,
+                on_heartbeat=self._judge_granting,
             )
             for index in range(node_count)
         ]
@@ -88,8 +98,14 @@ class NodeCluster:
         self._witnesses.on_confirmed = lambda index: self.links[index].heartbeat.bring_forward()
 
     def ttl_ms_max(self) -> int:
-        """Return the greatest ttl that the cluster allows."""
-        assert self._memory.ttl_ms_max is not None, "asked before a node was admitted"
+        """Return the greatest ttl that the cluster allows.
+
+        Raises:
+            NoQuorumError: the server has had no quorum since its start, so it does not know the cluster.
+        """
+        if not self._started or self._memory.ttl_ms_max is None:
+            away = [(index, report.state) for index, report in self._reports() if not report.grants]
+            raise NoQuorumError.naming(away, also="; this server has had no quorum since its start")
         return self._memory.ttl_ms_max
 
     def quorum_may_return(self) -> bool:
@@ -106,24 +122,30 @@ class NodeCluster:
         )
 
     async def start(self, *, timeout_ms: int) -> None:
-        """Connect to all nodes; return once each was tried and a quorum is ready.
+        """Connect to all nodes; return once each was tried and a quorum votes.
+
+        `timeout_ms` bounds the wait; 0 means no bound.
 
         Raises:
-            NodeRejectedError: a node is misconfigured, or no quorum was ready in time; the message names it.
+            NodeRejectedError: a node is misconfigured, or no quorum voted in time; the message names it.
         """
         for link in self.links:
             link.start()
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with asyncio.timeout(timeout_ms / 1000 or None):
                 await asyncio.gather(*(link.examined.wait() for link in self.links))
                 self._refuse_misconfigured()
+                if not self._has_quorum():
+                    structlog.get_logger().warning("quorum_awaited", problem=self._problems())
                 while not self._has_quorum():
-                    await asyncio.sleep(0.02)
+                    await asyncio.sleep(_LOOK_S)
                     self._refuse_misconfigured()
         except TimeoutError as error:
             self._refuse_misconfigured()
             if not self._has_quorum():
                 raise NodeRejectedError(f"no quorum of nodes is ready: {self._problems()}") from error
+        self._started = True
+        self._judge_granting()
 
     async def close(self) -> None:
         """Close all links."""
@@ -158,10 +180,27 @@ class NodeCluster:
             self._quorum_timer = asyncio.get_running_loop().call_later(
                 REVALIDATION_MS_MAX / 1000, self._on_quorum_timeout
             )
+        self._judge_granting()
 
     def _on_quorum_timeout(self) -> None:
         self._quorum_timer = None
         self.on_quorum_lost()
+        self._judge_granting()
+
+    def _judge_granting(self) -> None:
+        """Report whether a quorum would grant now, if that has changed."""
+        granting = sum(report.grants for _, report in self._reports()) >= quorum.majority(len(self.links))
+        if not self._started or granting == self._granting:
+            return
+        if not granting and self.quorum_may_return():
+            return  # acquires wait for the same timer
+        now_ms, log = self._clock.now_ms(), structlog.get_logger()
+        if not granting:
+            log.error("quorum_lost", problem=self._problems())
+        elif self._granting is not None:
+            log.warning("quorum_recovered", lasted_s=round((now_ms - self._changed_at_ms) / 1000, 1))
+        self._granting, self._changed_at_ms = granting, now_ms
+        self.on_granting(granting)
 
     def _stop_quorum_timer(self) -> None:
         if self._quorum_timer is not None:
@@ -180,9 +219,11 @@ class NodeCluster:
                 raise NodeRejectedError(f"node {link.index} ({link.report().address}): {refused.detail}")
 
     def _problems(self) -> str:
-        reports = [(link.index, link.report()) for link in self.links]
         return "; ".join(
             f"node {index} ({report.address}): {report.detail}"
-            for index, report in reports
-            if report.state is not NodeState.READY
+            for index, report in self._reports()
+            if not report.grants
         )
+
+    def _reports(self) -> list[tuple[int, NodeReport]]:
+        return [(link.index, link.report()) for link in self.links]

@@ -28,12 +28,13 @@ from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.examination import Identity
 from redfence_server.membership.heartbeat import Heartbeat
 from redfence_server.nodes.connection import NodeConnection, ReplyError
+from redfence_server.nodes.fault_log import FaultLog
 from redfence_server.nodes.link_state import LinkState
 from redfence_server.nodes.replay_queue import ReplayQueue
 from redfence_server.redis_io import scripts
 
-# Scripts flushed, node made a replica, password or rights changed: the next admission finds the cause.
-_FIXED_BY_RECONNECTING: Final = frozenset({"NOSCRIPT", "READONLY", "NOAUTH", "NOPERM"})
+# Scripts flushed, node made a replica, password changed: the next admission finds the cause.
+_FIXED_BY_RECONNECTING: Final = frozenset({"NOSCRIPT", "READONLY", "NOAUTH"})
 
 
 class NodeCommands:
@@ -52,6 +53,7 @@ class NodeCommands:
         memory: ClusterMemory,
         heartbeat: Heartbeat,
         state: LinkState,
+        faults: FaultLog,
         clock: Clock,
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:
@@ -60,12 +62,12 @@ class NodeCommands:
         self._memory = memory
         self._heartbeat = heartbeat
         self._state = state
+        self._faults = faults
         self._clock = clock
         self._log = log
         self.connection: NodeConnection | None = None
         self.identity: Identity | None = None
         self._replay_queue = ReplayQueue()
-        self._last_error_code = ""
         self._revalidating_until_ms = 0.0
         self._void_admission_id = ""
 
@@ -74,7 +76,6 @@ class NodeCommands:
         self.identity, self.connection = identity, connection
         self._revalidating_until_ms = 0.0
         self.replay()
-        self._last_error_code = ""
 
     def end_revalidation(self) -> None:
         """Stop answering NOT_ADMITTED: the node did not get its vote back, or cannot be examined."""
@@ -139,8 +140,6 @@ class NodeCommands:
 
     def _read_reply(self, command: Command, admission_id: str, raw: list[Any], *, is_awaited: bool) -> Reply:
         """Return the reply of a script."""
-        if self._last_error_code:
-            self._last_error_code = self._state.detail = ""
         try:
             reply = scripts.read_reply(raw, admission_id=admission_id)
         except scripts.NotAdmittedError:
@@ -150,7 +149,7 @@ class NodeCommands:
                 self.revalidate("it refused a command: not_admitted")
             return NoReply.NOT_ADMITTED
         except scripts.NumbersExhaustedError:
-            self._log.error("node_numbers_exhausted")
+            self._faults.failed("EXHAUSTED no token below 2^53 is left for a resource")
             return NoReply.REFUSED
         except ValueError:
             return self._on_alien_reply()
@@ -175,12 +174,8 @@ class NodeCommands:
         """Handle an error reply: reconnect if that can fix the cause, otherwise go on."""
         code = problem.partition(" ")[0]
         if code not in _FIXED_BY_RECONNECTING:
-            # Out of memory, disk full, a busy script: it may pass, and a reconnect would fail other commands.
-            if code != self._last_error_code:
-                self._log.warning("node_command_failed", problem=problem)
-            self._last_error_code = code
-            # The node answers but is of no use, so an operator has to see the reason.
-            self._state.detail = f"its last answer was an error: {problem}"
+            # Out of memory, disk full, a right lost: it may pass, and a reconnect would fail other commands.
+            self._faults.failed(problem)
             return NoReply.REFUSED
         if code == "NOSCRIPT":
             self._replay_queue.keep(command)  # the next connection loads the script

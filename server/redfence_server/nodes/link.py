@@ -26,6 +26,7 @@ from redfence_server.membership.heartbeat import Heartbeat, HeartbeatSettings, N
 from redfence_server.membership.joining import AdmissionRefusedError, JoiningSettings, NodeJoining
 from redfence_server.nodes.commands import NodeCommands
 from redfence_server.nodes.connection import NodeConnection
+from redfence_server.nodes.fault_log import FaultLog
 from redfence_server.nodes.link_state import LinkState
 from redfence_server.randomness import Randomness
 from redfence_server.redis_io import scripts
@@ -63,6 +64,10 @@ class NodeLink:
     Attributes:
         admission_refused: why the node must not vote; None if it was not refused.
         examined: set when the first try to join has ended, with or without success.
+
+    Args:
+        on_state: called after each change of the state.
+        on_heartbeat: called after each heartbeat of a node that votes.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class NodeLink:
         clock: WallClock,
         randomness: Randomness,
         on_state: Callable[[], None] = lambda: None,
+        on_heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
         self.index = index
         self._url = settings.joining.urls[index]
@@ -95,6 +101,8 @@ class NodeLink:
             log=self._log,
         )
         self._state = LinkState(clock=clock, log=self._log, on_change=on_state)
+        self._faults = FaultLog(clock=clock, log=self._log)
+        self._on_heartbeat = on_heartbeat
         self._last_connection: NodeConnection | None = None
         self._commands = NodeCommands(
             index,
@@ -102,6 +110,7 @@ class NodeLink:
             memory=memory,
             heartbeat=self.heartbeat,
             state=self._state,
+            faults=self._faults,
             clock=clock,
             log=self._log,
         )
@@ -124,15 +133,11 @@ class NodeLink:
         node_clock = self.heartbeat.node_clock
         offset_ms = node_clock.offset_ms if node_clock else None
         distrusted_ms = node_clock.distrusted_for_ms(now_ms) if node_clock else 0.0
-        clock_set = (
-            f"its clock was set: its votes do not count for {distrusted_ms / 1000:.0f} s"
-            if distrusted_ms
-            else ""
-        )
+        refusal = self.heartbeat.grant_refusal if self._state.state is NodeState.READY else ""
         return NodeReport(
             address=self._url.address,
             state=self._state.state,
-            detail=self._state.detail or clock_set or self._notice_problem,
+            detail=self._state.detail or self._problem(refusal, distrusted_ms),
             run_id=self.joining.run_id,
             latency_ms=self._last_connection.latency_ms if self._last_connection else None,
             since_ms=now_ms - self._state.since_ms,
@@ -141,7 +146,18 @@ class NodeLink:
             clock_offset_ms=None if offset_ms is None else offset_ms + now_ms - self._clock.wall_ms(),
             clock_distrusted_ms=distrusted_ms,
             state_changes=self._state.change_count,
+            grant_refusal=refusal,
         )
+
+    def _problem(self, refusal: str, distrusted_ms: float) -> str:
+        """Return what is wrong with a node that votes; empty when all is well."""
+        if refusal:
+            return f"it refuses new grants: {refusal}"
+        if distrusted_ms:
+            return f"its clock was set: its votes do not count for {distrusted_ms / 1000:.0f} s"
+        if self._faults.problem:
+            return f"its last answer was an error: {self._faults.problem}"
+        return self._notice_problem
 
     def _durability(self) -> Durability:
         if self._commands.identity is None:
@@ -224,14 +240,13 @@ class NodeLink:
         """Send commands to an admitted node until the connection ends."""
         self.admission_refused = None
         self.heartbeat.begin(found)
+        self._faults.examined(found.grant_refusal)
         self._commands.begin(connection, found.identity)
         self._become(NodeState.READY, "")
         self.examined.set()
         self.drop_if_superseded()
-        # Each heartbeat replays a few commands that did not fit before; more would slow down a slow node.
-        replay_some = partial(self._commands.replay, at_most=_REPLAYED_PER_HEARTBEAT)
         heartbeat = asyncio.create_task(
-            self.heartbeat.run(connection, replay_some), name=f"heartbeat-{self.index}"
+            self.heartbeat.run(connection, self._on_alive), name=f"heartbeat-{self.index}"
         )
         either: set[asyncio.Future[Any]] = {lost, heartbeat}
         try:
@@ -242,6 +257,12 @@ class NodeLink:
         finally:
             heartbeat.cancel()
             await asyncio.gather(heartbeat, return_exceptions=True)
+
+    def _on_alive(self) -> None:
+        # Each heartbeat replays a few commands that did not fit before; more would slow down a slow node.
+        self._commands.replay(at_most=_REPLAYED_PER_HEARTBEAT)
+        self._faults.examined(self.heartbeat.grant_refusal)
+        self._on_heartbeat()
 
     def _on_heartbeat_end(self, end: NotAdmitted) -> None:
         if end.admission_is_void:

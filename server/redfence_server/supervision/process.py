@@ -13,7 +13,7 @@ from redfence_server.embedded.parent_death import die_with_parent
 from redfence_server.errors import StartupError
 from redfence_server.supervision import worker
 
-# For the interpreter's start and the last steps; `start_timeout_ms` bounds the wait for the nodes.
+# For the interpreter's start and the last steps; `start_timeout_ms` bounds the wait for a quorum.
 _START_TIMEOUT_S = 30.0
 
 
@@ -68,7 +68,9 @@ class WorkerProcess:
         assert process.stdout is not None
         # By a pipe, because every user of the machine can see arguments, and URLs hold passwords.
         process.stdin.write(self._settings.model_dump_json().encode() + b"\n")
-        timeout_s = _START_TIMEOUT_S + self._settings.start_timeout_ms / 1000
+        start_timeout_s = self._settings.start_timeout_ms / 1000
+        # A process that waits for a quorum without a bound answers, by its health, that it is not ready.
+        timeout_s = _START_TIMEOUT_S + start_timeout_s if start_timeout_s else None
         try:
             async with asyncio.timeout(timeout_s):
                 report = (await process.stdout.readline()).decode().strip()

@@ -1,14 +1,17 @@
 """Run several workers on one port: start them, restart a dead one, and drain all at a signal.
 
 Each worker is a whole lock server with its own connections to the nodes. The workers know nothing of each
-other, like servers on several machines. A worker listens only when it has a quorum; the kernel spreads the
-connections over the processes that listen. The supervisor serves nothing, and opens no connection.
+other, like servers on several machines. A worker listens once it has a quorum, or after a second
+without one. The kernel spreads the connections over the processes that listen. The supervisor serves nothing,
+and opens no connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import structlog
 
@@ -31,8 +34,7 @@ async def supervise(settings: ServeConfig, *, clock: Clock, on_serving: Callable
     """Run `settings.processes` workers until SIGTERM or SIGINT, then drain them; leave no process.
 
     `on_serving` gets the port, once, when all workers serve. Returns 0, or 1 if a worker that served did not
-    drain in order. A signal before all workers serve ends this process and the workers at once, as does a
-    second signal.
+    drain in order. A signal before all workers serve ends the workers at once, as does a second signal.
 
     Raises:
         StartupError: the port is taken, or a worker did not come to serve at the first try.
@@ -42,8 +44,9 @@ async def supervise(settings: ServeConfig, *, clock: Clock, on_serving: Callable
         shared = settings.model_copy(update={"listen": f"{host}:{port}"})
         workers = [WorkerProcess(number, shared) for number in range(1, settings.processes + 1)]
         try:
-            await _start(workers)
             stop = stop_signal()
+            if not await _start_before(stop, workers):
+                return 0
             for worker in workers:
                 structlog.get_logger().info("process_started", process=worker.number, pid=worker.pid)
             on_serving(port)
@@ -55,6 +58,21 @@ async def supervise(settings: ServeConfig, *, clock: Clock, on_serving: Callable
             return await _drain(workers, timeout_s=settings.drain_grace_ms / 1000 + _STOP_TIMEOUT_S)
         finally:
             await asyncio.gather(*(worker.kill() for worker in workers))
+
+
+async def _start_before(stop: asyncio.Future[signal.Signals], workers: Sequence[WorkerProcess]) -> bool:
+    """Return True once all serve, or False if `stop` comes first."""
+    starting = asyncio.ensure_future(_start(workers))
+    either: set[asyncio.Future[Any]] = {starting, stop}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return False
+        await starting
+        return True
+    finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
 
 
 async def _start(workers: Sequence[WorkerProcess]) -> None:

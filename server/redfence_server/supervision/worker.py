@@ -14,7 +14,7 @@ import sys
 
 from redfence_server import log_setup
 from redfence_server.api.serving import stop_signal
-from redfence_server.composition import drain_at, lock_server, relax_garbage_collector
+from redfence_server.composition import drain_at, lock_server, quorum_before, relax_garbage_collector
 from redfence_server.config import ServeConfig
 from redfence_server.errors import StartupError
 
@@ -38,7 +38,6 @@ def main(number: int) -> int:
 async def _serve(settings: ServeConfig) -> None:
     async with lock_server(settings, share_port=True) as running:
         stop = stop_signal()
-        relax_garbage_collector()
         loop = asyncio.get_running_loop()
 
         def on_end() -> None:
@@ -48,8 +47,10 @@ async def _serve(settings: ServeConfig) -> None:
 
         # The supervisor writes nothing after the settings, so only the end can be read.
         loop.add_reader(sys.stdin, on_end)
-        _report(SERVING)
-        await drain_at(stop, running, grace_ms=settings.drain_grace_ms)
+        if await quorum_before(stop, running):
+            relax_garbage_collector()
+            _report(SERVING)
+        await drain_at(stop, running, settings)
 
 
 def _report(line: str) -> None:

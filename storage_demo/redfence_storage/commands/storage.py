@@ -23,6 +23,7 @@ _DB_VARIABLE = "REDFENCE_STORAGE_DB"
 _LISTEN_VARIABLE = "REDFENCE_STORAGE_LISTEN"
 # One commit answers every pending call. The longer time is for a disk that hangs.
 _GRACE_S = 5.0
+_NOTICE_S = 0.25
 _EXIT_UNUSABLE = 2
 
 
@@ -89,16 +90,18 @@ async def _serve(store: SqliteStore, *, listen: str, db: Path) -> int:
         storage_pb2_grpc.add_StorageServiceServicer_to_server(StorageServicer(commit), server)
         health = grpc_serving.add_health_and_reflection(server, [SERVICE_NAME])
         port = grpc_serving.bind(server, listen)
-        await health.set_serving(serving=True)
+        health.set_serving(serving=True)
         await server.start()
 
-        async def set_not_serving() -> None:
-            await health.set_serving(serving=False)
+        async def drain() -> None:
+            health.drain()
 
         # Comes before the ready line, because its reader may send a signal at once.
         stop = grpc_serving.stop_signal()
         print(f"redfence storage ready on {listen.rpartition(':')[0]}:{port} (db {db})", flush=True)
-        await grpc_serving.run_until_signal(server, on_drain=set_not_serving, grace_s=_GRACE_S, stop=stop)
+        await grpc_serving.run_until_signal(
+            server, on_drain=drain, notice_s=_NOTICE_S, grace_s=_GRACE_S, stop=stop
+        )
     finally:
         # Comes after the last answer, so that no submitted command is lost.
         await commit.close()

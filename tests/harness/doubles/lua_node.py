@@ -180,7 +180,7 @@ class LuaNode:
         return _STEPS[answer[0]]
 
     def _read_identity(self) -> Sight:
-        _, fields, key_count, _, *high = self._identify("read_identity")
+        _, fields, key_count, _, _, *high = self._identify("read_identity")
         texts = dict(zip(fields[::2], fields[1::2], strict=True))
         more = [int(texts.get(name, b"0")) for name in (b"distrusted_until", b"waited_floor")]
         return Sight(read_identity(fields), key_count, int(high[0]) if high else None, *more)

@@ -130,6 +130,11 @@ class LockServer:
         async with grpc.aio.insecure_channel(target, options=options) as channel:
             yield LockServer(channel, nodes=self.nodes, proxies=self.proxies, running=self._running)
 
+    async def until_quorum(self) -> None:
+        """Connect to the nodes; see `RunningServer`."""
+        assert self._running is not None, "it runs elsewhere"
+        await self._running.until_quorum()
+
     async def begin_drain(self) -> None:
         """Tell all callers, as at SIGTERM, but go on taking calls that were on their way by then."""
         assert self._running is not None, "it runs elsewhere"
@@ -140,7 +145,8 @@ class LockServer:
         assert self._running is not None, "it runs elsewhere"
         stop: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
         stop.set_result(signal.SIGTERM)
-        return asyncio.create_task(composition.drain_at(stop, self._running, grace_ms=grace_ms))
+        settings = config.load({"nodes": (), "drain_grace_ms": grace_ms})
+        return asyncio.create_task(composition.drain_at(stop, self._running, settings))
 
 
 class Serve(Protocol):
@@ -159,20 +165,29 @@ class FormedNodes(Protocol):
 
 @asynccontextmanager
 async def serving(
-    nodes: Sequence[RedisNode | str], *, proxies: Sequence[TcpProxy] = (), **settings: Any
+    nodes: Sequence[RedisNode | str],
+    *,
+    proxies: Sequence[TcpProxy] = (),
+    until_quorum: bool = True,
+    **settings: Any,
 ) -> AsyncIterator[LockServer]:
     """Serve over formed nodes, through the proxies where there are some; nothing is left afterwards.
+
+    Without `until_quorum`, the test awaits `LockServer.until_quorum` itself.
 
     A test in which nodes do not answer says for how long they are waited for: `node_timeout_ms`.
     """
     urls = urls_of(nodes)
     if proxies:
         urls = [proxy.url(url) for proxy, url in zip(proxies, urls, strict=True)]
-    settings = {"listen": "127.0.0.1:0", "node_timeout_ms": timeouts.NODE_TIMEOUT_MS, **settings}
+    usual = {"node_timeout_ms": timeouts.NODE_TIMEOUT_MS, "start_timeout_ms": 10_000}
+    settings = {"listen": "127.0.0.1:0", **usual, **settings}
     async with (
         composition.lock_server(config.load({"nodes": urls, **settings})) as running,
         grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel,
     ):
+        if until_quorum:
+            await running.until_quorum()
         known = [node for node in nodes if isinstance(node, RedisNode)]
         yield LockServer(channel, nodes=known, proxies=proxies, running=running)
 

@@ -287,7 +287,7 @@ class SimulatedRedis:
         sight = self.state.join(ReadIdentity())
         assert isinstance(sight, Sight)
         high = [] if sight.high is None else [str(sight.high)]
-        return [b"found", _flat(sight), sight.key_count, self._clock_us(), *high]
+        return [b"found", _flat(sight), sight.key_count, self._clock_us(), b"", *high]
 
     def _join(self, name: str, arguments: Sequence[str]) -> object:
         match name, arguments:

@@ -19,7 +19,7 @@ from harness.load.failures import failure_of
 from harness.load.session_caller import SessionCaller
 from harness.processes.commands import CommandProcess, CommandProcesses, node_flags
 from harness.processes.fixture_types import FlushedNodes, StartProxy
-from harness.processes.ports import free_port
+from harness.processes.ports import HOST, free_port
 from harness.processes.redis_nodes import RedisNode
 from harness.processes.servers import FormedNodes, LockServer, form, now_ms
 from harness.time.eventually import eventually
@@ -143,6 +143,31 @@ async def test_a_flag_wins_over_the_environment_and_that_over_the_file(
     for port, process in processes.items():
         ready_line = await process.wait_for_line(READY, timeout_s=20)
         assert ready_line.groups() == (str(port), "3")
+
+
+async def until_quorum_awaited(process: CommandProcess) -> None:
+    await eventually(lambda: "quorum_awaited" in process.stderr, timeout_s=20)
+
+
+async def test_a_server_without_a_quorum_waits_says_why_and_ends_with_0_at_a_signal(
+    commands: CommandProcesses, flushed_nodes: FlushedNodes
+) -> None:
+    """Its port answers meanwhile. Once the cluster is formed, the same process serves."""
+    nodes = await flushed_nodes(3)
+    ports = [free_port(), free_port()]
+    processes = [start_serve(commands, nodes, "--listen", f"{HOST}:{port}") for port in ports]
+    for process, port in zip(processes, ports, strict=True):
+        await until_quorum_awaited(process)
+        status = commands.start_redfence("cluster", "status", "--server", f"{HOST}:{port}")
+        told = await status.ended(status=1)
+        assert told.count("it has no cluster identity: never formed") == 3
+        assert told.endswith("cluster (not formed): NO QUORUM (quorum 2)\n")
+        assert process.stdout == ""
+    assert await processes[0].stop() == 0
+    await form(nodes)
+    async with ready(processes[1]) as server:
+        assert (await server.acquire(NAME)).outcome == lock_pb2.ACQUIRE_OUTCOME_GRANTED
+    assert await processes[1].stop() == 0
 
 
 # --- it refuses to start --------------------------------------------------------------------------

@@ -20,7 +20,8 @@ import redfence
 from harness.load.failures import failure_of
 from harness.load.lock_load import LockLoad
 from harness.processes.commands import CommandProcesses, node_flags
-from harness.processes.ports import HOST
+from harness.processes.fixture_types import FlushedNodes
+from harness.processes.ports import HOST, free_port
 from harness.processes.process_look import connection_count, is_alive, listener_count
 from harness.processes.redis_nodes import RedisNode
 from harness.processes.servers import FormedNodes, LockServer, until_no_locks
@@ -243,3 +244,18 @@ async def test_one_process_has_no_supervisor(commands: CommandProcesses, formed_
         assert connection_count(server.pid, port=int(address.rpartition(":")[2])) == 1
     assert await server.stop() == 0
     assert "process_started" not in server.stderr
+
+
+async def test_the_port_answers_without_a_quorum_and_a_signal_ends_all_processes(
+    commands: CommandProcesses, flushed_nodes: FlushedNodes
+) -> None:
+    port = free_port()
+    flags = ("--processes", "2", "--listen", f"{HOST}:{port}")
+    process = commands.start_redfence("serve", *node_flags(await flushed_nodes(3)), *flags)
+    await eventually(lambda: process.stderr.count("quorum_awaited") == 2, timeout_s=30)
+    async with redfence.AsyncClient(f"{HOST}:{port}") as client:
+        report = await client.cluster_status()
+        assert not report.ready
+        assert "never formed" in report.nodes[0].detail
+    assert process.stdout == ""
+    assert await process.stop() == 0

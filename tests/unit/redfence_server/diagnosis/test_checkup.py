@@ -22,7 +22,7 @@ class ScriptedNode:
 
     def __init__(self, **answers: Any) -> None:
         info = "".join(f"{name}:{value}\r\n" for name, value in INFO.items()).encode()
-        usual = {"INFO": info, "EVAL": [b"found", [], 0, 1_000_000], "CONFIG": [], "PING": b"PONG"}
+        usual = {"INFO": info, "EVAL": [b"found", [], 0, 1_000_000, b""], "CONFIG": [], "PING": b"PONG"}
         self.answers: dict[str, Any] = {**usual, "TIME": [b"1", b"5"], **answers}
         self.hangs = asyncio.Event()
         self.closed = False

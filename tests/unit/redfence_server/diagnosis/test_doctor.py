@@ -265,10 +265,19 @@ CASES = [
         },
     ),
     alone("a single node restarted with proof", NEW_RUN),
+    one(
+        "refuses a command of a mint",
+        {"grant_refusal": "ERR the user can't run this command (MGET)"},
+        (OUT, Kind.GRANTS_REFUSED, "refuses new grants: ERR the user", "(MGET)", "grant the right"),
+    ),
     # --- disk
     one(
         "the last write failed",
-        {"info": {"aof_last_write_status": "err"}, "refuses_writes": True},
+        {
+            "info": {"aof_last_write_status": "err"},
+            "refuses_writes": True,
+            "grant_refusal": "MISCONF errors writing to the AOF file (SET)",
+        },
         (OUT, Kind.LOG_WRITE_FAILED, "refuses all writes", "free space"),
     ),
     one(

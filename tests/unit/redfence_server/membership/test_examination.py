@@ -83,6 +83,7 @@ class ScriptedNode:
         self.settings = {**DURABLE_SETTINGS, **(settings or {})}
         self.resp3 = resp3
         self.high: list[bytes] = [b"5"]
+        self.refusal: Any = b""
         self.more: dict[str, str] = {}
         self.info = dict(INFO)
         self.info_answer: Any = None
@@ -105,7 +106,7 @@ class ScriptedNode:
                 return self.info_answer or f"# Server\r\n{lines}\r\n".encode()
             case ("EVAL", *_):
                 fields = _flat(FIELDS | MORE | self.more)
-                return self.script or [b"found", fields, 4, int(NODE_MS * 1000), *self.high]
+                return self.script or [b"found", fields, 4, int(NODE_MS * 1000), self.refusal, *self.high]
             case ("CONFIG", "GET", str(name)):
                 if not self.may_read_settings:
                     return DialRefusedError("CONFIG: unknown command 'CONFIG', with args beginning with: …")
@@ -204,12 +205,13 @@ async def test_a_node_drops_keys_if_it_has_a_limit_and_a_policy(policy: str, evi
         ("second_repl_offset", "soon"),
         ("evicted_keys", "many"),
         ("script", [b"found", [], 4]),
-        ("script", [b"found", [b"cluster_id"], 4, 1_000]),
-        ("script", [b"found", [], 4, b"now"]),
-        ("script", [b"found", None, 4, 1_000]),
+        ("script", [b"found", [b"cluster_id"], 4, 1_000, b""]),
+        ("script", [b"found", [], 4, b"now", b""]),
+        ("script", [b"found", None, 4, 1_000, b""]),
         ("script", b"found"),
         ("script", {b"appendonly": b"yes"}),
-        ("script", [b"found", [7], 4, 1_000]),
+        ("script", [b"found", [7], 4, 1_000, b""]),
+        ("refusal", 7),
         ("setting_answer", b"OK"),
         ("high", [b"many"]),
         ("more", {"distrusted_until": "never"}),

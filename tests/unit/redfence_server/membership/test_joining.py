@@ -61,7 +61,7 @@ class ScriptedNode(DialledNode):
             case ("CONFIG", "GET", str(name)):
                 return [name.encode(), DURABLE_SETTINGS[name].encode()]
         now_us = int((1.7e12 + LoopClock().now_ms()) * 1000)
-        return [b"found", [part.encode() for pair in FIELDS.items() for part in pair], 3, now_us, b"7"]
+        return [b"found", [part.encode() for pair in FIELDS.items() for part in pair], 3, now_us, b"", b"7"]
 
 
 def joining(memory: ClusterMemory) -> NodeJoining:

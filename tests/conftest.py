@@ -12,13 +12,14 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
+from harness.processes.certificates import Authority, Certificate
 from harness.processes.commands import CommandProcesses
 from harness.processes.fixture_types import FlushedNodes, FreshNodes, StartProxy
+from harness.processes.ports import HOST
 from harness.processes.postgres import NoPostgresError, PostgresServer
 from harness.processes.redis_nodes import ENGINES, NodeSet, RedisNode, engine_binary
 from harness.processes.scratch import memory_folder
 from harness.processes.tcp_proxy import TcpProxy
-from harness.processes.tls_front import Certificate, NoOpensslError, make_certificate
 from harness.time.moved_clock import NoCompilerError, compile_clock_shim
 from harness.time.stalls import MachineMark, StallWatch
 from harness.time.virtual_loop import on_virtual_time
@@ -27,7 +28,6 @@ from redfence_server.embedded.process import AppendFsync
 
 REQUIRE_REDIS = "REDFENCE_REQUIRE_REDIS"
 REQUIRE_CC = "REDFENCE_REQUIRE_CC"
-REQUIRE_OPENSSL = "REDFENCE_REQUIRE_OPENSSL"
 REQUIRE_POSTGRES = "REDFENCE_REQUIRE_POSTGRES"
 
 UNMARKED_TEST_S_MAX = 1.0
@@ -163,12 +163,21 @@ def clock_shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    """A certificate for this machine; made once."""
-    try:
-        return make_certificate(tmp_path_factory.mktemp("certificate"))
-    except NoOpensslError as error:
-        _missing(str(error), required_by=REQUIRE_OPENSSL)
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """An authority that servers, clients and nodes trust; made once."""
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="session")
+def other_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """An authority that they do not trust; made once."""
+    return Authority(tmp_path_factory.mktemp("other-authority"))
+
+
+@pytest.fixture
+def certificate(authority: Authority) -> Certificate:
+    """A new certificate for this machine, whose files the test may change."""
+    return authority.issue(HOST)
 
 
 @pytest.fixture(scope="session")

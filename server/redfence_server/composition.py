@@ -130,6 +130,13 @@ async def lock_server(
         commands_max=config.commands_max,
         drain_grace_ms=config.drain_grace_ms,
     )
+    certificates = grpc_serving.protection(
+        config.listen,
+        cert=config.tls_cert,
+        key=config.tls_key,
+        client_ca=config.tls_client_ca,
+        insecure=config.insecure,
+    )
     server = grpc_serving.new_server(config.transport, share_port=share_port)
     lock_pb2_grpc.add_LockServiceServicer_to_server(servicer, server)
     lock_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster.view), server)
@@ -137,7 +144,7 @@ async def lock_server(
     cluster.on_granting = lambda granting: health.set_serving(serving=granting)
 
     async def listen() -> int:
-        port = grpc_serving.bind(server, config.listen, share_port=share_port)
+        port = grpc_serving.bind(server, config.listen, certificates=certificates, share_port=share_port)
         await server.start()
         return port
 

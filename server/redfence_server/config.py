@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
 from redfence_proto import addresses
@@ -45,6 +45,19 @@ class ServeConfig(BaseModel):
         "in which the cluster was formed (flag: repeat --node; environment: separate by commas)"
     )
     listen: str = Field(addresses.LOCK_SERVER, description="HOST:PORT to serve on; port 0 takes any free one")
+    tls_cert: Path | None = Field(
+        None,
+        description="PEM file of this server's certificate, with the intermediate ones; the port then speaks "
+        "only TLS; a renewed file is used from the next connection on",
+    )
+    tls_key: Path | None = Field(None, description="PEM file of the certificate's private key, not encrypted")
+    tls_client_ca: Path | None = Field(
+        None, description="PEM file of authorities; a client must show a certificate of one of them"
+    )
+    insecure: bool = Field(
+        default=False,
+        description="serve without TLS on an address that other machines can reach",
+    )
     processes: int = Field(
         1,
         ge=1,
@@ -124,10 +137,29 @@ class ServeConfig(BaseModel):
             raise ValueError(f"{value!r} is not a number from 1 to {PROCESSES_MAX} or auto")
         return value
 
+    @field_validator("tls_key")
+    @classmethod
+    def _fits_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        return _both(value, info, of="tls_cert")
+
+    @field_validator("tls_client_ca")
+    @classmethod
+    def _needs_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if value is not None and info.data.get("tls_cert") is None:
+            raise ValueError("it needs TLS; set tls_cert and tls_key as well")
+        return value
+
     @property
     def keyspace(self) -> Keyspace:
         """The names of the keys on the nodes."""
         return Keyspace(prefix=self.key_prefix, counter_idle_ms=self.counter_idle_ms)
+
+
+def _both(value: Path | None, info: ValidationInfo, *, of: str) -> Path | None:
+    """Return the file of a key if the file `of` its certificate is set as well, or neither."""
+    if (value is None) != (info.data.get(of) is None):
+        raise ValueError(f"it and {of} belong together; set both or neither")
+    return value
 
 
 def load(
@@ -228,6 +260,8 @@ def add_arguments(
 
 
 def _metavar(name: str) -> str:
+    if "tls_" in name:
+        return "FILE"
     return {"listen": "HOST:PORT", "processes": "N"}.get(name, name.rpartition("_")[2].upper())
 
 

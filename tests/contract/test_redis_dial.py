@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from harness.processes.certificates import Certificate
 from harness.processes.fixture_types import FlushedNodes
-from harness.processes.tls_front import Certificate, tls_front
+from harness.processes.tls_front import tls_front
 from harness.time.eventually import eventually
 from redfence_server.embedded.binary import RedisBinary
 from redfence_server.nodes.connection import NodeConnection

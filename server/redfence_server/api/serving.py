@@ -7,9 +7,11 @@ random. Without the ping options, a frozen peer is noticed only after half a min
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
@@ -17,6 +19,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from redfence_proto import bounds
+from redfence_server.api.certificates import CertificateFiles, Certificates
 from redfence_server.api.parsing import RejectMalformedMessages, reject_malformed
 from redfence_server.api.reflection import add_reflection
 from redfence_server.errors import ConfigError
@@ -141,6 +144,9 @@ class Server(Protocol):
     def add_insecure_port(self, address: str, /) -> int:
         """Bind the address and return its port."""
 
+    def add_secure_port(self, address: str, credentials: Any, /) -> int:
+        """Bind the address for TLS and return its port."""
+
     async def start(self) -> None:
         """Accept calls."""
 
@@ -181,10 +187,41 @@ def add_health_and_reflection(
     return servicer
 
 
-def bind(server: Server, listen: str, *, share_port: bool = False) -> int:
+def protection(
+    listen: str, *, cert: Path | None, key: Path | None, client_ca: Path | None, insecure: bool
+) -> Certificates | None:
+    """Return the certificates to serve HOST:PORT with, or None to serve it in plain text.
+
+    Raises:
+        ConfigError: a file cannot be used, or other machines would reach a port without TLS, and `insecure`
+            does not allow that.
+    """
+    host, _ = parse_listen(listen)
+    if cert is not None and key is not None:
+        return Certificates(CertificateFiles(cert, key, client_ca))
+    if not insecure and not is_loopback(host):
+        raise ConfigError(
+            f"listen: {listen} is open to other machines, without TLS; set tls_cert and tls_key, or set "
+            "insecure to serve in plain text, or listen on 127.0.0.1"
+        )
+    return None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach the host: 127.0.0.0/8, ::1 and localhost."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def bind(
+    server: Server, listen: str, *, certificates: Certificates | None = None, share_port: bool = False
+) -> int:
     """Bind HOST:PORT and return the port; port 0 takes any free one.
 
-    With `share_port`, as given to `new_server`, the supervisor of this process holds the port.
+    With certificates the port speaks only TLS. With `share_port`, as given to `new_server`, the supervisor
+    of this process holds the port.
 
     Raises:
         ListenError: the address is malformed or in use.
@@ -194,7 +231,12 @@ def bind(server: Server, listen: str, *, share_port: bool = False) -> int:
         if not share_port:
             for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
                 probe(family, address)
-        return server.add_insecure_port(listen)
+        if certificates is None:
+            return server.add_insecure_port(listen)
+        is_grpcio = isinstance(server, grpc.aio.Server)
+        return server.add_secure_port(
+            listen, certificates.for_grpcio() if is_grpcio else certificates.for_fast()
+        )
     except OSError as error:
         raise cannot_listen(listen, error.strerror) from error
     except RuntimeError as error:

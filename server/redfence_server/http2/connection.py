@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, Final, Protocol
@@ -17,6 +18,7 @@ from redfence_server.http2.call import Call
 from redfence_server.http2.context import Method
 from redfence_server.http2.liveness import Action, Liveness
 from redfence_server.http2.output import Output
+from redfence_server.http2.peer import Peer
 from redfence_server.http2.settings import ConnectionSettings
 from redfence_server.http2.turns import Turns
 
@@ -97,10 +99,14 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         # asyncio sets it only for some sockets; without it an answer can wait 40 ms for the peer's ACK.
         self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        host, port = (transport.get_extra_info("peername") or ("unknown", 0))[:2]
-        host = host.removeprefix("::ffff:")  # an IPv4 peer of a socket of both families
-        peer = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+        peer = Peer.of(transport)
         self.out = Output(self._http2, transport, peer=peer, liveness=self._liveness, loop=self._loop)
+        tls: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() != "h2":
+            # gRPC's servers end such a connection as well: the client may mean another protocol.
+            self._owner.opened(self)
+            self.out.abort()
+            return
         settings = self._owner.settings
         self._http2.initiate_connection(
             {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Self
 
@@ -91,7 +91,11 @@ class Context:
 
     def peer(self) -> str:
         """Return the address of the connection's other end."""
-        return self._out.peer
+        return self._out.peer.address
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        """Return how the connection is protected, and the verified names of the client; see `Peer`."""
+        return self._out.peer.auth_context
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the caller's deadline, at least 0; None without a deadline."""

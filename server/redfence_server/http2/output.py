@@ -11,6 +11,7 @@ import ngh2
 
 from redfence_server.http2 import wire
 from redfence_server.http2.liveness import Liveness
+from redfence_server.http2.peer import Peer
 
 # A stream or the connection may have ended before the event that tells it has come here.
 _ENDED: Final = (ngh2.StreamUnavailableError, ngh2.ConnectionStateError, ngh2.ConnectionClosingError)
@@ -25,7 +26,7 @@ class Output:
         transport: asyncio's or uvloop's, which have no common class.
 
     Attributes:
-        peer: the address of the other end, as gRPC writes it.
+        peer: the other end of the connection.
         closed: the connection has ended, or ends once its last bytes have left.
     """
 
@@ -34,7 +35,7 @@ class Output:
         http2: ngh2.Connection,
         transport: Any,
         *,
-        peer: str,
+        peer: Peer,
         liveness: Liveness,
         loop: asyncio.AbstractEventLoop,
     ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+from asyncio import sslproto
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from redfence_server.http2.context import Method
 from redfence_server.http2.settings import ConnectionSettings
 from redfence_server.http2.turns import Turns
 
+# By default asyncio allocates 256 KiB for each connection with TLS. The longest TLS record has 16 KiB.
+_TLS_BUFFER_BYTES: Final = 32 * 1024
 # After the calls have ended, for the last bytes to leave.
 _CLOSE_S: Final = 1.0
 
@@ -45,7 +49,8 @@ class Server:
         self._adapt = adapt
         self._handlers: list[grpc.GenericRpcHandler] = []
         self._methods: dict[str, Method] = {}
-        self._sockets: list[socket.socket] = []
+        # Each with its context for TLS, or None.
+        self._sockets: list[tuple[socket.socket, ssl.SSLContext | None]] = []
         self._listeners: list[asyncio.Server] = []
         self._connections: set[Connection] = set()
         self._all_closed = asyncio.Event()
@@ -64,6 +69,18 @@ class Server:
         Raises:
             RuntimeError: an address cannot be bound.
         """
+        return self._bind(address, None)
+
+    def add_secure_port(self, address: str, context: ssl.SSLContext) -> int:
+        """Do as `add_insecure_port`, for connections that begin with a TLS handshake.
+
+        The context must offer `h2` by ALPN. A connection that does not agree on `h2` ends at once.
+        """
+        # No public setting exists; test_a_connection_with_tls_takes_little_memory fails if this one goes.
+        sslproto.SSLProtocol.max_size = _TLS_BUFFER_BYTES
+        return self._bind(address, context)
+
+    def _bind(self, address: str, context: ssl.SSLContext | None) -> int:
         host, _, port_text = address.rpartition(":")
         port = int(port_text)
         # As grpcio does: both wildcards mean every address of both families.
@@ -75,7 +92,7 @@ class Server:
                 bound = socket.create_server(
                     (where[0], port), family=family, dualstack_ipv6=both, reuse_port=self._share_port
                 )
-                self._sockets.append(bound)
+                self._sockets.append((bound, context))
                 port = bound.getsockname()[1]
         except OSError as error:
             self._close_sockets()
@@ -86,8 +103,15 @@ class Server:
         """Accept connections."""
         loop = asyncio.get_running_loop()
         while self._sockets:
+            bound, context = self._sockets.pop()
+            handshake_s = None if context is None else self.settings.liveness.handshake_s
             listener = await loop.create_server(
-                lambda: Connection(self), sock=self._sockets.pop(), backlog=socket.SOMAXCONN
+                lambda: Connection(self),
+                sock=bound,
+                backlog=socket.SOMAXCONN,
+                ssl=context,
+                ssl_handshake_timeout=handshake_s,
+                ssl_shutdown_timeout=None if context is None else _CLOSE_S,
             )
             self._listeners.append(listener)
 
@@ -124,7 +148,7 @@ class Server:
 
     def _close_sockets(self) -> None:
         while self._sockets:
-            self._sockets.pop().close()
+            self._sockets.pop()[0].close()
 
     # --- for connections
 

@@ -53,6 +53,7 @@ from redfence._messages.reports import (
 from redfence._threads.client import Client
 from redfence._threads.lease import Lease, Lock
 from redfence._threads.watch import LossEvent
+from redfence._transport.tls import Tls
 
 __version__ = "0.2.0"
 
@@ -91,6 +92,7 @@ __all__ = [
     "RedfenceError",
     "ServerError",
     "StaleTokenError",
+    "Tls",
     "TokenReport",
     "UnavailableError",
     "WrongServiceError",

@@ -25,7 +25,7 @@ from typing import Any, Self, TypeVar
 import grpc
 from grpc import aio
 
-from redfence import ClosedError, OutcomeUnknownError, from_rpc_error
+from redfence import ClosedError, OutcomeUnknownError, Tls, from_rpc_error
 from redfence_proto.storage.v1 import storage_pb2_grpc
 from redfence_storage.client_messages import (
     DeleteResult,
@@ -67,14 +67,23 @@ class AsyncStorageClient:
     Cancellation: gives up the answer of a call; the storage may still run it.
     """
 
-    def __init__(self, target: str, *, timeout: float = TIMEOUT_S_DEFAULT) -> None:
+    def __init__(self, target: str, *, timeout: float = TIMEOUT_S_DEFAULT, tls: Tls | None = None) -> None:
         """Create a client that connects at the first call.
 
         Args:
             target: HOST:PORT of the storage.
             timeout: how many seconds each call may take before it raises `OutcomeUnknownError`.
+            tls: the files by which the client speaks TLS, read now. None uses those that REDFENCE_TLS_CA,
+                REDFENCE_TLS_CERT and REDFENCE_TLS_KEY name; without any of them it speaks plain text.
+
+        Raises:
+            InvalidArgumentError: a file cannot be used.
         """
-        self._channel = aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
+        tls = tls or Tls.from_environment()
+        if tls is None:
+            self._channel = aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
+        else:
+            self._channel = aio.secure_channel(target, tls.credentials(), options=_CHANNEL_OPTIONS)
         self._stub = storage_pb2_grpc.StorageServiceStub(self._channel)
         self._timeout_s = timeout
         self._closed = False
@@ -155,14 +164,23 @@ class AsyncStorageClient:
 class StorageClient:
     """Calls the storage from any thread; every method raises a `redfence.RedfenceError` on failure."""
 
-    def __init__(self, target: str, *, timeout: float = TIMEOUT_S_DEFAULT) -> None:
+    def __init__(self, target: str, *, timeout: float = TIMEOUT_S_DEFAULT, tls: Tls | None = None) -> None:
         """Create a client that connects at the first call.
 
         Args:
             target: HOST:PORT of the storage.
             timeout: how many seconds each call may take before it raises `OutcomeUnknownError`.
+            tls: the files by which the client speaks TLS, read now. None uses those that REDFENCE_TLS_CA,
+                REDFENCE_TLS_CERT and REDFENCE_TLS_KEY name; without any of them it speaks plain text.
+
+        Raises:
+            InvalidArgumentError: a file cannot be used.
         """
-        self._channel = grpc.insecure_channel(target, options=_CHANNEL_OPTIONS)
+        tls = tls or Tls.from_environment()
+        if tls is None:
+            self._channel = grpc.insecure_channel(target, options=_CHANNEL_OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(target, tls.credentials(), options=_CHANNEL_OPTIONS)
         self._stub = storage_pb2_grpc.StorageServiceStub(self._channel)
         self._timeout_s = timeout
 

@@ -26,7 +26,7 @@ _OFFSET_MS_SHOWN_MAX = 10_000
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
-    servers.add_server_argument(parser)
+    servers.add_server_arguments(parser)
     parser.add_argument(
         "-o",
         "--output",
@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the nodes; return an exit status that shows whether a quorum is ready."""
     try:
-        with Client(*servers.addresses(arguments)) as client:
+        with Client(*servers.addresses(arguments), tls=servers.tls(arguments)) as client:
             report = client.cluster_status()
     except (UnavailableError, OutcomeUnknownError) as error:
         print(f"redfence cluster status: {error}", file=sys.stderr)

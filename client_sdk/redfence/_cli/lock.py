@@ -107,7 +107,11 @@ def _hold_and_run(arguments: argparse.Namespace, command: list[str], plan: Plan)
     addresses = servers.addresses(arguments)
     options = client_options(wait_s=arguments.wait, server_count=len(addresses))
     # Closing the client releases the lease, or tries to, however this block ends.
-    with Client(*addresses, holder=arguments.holder, options=options) as client, _interruptible():
+    tls = servers.tls(arguments)
+    with (
+        Client(*addresses, holder=arguments.holder, tls=tls, options=options) as client,
+        _interruptible(),
+    ):
         lease = _acquire(client, arguments)
         status = _run_under(lease, command, plan)
         if not lease.lost.is_set() and status != EXIT_LEASE_LOST:

@@ -92,7 +92,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--holder", metavar="LABEL", help="a label that other clients see (default: user@host/pid)"
     )
-    servers.add_server_argument(parser)
+    servers.add_server_arguments(parser)
     parser.add_argument(
         "-x", "-e", "--exclusive", action="store_true", help="changes nothing: every lock is exclusive"
     )

@@ -30,6 +30,7 @@ from redfence._transport.grpc_channel import Metadata
 from redfence._transport.grpc_sync_link import GrpcSyncConnector
 from redfence._transport.links import SyncConnector
 from redfence._transport.reach import check_address
+from redfence._transport.tls import Tls, check_protection
 from redfence_proto.v1 import lock_pb2
 
 Ts = TypeVarTuple("Ts")
@@ -49,7 +50,9 @@ class Client:
             reads REDFENCE_SERVER: addresses, separated by commas.
         holder: a label that other clients see when they find a lock of this client held; None
             uses "user@host/pid".
-        credentials: the TLS credentials; None uses plaintext.
+        tls: the files by which the client speaks TLS. None uses those that REDFENCE_TLS_CA,
+            REDFENCE_TLS_CERT and REDFENCE_TLS_KEY name; without any of them it speaks plain text.
+        credentials: gRPC's credentials in place of `tls`.
         metadata: gRPC metadata that the client sends with every call.
         options: timeouts and pauses.
         connector: opens the connections; `redfence.testing` replaces it.
@@ -58,13 +61,14 @@ class Client:
 
     Raises:
         InvalidArgumentError: no address is known, an address is not HOST:PORT or a name that gRPC knows,
-            or the holder's label is invalid.
+            the holder's label is invalid, a file of `tls` cannot be used, or `credentials` is given too.
     """
 
     def __init__(
         self,
         *addresses: str,
         holder: str | None = None,
+        tls: Tls | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         metadata: Metadata = (),
         options: ClientOptions | None = None,
@@ -85,7 +89,8 @@ class Client:
         self._session = SyncSession(
             SessionCore(timeouts=timeouts, randomness=randomness, address_count=len(endpoints)),
             endpoints=endpoints,
-            connector=connector or GrpcSyncConnector(credentials=credentials, metadata=metadata),
+            connector=connector
+            or GrpcSyncConnector(protection=check_protection(tls, credentials), metadata=metadata),
             timeouts=timeouts,
             clock=clock or SystemClock(),
         )

@@ -8,7 +8,14 @@ from typing import TypeAlias
 
 import grpc
 
-from redfence._errors import InvalidArgumentError, OutcomeUnknownError, RedfenceError, from_rpc_error
+from redfence._errors import (
+    InvalidArgumentError,
+    OutcomeUnknownError,
+    RedfenceError,
+    UnavailableError,
+    from_rpc_error,
+)
+from redfence._transport.tls import Protection, Tls
 from redfence_proto import bounds
 
 Metadata: TypeAlias = Mapping[str, str | bytes] | Sequence[tuple[str, str | bytes]]
@@ -63,6 +70,20 @@ def check_metadata(metadata: Metadata) -> tuple[tuple[str, str | bytes], ...]:
             f"metadata has {size} bytes; at most {_METADATA_BYTES_MAX} are allowed, send less of it"
         )
     return entries
+
+
+def channel_credentials(address: str, protection: Protection) -> grpc.ChannelCredentials | None:
+    """Return what a new channel needs; read the files of TLS for each, because they may be renewed.
+
+    Raises:
+        UnavailableError: a file cannot be used now.
+    """
+    if not isinstance(protection, Tls):
+        return protection
+    try:
+        return protection.credentials()
+    except InvalidArgumentError as error:
+        raise UnavailableError(f"{address} was not tried: {error}") from error
 
 
 def call_error(error: grpc.RpcError, method: str, *, timeout_ms: int) -> RedfenceError:

@@ -12,9 +12,16 @@ import grpc
 
 from redfence._errors import UnavailableError, from_rpc_error
 from redfence._transport.fork import check_fork, note_channel
-from redfence._transport.grpc_channel import CHANNEL_OPTIONS, Metadata, call_error, check_metadata
+from redfence._transport.grpc_channel import (
+    CHANNEL_OPTIONS,
+    Metadata,
+    call_error,
+    channel_credentials,
+    check_metadata,
+)
 from redfence._transport.links import Method
 from redfence._transport.reach import Reach
+from redfence._transport.tls import Protection
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 
 # A client that closes waits this long at most for the end of a connection attempt.
@@ -25,27 +32,29 @@ class GrpcSyncConnector:
     """Opens a channel and a session for each link.
 
     Args:
-        credentials: the TLS credentials; None uses plaintext.
+        protection: how connections are protected; None is plain text.
         metadata: gRPC metadata that every call carries.
     """
 
-    def __init__(self, *, credentials: grpc.ChannelCredentials | None, metadata: Metadata) -> None:
-        self._credentials = credentials
+    def __init__(self, *, protection: Protection, metadata: Metadata) -> None:
+        self._protection = protection
         self._metadata = check_metadata(metadata)
-        self._reach = Reach(has_credentials=credentials is not None)
+        self._reach = Reach(protection)
 
     def connect(self, address: str, /, *, timeout_ms: int, is_closing: Callable[[], bool]) -> GrpcSyncLink:
         """Open a session with the server at `address`.
 
         Raises:
-            UnavailableError: no server accepted the connection in time, or before the client began to close.
+            UnavailableError: no server accepted the connection in time, or before the client began to close;
+                or a file of TLS cannot be used.
             ClosedError: a fork has broken gRPC in this process.
         """
         check_fork()
-        if self._credentials is None:
+        credentials = channel_credentials(address, self._protection)
+        if credentials is None:
             channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         else:
-            channel = grpc.secure_channel(address, self._credentials, options=CHANNEL_OPTIONS)
+            channel = grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
         note_channel(channel)
         try:
             if _is_ready(channel, timeout_ms, is_closing):

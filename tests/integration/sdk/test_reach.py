@@ -57,8 +57,8 @@ async def test_what_answers_instead_of_a_lock_server_is_named(server: LockServer
     ("first", "has_credentials", "reason"),
     [
         (b"HTTP/1.1 400", False, "is a web server"),
-        (b"\x15\x03\x03\0\2\2\x46", False, "needs credentials"),
-        (b"", False, "needs credentials"),
+        (b"\x15\x03\x03\0\2\2\x46", False, "REDFENCE_TLS_CA"),
+        (b"", False, "REDFENCE_TLS_CA"),
         (b"", True, "refused the TLS handshake"),
         (b"\0\0\x12\4\0\0\0\0\0", False, "try again"),
     ],

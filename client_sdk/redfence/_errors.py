@@ -9,7 +9,7 @@
     ├── UnavailableError        no server, or no quorum; nothing was granted or acknowledged: retry later
     │   └── OverloadedError     a queue is full: retry after `retry_after`
     ├── OutcomeUnknownError     no answer: the client releases any grant; repeat a write with the same token
-    ├── AccessDeniedError       the server refused the credentials
+    ├── AccessDeniedError       the credentials are refused, or do not permit this: get others, do not retry
     ├── StaleTokenError         storage: a later holder has accessed the resource; acquire again
     ├── NotFoundError           storage: the key does not exist
     ├── ServerError             a bug in the server
@@ -204,7 +204,16 @@ class OutcomeUnknownError(RedfenceError):
 
 
 class AccessDeniedError(RedfenceError):
-    """The server refused the credentials."""
+    """The server refused the credentials, or its policy does not grant this to their principal.
+
+    `error_reason` tells which: "UNAUTHENTICATED" or "PERMISSION_DENIED". A retry with the same credentials
+    fails again.
+    """
+
+    @property
+    def principal(self) -> str:
+        """The principal as the server knows it, e.g. "token:billing"; "" if the server did not say."""
+        return self.metadata.get("principal", "")
 
 
 class StaleTokenError(RedfenceError):
@@ -257,6 +266,8 @@ BY_REASON: Mapping[int, type[RedfenceError]] = MappingProxyType(
         lock_pb2.ERROR_REASON_INVALID_PAGE: InvalidArgumentError,
         lock_pb2.ERROR_REASON_INTERNAL: ServerError,
         lock_pb2.ERROR_REASON_MALFORMED_MESSAGE: InvalidArgumentError,
+        lock_pb2.ERROR_REASON_UNAUTHENTICATED: AccessDeniedError,
+        lock_pb2.ERROR_REASON_PERMISSION_DENIED: AccessDeniedError,
     }
 )
 

@@ -8,9 +8,13 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
+from redfence_server.access.audit import AuditLog
+from redfence_server.access.guard import Guard
+from redfence_server.access.rules import load_rules
 from redfence_server.api import serving as grpc_serving
 from redfence_server.api.servicer import AdminServicer, LockServicer
 from redfence_server.clock import SystemClock, WallClock
@@ -47,12 +51,14 @@ class RunningServer:
             NOT_SERVING, and locks are UNAVAILABLE. Raises StartupError: a node must not vote, or
             `start_timeout_ms` is over.
         drain: ends every wait, stream and health watch.
+        reload: reads the files of access again, and opens the audit log anew.
     """
 
     port: int
     grpc_server: grpc_serving.Server
     until_quorum: Callable[[], Awaitable[None]]
     drain: Callable[[], Awaitable[None]]
+    reload: Callable[[], None]
 
 
 def assemble(
@@ -104,6 +110,18 @@ def assemble(
     return cluster, service
 
 
+def _open_guard(config: ServeConfig, clock: WallClock) -> Guard | None:
+    """Return what identifies callers; None if everything is allowed and nothing is audited.
+
+    Raises:
+        ConfigError: a file is wrong.
+    """
+    load = partial(load_rules, config.access)
+    load()
+    audit = AuditLog(config.audit_log, clock=clock) if config.audit_log else None
+    return Guard(load, clock=clock, audit=audit) if config.policy_file or audit else None
+
+
 @asynccontextmanager
 async def lock_server(
     config: ServeConfig, *, accept_empty_nodes: bool = False, share_port: bool = False
@@ -123,12 +141,14 @@ async def lock_server(
     cluster, service = assemble(
         config, clock=clock, randomness=randomness, dial=dial, accept_empty_nodes=accept_empty_nodes
     )
+    guard = _open_guard(config, clock)
     servicer = LockServicer(
         service,
         clock=clock,
         randomness=randomness,
         commands_max=config.commands_max,
         drain_grace_ms=config.drain_grace_ms,
+        guard=guard,
     )
     certificates = grpc_serving.protection(
         config.listen,
@@ -139,7 +159,7 @@ async def lock_server(
     )
     server = grpc_serving.new_server(config.transport, share_port=share_port)
     lock_pb2_grpc.add_LockServiceServicer_to_server(servicer, server)
-    lock_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster.view), server)
+    lock_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster.view, guard=guard), server)
     health = grpc_serving.add_health_and_reflection(server, SERVICE_NAMES, liveness_name=LIVENESS_NAME)
     cluster.on_granting = lambda granting: health.set_serving(serving=granting)
 
@@ -166,14 +186,20 @@ async def lock_server(
         health.drain()
         await servicer.drain()
 
+    def reload() -> None:
+        if guard is not None:
+            guard.reload()
+
     try:
         # The port first, because it is the likelier mistake and needs no connection to a node.
         port = 0 if share_port else await listen()
-        yield RunningServer(port, server, until_quorum, drain)
+        yield RunningServer(port, server, until_quorum, drain, reload)
     finally:
         health.drain()
         await server.stop(0)
         await cluster.close()
+        if guard is not None:
+            guard.close()
 
 
 async def quorum_before(stop: asyncio.Future[signal.Signals], running: RunningServer) -> bool:

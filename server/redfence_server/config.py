@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic_core import ErrorDetails
 
 from redfence_proto import addresses
+from redfence_server.access.rules import AccessSettings
 from redfence_server.cores import usable_cores
 from redfence_server.errors import ConfigError
 from redfence_server.http2.settings import Transport
@@ -105,6 +106,22 @@ class ServeConfig(BaseModel):
     commands_max: int = Field(
         10_000, ge=1, le=1_000_000, description="how many commands of one stream may be unanswered"
     )
+    policy_file: Path | None = Field(
+        None,
+        description="a TOML file that says which principal may do what; without it, every caller may do "
+        "everything",
+    )
+    tokens_file: Path | None = Field(
+        None, description="a TOML file with the names and SHA-256 of bearer tokens"
+    )
+    jwt_jwks_file: Path | None = Field(
+        None, description="a JSON Web Key Set; accepts JWTs as bearer tokens; needs 'redfence[jwt]'"
+    )
+    jwt_audience: str = Field("", description="the audience that a JWT must name")
+    jwt_issuer: str = Field("", description="the issuer that a JWT must name")
+    audit_log: str = Field(
+        "", description="the file for the audit log, or - for standard error; empty for none"
+    )
     drain_grace_ms: int = Field(
         10_000, ge=0, le=600_000, description="how long unfinished calls may take after SIGTERM"
     )
@@ -121,6 +138,11 @@ class ServeConfig(BaseModel):
     )
     log_format: LogFormat = Field(LogFormat.AUTO, description="json, console, or auto: console on a terminal")
     log_level: LogLevel = Field(LogLevel.INFO, description="debug, info, warning or error")
+
+    @field_validator("policy_file", "tokens_file", "jwt_jwks_file", mode="before")
+    @classmethod
+    def _unset_if_empty(cls, value: Any) -> Any:
+        return value or None
 
     @field_validator("nodes", mode="before")
     @classmethod
@@ -153,6 +175,17 @@ class ServeConfig(BaseModel):
     def keyspace(self) -> Keyspace:
         """The names of the keys on the nodes."""
         return Keyspace(prefix=self.key_prefix, counter_idle_ms=self.counter_idle_ms)
+
+    @property
+    def access(self) -> AccessSettings:
+        """Where to read who may do what."""
+        return AccessSettings(
+            policy_file=self.policy_file,
+            tokens_file=self.tokens_file,
+            jwt_jwks_file=self.jwt_jwks_file,
+            jwt_audience=self.jwt_audience,
+            jwt_issuer=self.jwt_issuer,
+        )
 
 
 def _both(value: Path | None, info: ValidationInfo, *, of: str) -> Path | None:
@@ -243,11 +276,12 @@ def add_arguments(
     for name, info in ServeConfig.model_fields.items():
         if names is not None and name not in names:
             continue
-        default = f" (default: {command_defaults.get(name, info.default)})"
+        value = command_defaults.get(name, info.default)
+        default = "" if info.is_required() or value in {None, ""} else f" (default: {value})"
         options: dict[str, Any] = {
             "dest": name,
             "default": argparse.SUPPRESS,
-            "help": f"{info.description}{'' if info.is_required() else default}".replace("%", "%%"),
+            "help": f"{info.description}{default}".replace("%", "%%"),
         }
         if name == "nodes":
             parser.add_argument("--node", action="append", metavar="URL", **options)

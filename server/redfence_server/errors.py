@@ -132,3 +132,28 @@ class TooManyCommandsError(OverloadedError):
     def __str__(self) -> str:
         """Return the message with the limit."""
         return f"{self.limit} commands are unanswered on this stream, which is the limit"
+
+
+@dataclass(eq=False)
+class AccessError(RedfenceServerError):
+    """The caller may not do this.
+
+    Attributes:
+        problem: a sentence for the caller; never shows a secret.
+        details: the principal, the verb and the resource, as far as they are known.
+    """
+
+    problem: str
+    details: Mapping[str, str] = field(default_factory=lambda: {"principal": "anonymous"})
+
+    def __str__(self) -> str:
+        """Return the problem."""
+        return self.problem
+
+
+class UnauthenticatedError(AccessError):
+    """The caller has no credentials, or credentials that are not valid."""
+
+
+class PermissionDeniedError(AccessError):
+    """The policy does not grant this to the caller's principal."""

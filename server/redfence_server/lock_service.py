@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from redfence_server.clock import Clock
 from redfence_server.errors import DrainingError, NoQuorumError
@@ -47,6 +47,40 @@ class LockView:
     current: Held | None
     queue: QueueView
     nodes: Replies
+
+
+class LockCalls(Protocol):
+    """The use cases that calls need; `LockService` has them, and so has a caller's guarded view of it."""
+
+    @property
+    def ttl_ms_max(self) -> int:
+        """The greatest ttl that the cluster allows."""
+
+    async def acquire(self, call: AcquireCall) -> Lease | NotGranted:
+        """Grant the lease, or return the hold that blocks it."""
+
+    def begin_acquire(self, call: AcquireCall, on_end: Callable[[AcquireEnd], None]) -> Acquisition:
+        """Begin an Acquire."""
+
+    def undo_grant(self, call: AcquireCall, lease: Lease) -> None:
+        """Undo a grant that certainly did not reach its caller."""
+
+    def begin_renew(self, resource: str, lease_id: LeaseId, on_end: Callable[[RenewOutcome], None]) -> None:
+        """Send a renewal to every node."""
+
+    async def release(self, resource: str, lease_id: LeaseId) -> bool:
+        """End the lease; return whether it was held."""
+
+    def begin_release(
+        self, resource: str, lease_id: LeaseId, on_end: Callable[[bool | NoQuorumError], None]
+    ) -> None:
+        """Send a release to every node, or hand the lock over."""
+
+    async def get_lock(self, resource: str, *, digest: str = "") -> LockView:
+        """Return the hold of a resource, and its waiters."""
+
+    async def check_token(self, resource: str, token: int) -> TokenJudgement:
+        """Tell whether the lease with this token holds the resource."""
 
 
 class LockService:

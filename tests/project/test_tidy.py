@@ -76,7 +76,7 @@ SHARED_WITH_STORAGE = ("redfence_server.api.serving", "redfence_server.log_setup
 FLOORS: dict[str, tuple[set[str], ...]] = {
     "redfence_server": (
         {"clock", "cores", "errors", "http2", "log_setup", "randomness", "values"},
-        {"locking", "model"},
+        {"access", "locking", "model"},
         {"redis_io"},
         {"config", "embedded", "membership", "waiting"},
         {"diagnosis", "lock_service", "nodes", "operations"},
@@ -157,6 +157,10 @@ def test_the_storage_takes_only_serving_and_logging_from_the_server() -> None:
 
 # Rooms and modules that decide without I/O.
 PURE = (
+    "redfence_server/access/policy.py",
+    "redfence_server/access/principal.py",
+    "redfence_server/access/tokens.py",
+    "redfence_server/access/guard.py",
     "redfence_server/locking/quorum.py",
     "redfence_server/locking/node.py",
     "redfence_server/locking/backoff.py",
@@ -205,6 +209,7 @@ OWNERS = {
         r"/(api/\w+|http2/\w+|_transport/\w+|composition|grpc_\w+|client|client_errors|_errors|_aio/client|_threads/client"
         r"|commands/storage)\.py$"
     ),
+    "jwt": re.compile(r"/access/jwt_tokens\.py$"),
     "ngh2": re.compile(r"/http2/\w+\.py$"),
     "redis": re.compile(r"/redis_io/dial\.py$"),
     "hiredis": re.compile(r"/(nodes/connection|redis_io/\w+)\.py$"),

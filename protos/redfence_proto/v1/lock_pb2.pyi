@@ -41,6 +41,11 @@ whatever the status code. The same holds for every unanswered command of a strea
 repeat the call with it, or send Release. But never repeat a message or metadata over the limits below: gRPC
 refuses it each time, with RESOURCE_EXHAUSTED and without ErrorInfo.
 
+Access. A server with a policy asks for credentials: the metadata "authorization: Bearer TOKEN", or a
+client certificate. Every call and every command of a stream then also fails with UNAUTHENTICATED or
+PERMISSION_DENIED if the caller may not do it; nothing was changed. The server ends a stream whose
+credentials expire, with UNAUTHENTICATED; the leases live on. The health service needs no credentials.
+
 Connections. A client may send an HTTP/2 ping (keepalive) every second, with or without open calls. If it
 pings more often, the server may end the connection with GOAWAY "too_many_pings": its calls fail with
 UNAVAILABLE, without ErrorInfo. The server itself pings after 20 s without data, and ends a connection
@@ -381,6 +386,16 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """INVALID_ARGUMENT. The bytes are not a message of this method, or a string in it is not UTF-8. It ends a
     stream. Metadata: none, because an unparsable message names no field.
     """
+    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 24
+    """UNAUTHENTICATED. The server has a policy, and the call has no credentials, or credentials that are not
+    valid or not valid any more. It ends a stream whose credentials expire. Metadata: principal, which is
+    "anonymous"; verb and resource, if the call had no credentials and the policy grants nothing without.
+    """
+    ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 25
+    """PERMISSION_DENIED. The policy does not grant this to the principal; on a stream only this command fails.
+    Metadata: principal; verb, which is "acquire", "inspect", "admin" or "storage"; and resource, which is
+    empty for a call without a resource.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call or command failed: the `reason` of `google.rpc.ErrorInfo`, without the prefix ERROR_REASON_.
@@ -456,6 +471,16 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 22
 ERROR_REASON_MALFORMED_MESSAGE: ErrorReason.ValueType  # 23
 """INVALID_ARGUMENT. The bytes are not a message of this method, or a string in it is not UTF-8. It ends a
 stream. Metadata: none, because an unparsable message names no field.
+"""
+ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 24
+"""UNAUTHENTICATED. The server has a policy, and the call has no credentials, or credentials that are not
+valid or not valid any more. It ends a stream whose credentials expire. Metadata: principal, which is
+"anonymous"; verb and resource, if the call had no credentials and the policy grants nothing without.
+"""
+ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 25
+"""PERMISSION_DENIED. The policy does not grant this to the principal; on a stream only this command fails.
+Metadata: principal; verb, which is "acquire", "inspect", "admin" or "storage"; and resource, which is
+empty for a call without a resource.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 

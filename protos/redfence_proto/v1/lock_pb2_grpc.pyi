@@ -41,6 +41,11 @@ whatever the status code. The same holds for every unanswered command of a strea
 repeat the call with it, or send Release. But never repeat a message or metadata over the limits below: gRPC
 refuses it each time, with RESOURCE_EXHAUSTED and without ErrorInfo.
 
+Access. A server with a policy asks for credentials: the metadata "authorization: Bearer TOKEN", or a
+client certificate. Every call and every command of a stream then also fails with UNAUTHENTICATED or
+PERMISSION_DENIED if the caller may not do it; nothing was changed. The server ends a stream whose
+credentials expire, with UNAUTHENTICATED; the leases live on. The health service needs no credentials.
+
 Connections. A client may send an HTTP/2 ping (keepalive) every second, with or without open calls. If it
 pings more often, the server may end the connection with GOAWAY "too_many_pings": its calls fail with
 UNAVAILABLE, without ErrorInfo. The server itself pings after 20 s without data, and ends a connection

@@ -10,13 +10,16 @@ import structlog
 from redfence_proto.rich_error import RichError, to_trailing_metadata
 from redfence_proto.v1 import lock_pb2
 from redfence_server.errors import (
+    AccessError,
     AcquireCancelledError,
     DrainingError,
     InvalidFieldError,
     NoQuorumError,
     OverloadedError,
+    PermissionDeniedError,
     TooManyCommandsError,
     TooManyWaitersError,
+    UnauthenticatedError,
     ValidityExhaustedError,
 )
 
@@ -28,6 +31,12 @@ _CODES: dict[type[Exception], tuple[grpc.StatusCode, lock_pb2.ErrorReason.ValueT
     DrainingError: (_UNAVAILABLE, lock_pb2.ERROR_REASON_DRAINING, 50),
     TooManyWaitersError: (_EXHAUSTED, lock_pb2.ERROR_REASON_TOO_MANY_WAITERS, 1_000),
     TooManyCommandsError: (_EXHAUSTED, lock_pb2.ERROR_REASON_TOO_MANY_COMMANDS, None),
+    UnauthenticatedError: (grpc.StatusCode.UNAUTHENTICATED, lock_pb2.ERROR_REASON_UNAUTHENTICATED, None),
+    PermissionDeniedError: (
+        grpc.StatusCode.PERMISSION_DENIED,
+        lock_pb2.ERROR_REASON_PERMISSION_DENIED,
+        None,
+    ),
     AcquireCancelledError: (grpc.StatusCode.CANCELLED, lock_pb2.ERROR_REASON_CANCELLED, None),
 }
 _INTERNAL = RichError(lock_pb2.ERROR_REASON_INTERNAL, "internal error in the server; see its log")
@@ -53,6 +62,8 @@ def _metadata(error: Exception) -> dict[str, str]:
             return {"elapsed_ms": f"{elapsed_ms:.0f}"}
         case TooManyWaitersError(limit=limit, scope=scope):
             return {"limit": str(limit), "scope": scope}
+        case AccessError(details=details):
+            return dict(details)
         case OverloadedError(limit=limit):
             return {"limit": str(limit)}
     return {}

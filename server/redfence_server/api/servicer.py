@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from importlib.metadata import version
 from typing import Any, Final, TypeVar
@@ -11,10 +12,14 @@ import grpc
 
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_server import model
+from redfence_server.access.guard import Caller, Guard
+from redfence_server.access.policy import Verb
+from redfence_server.access.watch import CredentialWatch
 from redfence_server.api import errors, messages
+from redfence_server.api.guarded_service import GuardedService
 from redfence_server.api.streams import KeepAliveStream, SessionStream, Stream
 from redfence_server.clock import Clock
-from redfence_server.lock_service import LockService
+from redfence_server.lock_service import LockCalls, LockService
 from redfence_server.nodes.cluster import ClusterView
 from redfence_server.randomness import Randomness
 
@@ -51,6 +56,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
     Args:
         commands_max: the most unanswered commands of one stream.
         drain_grace_ms: how long a draining server waits for unfinished calls; the notice to peers says it.
+        guard: identifies callers; None without a policy and an audit log.
     """
 
     def __init__(
@@ -61,8 +67,10 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
         randomness: Randomness,
         commands_max: int,
         drain_grace_ms: int,
+        guard: Guard | None = None,
     ) -> None:
         self._service = service
+        self._guard = guard
         self._clock = clock
         self._randomness = randomness
         self._commands_max = commands_max
@@ -91,69 +99,83 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
             answer_within_ms=None if time_remaining is None else time_remaining * 1000,
         )
         response = lock_pb2.AcquireResponse()
-        messages.fill_acquire(response, call, await self._service.acquire(call))
+        messages.fill_acquire(response, call, await self._service_for(context).acquire(call))
         return response
 
     @_answers_errors
-    async def Release(self, request: lock_pb2.ReleaseRequest, _: Context) -> lock_pb2.ReleaseResponse:
+    async def Release(self, request: lock_pb2.ReleaseRequest, context: Context) -> lock_pb2.ReleaseResponse:
         """Answer Release as protos/redfence/v1/lock.proto defines it."""
         response = lock_pb2.ReleaseResponse()
-        messages.fill_release(response, await self._service.release(*messages.read_lease(request)))
+        service = self._service_for(context)
+        messages.fill_release(response, await service.release(*messages.read_lease(request)))
         return response
 
     @_answers_errors
-    async def GetLock(self, request: lock_pb2.GetLockRequest, _: Context) -> lock_pb2.GetLockResponse:
+    async def GetLock(self, request: lock_pb2.GetLockRequest, context: Context) -> lock_pb2.GetLockResponse:
         """Answer GetLock as protos/redfence/v1/lock.proto defines it."""
         resource, digest = messages.read_get_lock(request)
-        return messages.get_lock_response(resource, await self._service.get_lock(resource, digest=digest))
+        view = await self._service_for(context).get_lock(resource, digest=digest)
+        return messages.get_lock_response(resource, view)
 
     @_answers_errors
     async def CheckToken(
-        self, request: lock_pb2.CheckTokenRequest, _: Context
+        self, request: lock_pb2.CheckTokenRequest, context: Context
     ) -> lock_pb2.CheckTokenResponse:
         """Answer CheckToken as protos/redfence/v1/lock.proto defines it."""
         resource = model.check_resource(request.resource)
         token = model.check_token(request.fencing_token)
-        return messages.check_token_response(await self._service.check_token(resource, token))
+        judgement = await self._service_for(context).check_token(resource, token)
+        return messages.check_token_response(judgement)
 
     # grpc.aio also accepts a coroutine that reads and writes by itself; the type stubs know only generators.
 
     @_answers_errors
     async def KeepAlive(self, _: object, context: Context) -> None:  # type: ignore[override]
         """Answer KeepAlive as protos/redfence/v1/lock.proto defines it."""
-        await self._serve(
+        caller = self._caller_of(context)
+        stream = KeepAliveStream(
             context,
-            KeepAliveStream(
-                context,
-                service=self._service,
-                commands_max=self._commands_max,
-                draining=self._notice,
-            ),
+            service=self._service_of(caller),
+            commands_max=self._commands_max,
+            draining=self._notice,
         )
+        await self._serve(context, stream, caller)
 
     @_answers_errors
     async def Session(self, _: object, context: Context) -> None:  # type: ignore[override]
         """Answer Session as protos/redfence/v1/lock.proto defines it."""
-        await self._serve(
+        caller = self._caller_of(context)
+        stream = SessionStream(
             context,
-            SessionStream(
-                context,
-                service=self._service,
-                clock=self._clock,
-                randomness=self._randomness,
-                commands_max=self._commands_max,
-                draining=self._notice,
-            ),
+            service=self._service_of(caller),
+            clock=self._clock,
+            randomness=self._randomness,
+            commands_max=self._commands_max,
+            draining=self._notice,
         )
+        await self._serve(context, stream, caller)
 
-    async def _serve(self, context: Context, stream: Stream[Any]) -> None:
+    def _caller_of(self, context: Context) -> Caller | None:
+        return None if self._guard is None else self._guard.admit(context)
+
+    def _service_of(self, caller: Caller | None) -> LockCalls:
+        return self._service if caller is None else GuardedService(self._service, caller)
+
+    def _service_for(self, context: Context) -> LockCalls:
+        return self._service_of(self._caller_of(context))
+
+    async def _serve(self, context: Context, stream: Stream[Any], caller: Caller | None) -> None:
         self._streams.add(stream)
         if self._draining:  # the call was on its way when the drain began
             stream.drain()
+        watch: AbstractContextManager[object] = nullcontext()
+        if self._guard is not None and caller is not None:
+            watch = CredentialWatch(self._guard, caller, end=stream.end)
         try:
             # Some clients, such as Rust's tonic, return from the call only once the headers are here.
             await context.send_initial_metadata(())
-            await stream.serve()
+            with watch:
+                await stream.serve()
         finally:
             self._streams.discard(stream)
 
@@ -161,12 +183,15 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
 class AdminServicer(lock_pb2_grpc.AdminServiceServicer):
     """Serves the AdminService of the contract: what this server knows about its nodes."""
 
-    def __init__(self, status: Callable[[], ClusterView]) -> None:
+    def __init__(self, status: Callable[[], ClusterView], *, guard: Guard | None = None) -> None:
         self._status = status
+        self._guard = guard
 
     @_answers_errors
     async def ClusterStatus(
-        self, _: lock_pb2.ClusterStatusRequest, __: Context
+        self, _: lock_pb2.ClusterStatusRequest, context: Context
     ) -> lock_pb2.ClusterStatusResponse:
         """Answer ClusterStatus as protos/redfence/v1/lock.proto defines it."""
+        if self._guard is not None:
+            self._guard.admit(context).check(Verb.INSPECT, "")
         return messages.cluster_status_response(self._status(), server_version=_VERSION)

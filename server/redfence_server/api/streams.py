@@ -18,7 +18,7 @@ from redfence_server.api.command_stream import CommandStream
 from redfence_server.api.parsing import Malformed
 from redfence_server.clock import Clock
 from redfence_server.errors import InvalidFieldError
-from redfence_server.lock_service import LockService, RenewOutcome
+from redfence_server.lock_service import LockCalls, RenewOutcome
 from redfence_server.model import AcquireCall, Lease
 from redfence_server.randomness import Randomness
 from redfence_server.waiting.acquiring import AcquireEnd, Acquisition, NotGranted
@@ -39,6 +39,7 @@ class Stream(ABC, Generic[Item]):
         self._notice = notice
         self._reading: asyncio.Task[None] | None = None
         self._draining = False
+        self._end_with: Exception | None = None
 
     @abstractmethod
     def _begin(self, request: Any) -> None:
@@ -67,6 +68,14 @@ class Stream(ABC, Generic[Item]):
         if self._reading is not None:
             self._reading.cancel()
 
+    def end(self, error: Exception) -> None:
+        """Start no more commands, cancel acquires, and have `serve` raise the error; harmless to repeat."""
+        self._end_with = error
+        self._on_protocol_error()
+        self._commands.finish()
+        if self._reading is not None:
+            self._reading.cancel()
+
     async def serve(self) -> None:
         """Run commands until the peer closes, the server drains, or the peer breaks the protocol.
 
@@ -88,6 +97,8 @@ class Stream(ABC, Generic[Item]):
                 raise error
             finally:
                 del error, reading
+        if self._end_with is not None:
+            raise self._end_with
 
     async def _begin_all(self) -> None:
         while (request := await self._context.read()) is not grpc.aio.EOF:
@@ -123,7 +134,7 @@ class SessionStream(Stream[_Result | lock_pb2.Draining]):
         self,
         context: StreamContext,
         *,
-        service: LockService,
+        service: LockCalls,
         clock: Clock,
         randomness: Randomness,
         commands_max: int,
@@ -273,7 +284,7 @@ class KeepAliveStream(Stream[lock_pb2.KeepAliveResponse]):
         self,
         context: StreamContext,
         *,
-        service: LockService,
+        service: LockCalls,
         commands_max: int,
         draining: lock_pb2.Draining,
     ) -> None:

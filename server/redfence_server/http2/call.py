@@ -22,6 +22,7 @@ class Call(Context):
         turns: when the method may begin.
         timeout_s: how long the caller waits, or None.
         reader: splits the body of the request into messages.
+        headers: those of the request.
     """
 
     __slots__ = ("_deadline_timer", "_reader", "_turns", "task")
@@ -36,9 +37,10 @@ class Call(Context):
         turns: Turns,
         timeout_s: float | None,
         reader: wire.MessageReader,
+        headers: tuple[wire.Header, ...] = (),
     ) -> None:
         deadline = None if timeout_s is None else loop.time() + timeout_s
-        super().__init__(out, stream_id, method, loop=loop, deadline=deadline)
+        super().__init__(out, stream_id, method, loop=loop, deadline=deadline, headers=headers)
         self._reader = reader
         self._turns = turns
         self._deadline_timer = None if deadline is None else loop.call_at(deadline, self._on_deadline)

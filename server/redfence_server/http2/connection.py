@@ -192,6 +192,7 @@ class Connection(asyncio.Protocol):
             turns=self._owner.turns,
             timeout_s=timeout_s,
             reader=wire.MessageReader(bytes_max=settings.message_bytes_max, encoding=encoding),
+            headers=event.headers,
         )
         self._follow(stream_id, call.start_stream())
         if event.end_stream:

@@ -49,6 +49,7 @@ class Context:
 
     Args:
         deadline: when the caller stops waiting, on the loop's clock, or None.
+        headers: those of the request.
     """
 
     __slots__ = (
@@ -56,6 +57,7 @@ class Context:
         "_deadline",
         "_failure",
         "_finished",
+        "_headers",
         "_id",
         "_inbox",
         "_loop",
@@ -74,8 +76,10 @@ class Context:
         *,
         loop: asyncio.AbstractEventLoop,
         deadline: float | None,
+        headers: tuple[wire.Header, ...] = (),
     ) -> None:
         self._out = out
+        self._headers = headers
         self._id = stream_id
         self._method = method
         self._loop = loop
@@ -96,6 +100,10 @@ class Context:
     def auth_context(self) -> Mapping[str, Sequence[bytes]]:
         """Return how the connection is protected, and the verified names of the client; see `Peer`."""
         return self._out.peer.auth_context
+
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        """Return the metadata that the caller sent."""
+        return wire.request_metadata(self._headers)
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the caller's deadline, at least 0; None without a deadline."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Final, TypeAlias
@@ -141,6 +141,23 @@ def check_request(headers: tuple[Header, ...], *, bytes_max: int) -> tuple[float
             (("grpc-accept-encoding", "identity,deflate,gzip"),),
         )
     return None if timeout is None else _timeout_s(timeout), encoding
+
+
+def request_metadata(headers: tuple[Header, ...]) -> tuple[tuple[str, str | bytes], ...]:
+    """Return the headers that are metadata of the caller: neither HTTP/2's own nor gRPC's; `-bin` decoded."""
+    return tuple(
+        (name.decode("latin-1"), _binary(value) if name.endswith(b"-bin") else value.decode("latin-1"))
+        for name, value in headers
+        if not name.startswith((b":", b"grpc-")) and name not in {b"content-type", b"te"}
+    )
+
+
+def _binary(value: bytes) -> bytes:
+    """Return the bytes of a `-bin` value; empty if it is not base64."""
+    try:
+        return b64decode(value + b"=" * (-len(value) % 4), validate=True)
+    except ValueError:
+        return b""
 
 
 def _timeout_s(value: bytes) -> float:

@@ -140,6 +140,11 @@ class LockServer:
         assert self._running is not None, "it runs elsewhere"
         await self._running.drain()
 
+    def reload(self) -> None:
+        """Do what SIGHUP does."""
+        assert self._running is not None, "it runs elsewhere"
+        self._running.reload()
+
     def drain(self, *, grace_ms: int = 5_000) -> asyncio.Task[None]:
         """Do what SIGTERM does; the task ends when the server has."""
         assert self._running is not None, "it runs elsewhere"

@@ -54,6 +54,8 @@ STORAGE_ONLY = {
 SHOWN_ELSEWHERE = {
     lock_pb2.ERROR_REASON_DRAINING,  # waiting/test_order.py
     lock_pb2.ERROR_REASON_TOO_MANY_WAITERS,  # waiting/test_limits.py
+    lock_pb2.ERROR_REASON_UNAUTHENTICATED,  # api/test_access.py
+    lock_pb2.ERROR_REASON_PERMISSION_DENIED,  # api/test_access.py
 }
 
 Request = AcquireRequest | ReleaseRequest | KeepAliveRequest | GetLockRequest | CheckTokenRequest

@@ -1,0 +1,228 @@
+"""Access control over both transports: credentials, the policy, its reload, and the audit log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from harness.load.failures import Failure, failure_of
+from harness.processes.servers import (
+    FormedNodes,
+    LockServer,
+    Serve,
+    acquire_request,
+    locks_left,
+    new_lease_id,
+)
+from harness.time.eventually import eventually
+from redfence_proto.v1 import lock_pb2
+from redfence_server.access.tokens import digest_of
+
+SECRET = "0123456789abcdef-of-billing"
+BILLING = (("authorization", f"Bearer {SECRET}"),)
+OTHER = (("authorization", "Bearer 0123456789abcdef-of-other"),)
+POLICY = """
+[[rules]]
+principals = ["token:billing"]
+verbs = ["acquire", "inspect"]
+prefix = "billing/"
+
+[[rules]]
+principals = ["anonymous"]
+verbs = ["inspect"]
+prefix = "public/"
+"""
+DENIED = (grpc.StatusCode.PERMISSION_DENIED, lock_pb2.ERROR_REASON_PERMISSION_DENIED)
+UNAUTHENTICATED = (grpc.StatusCode.UNAUTHENTICATED, lock_pb2.ERROR_REASON_UNAUTHENTICATED)
+
+
+class Site:
+    """A lock server with a policy, whose files a test may change."""
+
+    def __init__(self, folder: Path) -> None:
+        self.policy, self.tokens, self.audit = (
+            folder / name for name in ("policy.toml", "tokens.toml", "audit")
+        )
+        self.policy.write_text(POLICY)
+        self.issue(billing=SECRET, other="0123456789abcdef-of-other")
+        self.server: LockServer
+
+    def issue(self, **secrets: str) -> None:
+        self.tokens.write_text(
+            "".join(
+                f'[[tokens]]\nname = "{name}"\nsha256 = "{digest_of(secret).hex()}"\n'
+                for name, secret in secrets.items()
+            )
+        )
+
+    @property
+    def audit_lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.audit.read_text().splitlines()]
+
+    async def acquire(
+        self, resource: str, metadata: Any = BILLING, **fields: Any
+    ) -> lock_pb2.AcquireResponse:
+        return await self.server.locks.Acquire(acquire_request(resource, **fields), metadata=metadata)
+
+
+@pytest.fixture
+async def site(tmp_path: Path, formed_nodes: FormedNodes, serve: Serve) -> Site:
+    site = Site(tmp_path)
+    site.server = await serve(
+        await formed_nodes(3),
+        policy_file=str(site.policy),
+        tokens_file=str(site.tokens),
+        audit_log=str(site.audit),
+    )
+    return site
+
+
+def status(failure: Failure) -> tuple[grpc.StatusCode, lock_pb2.ErrorReason.ValueType]:
+    return failure.code, failure.reason
+
+
+async def test_unary_calls_need_credentials_and_the_right_for_the_resource(site: Site) -> None:
+    lease = (await site.acquire("billing/1")).lease
+    locks = site.server.locks
+    release = lock_pb2.ReleaseRequest(resource="other/1", lease_id=new_lease_id())
+    look, check = lock_pb2.GetLockRequest(resource="other/1"), lock_pb2.CheckTokenRequest(resource="other/1")
+    check.fencing_token = 1
+    denied = [
+        await failure_of(site.acquire("other/1")),
+        await failure_of(site.acquire("billing/1", metadata=OTHER)),
+        await failure_of(locks.Release(release, metadata=BILLING)),
+        await failure_of(locks.GetLock(look, metadata=BILLING)),
+        await failure_of(locks.CheckToken(check, metadata=BILLING)),
+        await failure_of(site.server.admin.ClusterStatus(lock_pb2.ClusterStatusRequest(), metadata=BILLING)),
+    ]
+    assert {status(each) for each in denied} == {DENIED}
+    assert dict(denied[0].metadata) == {
+        "principal": "token:billing",
+        "verb": "acquire",
+        "resource": "other/1",
+    }
+    assert denied[1].metadata["principal"] == "token:other"
+    assert [each.metadata["verb"] for each in denied[2:]] == ["acquire", "inspect", "inspect", "inspect"]
+    without = [
+        await failure_of(site.acquire("billing/1", metadata=())),
+        await failure_of(site.acquire("billing/1", metadata=(("authorization", "Bearer wrong"),))),
+        await failure_of(site.acquire("billing/1", metadata=(("authorization", "Basic YTpi"),))),
+        await failure_of(site.acquire("billing/1", metadata=(*OTHER, *BILLING))),
+        await failure_of(site.acquire("billing/1", metadata=(("authorization", "Bearer " + "x" * 9_000),))),
+    ]
+    assert {status(each) for each in without} == {UNAUTHENTICATED}
+    assert without[0].metadata["verb"] == "acquire"
+    assert all(each.metadata["principal"] == "anonymous" for each in without)
+    # What the policy grants without credentials.
+    public = await site.server.look("public/1")
+    assert not public.HasField("current")
+    assert await locks_left(site.server.nodes) == [b"redfence:lock:billing/1"] * 3
+    await locks.Release(
+        lock_pb2.ReleaseRequest(resource="billing/1", lease_id=lease.lease_id), metadata=BILLING
+    )
+
+
+async def test_each_command_of_a_session_and_each_renewal_is_checked(site: Site) -> None:
+    session = site.server.locks.Session(metadata=BILLING)
+    message = lock_pb2.SessionRequest()
+    for number, resource in enumerate(("billing/1", "other/1", "billing/2"), start=1):
+        message.commands.add(id=number, acquire=acquire_request(resource))
+    foreign = new_lease_id()
+    message.commands.add(id=4, release=lock_pb2.ReleaseRequest(resource="other/1", lease_id=foreign))
+    message.commands.add(id=5, renew=lock_pb2.KeepAliveRequest(resource="other/1", lease_id=foreign))
+    await session.write(message)
+    results: dict[int, lock_pb2.SessionResult] = {}
+    while len(results) < 5:
+        response = await session.read()
+        assert isinstance(response, lock_pb2.SessionResponse)
+        results |= {result.id: result for result in response.results}
+    for number in (1, 3):
+        assert results[number].acquire.outcome == lock_pb2.ACQUIRE_OUTCOME_GRANTED
+    for number in (2, 4, 5):
+        assert status(Failure.of_message(results[number].error)) == DENIED
+        assert results[number].error.metadata["resource"] == "other/1"
+    assert not any(b"other" in key for key in await locks_left(site.server.nodes))
+    # The stream goes on.
+    lease_id = results[1].acquire.lease.lease_id
+    keep_alive = site.server.locks.KeepAlive(metadata=BILLING)
+    answers = []
+    for resource, secret in (("other/1", new_lease_id()), ("billing/1", lease_id)):
+        await keep_alive.write(lock_pb2.KeepAliveRequest(resource=resource, lease_id=secret))
+        answer = await keep_alive.read()
+        assert isinstance(answer, lock_pb2.KeepAliveResponse)
+        answers.append(answer)
+    assert status(Failure.of_message(answers[0].error)) == DENIED
+    assert answers[1].state == lock_pb2.LEASE_STATE_ACTIVE
+    for stream in (session, keep_alive):
+        await stream.done_writing()
+        assert await stream.code() is grpc.StatusCode.OK
+
+
+async def test_a_stream_without_credentials_fails_command_by_command_or_at_once(site: Site) -> None:
+    """The policy grants something without credentials, so the stream is open; then it grants nothing."""
+    session = site.server.locks.Session()
+    command = lock_pb2.SessionCommand(id=1, acquire=acquire_request("billing/1"))
+    await session.write(lock_pb2.SessionRequest(commands=[command]))
+    response = await session.read()
+    assert isinstance(response, lock_pb2.SessionResponse)
+    assert status(Failure.of_message(response.results[0].error)) == UNAUTHENTICATED
+    site.policy.write_text(POLICY.replace('"anonymous"', '"token:other"'))
+    site.server.reload()
+    for stream in (session, site.server.locks.Session(), site.server.locks.KeepAlive()):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stream.read()
+        assert status(Failure.of_call(caught.value)) == UNAUTHENTICATED
+
+
+async def test_a_reload_replaces_the_rules_whole_or_not_at_all(site: Site) -> None:
+    await site.acquire("billing/1")
+    session = site.server.locks.Session(metadata=BILLING)
+    await session.wait_for_connection()
+    site.policy.write_text(POLICY.replace("billing/", "orders/"))
+    site.tokens.write_text("no tokens")
+    site.server.reload()
+    await site.acquire("billing/2")
+    # The token is revoked, and with it the stream that it opened.
+    site.issue(other="0123456789abcdef-of-other")
+    site.server.reload()
+    assert status(await failure_of(site.acquire("billing/3"))) == UNAUTHENTICATED
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await session.read()
+    assert status(Failure.of_call(caught.value)) == UNAUTHENTICATED
+    site.issue(billing=SECRET)
+    site.server.reload()
+    await site.acquire("orders/1")
+    assert status(await failure_of(site.acquire("billing/3"))) == DENIED
+
+
+async def test_the_audit_log_has_grants_releases_and_denials_and_no_secret(site: Site) -> None:
+    lease = (await site.acquire("billing/1")).lease
+    await failure_of(site.acquire("other/1"))
+    await failure_of(site.acquire("other/1", metadata=(("authorization", "Bearer wrong-one"),)))
+    release = lock_pb2.ReleaseRequest(resource="billing/1", lease_id=lease.lease_id)
+    await site.server.locks.Release(release, metadata=BILLING)
+    await eventually(lambda: len(site.audit_lines) == 4)
+    grant, denial, stranger, end = site.audit_lines
+    assert (grant["event"], grant["outcome"]) == ("acquire", "granted")
+    assert (grant["principal"], grant["resource"]) == ("token:billing", "billing/1")
+    assert grant["token"] == lease.fencing_token
+    assert grant["lease"] == end["lease"] == digest_of(lease.lease_id).hex()[:8]
+    assert grant["peer"].startswith("ipv4:127.0.0.1:")
+    assert (denial["event"], denial["outcome"], denial["resource"]) == (
+        "acquire",
+        "permission_denied",
+        "other/1",
+    )
+    assert (stranger["event"], stranger["outcome"]) == ("authenticate", "unauthenticated")
+    assert (end["event"], end["outcome"]) == ("release", "released")
+    text = site.audit.read_text()
+    assert not any(secret in text for secret in (SECRET, "wrong-one", lease.lease_id))
+    # A rotation renames the file, and the server opens a new one.
+    site.audit.rename(site.audit.with_name("audit.1"))
+    site.server.reload()
+    await site.acquire("billing/2")
+    await eventually(lambda: site.audit.exists() and len(site.audit_lines) == 1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from harness.jwt_issuer import AUDIENCE, ISSUER, JwtIssuer
 from harness.load.failures import Failure, failure_of
 from harness.processes.servers import (
     FormedNodes,
@@ -79,6 +81,11 @@ async def site(tmp_path: Path, formed_nodes: FormedNodes, serve: Serve) -> Site:
         audit_log=str(site.audit),
     )
     return site
+
+
+async def to_the_end(stream: Any) -> None:
+    while await stream.read() is not grpc.aio.EOF:
+        pass
 
 
 def status(failure: Failure) -> tuple[grpc.StatusCode, lock_pb2.ErrorReason.ValueType]:
@@ -226,3 +233,37 @@ async def test_the_audit_log_has_grants_releases_and_denials_and_no_secret(site:
     site.server.reload()
     await site.acquire("billing/2")
     await eventually(lambda: site.audit.exists() and len(site.audit_lines) == 1)
+
+
+@pytest.mark.slow
+async def test_a_stream_ends_within_a_second_after_its_token_expires(
+    site: Site, tmp_path: Path, serve: Serve
+) -> None:
+    """A wait ends with it, and the lease lives on for a new token."""
+    issuer, jwks = JwtIssuer(), tmp_path / "jwks.json"
+    issuer.write_key_set(jwks)
+    site.policy.write_text(POLICY.replace("token:billing", "jwt:billing"))
+    server = await serve(
+        [node.url for node in site.server.nodes],
+        policy_file=str(site.policy),
+        jwt_jwks_file=str(jwks),
+        jwt_audience=AUDIENCE,
+        jwt_issuer=ISSUER,
+    )
+    expires_at_s = time.time() + 1.5
+    metadata = (("authorization", f"Bearer {issuer.token(exp=expires_at_s)}"),)
+    session, keep_alive = server.locks.Session(metadata=metadata), server.locks.KeepAlive(metadata=metadata)
+    request = acquire_request("billing/1", wait_ms=30_000)
+    held = await server.locks.Acquire(request, metadata=metadata)
+    await session.write(lock_pb2.SessionRequest(commands=[lock_pb2.SessionCommand(id=1, acquire=request)]))
+    for stream in (session, keep_alive):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await to_the_end(stream)
+        assert status(Failure.of_call(caught.value)) == UNAUTHENTICATED
+        assert "expired" in Failure.of_call(caught.value).message
+        assert 0 <= time.time() - expires_at_s < 1
+    assert status(await failure_of(server.locks.Acquire(request, metadata=metadata))) == UNAUTHENTICATED
+    fresh = (("authorization", f"Bearer {issuer.token('RS256')}"),)
+    release = lock_pb2.ReleaseRequest(resource="billing/1", lease_id=held.lease.lease_id)
+    response = await server.locks.Release(release, metadata=fresh)
+    assert response.outcome == lock_pb2.RELEASE_OUTCOME_RELEASED

@@ -32,6 +32,8 @@ EXTRA_BY_MODULE: Mapping[str, str] = MappingProxyType(
         "redfence_server.commands.cluster_resize": "server",
         "redfence_server.commands.dev": "embedded",
         "redfence_server.commands.doctor": "server",
+        "redfence_server.commands.policy_check": "server",
+        "redfence_server.commands.policy_new_token": "server",
         "redfence_server.commands.serve": "server",
         "redfence_storage.commands.demo": "embedded",  # starts a server unless one is running
         "redfence_storage.commands.storage": "storage",

@@ -16,7 +16,7 @@ import pytest
 
 from harness.doubles.grpc_fake import serving
 from redfence import ClusterReport, Durability, NodeReport, NodeState
-from redfence._cli import cluster, cluster_status, commands, completion, main, servers
+from redfence._cli import cluster, cluster_status, commands, completion, main, policy, servers
 from redfence._messages.reports import read_cluster
 from redfence_proto.v1 import lock_pb2
 
@@ -132,6 +132,7 @@ def test_help_lists_the_extra_of_each_command_without_importing_it(
 def test_every_command_of_the_other_packages_has_an_extra_that_exists() -> None:
     """A new entry point without a row in the table would be listed as part of the SDK."""
     entries = [*entry_points(group=commands.GROUP), *entry_points(group=cluster.GROUP)]
+    entries += entry_points(group=policy.GROUP)
     others = {entry.module for entry in entries if not entry.module.startswith("redfence.")}
     assert set(commands.EXTRA_BY_MODULE) == others | {completion.__name__}
     assert set(commands.EXTRA_BY_MODULE.values()) <= set(metadata("redfence").get_all("Provides-Extra", []))

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
+from redfence_server import log_setup
 from redfence_server.access.audit import AuditLog
 from redfence_server.access.guard import Guard
 from redfence_server.access.rules import load_rules
@@ -51,14 +52,15 @@ class RunningServer:
             NOT_SERVING, and locks are UNAVAILABLE. Raises StartupError: a node must not vote, or
             `start_timeout_ms` is over.
         drain: ends every wait, stream and health watch.
-        reload: reads the files of access again, and opens the audit log anew.
+        reload: takes over what may change without a restart: the log level of the settings, unless
+            they are None, the files of access, and the audit log, which it opens anew.
     """
 
     port: int
     grpc_server: grpc_serving.Server
     until_quorum: Callable[[], Awaitable[None]]
     drain: Callable[[], Awaitable[None]]
-    reload: Callable[[], None]
+    reload: Callable[[ServeConfig | None], None]
 
 
 def assemble(
@@ -186,7 +188,9 @@ async def lock_server(
         health.drain()
         await servicer.drain()
 
-    def reload() -> None:
+    def reload(settings: ServeConfig | None) -> None:
+        if settings is not None:
+            log_setup.set_level(settings.log_level)
         if guard is not None:
             guard.reload()
 

@@ -30,6 +30,28 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+class _LevelFilter:
+    """Drops events below a level, which may change while the server runs."""
+
+    def __init__(self) -> None:
+        self.number = logging.INFO
+
+    def __call__(
+        self, _logger: object, method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        if logging.getLevelNamesMapping().get(method.upper(), logging.ERROR) < self.number:
+            raise structlog.DropEvent
+        return event
+
+
+_LEVEL_FILTER = _LevelFilter()
+
+
+def set_level(level: LogLevel) -> None:
+    """Change the lowest level that is logged, also by loggers that exist already."""
+    _LEVEL_FILTER.number = logging.getLevelNamesMapping()[level.upper()]
+
+
 def configure(
     *, log_format: LogFormat = LogFormat.AUTO, level: LogLevel = LogLevel.INFO, process: int | None = None
 ) -> None:
@@ -39,6 +61,7 @@ def configure(
     """
     if log_format is LogFormat.AUTO:
         log_format = LogFormat.CONSOLE if sys.stderr.isatty() else LogFormat.JSON
+    set_level(level)
     renderer: structlog.typing.Processor
     if log_format is LogFormat.JSON:
         renderer = structlog.processors.JSONRenderer(sort_keys=True)
@@ -46,6 +69,7 @@ def configure(
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     structlog.configure(
         processors=[
+            _LEVEL_FILTER,
             structlog.contextvars.merge_contextvars,
             *([] if process is None else [_numbered(process)]),
             structlog.processors.add_log_level,
@@ -54,7 +78,7 @@ def configure(
             structlog.processors.format_exc_info,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
         # It writes a line and its end at once, so that lines of several processes do not mix. A print makes
         # two writes where PYTHONUNBUFFERED is set.
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),

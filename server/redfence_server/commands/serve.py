@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from redfence_server import config
@@ -21,7 +24,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Every flag but --config is also an environment variable (--node-timeout-ms is "
         "REDFENCE_NODE_TIMEOUT_MS, --node is REDFENCE_NODES) and a key of the TOML file. A flag wins over "
-        "the environment, and the environment over the file."
+        "the environment, and the environment over the file. At SIGHUP the server reads log_level, and the "
+        "files of access, again."
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with settings")
     config.add_arguments(parser)
@@ -34,12 +38,15 @@ def run(arguments: argparse.Namespace) -> int:
     With several processes, return 1 if one of them did not drain in order.
     """
     settings = startup.settings_of(arguments)
-    return asyncio.run(_serve(settings) if settings.processes == 1 else _supervise(settings))
+    read_settings = partial(startup.settings_now, arguments)
+    serve = _serve if settings.processes == 1 else _supervise
+    return asyncio.run(serve(settings, read_settings))
 
 
-async def _serve(settings: config.ServeConfig) -> int:
+async def _serve(settings: config.ServeConfig, read_settings: Callable[[], config.ServeConfig | None]) -> int:
     async with lock_server(settings) as running:
         stop = stop_signal()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: running.reload(read_settings()))
         if await quorum_before(stop, running):
             relax_garbage_collector()
             _announce(settings, running.port, f"{len(settings.nodes)} nodes")
@@ -47,10 +54,15 @@ async def _serve(settings: config.ServeConfig) -> int:
     return 0
 
 
-async def _supervise(settings: config.ServeConfig) -> int:
+async def _supervise(
+    settings: config.ServeConfig, read_settings: Callable[[], config.ServeConfig | None]
+) -> int:
     what = f"{len(settings.nodes)} nodes, {settings.processes} processes"
     return await supervise(
-        settings, clock=SystemClock(), on_serving=lambda port: _announce(settings, port, what)
+        settings,
+        clock=SystemClock(),
+        on_serving=lambda port: _announce(settings, port, what),
+        read_settings=read_settings,
     )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection
 from functools import wraps
 from pathlib import Path
 
+import structlog
+
 from redfence_proto import bounds, durations
 from redfence_server import config, log_setup
 from redfence_server.errors import ConfigError, StartupError
@@ -54,6 +56,17 @@ def settings_of(arguments: argparse.Namespace) -> config.ServeConfig:
     settings = config.load(config.given_flags(arguments), config_file=arguments.config)
     log_setup.configure(log_format=settings.log_format, level=settings.log_level)
     return settings
+
+
+def settings_now(arguments: argparse.Namespace) -> config.ServeConfig | None:
+    """Return the settings as the file and the environment have them now; None if they are wrong, logged."""
+    try:
+        return config.load(config.given_flags(arguments), config_file=arguments.config)
+    except ConfigError as error:
+        structlog.get_logger().error(
+            "settings_not_reloaded", problem=str(error), consequence="the earlier settings stay in force"
+        )
+        return None
 
 
 def add_max_ttl_flag(parser: argparse.ArgumentParser, *, default_ms: int | None, purpose: str) -> None:

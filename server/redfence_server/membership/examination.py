@@ -180,7 +180,7 @@ def _read_findings(answers: Sequence[Any], *, sent_ms: float, received_ms: float
         raise ExaminationRefusedError(str(answers[1]), info)
     _, fields, key_count, clock_us, refusal, *high = answers[1]
     node_ms = clock_us / 1000
-    settings, refusal = _read_settings(answers[2:])
+    settings, hidden_because = _read_settings(answers[2:])
     promoted = int(info.get("second_repl_offset", "-1")) >= 0
     history = f"/{info.get('master_replid', '')}" if promoted else ""
     run_id = info.get("run_id", "")
@@ -192,7 +192,7 @@ def _read_findings(answers: Sequence[Any], *, sent_ms: float, received_ms: float
         version=info.get("valkey_version") or info.get("redis_version", "0"),
         is_replica=info.get("role") != "master",
         promoted=promoted,
-        durability_gap=_durability_gap(settings, refusal),
+        durability_gap=_durability_gap(settings, hidden_because),
         settings_hidden=settings is None,
         log_incomplete="1" in (info.get("aof_rewrite_in_progress"), info.get("aof_rewrite_scheduled"))
         or info.get("aof_last_bgrewrite_status", "ok") != "ok",

@@ -11,6 +11,7 @@ import sys
 from redfence_server.config import ServeConfig
 from redfence_server.embedded.parent_death import die_with_parent
 from redfence_server.errors import StartupError
+from redfence_server.log_setup import LogLevel
 from redfence_server.supervision import worker
 
 # For the interpreter's start and the last steps; `start_timeout_ms` bounds the wait for a quorum.
@@ -66,8 +67,7 @@ class WorkerProcess:
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        # By a pipe, because every user of the machine can see arguments, and URLs hold passwords.
-        process.stdin.write(self._settings.model_dump_json().encode() + b"\n")
+        self._write_settings(process.stdin)
         start_timeout_s = self._settings.start_timeout_ms / 1000
         # A process that waits for a quorum without a bound answers, by its health, that it is not ready.
         timeout_s = _START_TIMEOUT_S + start_timeout_s if start_timeout_s else None
@@ -91,6 +91,17 @@ class WorkerProcess:
         status = await self._running.wait()
         self.serves = False
         return status
+
+    def reload(self, log_level: LogLevel | None) -> None:
+        """Have the process read its files again, and set the log level if one is given."""
+        if log_level is not None:
+            self._settings = self._settings.model_copy(update={"log_level": log_level})
+        if self.serves and self._running.stdin is not None and not self._running.stdin.is_closing():
+            self._write_settings(self._running.stdin)
+
+    def _write_settings(self, stdin: asyncio.StreamWriter) -> None:
+        # By a pipe, because every user of the machine can see arguments, and URLs hold passwords.
+        stdin.write(self._settings.model_dump_json().encode() + b"\n")
 
     def begin_drain(self) -> None:
         """Tell the process to drain and to end; harmless to repeat."""

@@ -30,9 +30,16 @@ _SETTLED_MS = 60_000
 _STOP_TIMEOUT_S = 10.0
 
 
-async def supervise(settings: ServeConfig, *, clock: Clock, on_serving: Callable[[int], None]) -> int:
+async def supervise(
+    settings: ServeConfig,
+    *,
+    clock: Clock,
+    on_serving: Callable[[int], None],
+    read_settings: Callable[[], ServeConfig | None],
+) -> int:
     """Run `settings.processes` workers until SIGTERM or SIGINT, then drain them; leave no process.
 
+    At SIGHUP every worker gets the settings of `read_settings`.
     `on_serving` gets the port, once, when all workers serve. Returns 0, or 1 if a worker that served did not
     drain in order. A signal before all workers serve ends the workers at once, as does a second signal.
 
@@ -45,6 +52,9 @@ async def supervise(settings: ServeConfig, *, clock: Clock, on_serving: Callable
         workers = [WorkerProcess(number, shared) for number in range(1, settings.processes + 1)]
         try:
             stop = stop_signal()
+            asyncio.get_running_loop().add_signal_handler(
+                signal.SIGHUP, lambda: _reload(workers, read_settings())
+            )
             if not await _start_before(stop, workers):
                 return 0
             for worker in workers:
@@ -73,6 +83,11 @@ async def _start_before(stop: asyncio.Future[signal.Signals], workers: Sequence[
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
+
+
+def _reload(workers: Sequence[WorkerProcess], settings: ServeConfig | None) -> None:
+    for worker in workers:
+        worker.reload(None if settings is None else settings.log_level)
 
 
 async def _start(workers: Sequence[WorkerProcess]) -> None:

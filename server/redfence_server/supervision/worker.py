@@ -1,14 +1,15 @@
 """Serve as one of the processes of a supervisor: `python -P -m redfence_server.supervision.worker NUMBER`.
 
 The supervisor writes the settings to standard input, as one line of JSON. The worker answers on standard
-output: `serving`, or `refused` with the reason. It drains when the supervisor closes standard input. The
-supervisor sends no SIGTERM: a service manager may have sent one to each worker, and a second one would break
-off the drain.
+output: `serving`, or `refused` with the reason. A further line has the settings to reload. The worker drains
+when the supervisor closes standard input. The supervisor sends no signal: a service manager may have sent
+SIGTERM to each worker, and a second one would break off the drain. So the worker ignores SIGHUP.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 
@@ -21,11 +22,15 @@ from redfence_server.errors import StartupError
 SERVING = "serving"
 REFUSED = "refused"
 EXIT_REFUSED = 2
+_READ_BYTES = 64 * 1024
 
 
 def main(number: int) -> int:
     """Serve until standard input ends or a signal comes; return 0 after a drain, 2 if it could not start."""
-    settings = ServeConfig.model_validate_json(sys.stdin.buffer.readline())
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # Without a buffer, which could swallow the beginning of the next line.
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
+        settings = ServeConfig.model_validate_json(stdin.readline())
     log_setup.configure(log_format=settings.log_format, level=settings.log_level, process=number)
     try:
         asyncio.run(_serve(settings))
@@ -39,14 +44,21 @@ async def _serve(settings: ServeConfig) -> None:
     async with lock_server(settings, share_port=True) as running:
         stop = stop_signal()
         loop = asyncio.get_running_loop()
+        received = bytearray()
 
-        def on_end() -> None:
-            loop.remove_reader(sys.stdin)
-            if not stop.done():
-                stop.set_result(signal.SIGTERM)
+        def on_input() -> None:
+            data = os.read(sys.stdin.fileno(), _READ_BYTES)
+            received.extend(data)
+            while b"\n" in received:
+                line, _, rest = received.partition(b"\n")
+                received[:] = rest
+                running.reload(ServeConfig.model_validate_json(line))
+            if not data:
+                loop.remove_reader(sys.stdin)
+                if not stop.done():
+                    stop.set_result(signal.SIGTERM)
 
-        # The supervisor writes nothing after the settings, so only the end can be read.
-        loop.add_reader(sys.stdin, on_end)
+        loop.add_reader(sys.stdin, on_input)
         if await quorum_before(stop, running):
             relax_garbage_collector()
             _report(SERVING)

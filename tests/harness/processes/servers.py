@@ -143,7 +143,7 @@ class LockServer:
     def reload(self) -> None:
         """Do what SIGHUP does."""
         assert self._running is not None, "it runs elsewhere"
-        self._running.reload()
+        self._running.reload(None)
 
     def drain(self, *, grace_ms: int = 5_000) -> asyncio.Task[None]:
         """Do what SIGTERM does; the task ends when the server has."""

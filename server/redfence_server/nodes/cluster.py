@@ -16,7 +16,7 @@ from redfence_server.locking.node import REVALIDATION_MS_MAX, NodeReport, NodeSt
 from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.nodes.link import LinkSettings, NodeLink
 from redfence_server.randomness import Randomness
-from redfence_server.redis_io.dial import NodeUrl
+from redfence_server.redis_io.dial import SYSTEM_TLS, NodeTls, NodeUrl
 
 # How often a server that waits for its first quorum looks whether it has one.
 _LOOK_S: Final = 0.02
@@ -32,13 +32,13 @@ class ClusterView:
     nodes: tuple[NodeReport, ...]
 
 
-def check_urls(urls: Sequence[str]) -> tuple[NodeUrl, ...]:
+def check_urls(urls: Sequence[str], tls: NodeTls = SYSTEM_TLS) -> tuple[NodeUrl, ...]:
     """Return the checked URLs of the nodes, in the order of their index.
 
     Raises:
         ConfigError: a URL is malformed or named twice, or the number of nodes is not 1, 3, 5 or 7.
     """
-    nodes = tuple(_check_url(index, url) for index, url in enumerate(urls))
+    nodes = tuple(_check_url(index, url, tls) for index, url in enumerate(urls))
     seen: dict[str, int] = {}
     for index, node in enumerate(nodes):
         if node.address in seen:
@@ -54,9 +54,9 @@ def check_urls(urls: Sequence[str]) -> tuple[NodeUrl, ...]:
     return nodes
 
 
-def _check_url(index: int, url: str) -> NodeUrl:
+def _check_url(index: int, url: str, tls: NodeTls) -> NodeUrl:
     try:
-        return NodeUrl(url)
+        return NodeUrl(url, tls=tls)
     except ValueError as error:
         raise ConfigError(f"node {index}: {error}") from None
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qs, urlsplit
 
@@ -66,14 +67,56 @@ _URL_OPTIONS: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
+class NodeTls:
+    """Names the PEM files for the connections to nodes; each new connection reads them again.
+
+    Attributes:
+        ca: the authorities of nodes; None trusts those of the system.
+        cert: the certificate that this process shows; None shows none.
+        key: its private key, not encrypted.
+    """
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+    def options(self) -> dict[str, str]:
+        """Return what redis-py takes for the files.
+
+        Raises:
+            DialError: a file cannot be read; the message names its setting.
+        """
+        names = {"ca": "ssl_ca_certs", "cert": "ssl_certfile", "key": "ssl_keyfile"}
+        options = {}
+        for name, option in names.items():
+            path: Path | None = getattr(self, name)
+            if path is not None:
+                try:
+                    # redis-py would report that a file is missing, but not which one.
+                    path.read_bytes()
+                except OSError as error:
+                    raise DialError(f"node_tls_{name}: cannot read {path}: {error.strerror}") from error
+                options[option] = str(path)
+        return options
+
+
+SYSTEM_TLS: Final = NodeTls()
+"""Trusts the system's authorities, and shows no certificate."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeUrl:
     """A checked URL of a node; its repr and its messages never show the password.
+
+    Attributes:
+        tls: the files for `rediss://`; the same options in the URL win.
 
     Raises:
         ValueError: the URL is malformed.
     """
 
     url: str = field(repr=False)
+    tls: NodeTls = field(default=SYSTEM_TLS, kw_only=True, compare=False)
     address: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -185,8 +228,10 @@ async def dial(node: NodeUrl, *, timeout_ms: int) -> DialledNode:
 
     Cancellation: nothing stays open.
     """
+    tls = node.tls.options() if node.url.startswith("rediss://") else {}
     pool = redis_asyncio.ConnectionPool.from_url(
         node.url,
+        **tls,
         protocol=2,
         # redis-py's retries would run a command twice after a lost reply.
         retry=Retry(NoBackoff(), 0),

@@ -19,7 +19,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from redfence_proto import bounds
-from redfence_server.api.certificates import CertificateFiles, Certificates
+from redfence_server.api.certificates import CertificateError, CertificateFiles, Certificates
 from redfence_server.api.parsing import RejectMalformedMessages, reject_malformed
 from redfence_server.api.reflection import add_reflection
 from redfence_server.errors import ConfigError
@@ -70,7 +70,11 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 class ListenError(ConfigError):
-    """The server cannot listen on the address; the message names the address and the cause."""
+    """The server cannot or must not listen on the address; the message names the address and the cause."""
+
+
+REFUSALS = (CertificateError, ListenError)
+"""What `protection` and `bind` raise."""
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the package has no types
@@ -193,14 +197,14 @@ def protection(
     """Return the certificates to serve HOST:PORT with, or None to serve it in plain text.
 
     Raises:
-        ConfigError: a file cannot be used, or other machines would reach a port without TLS, and `insecure`
-            does not allow that.
+        CertificateError: a file cannot be used.
+        ListenError: other machines would reach a port without TLS, and `insecure` does not allow that.
     """
     host, _ = parse_listen(listen)
     if cert is not None and key is not None:
         return Certificates(CertificateFiles(cert, key, client_ca))
     if not insecure and not is_loopback(host):
-        raise ConfigError(
+        raise ListenError(
             f"listen: {listen} is open to other machines, without TLS; set tls_cert and tls_key, or set "
             "insecure to serve in plain text, or listen on 127.0.0.1"
         )

@@ -26,7 +26,7 @@ HELP = "run an embedded quorum, a lock server on it, and the storage demo"
 _STORAGE_START_TIMEOUT_S = 20.0
 _STORAGE_STOP_TIMEOUT_S = 10.0
 # The embedded quorum sets these itself, and serves in this process.
-_FIXED = frozenset({"nodes", "assume_durable", "processes"})
+_FIXED = frozenset({"nodes", "assume_durable", "processes", "node_tls_ca", "node_tls_cert", "node_tls_key"})
 # A terminal shows one line and the problems, not every step. The nodes are here, so a quorum comes soon.
 _DEFAULTS = {"log_level": log_setup.LogLevel.WARNING, "start_timeout_ms": 10_000}
 
@@ -143,6 +143,10 @@ async def _storage(
     command = [sys.executable, "-m", "redfence", "storage", "--listen", arguments.storage_listen]
     command += ["--db", str(data_dir / "storage.db")]
     command += ["--log-format", settings.log_format, "--log-level", settings.log_level]
+    for name in ("cert", "key", "client_ca"):
+        if (file := getattr(settings, f"tls_{name}")) is not None:
+            command += [f"--tls-{name.replace('_', '-')}", str(file)]
+    command += ["--insecure"] if settings.insecure else ["--no-insecure"]
     # In a session of its own, without the terminal's Ctrl-C: this process ends it after its callers.
     process = await asyncio.create_subprocess_exec(
         *die_with_parent(command),

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 HELP = "serve a small key-value store that refuses stale fencing tokens"
 
 _DB_VARIABLE = "REDFENCE_STORAGE_DB"
+_INSECURE_VARIABLE = "REDFENCE_INSECURE"
+_TRUE = frozenset({"1", "true", "yes", "on"})
 _LISTEN_VARIABLE = "REDFENCE_STORAGE_LISTEN"
 # One commit answers every pending call. The longer time is for a disk that hangs.
 _GRACE_S = 5.0
@@ -41,6 +43,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         default=os.environ.get(_LISTEN_VARIABLE, addresses.STORAGE),
         help=f"the address to serve on; port 0 takes any free one [${_LISTEN_VARIABLE}; {addresses.STORAGE}]",
+    )
+    for name, purpose in (
+        ("cert", "PEM file of the certificate, with the intermediate ones; the port then speaks only TLS"),
+        ("key", "PEM file of the certificate's private key, not encrypted"),
+        ("client-ca", "PEM file of authorities; a client must show a certificate of one of them"),
+    ):
+        variable = f"REDFENCE_TLS_{name.upper().replace('-', '_')}"
+        parser.add_argument(
+            f"--tls-{name}",
+            metavar="FILE",
+            type=Path,
+            default=os.environ.get(variable) or None,
+            help=f"{purpose} [${variable}]",
+        )
+    parser.add_argument(
+        "--insecure",
+        action=argparse.BooleanOptionalAction,
+        default=os.environ.get(_INSECURE_VARIABLE, "").lower() in _TRUE,
+        help=f"serve without TLS on an address that other machines can reach [${_INSECURE_VARIABLE}]",
     )
     for option, values, default in (
         ("format", LogFormat, LogFormat.AUTO),
@@ -66,18 +87,22 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.db:
         return _print_error(f"no database file given; set --db PATH or {_DB_VARIABLE}")
+    if (args.tls_cert is None) != (args.tls_key is None):
+        return _print_error("--tls-cert and --tls-key belong together; give both or neither")
+    if args.tls_client_ca is not None and args.tls_cert is None:
+        return _print_error("--tls-client-ca needs TLS; give --tls-cert and --tls-key as well")
     log_setup.configure(log_format=args.log_format, level=args.log_level)
     try:
         store = SqliteStore.open(args.db)
     except DatabaseUnusable as error:
         return _print_error(str(error))
     try:
-        return asyncio.run(_serve(store, listen=args.listen, db=args.db))
-    except grpc_serving.ListenError as error:
+        return asyncio.run(_serve(store, args))
+    except grpc_serving.REFUSALS as error:
         return _print_error(str(error))
 
 
-async def _serve(store: SqliteStore, *, listen: str, db: Path) -> int:
+async def _serve(store: SqliteStore, args: argparse.Namespace) -> int:
 
     from redfence_proto.storage.v1 import storage_pb2_grpc
     from redfence_server.api import serving as grpc_serving
@@ -86,10 +111,17 @@ async def _serve(store: SqliteStore, *, listen: str, db: Path) -> int:
 
     commit = GroupCommit(store)
     try:
+        certificates = grpc_serving.protection(
+            args.listen,
+            cert=args.tls_cert,
+            key=args.tls_key,
+            client_ca=args.tls_client_ca,
+            insecure=args.insecure,
+        )
         server: grpc.aio.Server = grpc_serving.new_server()
         storage_pb2_grpc.add_StorageServiceServicer_to_server(StorageServicer(commit), server)
         health = grpc_serving.add_health_and_reflection(server, [SERVICE_NAME])
-        port = grpc_serving.bind(server, listen)
+        port = grpc_serving.bind(server, args.listen, certificates=certificates)
         health.set_serving(serving=True)
         await server.start()
 
@@ -98,7 +130,7 @@ async def _serve(store: SqliteStore, *, listen: str, db: Path) -> int:
 
         # Comes before the ready line, because its reader may send a signal at once.
         stop = grpc_serving.stop_signal()
-        print(f"redfence storage ready on {listen.rpartition(':')[0]}:{port} (db {db})", flush=True)
+        print(f"redfence storage ready on {args.listen.rpartition(':')[0]}:{port} (db {args.db})", flush=True)
         await grpc_serving.run_until_signal(
             server, on_drain=drain, notice_s=_NOTICE_S, grace_s=_GRACE_S, stop=stop
         )

@@ -81,7 +81,7 @@ async def site(
     server = grpc_serving.new_server(transport)
     health = HealthWithWitness()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    await health.set_serving(serving=True)
+    health.set_serving(serving=True)
     port = grpc_serving.bind(
         server,
         f"{HOST}:0",

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from redfence._core.calls import AcquireCall
 from redfence._errors import (
+    AccessDeniedError,
     AcquireTimeoutError,
     InvalidArgumentError,
     LockHeldError,
@@ -115,6 +116,9 @@ def _read_error(
     refusal = from_wire(error)
     if full:
         # The server did not begin this attempt, but it may have begun an earlier one.
+        return Refused(refusal, release=call.times_sent > 1)
+    if isinstance(refusal, AccessDeniedError):
+        # The server begins nothing that it denies.
         return Refused(refusal, release=call.times_sent > 1)
     return Refused(refusal, release=not isinstance(refusal, InvalidArgumentError))
 

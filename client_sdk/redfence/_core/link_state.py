@@ -63,6 +63,11 @@ class LinkState:
         self._leave_at_ms = math.inf
         self._leave_reported = False
 
+    @property
+    def replied(self) -> bool:
+        """Whether the server has sent a message on this link."""
+        return self._replied
+
     def observe_reply(self, now_ms: float) -> None:
         """Record that the server sent a message."""
         self.last_reply_at_ms = now_ms

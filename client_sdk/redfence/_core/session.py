@@ -194,6 +194,8 @@ class SessionCore:
 
     def link_down(self, error: RedfenceError | None, *, now_ms: float) -> None:
         """Queue again the calls of a stream that has ended; `error` is None if this client ended it."""
+        # The next stream has a new token, if there is one; if not, the server refuses it at once.
+        expired = error is not None and error.error_reason == "UNAUTHENTICATED" and self._link.replied
         self._link.closed(now_ms)
         self._probe.end()
         acquires: list[AcquireCall] = []
@@ -205,7 +207,7 @@ class SessionCore:
             elif isinstance(call, RenewCall):
                 self._leases.renewal_lost(call, now_ms=now_ms)
         self._acquires.link_lost(acquires, now_ms=now_ms)
-        if error is not None:
+        if error is not None and not expired:
             self.link_failed(error, now_ms=now_ms, refused=acquires)
 
     def received(self, response: lock_pb2.SessionResponse, *, now_ms: float) -> None:

@@ -26,6 +26,7 @@ from redfence._randomness import Randomness, SystemRandomness
 from redfence._seconds import Seconds
 from redfence._threads.lease import Lease, Lock
 from redfence._threads.session import SyncSession
+from redfence._transport.bearer import Token, bearer_token
 from redfence._transport.grpc_channel import Metadata
 from redfence._transport.grpc_sync_link import GrpcSyncConnector
 from redfence._transport.links import SyncConnector
@@ -54,6 +55,9 @@ class Client:
             REDFENCE_TLS_CERT and REDFENCE_TLS_KEY name; without any of them it speaks plain text.
         credentials: gRPC's credentials in place of `tls`.
         metadata: gRPC metadata that the client sends with every call.
+        token: a bearer token for every call, or the Path of a file that has it, which the client reads
+            again for each call. None reads REDFENCE_TOKEN, or the file that REDFENCE_TOKEN_FILE names.
+        plaintext_token: whether the token may go to other machines without TLS.
         options: timeouts and pauses.
         connector: opens the connections; `redfence.testing` replaces it.
         clock: the client's clock.
@@ -61,7 +65,8 @@ class Client:
 
     Raises:
         InvalidArgumentError: no address is known, an address is not HOST:PORT or a name that gRPC knows,
-            the holder's label is invalid, a file of `tls` cannot be used, or `credentials` is given too.
+            the holder's label is invalid, a file of `tls` cannot be used, `credentials` is given too, or
+            the token cannot be used.
     """
 
     def __init__(
@@ -71,6 +76,8 @@ class Client:
         tls: Tls | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         metadata: Metadata = (),
+        token: Token | None = None,
+        plaintext_token: bool = False,
         options: ClientOptions | None = None,
         connector: SyncConnector | None = None,
         clock: Clock | None = None,
@@ -83,14 +90,18 @@ class Client:
         if connector is None:
             for address in addresses:
                 check_address(address)
+            protection = check_protection(tls, credentials)
+            bearer = bearer_token(
+                token, addresses, encrypted=protection is not None, plaintext_token=plaintext_token
+            )
+            connector = GrpcSyncConnector(protection=protection, metadata=metadata, token=bearer)
         if holder is not None:
             requests.check_holder(holder)
         self._holder = holder
         self._session = SyncSession(
             SessionCore(timeouts=timeouts, randomness=randomness, address_count=len(endpoints)),
             endpoints=endpoints,
-            connector=connector
-            or GrpcSyncConnector(protection=check_protection(tls, credentials), metadata=metadata),
+            connector=connector,
             timeouts=timeouts,
             clock=clock or SystemClock(),
         )

@@ -9,9 +9,11 @@ import grpc
 from grpc import aio
 
 from redfence._errors import RedfenceError, UnavailableError, from_rpc_error
+from redfence._transport.bearer import BearerToken
 from redfence._transport.fork import check_fork, note_channel
 from redfence._transport.grpc_channel import (
     CHANNEL_OPTIONS,
+    CallMetadata,
     Metadata,
     call_error,
     channel_credentials,
@@ -29,11 +31,14 @@ class GrpcAsyncConnector:
     Args:
         protection: how connections are protected; None is plain text.
         metadata: gRPC metadata that every call carries.
+        token: the bearer token that every call carries, or None.
     """
 
-    def __init__(self, *, protection: Protection, metadata: Metadata) -> None:
+    def __init__(
+        self, *, protection: Protection, metadata: Metadata, token: BearerToken | None = None
+    ) -> None:
         self._protection = protection
-        self._metadata = check_metadata(metadata)
+        self._metadata = CallMetadata(check_metadata(metadata), token)
         self._reach = Reach(protection)
 
     async def connect(self, address: str, /, *, timeout_ms: int) -> GrpcAsyncLink:
@@ -62,8 +67,12 @@ class GrpcAsyncConnector:
         except BaseException:
             await channel.close()
             raise
-        if is_ready:
-            return GrpcAsyncLink(channel, self._metadata)
+        try:
+            if is_ready:
+                return GrpcAsyncLink(channel, self._metadata)
+        except BaseException:
+            await channel.close()
+            raise
         await channel.close()
         raise self._reach.error(address)
 
@@ -80,7 +89,7 @@ async def _is_ready(channel: aio.Channel) -> bool:
 class GrpcAsyncLink:
     """A link on its own channel, with one session stream."""
 
-    def __init__(self, channel: aio.Channel, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
+    def __init__(self, channel: aio.Channel, metadata: CallMetadata) -> None:
         self._channel = channel
         self._metadata = metadata
         lock = lock_pb2_grpc.LockServiceStub(channel)
@@ -90,7 +99,7 @@ class GrpcAsyncLink:
             "CheckToken": lock.CheckToken,
             "ClusterStatus": admin.ClusterStatus,
         }
-        self._stream: Any = lock.Session(metadata=metadata)
+        self._stream: Any = lock.Session(metadata=metadata.now())
         self._aborted = False
 
     async def send(self, request: lock_pb2.SessionRequest, /) -> None:
@@ -131,7 +140,9 @@ class GrpcAsyncLink:
         Cancellation: cancels the call.
         """
         try:
-            return await self._methods[method](request, timeout=timeout_ms / 1000, metadata=self._metadata)
+            return await self._methods[method](
+                request, timeout=timeout_ms / 1000, metadata=self._metadata.now()
+            )
         except aio.AioRpcError as exc:
             raise call_error(exc, method, timeout_ms=timeout_ms) from exc
         except asyncio.CancelledError as exc:

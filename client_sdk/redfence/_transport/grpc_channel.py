@@ -15,6 +15,7 @@ from redfence._errors import (
     UnavailableError,
     from_rpc_error,
 )
+from redfence._transport.bearer import BearerToken
 from redfence._transport.tls import Protection, Tls
 from redfence_proto import bounds
 
@@ -42,6 +43,31 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 _METADATA_BYTES_MAX = 7 * 1024
 _PAIR_BYTES = 32
 _METADATA_KEY = re.compile(r"[0-9a-z_.-]+")
+
+
+class CallMetadata:
+    """Gives the metadata of each call.
+
+    Raises:
+        InvalidArgumentError: both the metadata and the token set `authorization`.
+    """
+
+    def __init__(self, fixed: tuple[tuple[str, str | bytes], ...], token: BearerToken | None) -> None:
+        if token is not None and any(key == "authorization" for key, _ in fixed):
+            raise InvalidArgumentError(
+                "both the metadata and the token set 'authorization'; give one of them",
+                metadata={"field": "token"},
+            )
+        self._fixed = fixed
+        self._token = token
+
+    def now(self) -> tuple[tuple[str, str | bytes], ...]:
+        """Return the metadata of a call that begins now.
+
+        Raises:
+            UnavailableError: the file of the token cannot be read now.
+        """
+        return self._fixed if self._token is None else (*self._fixed, self._token.entry())
 
 
 def check_metadata(metadata: Metadata) -> tuple[tuple[str, str | bytes], ...]:

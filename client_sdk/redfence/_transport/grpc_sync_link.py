@@ -11,9 +11,11 @@ from typing import Any
 import grpc
 
 from redfence._errors import UnavailableError, from_rpc_error
+from redfence._transport.bearer import BearerToken
 from redfence._transport.fork import check_fork, note_channel
 from redfence._transport.grpc_channel import (
     CHANNEL_OPTIONS,
+    CallMetadata,
     Metadata,
     call_error,
     channel_credentials,
@@ -34,11 +36,14 @@ class GrpcSyncConnector:
     Args:
         protection: how connections are protected; None is plain text.
         metadata: gRPC metadata that every call carries.
+        token: the bearer token that every call carries, or None.
     """
 
-    def __init__(self, *, protection: Protection, metadata: Metadata) -> None:
+    def __init__(
+        self, *, protection: Protection, metadata: Metadata, token: BearerToken | None = None
+    ) -> None:
         self._protection = protection
-        self._metadata = check_metadata(metadata)
+        self._metadata = CallMetadata(check_metadata(metadata), token)
         self._reach = Reach(protection)
 
     def connect(self, address: str, /, *, timeout_ms: int, is_closing: Callable[[], bool]) -> GrpcSyncLink:
@@ -90,7 +95,7 @@ def _is_ready(channel: grpc.Channel, timeout_ms: int, is_closing: Callable[[], b
 class GrpcSyncLink:
     """A link on its own channel, with one session stream; a thread of gRPC writes the messages."""
 
-    def __init__(self, channel: grpc.Channel, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
+    def __init__(self, channel: grpc.Channel, metadata: CallMetadata) -> None:
         self._channel = channel
         self._metadata = metadata
         lock = lock_pb2_grpc.LockServiceStub(channel)
@@ -104,7 +109,7 @@ class GrpcSyncLink:
         # None ends the stream.
         self._outgoing: SimpleQueue[lock_pb2.SessionRequest | None] = SimpleQueue()
         self._aborted = False
-        self._stream: Any = lock.Session(self._requests(), metadata=metadata)
+        self._stream: Any = lock.Session(self._requests(), metadata=metadata.now())
 
     def _requests(self) -> Iterator[lock_pb2.SessionRequest]:
         return iter(self._outgoing.get, None)
@@ -126,7 +131,7 @@ class GrpcSyncLink:
     def call(self, method: Method, request: Any, /, *, timeout_ms: int) -> Any:
         """Make a unary call."""
         try:
-            return self._methods[method](request, timeout=timeout_ms / 1000, metadata=self._metadata)
+            return self._methods[method](request, timeout=timeout_ms / 1000, metadata=self._metadata.now())
         except (grpc.RpcError, ValueError) as exc:
             # grpc raises ValueError if the channel was closed before the call, and CANCELLED if
             # during the call.

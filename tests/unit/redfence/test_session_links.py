@@ -105,6 +105,21 @@ def test_refused_credentials_are_told_at_once() -> None:
     assert isinstance(calling.error, AccessDeniedError)
 
 
+def test_an_expired_token_is_replaced_on_a_new_stream_before_the_caller_hears_of_it() -> None:
+    """Only a stream that the server refuses at once shows that the client has no valid token."""
+    world = World().connected()
+    world.held(resource="held")
+    slot, command = world.ask("other", wait=60)
+    expired = AccessDeniedError("expired", error_reason="UNAUTHENTICATED")
+    world.broken(expired)
+    assert not slot.done()
+    world.connected()
+    again = [each for each in world.sent() if each.WhichOneof("command") == "acquire"]
+    assert [each.acquire.lease_id for each in again] == [command.acquire.lease_id]
+    world.broken(expired)
+    assert isinstance(slot.error, AccessDeniedError)
+
+
 @pytest.mark.parametrize("wait", [0, 3])
 def test_an_acquire_without_an_answer_fails_after_the_rpc_timeout_and_is_released(wait: float) -> None:
     world = World().connected()

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_server import log_setup
@@ -22,12 +20,13 @@ from redfence_server.clock import SystemClock, WallClock
 from redfence_server.config import ServeConfig
 from redfence_server.errors import ConfigError
 from redfence_server.lock_service import LockService
+from redfence_server.locking.node import NodeState
 from redfence_server.locking.redlock import Redlock
 from redfence_server.membership.admin import AdminSettings
 from redfence_server.membership.heartbeat import HeartbeatSettings
 from redfence_server.membership.joining import JoiningSettings
 from redfence_server.membership.node_clock import ClockWitnesses
-from redfence_server.nodes.cluster import NodeCluster, check_urls
+from redfence_server.nodes.cluster import ClusterView, NodeCluster, check_urls
 from redfence_server.nodes.link import LinkSettings
 from redfence_server.randomness import Randomness, SystemRandomness
 from redfence_server.redis_io.dial import Dial, dial
@@ -41,26 +40,6 @@ LIVENESS_NAME = "redfence.liveness"
 """The health of this name is SERVING as long as the process answers, with or without a quorum."""
 # A worker listens after this time even without a quorum, so that the port answers why it is not ready.
 _LISTEN_ANYWAY_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class RunningServer:
-    """A lock server that answers calls.
-
-    Attributes:
-        until_quorum: connects to the nodes, once, and returns when a quorum votes. Until then the health is
-            NOT_SERVING, and locks are UNAVAILABLE. Raises StartupError: a node must not vote, or
-            `start_timeout_ms` is over.
-        drain: ends every wait, stream and health watch.
-        reload: takes over what may change without a restart: the log level of the settings, unless
-            they are None, the files of access, and the audit log, which it opens anew.
-    """
-
-    port: int
-    grpc_server: grpc_serving.Server
-    until_quorum: Callable[[], Awaitable[None]]
-    drain: Callable[[], Awaitable[None]]
-    reload: Callable[[ServeConfig | None], None]
 
 
 def assemble(
@@ -112,6 +91,28 @@ def assemble(
     return cluster, service
 
 
+class _NodeAudit:
+    """Writes a line to the audit log for each change of a node's state."""
+
+    def __init__(self, audit: AuditLog, view: Callable[[], ClusterView]) -> None:
+        self._audit = audit
+        self._view = view
+        self._states: dict[int, NodeState] = {}
+
+    def note(self) -> None:
+        """Compare the states with those that were written last."""
+        for index, report in enumerate(self._view().nodes):
+            if self._states.get(index) is not report.state:
+                self._states[index] = report.state
+                self._audit.record(
+                    "node",
+                    report.state.name.lower(),
+                    node_index=index,
+                    node_address=report.address,
+                    detail=report.detail,
+                )
+
+
 def _open_guard(config: ServeConfig, clock: WallClock) -> Guard | None:
     """Return what identifies callers; None if everything is allowed and nothing is audited.
 
@@ -124,105 +125,158 @@ def _open_guard(config: ServeConfig, clock: WallClock) -> Guard | None:
     return Guard(load, clock=clock, audit=audit) if config.policy_file or audit else None
 
 
-@asynccontextmanager
-async def lock_server(
-    config: ServeConfig, *, accept_empty_nodes: bool = False, share_port: bool = False
-) -> AsyncIterator[RunningServer]:
-    """Run a lock server within `async with`, from the entry until the exit; call `until_quorum` on entry.
+class LockServer:
+    """A lock server that answers calls from the entry of `async with` until the exit.
 
-    `accept_empty_nodes` takes an empty node for a wiped one, even if this server has never seen it. Only a
-    program that runs the nodes itself may set it. `share_port` is for a worker, whose supervisor holds the
-    port of `config.listen`: the server listens once it has a quorum, or after a second without one.
+    Until `until_quorum` has returned, the health is NOT_SERVING, and locks are UNAVAILABLE.
+
+    Args:
+        accept_empty_nodes: takes an empty node for a wiped one, even if this server has never seen it. Only a
+            program that runs the nodes itself may set it.
+        share_port: for a worker, whose supervisor holds the port of `config.listen`. The server then listens
+            once it has a quorum, or after a second without one.
+
+    Attributes:
+        port: on which it listens.
 
     Raises:
-        StartupError: a setting is wrong.
+        ConfigError: a setting or a file is wrong.
     """
-    if not __debug__:
-        raise ConfigError("refusing to run under python -O, because assertions guard the safety of locks")
-    clock, randomness = SystemClock(), SystemRandomness()
-    cluster, service = assemble(
-        config, clock=clock, randomness=randomness, dial=dial, accept_empty_nodes=accept_empty_nodes
-    )
-    guard = _open_guard(config, clock)
-    servicer = LockServicer(
-        service,
-        clock=clock,
-        randomness=randomness,
-        commands_max=config.commands_max,
-        drain_grace_ms=config.drain_grace_ms,
-        guard=guard,
-    )
-    certificates = grpc_serving.protection(
-        config.listen,
-        cert=config.tls_cert,
-        key=config.tls_key,
-        client_ca=config.tls_client_ca,
-        insecure=config.insecure,
-    )
-    server = grpc_serving.new_server(config.transport, share_port=share_port)
-    lock_pb2_grpc.add_LockServiceServicer_to_server(servicer, server)
-    lock_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster.view, guard=guard), server)
-    health = grpc_serving.add_health_and_reflection(server, SERVICE_NAMES, liveness_name=LIVENESS_NAME)
-    cluster.on_granting = lambda granting: health.set_serving(serving=granting)
 
-    async def listen() -> int:
-        port = grpc_serving.bind(server, config.listen, certificates=certificates, share_port=share_port)
-        await server.start()
-        return port
+    def __init__(
+        self, config: ServeConfig, *, accept_empty_nodes: bool = False, share_port: bool = False
+    ) -> None:
+        if not __debug__:
+            raise ConfigError("refusing to run under python -O, because assertions guard the safety of locks")
+        self._config = config
+        self._shares_port = share_port
+        self.port = 0
+        clock, randomness = SystemClock(), SystemRandomness()
+        self._cluster, service = assemble(
+            config, clock=clock, randomness=randomness, dial=dial, accept_empty_nodes=accept_empty_nodes
+        )
+        self._certificates = grpc_serving.protection(
+            config.listen,
+            cert=config.tls_cert,
+            key=config.tls_key,
+            client_ca=config.tls_client_ca,
+            insecure=config.insecure,
+        )
+        self._server: grpc_serving.Server = grpc_serving.new_server(config.transport, share_port=share_port)
+        self._guard = _open_guard(config, clock)
+        if self._guard is not None and self._guard.audit is not None:
+            self._cluster.on_change = _NodeAudit(self._guard.audit, self._cluster.view).note
+        self._servicer = LockServicer(
+            service,
+            clock=clock,
+            randomness=randomness,
+            commands_max=config.commands_max,
+            drain_grace_ms=config.drain_grace_ms,
+            guard=self._guard,
+        )
+        lock_pb2_grpc.add_LockServiceServicer_to_server(self._servicer, self._server)
+        admin = AdminServicer(self._cluster.view, guard=self._guard)
+        lock_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._server)
+        self._health = grpc_serving.add_health_and_reflection(
+            self._server, SERVICE_NAMES, liveness_name=LIVENESS_NAME, reflection=config.reflection
+        )
+        self._cluster.on_granting = lambda granting: self._health.set_serving(serving=granting)
 
-    async def until_quorum() -> None:
-        starting = asyncio.create_task(cluster.start(timeout_ms=config.start_timeout_ms), name="start-nodes")
+    async def __aenter__(self) -> Self:
+        """Listen, unless the port is shared.
+
+        Raises:
+            ListenError: the address is malformed or in use.
+        """
+        # The port first, because it is the likelier mistake and needs no connection to a node.
+        if not self._shares_port:
+            try:
+                await self._listen()
+            except BaseException:
+                await self._close()
+                raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """End every call and every connection."""
+        await self._close()
+
+    async def _listen(self) -> None:
+        self.port = grpc_serving.bind(
+            self._server, self._config.listen, certificates=self._certificates, share_port=self._shares_port
+        )
+        await self._server.start()
+
+    async def _close(self) -> None:
+        self._health.drain()
+        await self._server.stop(0)
+        await self._cluster.close()
+        if self._guard is not None:
+            self._guard.close()
+
+    async def until_quorum(self) -> None:
+        """Connect to the nodes, once, and return when a quorum votes.
+
+        Raises:
+            StartupError: a node must not vote, or `start_timeout_ms` is over.
+        """
+        timeout_ms = self._config.start_timeout_ms
+        starting = asyncio.create_task(self._cluster.start(timeout_ms=timeout_ms), name="start-nodes")
         try:
-            if share_port:
+            if self._shares_port:
                 # The kernel gives every process that listens its part of the connections, so those that have
                 # a quorum come first.
                 await asyncio.wait([starting], timeout=_LISTEN_ANYWAY_S)
                 if starting.done():
                     await starting
-                await listen()
+                await self._listen()
             await starting
         finally:
             starting.cancel()
 
-    async def drain() -> None:
-        health.drain()
-        await servicer.drain()
+    async def quorum_before(self, stop: asyncio.Future[signal.Signals]) -> bool:
+        """Return True once a quorum votes, or False if `stop` comes first.
 
-    def reload(settings: ServeConfig | None) -> None:
+        Raises:
+            StartupError: see `until_quorum`.
+        """
+        waiting = asyncio.ensure_future(self.until_quorum())
+        either: set[asyncio.Future[Any]] = {waiting, stop}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                return False
+            await waiting
+            return True
+        finally:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+    async def serve_until(self, stop: asyncio.Future[signal.Signals], *, grace_ms: int) -> None:
+        """Serve until `stop`, then drain for `grace_ms` at most."""
+        await grpc_serving.run_until_signal(
+            self._server,
+            on_drain=self.drain,
+            notice_s=self._config.drain_notice_ms / 1000,
+            grace_s=grace_ms / 1000,
+            stop=stop,
+        )
+
+    async def drain(self) -> None:
+        """End every wait, stream and health watch; answer new calls that this server drains."""
+        self._health.drain()
+        await self._servicer.drain()
+
+    def reload(self, settings: ServeConfig | None) -> None:
+        """Take over what may change without a restart.
+
+        This is the log level of the settings, unless they are None; the files of access; and the audit log,
+        which is opened anew.
+        """
         if settings is not None:
             log_setup.set_level(settings.log_level)
-        if guard is not None:
-            guard.reload()
-
-    try:
-        # The port first, because it is the likelier mistake and needs no connection to a node.
-        port = 0 if share_port else await listen()
-        yield RunningServer(port, server, until_quorum, drain, reload)
-    finally:
-        health.drain()
-        await server.stop(0)
-        await cluster.close()
-        if guard is not None:
-            guard.close()
-
-
-async def quorum_before(stop: asyncio.Future[signal.Signals], running: RunningServer) -> bool:
-    """Return True once a quorum votes, or False if `stop` comes first.
-
-    Raises:
-        StartupError: see `RunningServer.until_quorum`.
-    """
-    waiting = asyncio.ensure_future(running.until_quorum())
-    either: set[asyncio.Future[Any]] = {waiting, stop}
-    try:
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            return False
-        await waiting
-        return True
-    finally:
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+        if self._guard is not None:
+            self._guard.reload()
 
 
 def relax_garbage_collector() -> None:
@@ -234,16 +288,3 @@ def relax_garbage_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-
-
-async def drain_at(
-    stop: asyncio.Future[signal.Signals], running: RunningServer, settings: ServeConfig
-) -> None:
-    """Serve until `stop`, then drain for `drain_grace_ms` at most."""
-    await grpc_serving.run_until_signal(
-        running.grpc_server,
-        on_drain=running.drain,
-        notice_s=settings.drain_notice_ms / 1000,
-        grace_s=settings.drain_grace_ms / 1000,
-        stop=stop,
-    )

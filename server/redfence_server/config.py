@@ -32,6 +32,7 @@ PROCESSES_MAX = 64
 """Each process has its own connections to every node."""
 
 _ENV_PREFIX = "REDFENCE_"
+_CLIENT_VARIABLES = frozenset({"BEARER_TOKEN", "BEARER_TOKEN_FILE", "PLAINTEXT_TOKEN", "TLS_CA"})
 # LISTEN_ADDR is similar to LISTEN; PORT, which Kubernetes sets, is not similar to TRANSPORT.
 _SIMILAR = 0.7
 _BETWEEN_URLS = re.compile(r",\s*(?=rediss?://)")
@@ -127,6 +128,9 @@ class ServeConfig(BaseModel):
     )
     jwt_audience: str = Field("", description="the audience that a JWT must name")
     jwt_issuer: str = Field("", description="the issuer that a JWT must name")
+    reflection: bool = Field(
+        default=True, description="serve gRPC reflection, which describes the contract to anyone who asks"
+    )
     audit_log: str = Field(
         "", description="the file for the audit log, or - for standard error; empty for none"
     )
@@ -272,7 +276,7 @@ def _from_environment() -> dict[str, str]:
         if name.upper().startswith(_ENV_PREFIX)
     }
     settings = {name.upper(): name for name in ServeConfig.model_fields}
-    for unknown in sorted(given.keys() - settings.keys()):
+    for unknown in sorted(given.keys() - settings.keys() - _CLIENT_VARIABLES):
         if similar := get_close_matches(unknown, settings, n=1, cutoff=_SIMILAR):
             raise ConfigError(
                 f"environment: {_ENV_PREFIX}{unknown} is no setting; did you mean {_ENV_PREFIX}{similar[0]}?"

@@ -53,7 +53,8 @@ class AsyncClient:
         credentials: gRPC's credentials in place of `tls`.
         metadata: gRPC metadata that the client sends with every call.
         token: a bearer token for every call, or the Path of a file that has it, which the client reads
-            again for each call. None reads REDFENCE_TOKEN, or the file that REDFENCE_TOKEN_FILE names.
+            again for each call. None reads REDFENCE_BEARER_TOKEN, or the file that
+            REDFENCE_BEARER_TOKEN_FILE names.
         plaintext_token: whether the token may go to other machines without TLS.
         options: timeouts and pauses.
         connector: opens the connections; `redfence.testing` replaces it.

@@ -14,8 +14,8 @@ from redfence._errors import InvalidArgumentError, UnavailableError
 Token: TypeAlias = str | Path
 """A bearer token, or the path of a file that has it."""
 
-TOKEN_VARIABLE = "REDFENCE_TOKEN"  # noqa: S105  (a name)
-TOKEN_FILE_VARIABLE = "REDFENCE_TOKEN_FILE"  # noqa: S105
+TOKEN_VARIABLE = "REDFENCE_BEARER_TOKEN"  # noqa: S105  (a name)
+TOKEN_FILE_VARIABLE = "REDFENCE_BEARER_TOKEN_FILE"  # noqa: S105
 PLAINTEXT_VARIABLE = "REDFENCE_PLAINTEXT_TOKEN"
 _VISIBLE_ASCII = re.compile(r"[\x21-\x7e]+")
 
@@ -51,7 +51,7 @@ class BearerToken:
 def bearer_token(
     token: Token | None, addresses: Sequence[str], *, encrypted: bool, plaintext_token: bool
 ) -> BearerToken | None:
-    """Return the token to send: the given one, else that of REDFENCE_TOKEN or REDFENCE_TOKEN_FILE, else None.
+    """Return the token to send: the given one, else that of the environment, else None.
 
     Raises:
         InvalidArgumentError: the token or its file is unusable, or the token would leave this machine in

@@ -182,12 +182,13 @@ def new_server(transport: Transport = Transport.GRPCIO, *, share_port: bool = Fa
 
 
 def add_health_and_reflection(
-    server: Server, service_names: Sequence[str], *, liveness_name: str = ""
+    server: Server, service_names: Sequence[str], *, liveness_name: str = "", reflection: bool = True
 ) -> Health:
     """Add the standard health and reflection services; the health is NOT_SERVING until the caller sets it."""
     servicer = Health(service_names, liveness_name=liveness_name)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    add_reflection(server, (*service_names, health.SERVICE_NAME))
+    if reflection:
+        add_reflection(server, (*service_names, health.SERVICE_NAME))
     return servicer
 
 

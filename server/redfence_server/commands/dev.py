@@ -83,7 +83,7 @@ async def _run(arguments: argparse.Namespace) -> int:
             data_dir = arguments.data_dir or Path(stack.enter_context(_scratch()))
             settings = await stack.enter_async_context(_quorum(arguments, data_dir))
             running = await stack.enter_async_context(
-                composition.lock_server(settings, accept_empty_nodes=True)
+                composition.LockServer(settings, accept_empty_nodes=True)
             )
             await running.until_quorum()
             storage, storage_address = await stack.enter_async_context(
@@ -97,7 +97,9 @@ async def _run(arguments: argparse.Namespace) -> int:
                 f"{arguments.node_count} nodes in {data_dir}; Ctrl-C stops all",
                 flush=True,
             )
-            serving = asyncio.create_task(composition.drain_at(stop, running, settings), name="serve")
+            serving = asyncio.create_task(
+                running.serve_until(stop, grace_ms=settings.drain_grace_ms), name="serve"
+            )
             storage_ends = asyncio.create_task(storage.wait(), name="watch-storage")
             await asyncio.wait({serving, storage_ends}, return_when=asyncio.FIRST_COMPLETED)
             storage_ends.cancel()

@@ -13,7 +13,7 @@ from redfence_server import config
 from redfence_server.api.serving import stop_signal
 from redfence_server.clock import SystemClock
 from redfence_server.commands import startup
-from redfence_server.composition import drain_at, lock_server, quorum_before, relax_garbage_collector
+from redfence_server.composition import LockServer, relax_garbage_collector
 from redfence_server.supervision.supervisor import supervise
 
 HELP = "run a lock server over existing nodes"
@@ -44,13 +44,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _serve(settings: config.ServeConfig, read_settings: Callable[[], config.ServeConfig | None]) -> int:
-    async with lock_server(settings) as running:
+    async with LockServer(settings) as running:
         stop = stop_signal()
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: running.reload(read_settings()))
-        if await quorum_before(stop, running):
+        if await running.quorum_before(stop):
             relax_garbage_collector()
             _announce(settings, running.port, f"{len(settings.nodes)} nodes")
-        await drain_at(stop, running, settings)
+        await running.serve_until(stop, grace_ms=settings.drain_grace_ms)
     return 0
 
 

@@ -67,6 +67,7 @@ class NodeCluster:
     Attributes:
         on_quorum_lost: called when no quorum votes, or could after the re-examinations of its nodes.
         on_granting: called with whether a quorum would grant now, after each change.
+        on_change: called after each change of a node's state.
     """
 
     def __init__(self, *, settings: LinkSettings, clock: WallClock, randomness: Randomness) -> None:
@@ -81,6 +82,7 @@ class NodeCluster:
         self._changed_at_ms = clock.now_ms()
         self.on_quorum_lost: Callable[[], None] = lambda: None
         self.on_granting: Callable[[bool], None] = lambda _: None
+        self.on_change: Callable[[], None] = lambda: None
         self.links = [
             NodeLink(
                 index,
@@ -172,6 +174,7 @@ class NodeCluster:
     def _on_state(self) -> None:
         # A clock is a witness only for the time since its first sample, so sample all when one is new.
         self._sample_clocks()
+        self.on_change()
         if self._has_quorum():
             self._stop_quorum_timer()
         elif not self._has_quorum(NodeState.UNREACHABLE):

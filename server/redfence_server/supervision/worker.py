@@ -15,7 +15,7 @@ import sys
 
 from redfence_server import log_setup
 from redfence_server.api.serving import stop_signal
-from redfence_server.composition import drain_at, lock_server, quorum_before, relax_garbage_collector
+from redfence_server.composition import LockServer, relax_garbage_collector
 from redfence_server.config import ServeConfig
 from redfence_server.errors import StartupError
 
@@ -41,7 +41,7 @@ def main(number: int) -> int:
 
 
 async def _serve(settings: ServeConfig) -> None:
-    async with lock_server(settings, share_port=True) as running:
+    async with LockServer(settings, share_port=True) as running:
         stop = stop_signal()
         loop = asyncio.get_running_loop()
         received = bytearray()
@@ -59,10 +59,10 @@ async def _serve(settings: ServeConfig) -> None:
                     stop.set_result(signal.SIGTERM)
 
         loop.add_reader(sys.stdin, on_input)
-        if await quorum_before(stop, running):
+        if await running.quorum_before(stop):
             relax_garbage_collector()
             _report(SERVING)
-        await drain_at(stop, running, settings)
+        await running.serve_until(stop, grace_ms=settings.drain_grace_ms)
 
 
 def _report(line: str) -> None:

@@ -20,7 +20,6 @@ from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_server import composition, config
 from redfence_server.api.messages import duration
-from redfence_server.composition import RunningServer
 from redfence_server.nodes.cluster import check_urls
 from redfence_server.operations import forming
 from redfence_server.randomness import SystemRandomness
@@ -54,7 +53,7 @@ class LockServer:
         *,
         nodes: Sequence[RedisNode] = (),
         proxies: Sequence[TcpProxy] = (),
-        running: RunningServer | None = None,
+        running: composition.LockServer | None = None,
     ) -> None:
         self._running = running
         self.channel = channel
@@ -131,7 +130,7 @@ class LockServer:
             yield LockServer(channel, nodes=self.nodes, proxies=self.proxies, running=self._running)
 
     async def until_quorum(self) -> None:
-        """Connect to the nodes; see `RunningServer`."""
+        """Connect to the nodes; see `composition.LockServer`."""
         assert self._running is not None, "it runs elsewhere"
         await self._running.until_quorum()
 
@@ -150,8 +149,7 @@ class LockServer:
         assert self._running is not None, "it runs elsewhere"
         stop: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
         stop.set_result(signal.SIGTERM)
-        settings = config.load({"nodes": (), "drain_grace_ms": grace_ms})
-        return asyncio.create_task(composition.drain_at(stop, self._running, settings))
+        return asyncio.create_task(self._running.serve_until(stop, grace_ms=grace_ms))
 
 
 class Serve(Protocol):
@@ -188,7 +186,7 @@ async def serving(
     usual = {"node_timeout_ms": timeouts.NODE_TIMEOUT_MS, "start_timeout_ms": 10_000}
     settings = {"listen": "127.0.0.1:0", **usual, **settings}
     async with (
-        composition.lock_server(config.load({"nodes": urls, **settings})) as running,
+        composition.LockServer(config.load({"nodes": urls, **settings})) as running,
         grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel,
     ):
         if until_quorum:

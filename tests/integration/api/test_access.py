@@ -63,7 +63,8 @@ class Site:
 
     @property
     def audit_lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.audit.read_text().splitlines()]
+        lines = [json.loads(line) for line in self.audit.read_text().splitlines()]
+        return [line for line in lines if line["event"] != "node"]
 
     async def acquire(
         self, resource: str, metadata: Any = BILLING, **fields: Any
@@ -227,6 +228,8 @@ async def test_the_audit_log_has_grants_releases_and_denials_and_no_secret(site:
     assert (stranger["event"], stranger["outcome"]) == ("authenticate", "unauthenticated")
     assert (end["event"], end["outcome"]) == ("release", "released")
     text = site.audit.read_text()
+    nodes = [line for line in map(json.loads, text.splitlines()) if line["event"] == "node"]
+    assert {line["node_index"] for line in nodes if line["outcome"] == "ready"} == {0, 1, 2}
     assert not any(secret in text for secret in (SECRET, "wrong-one", lease.lease_id))
     # A rotation renames the file, and the server opens a new one.
     site.audit.rename(site.audit.with_name("audit.1"))
@@ -267,3 +270,12 @@ async def test_a_stream_ends_within_a_second_after_its_token_expires(
     release = lock_pb2.ReleaseRequest(resource="billing/1", lease_id=held.lease.lease_id)
     response = await server.locks.Release(release, metadata=fresh)
     assert response.outcome == lock_pb2.RELEASE_OUTCOME_RELEASED
+
+
+async def test_reflection_can_be_switched_off(serve: Serve, formed_nodes: FormedNodes) -> None:
+    server = await serve(await formed_nodes(3), reflection=False)
+    method: Any = server.channel.unary_unary("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await method(b"")
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert (await server.acquire("r")).lease.fencing_token

@@ -199,7 +199,7 @@ async def test_a_server_does_not_start_with_a_node_in_the_wrong_place_or_one_tha
         urls[1] += "/1"
     settings = config.load({"nodes": urls, "listen": f"{HOST}:0"})
     with pytest.raises(NodeRejectedError, match=rf"^node 1 \({HOST}:{proxies[1].port}\): .*{told}"):
-        async with composition.lock_server(settings) as running:
+        async with composition.LockServer(settings) as running:
             await running.until_quorum()
 
 

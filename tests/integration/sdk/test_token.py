@@ -54,10 +54,10 @@ async def test_a_client_is_what_its_token_says_and_a_denial_is_not_retried(
         with pytest.raises(redfence.AccessDeniedError) as caught:
             await client.acquire("other/1", ttl=5, wait=30)
         assert (caught.value.error_reason, caught.value.principal) == ("PERMISSION_DENIED", "jwt:billing")
-    monkeypatch.setenv("REDFENCE_TOKEN_FILE", str(site.token))
+    monkeypatch.setenv("REDFENCE_BEARER_TOKEN_FILE", str(site.token))
     async with redfence.AsyncClient(site.address) as client, client.lock("billing/1", ttl=5) as lease:
         assert lease.token
-    monkeypatch.setenv("REDFENCE_TOKEN", "wrong")
+    monkeypatch.setenv("REDFENCE_BEARER_TOKEN", "wrong")
     async with redfence.AsyncClient(site.address) as client:
         with pytest.raises(redfence.AccessDeniedError) as caught:
             await client.acquire("billing/1", ttl=5, wait=30)

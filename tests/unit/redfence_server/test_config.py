@@ -72,6 +72,7 @@ def test_a_misspelt_variable_is_refused_with_a_suggestion(
 
 def test_variables_of_clients_and_of_kubernetes_are_no_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     others = ("SERVER", "RESOURCE", "TOKEN", "STORAGE", "STORAGE_DB", "STORAGE_LISTEN")
-    for name in (*others, "PORT", "SERVICE_HOST", "SERVICE_PORT_GRPC", "PORT_50051_TCP_ADDR"):
+    secrets = ("TLS_CA", "BEARER_TOKEN", "BEARER_TOKEN_FILE", "PLAINTEXT_TOKEN")
+    for name in (*others, *secrets, "PORT", "SERVICE_HOST", "SERVICE_PORT_GRPC", "PORT_50051_TCP_ADDR"):
         monkeypatch.setenv(f"REDFENCE_{name}", "1")
     config.load({"nodes": ()})

@@ -15,7 +15,8 @@ from harness.processes.certificates import Authority, Certificate, replace_file
 from harness.processes.servers import FormedNodes, LockServer, Serve
 from redfence_server.http2.settings import Transport
 
-_OPTIONS = redfence.ClientOptions(rpc_timeout=0.7)
+# The pause between two tries is short beside the time that a call waits for a connection.
+_OPTIONS = redfence.ClientOptions(rpc_timeout=1.5, reconnect_backoff_max=0.1)
 _CLIENTS = [redfence.Client, redfence.AsyncClient]
 
 

@@ -209,7 +209,7 @@ class LockServer:
 
     async def _close(self) -> None:
         self._health.drain()
-        await self._server.stop(0)
+        await grpc_serving.stop_within(self._server, 0)
         await self._cluster.close()
         if self._guard is not None:
             self._guard.close()

@@ -68,6 +68,9 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_connection_idle_ms", _ms(LIMITS.liveness.idle_s)),
 )
 
+# After the grace, for the last bytes to leave. grpcio would wait for a peer that never reads.
+_CLOSE_S = 0.5
+
 
 class ListenError(ConfigError):
     """The server cannot or must not listen on the address; the message names the address and the cause."""
@@ -302,7 +305,7 @@ async def run_until_signal(
     grace_s: float,
     stop: asyncio.Future[signal.Signals],
 ) -> None:
-    """Serve until `stop`, then drain; return when all calls have ended, after `grace_s` at the latest.
+    """Serve until `stop`, then drain; return when all calls have ended, at most 0.5 s after `grace_s`.
 
     For the first `notice_s` of the grace the server takes connections and answers that it drains.
 
@@ -316,5 +319,16 @@ async def run_until_signal(
     await on_drain()
     notice_s = min(notice_s, grace_s)
     await asyncio.sleep(notice_s)
-    await server.stop(grace_s - notice_s)
+    await stop_within(server, grace_s - notice_s)
     structlog.get_logger().info("stopped")
+
+
+async def stop_within(server: Server, grace_s: float) -> None:
+    """Accept no more calls, and end the running ones after `grace_s`; return 0.5 s later at most."""
+    # Not by a timeout, which would cancel the stop: grpcio then fails at the next one.
+    stopping = asyncio.ensure_future(server.stop(grace_s))
+    await asyncio.wait([stopping], timeout=grace_s + _CLOSE_S)
+    if stopping.done():
+        await stopping
+    else:
+        structlog.get_logger().warning("connections_abandoned", after_s=grace_s + _CLOSE_S)

@@ -21,8 +21,8 @@ from redfence_server.http2.turns import Turns
 
 # By default asyncio allocates 256 KiB for each connection with TLS. The longest TLS record has 16 KiB.
 _TLS_BUFFER_BYTES: Final = 32 * 1024
-# After the calls have ended, for the last bytes to leave.
-_CLOSE_S: Final = 1.0
+# For each of the three steps after the grace: the calls end, the last bytes leave, the sockets close.
+_CLOSE_S: Final = 0.15
 
 
 @dataclass(frozen=True, slots=True)

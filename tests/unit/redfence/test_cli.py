@@ -239,7 +239,9 @@ def test_the_json_has_everything() -> None:
     }
     place = {"index": 0, "address": "n0:6379", "state": "ready", "detail": "", "run_id": "8f" * 20}
     known = {"latency": 0.0012, "since": 61.0, "high": 7, "durability": "proven", "state_changes": 2}
-    assert shown == place | known | {"clock_offset": -0.25, "clock_distrusted_for": 1.5}
+    assert shown == (
+        place | known | {"clock_offset": -0.25, "clock_distrusted_for": 1.5, "grant_refusal": ""}
+    )
     assert json.loads(cluster_status.as_json(report))["nodes"][0]["clock_offset"] is None
 
 

@@ -164,6 +164,7 @@ class LossReason(enum.Enum):
 
     EXPIRED = "its validity ended before a renewal was confirmed"
     NOT_HELD = "a quorum of nodes no longer holds it"
+    FORCED = "an operator ended it by a forced release"
     MAX_HOLD = "it was held for max_hold, so the client stopped renewing it"
     CLIENT_CLOSED = "the client was closed"
     RELEASED = "it was released"
@@ -264,6 +265,7 @@ BY_REASON: Mapping[int, type[RedfenceError]] = MappingProxyType(
         lock_pb2.ERROR_REASON_TOO_MANY_WRITES: OverloadedError,
         lock_pb2.ERROR_REASON_STORAGE_FAILED: UnavailableError,
         lock_pb2.ERROR_REASON_INVALID_PAGE: InvalidArgumentError,
+        lock_pb2.ERROR_REASON_INVALID_REASON: InvalidArgumentError,
         lock_pb2.ERROR_REASON_INTERNAL: ServerError,
         lock_pb2.ERROR_REASON_MALFORMED_MESSAGE: InvalidArgumentError,
         lock_pb2.ERROR_REASON_UNAUTHENTICATED: AccessDeniedError,

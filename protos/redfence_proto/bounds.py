@@ -10,6 +10,7 @@ import re
 
 RESOURCE_BYTES_MAX = 256
 HOLDER_BYTES_MAX = 256
+REASON_BYTES_MAX = 256
 TTL_MS_MIN = 100
 # The quarantine of a node lasts longer than the greatest ttl, so a higher value delays the return
 # of every node.

@@ -175,7 +175,7 @@ class LockServer:
             guard=self._guard,
         )
         lock_pb2_grpc.add_LockServiceServicer_to_server(self._servicer, self._server)
-        admin = AdminServicer(self._cluster.view, guard=self._guard)
+        admin = AdminServicer(service, status=self._cluster.view, guard=self._guard)
         lock_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._server)
         self._health = grpc_serving.add_health_and_reflection(
             self._server, SERVICE_NAMES, liveness_name=LIVENESS_NAME, reflection=config.reflection

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
+import structlog
+
 from redfence_server.clock import Clock
 from redfence_server.errors import DrainingError, NoQuorumError
 from redfence_server.locking import quorum
@@ -81,6 +83,14 @@ class LockCalls(Protocol):
 
     async def check_token(self, resource: str, token: int) -> TokenJudgement:
         """Tell whether the lease with this token holds the resource."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedRelease:
+    """Whether a forced release ended the lease with the token; if not, the hold of another token, if any."""
+
+    was_held: bool
+    current: Held | None = None
 
 
 class LockService:
@@ -232,15 +242,12 @@ class LockService:
             NoQuorumError: too few nodes answered.
         """
         replies = (await begun(partial(self._redlock.inspect, resource))).replies
-        holds = [reply for reply in replies if isinstance(reply, Held)]
         silent = quorum.silent_nodes(replies)
         if len(replies) - len(silent) < self._redlock.quorum:
             raise NoQuorumError.naming(silent)
-        groups = quorum.by_lease(holds)
-        held = bool(groups) and len(groups[0]) >= self._redlock.quorum
         queue = self._queues.find(resource)
         return LockView(
-            current=quorum.present_hold(holds, quorum=self._redlock.quorum) if held else None,
+            current=quorum.hold_of_a_quorum(replies),
             queue=_EMPTY_QUEUE if queue is None else queue.line.view(digest, self._clock.now_ms()),
             nodes=replies,
         )
@@ -253,16 +260,46 @@ class LockService:
         """
         outcome: Verdict[TokenJudgement] = await begun(partial(self._redlock.check_token, resource, token))
         if outcome.verdict.verdict is TokenVerdict.NO_QUORUM:
-            raise NoQuorumError.naming(
-                quorum.silent_nodes(outcome.replies),
-                also="; the other nodes cannot decide whether the token is live",
-            )
+            raise _undecided(outcome.replies)
         return outcome.verdict
+
+    async def force_release(self, resource: str, token: int, *, reason: str) -> ForcedRelease:
+        """End the lease that holds the resource with exactly this token, for an operator.
+
+        Raises:
+            NoQuorumError: the nodes that answered cannot decide; the lease may or may not have ended.
+
+        Cancellation: a release that was sent goes on.
+        """
+        replies = (await begun(partial(self._redlock.inspect, resource))).replies
+        judged = quorum.judge_token(replies, token)
+        if judged is None or judged.verdict is TokenVerdict.NO_QUORUM:
+            raise _undecided(replies)
+        current = quorum.hold_of_a_quorum(replies)
+        if judged.verdict is TokenVerdict.NOT_LIVE or current is None:
+            return ForcedRelease(was_held=False, current=current)
+        log = structlog.get_logger().bind(resource=resource, token=token)
+        log.warning("force_release", holder=current.holder, reason=reason)
+        released: Verdict[ReleaseVerdict] = await begun(
+            partial(self._redlock.force_release, resource, current.digest, token, ttl_ms_max=self.ttl_ms_max)
+        )
+        if released.verdict is ReleaseVerdict.NO_QUORUM:
+            raise _release_undecided(released.replies)
+        return ForcedRelease(was_held=released.verdict is ReleaseVerdict.RELEASED)
 
 
 def _tell_release(on_end: Callable[[bool | NoQuorumError], None], released: Verdict[ReleaseVerdict]) -> None:
     if released.verdict is ReleaseVerdict.NO_QUORUM:
-        silent = quorum.silent_nodes(released.replies)
-        on_end(NoQuorumError.naming(silent, also="; the lease may be held there until its ttl ends"))
+        on_end(_release_undecided(released.replies))
     else:
         on_end(released.verdict is ReleaseVerdict.RELEASED)
+
+
+def _release_undecided(replies: Replies) -> NoQuorumError:
+    silent = quorum.silent_nodes(replies)
+    return NoQuorumError.naming(silent, also="; the lease may be held there until its ttl ends")
+
+
+def _undecided(replies: Replies) -> NoQuorumError:
+    silent = quorum.silent_nodes(replies)
+    return NoQuorumError.naming(silent, also="; the other nodes cannot decide whether the token is live")

@@ -36,6 +36,17 @@ def check_holder(holder: str) -> str:
     return holder
 
 
+def check_reason(reason: str) -> str:
+    """Return the reason of an operator if it is valid.
+
+    Raises:
+        InvalidFieldError: the reason is not valid.
+    """
+    if problem := bounds.text_problem(reason, bytes_max=bounds.REASON_BYTES_MAX):
+        raise InvalidFieldError("reason", problem, lock_pb2.ERROR_REASON_INVALID_REASON)
+    return reason
+
+
 def check_ttl_ms(ttl_ms: int | None, *, ttl_ms_max: int) -> int:
     """Return the ttl if it is valid; None stands for a missing one.
 

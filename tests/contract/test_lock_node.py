@@ -22,6 +22,7 @@ from redfence_server.embedded.binary import RedisBinary
 from redfence_server.locking.node import (
     Command,
     Commit,
+    ForceRelease,
     Granted,
     Held,
     Inspect,
@@ -355,6 +356,20 @@ SEQUENCES: dict[str, Sequence[tuple[Command, object] | Check]] = {
         keeps_numbers_alone,
         (Release(R, A, 0), Status.NOT_HELD),
     ],
+    "a forced release ends its own lease up to its token, and renewals of the lease say so": [
+        FIRST,
+        RETRY,
+        (Commit(R, A, "n1", 5), Status.COMMITTED),
+        (ForceRelease(R, B, 0, 9), Status.NOT_HELD),
+        (ForceRelease(R, A, 0, 4), Status.NOT_HELD),
+        (Renew(R, B), Status.NOT_HELD),
+        (ForceRelease(R, A, 0, 5), Status.RELEASED),
+        (ForceRelease(R, A, 0, 5), Status.NOT_HELD),
+        (Renew(R, A), Status.FORCED),
+        (mint(B, "n2"), Granted("n2", 6)),
+        (Renew(R, A), Status.FORCED),
+        (Renew(R, B), Renewed(6, TTL_MS)),
+    ],
     "a renewal neither creates a hold nor reaches another lease": [
         FIRST,
         (Renew(R, B), Status.NOT_HELD),
@@ -393,7 +408,7 @@ SEQUENCES: dict[str, Sequence[tuple[Command, object] | Check]] = {
         (Inspect(R), Status.FREE),
     ],
 }
-REFUSALS = {Status.FREE, Status.KEPT, Status.LOST, Status.NOT_HELD, NoReply.REFUSED, HELD}
+REFUSALS = {Status.FORCED, Status.FREE, Status.KEPT, Status.LOST, Status.NOT_HELD, NoReply.REFUSED, HELD}
 
 
 @pytest.mark.parametrize("name", SEQUENCES)

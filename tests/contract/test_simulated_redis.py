@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -31,7 +31,16 @@ from harness.processes.fixture_types import FlushedNodes, FreshNodes
 from harness.simulation.redis import SimulatedRedis
 from redfence_proto.bounds import FENCING_TOKEN_MAX
 from redfence_server.embedded.binary import RedisBinary
-from redfence_server.locking.node import Command, Commit, Inspect, Mint, Release, Renew, Undo
+from redfence_server.locking.node import (
+    Command,
+    Commit,
+    ForceRelease,
+    Inspect,
+    Mint,
+    Release,
+    Renew,
+    Undo,
+)
 from redfence_server.membership.examination import Phase
 from redfence_server.redis_io.scripts import Keyspace
 
@@ -94,6 +103,7 @@ _channels = st.sampled_from(["here", "away"])
 _ttls_ms = st.sampled_from([TTL_MS, 2 * TTL_MS])
 _phases = st.sampled_from([Phase.QUARANTINED, Phase.RESTARTED])
 _ends = st.none() | st.builds(Release, st.just("x"), _lease, st.just(0.0))
+
 _commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Mint, _name, _lease, _nonce, _channels, _ttls_ms, st.none(), _flag, _flag),
     *[st.builds(Mint, st.just("x"), _lease, _nonce, _channels, _ttls_ms, _ends, _flag, _flag)] * 3,
@@ -122,9 +132,19 @@ _WAY_BACK = (
     ReserveFloor(Q, 5),
     RestoreVote(Q, NEW, 0, "run-2", (9, 9, 9)),
 )
+# A lease that an operator ends, with its token and with the one before.
+_FORCE = "force"
+_FORCED = (
+    *(Mint("x", "a" * 64, "n1", "here", TTL_MS), Commit("x", "a" * 64, "n1", 30)),
+    *(ForceRelease("x", "a" * 64, 0.0, 29), ForceRelease("x", "a" * 64, 0.0, 30), Renew("x", "a" * 64)),
+)
+_WAYS: Mapping[str, Sequence[Command | JoiningCommand]] = {_RETURN: _WAY_BACK, _FORCE: _FORCED}
 Event = tuple[str, Command | JoiningCommand] | str
 _events: st.SearchStrategy[Event] = st.one_of(
-    *[st.tuples(_under, _commands)] * 3, *[st.tuples(_under, _joining)] * 2, _worlds, st.just(_RETURN)
+    *[st.tuples(_under, _commands)] * 3,
+    *[st.tuples(_under, _joining)] * 2,
+    _worlds,
+    st.sampled_from([_RETURN, _FORCE]),
 )
 
 
@@ -167,7 +187,7 @@ def _timeless(raw: Sequence[Any]) -> Sequence[Any]:
 
 def _above(command: Command | JoiningCommand, base: int) -> Command | JoiningCommand:
     """Return the command with its number above the base."""
-    if isinstance(command, Commit):
+    if isinstance(command, Commit | ForceRelease):
         return replace(command, token=command.token + base)
     return (
         replace(command, floor=command.floor + base)
@@ -204,7 +224,7 @@ async def test_every_script_is_answered_alike(fresh_nodes: FreshNodes) -> None:
     real = LuaNode(database).load()
     words: set[object] = set()
 
-    @settings(max_examples=150, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=250, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(events=st.lists(_events, min_size=30, max_size=50), base=_bases)
     def check(events: list[Event], base: int) -> None:
         simulated = simulated_redis()
@@ -212,7 +232,10 @@ async def test_every_script_is_answered_alike(fresh_nodes: FreshNodes) -> None:
         database.call("SET", Keyspace().high, base)
         simulated.state.high = base
         twins = [Played(formed, formed), Played(LuaNode(SimulatedDatabase(simulated)), simulated.state)]
-        single = [[(_NOW, step) for step in _WAY_BACK] if each == _RETURN else [each] for each in events]
+        single = [
+            [(_NOW, step) for step in _WAYS[each]] if isinstance(each, str) and each in _WAYS else [each]
+            for each in events
+        ]
         for event in chain.from_iterable(single):
             answers = [twin.play(_as_now(event, simulated.state, base)) for twin in twins]
             assert answers[0] == answers[1], event
@@ -231,7 +254,7 @@ async def test_every_script_is_answered_alike(fresh_nodes: FreshNodes) -> None:
     # It would prove nothing if one of these had never come.
     assert words >= {
         *(b"granted", b"held", b"committed", b"lost", b"undone", b"kept", b"renewed", b"released"),
-        *(b"not_held", b"free", b"not_admitted", b"exhausted"),
+        *(b"not_held", b"forced", b"free", b"not_admitted", b"exhausted"),
         *((contended, released) for contended in (0, 1) for released in (0, 1)),
         *((kind, Step.DONE) for kind in (Quarantine, ReserveFloor, RaiseFloor, RestoreVote)),
         *((kind, Step.CHANGED) for kind in (Quarantine, ReserveFloor, RestoreVote)),

@@ -104,7 +104,11 @@ def numbers(database: Database) -> Numbers:
     holds: dict[tuple[bytes, ...], bytes] = {}
     for key, kind, value in database.call("EVAL", _READ, 0):
         name = key.decode()
-        assert name in {KEYS.node, KEYS.high} or name.startswith((KEYS.lock(""), KEYS.counter(""))), name
+        assert name in {KEYS.node, KEYS.high} or name.startswith(
+            (KEYS.lock(""), KEYS.counter(""), KEYS.forced(""))
+        ), name
+        if name.startswith(KEYS.forced("")):
+            continue
         if kind == b"string" and not name.startswith(KEYS.lock("")):
             kept[name] = value[0]
             continue
@@ -190,13 +194,15 @@ def check_grant(before: Numbers, after: Numbers, resource: str, answer: Sequence
 _X = "x"
 _HOLD = (KEYS.node, KEYS.high, KEYS.lock(_X), KEYS.counter(_X))
 _NUMBERED, _LOCKED = (KEYS.node, KEYS.high), (KEYS.node, KEYS.lock(_X))
+_FORCED = (*_LOCKED, KEYS.forced(LEASES[0]))
 _PLACED = ("cluster", "0", "3", str(TTL_MS))
 # The keys and the arguments of each script.
 SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "mint": (_HOLD, (ADMITTED, LEASES[1], NONCES[1], "h", str(TTL_MS), "86400000", "1 1 here ")),
     "commit": (_HOLD, (ADMITTED, LEASES[0], NONCES[0], "30", "86400000")),
     "undo": (_LOCKED, (ADMITTED, NONCES[0])),
-    "renew": (_LOCKED, (ADMITTED, LEASES[0])),
+    "renew": (_FORCED, (ADMITTED, LEASES[0])),
+    "force_release": (_FORCED, (ADMITTED, LEASES[0], "20")),
     "release": (_LOCKED, (ADMITTED, LEASES[0])),
     "inspect": (_LOCKED, (ADMITTED,)),
     "read_identity": (_NUMBERED, ()),
@@ -359,7 +365,7 @@ def test_on_spoilt_values_nothing_that_is_left_is_lowered(database: Database) ->
     healthy, quarantined = (_prepared(database, quarantined=each) for each in (False, True))
     seen: Counter[bytes] = Counter()
 
-    @tried(250)
+    @tried(300)
     @given(
         st.sampled_from([healthy, healthy, quarantined]),
         st.one_of(

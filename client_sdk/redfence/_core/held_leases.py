@@ -73,7 +73,8 @@ class HeldLeases:
             validity_ms = requests.duration_ms(answer.validity)
             lease.renewed(sent_at_ms=call.sent_at_ms, validity_ms=validity_ms, now_ms=now_ms)
         elif answer.state == lock_pb2.LEASE_STATE_LOST:
-            lease.end(LossReason.NOT_HELD, now_ms=now_ms)
+            was_forced = answer.reason == lock_pb2.LEASE_STATE_REASON_FORCED
+            lease.end(LossReason.FORCED if was_forced else LossReason.NOT_HELD, now_ms=now_ms)
         else:
             lease.renewal_failed(sent_at_ms=call.sent_at_ms, now_ms=now_ms)
             self._link.switch_server(now_ms)

@@ -177,6 +177,8 @@ class _LeaseStateReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Leas
     """AT_RISK: the nodes that answered cannot decide whether the lease is held."""
     LEASE_STATE_REASON_NOT_HELD: _LeaseStateReason.ValueType  # 2
     """LOST: the lease expired, was released, or never was granted."""
+    LEASE_STATE_REASON_FORCED: _LeaseStateReason.ValueType  # 3
+    """LOST: an operator ended the lease with AdminService.ForceRelease."""
 
 class LeaseStateReason(_LeaseStateReason, metaclass=_LeaseStateReasonEnumTypeWrapper):
     """Why a lease is not ACTIVE."""
@@ -187,6 +189,8 @@ LEASE_STATE_REASON_QUORUM_UNAVAILABLE: LeaseStateReason.ValueType  # 1
 """AT_RISK: the nodes that answered cannot decide whether the lease is held."""
 LEASE_STATE_REASON_NOT_HELD: LeaseStateReason.ValueType  # 2
 """LOST: the lease expired, was released, or never was granted."""
+LEASE_STATE_REASON_FORCED: LeaseStateReason.ValueType  # 3
+"""LOST: an operator ended the lease with AdminService.ForceRelease."""
 Global___LeaseStateReason: _TypeAlias = LeaseStateReason  # noqa: Y015
 
 class _NodeAnswer:
@@ -244,6 +248,34 @@ TOKEN_STATE_LIVE: TokenState.ValueType  # 1
 TOKEN_STATE_NOT_LIVE: TokenState.ValueType  # 2
 """No quorum holds a lease with this token: it ended, or was never granted."""
 Global___TokenState: _TypeAlias = TokenState  # noqa: Y015
+
+class _ForceReleaseOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ForceReleaseOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ForceReleaseOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FORCE_RELEASE_OUTCOME_UNSPECIFIED: _ForceReleaseOutcome.ValueType  # 0
+    """Never sent."""
+    FORCE_RELEASE_OUTCOME_RELEASED: _ForceReleaseOutcome.ValueType  # 1
+    """The lease with this token held the resource, and this call ended it on a quorum."""
+    FORCE_RELEASE_OUTCOME_NOT_HELD: _ForceReleaseOutcome.ValueType  # 2
+    """No quorum holds the resource."""
+    FORCE_RELEASE_OUTCOME_OTHER_TOKEN: _ForceReleaseOutcome.ValueType  # 3
+    """A lease with another token holds the resource; nothing was changed."""
+
+class ForceReleaseOutcome(_ForceReleaseOutcome, metaclass=_ForceReleaseOutcomeEnumTypeWrapper):
+    """How a ForceRelease ended."""
+
+FORCE_RELEASE_OUTCOME_UNSPECIFIED: ForceReleaseOutcome.ValueType  # 0
+"""Never sent."""
+FORCE_RELEASE_OUTCOME_RELEASED: ForceReleaseOutcome.ValueType  # 1
+"""The lease with this token held the resource, and this call ended it on a quorum."""
+FORCE_RELEASE_OUTCOME_NOT_HELD: ForceReleaseOutcome.ValueType  # 2
+"""No quorum holds the resource."""
+FORCE_RELEASE_OUTCOME_OTHER_TOKEN: ForceReleaseOutcome.ValueType  # 3
+"""A lease with another token holds the resource; nothing was changed."""
+Global___ForceReleaseOutcome: _TypeAlias = ForceReleaseOutcome  # noqa: Y015
 
 class _NodeState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -396,6 +428,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     Metadata: principal; verb, which is "acquire", "inspect", "admin" or "storage"; and resource, which is
     empty for a call without a resource.
     """
+    ERROR_REASON_INVALID_REASON: _ErrorReason.ValueType  # 26
+    """INVALID_ARGUMENT. The reason of a ForceRelease is out of bounds. Metadata: field."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call or command failed: the `reason` of `google.rpc.ErrorInfo`, without the prefix ERROR_REASON_.
@@ -482,6 +516,8 @@ ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 25
 Metadata: principal; verb, which is "acquire", "inspect", "admin" or "storage"; and resource, which is
 empty for a call without a resource.
 """
+ERROR_REASON_INVALID_REASON: ErrorReason.ValueType  # 26
+"""INVALID_ARGUMENT. The reason of a ForceRelease is out of bounds. Metadata: field."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
@@ -1277,6 +1313,68 @@ class CheckTokenResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CheckTokenResponse: _TypeAlias = CheckTokenResponse  # noqa: Y015
+
+@_typing.final
+class ForceReleaseRequest(_message.Message):
+    """The lease to end by force."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESOURCE_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    resource: _builtins.str
+    """The locked name. Required."""
+    fencing_token: _builtins.int
+    """The token with which the lease holds the resource, e.g. from GetLock. Required, > 0 and < 2^53.
+    INVALID_FENCING_TOKEN.
+    """
+    reason: _builtins.str
+    """Why, for the server's log. May be empty; 256 bytes of UTF-8 at most, no control characters.
+    INVALID_REASON.
+    """
+    def __init__(
+        self,
+        *,
+        resource: _builtins.str = ...,
+        fencing_token: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "reason", b"reason", "resource", b"resource"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForceReleaseRequest: _TypeAlias = ForceReleaseRequest  # noqa: Y015
+
+@_typing.final
+class ForceReleaseResponse(_message.Message):
+    """The outcome of a ForceRelease."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    CURRENT_FIELD_NUMBER: _builtins.int
+    outcome: Global___ForceReleaseOutcome.ValueType
+    """What happened. Never UNSPECIFIED."""
+    @_builtins.property
+    def current(self) -> Global___CurrentHold:
+        """The present holder; set if and only if the outcome is OTHER_TOKEN."""
+
+    def __init__(
+        self,
+        *,
+        outcome: Global___ForceReleaseOutcome.ValueType = ...,
+        current: Global___CurrentHold | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["current", b"current"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "outcome", b"outcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForceReleaseResponse: _TypeAlias = ForceReleaseResponse  # noqa: Y015
 
 @_typing.final
 class ClusterStatusRequest(_message.Message):

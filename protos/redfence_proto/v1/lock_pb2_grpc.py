@@ -403,6 +403,11 @@ class AdminServiceStub(object):
                 request_serializer=redfence__proto_dot_v1_dot_lock__pb2.ClusterStatusRequest.SerializeToString,
                 response_deserializer=redfence__proto_dot_v1_dot_lock__pb2.ClusterStatusResponse.FromString,
                 _registered_method=True)
+        self.ForceRelease = channel.unary_unary(
+                '/redfence.v1.AdminService/ForceRelease',
+                request_serializer=redfence__proto_dot_v1_dot_lock__pb2.ForceReleaseRequest.SerializeToString,
+                response_deserializer=redfence__proto_dot_v1_dot_lock__pb2.ForceReleaseResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -417,6 +422,30 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForceRelease(self, request, context):
+        """ForceRelease ends the lease that holds a resource with exactly this fencing token. Use it when a holder
+        keeps a lease that it no longer needs. The next token is greater, so storage that compares tokens refuses
+        the holder's late writes. Without such storage the holder may still act, until it hears of the end.
+
+        The holder's next renewal is answered LOST with the reason FORCED, for one ttl after the end; after that,
+        and if the nodes that know of it do not answer in time, with NOT_HELD. A client that waits for the resource
+        is granted it at once, as after a release.
+
+        An Acquire of the same lease id that was sent before may be repeated and granted, with a greater token.
+        A node that minted a greater token than the grant keeps its part of the hold until the ttl ends.
+
+        Repeating the call is harmless. The server logs it with its reason, never with a lease id.
+
+        Status codes:
+        OK                see `outcome`.
+        INVALID_ARGUMENT  a field is malformed; nothing was changed.
+        UNAVAILABLE       the nodes that answered cannot decide whether the token is live, and nothing was
+        changed; or too few answered the release: the lease may or may not have ended. Retry.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -424,6 +453,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ClusterStatus,
                     request_deserializer=redfence__proto_dot_v1_dot_lock__pb2.ClusterStatusRequest.FromString,
                     response_serializer=redfence__proto_dot_v1_dot_lock__pb2.ClusterStatusResponse.SerializeToString,
+            ),
+            'ForceRelease': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForceRelease,
+                    request_deserializer=redfence__proto_dot_v1_dot_lock__pb2.ForceReleaseRequest.FromString,
+                    response_serializer=redfence__proto_dot_v1_dot_lock__pb2.ForceReleaseResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -454,6 +488,33 @@ class AdminService(object):
             '/redfence.v1.AdminService/ClusterStatus',
             redfence__proto_dot_v1_dot_lock__pb2.ClusterStatusRequest.SerializeToString,
             redfence__proto_dot_v1_dot_lock__pb2.ClusterStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForceRelease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/redfence.v1.AdminService/ForceRelease',
+            redfence__proto_dot_v1_dot_lock__pb2.ForceReleaseRequest.SerializeToString,
+            redfence__proto_dot_v1_dot_lock__pb2.ForceReleaseResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -393,6 +393,26 @@ class AdminServiceStub:
     """ClusterStatus returns what this server knows of every configured node. It asks no node, so it always
     answers at once.
     """
+    ForceRelease: _grpc.UnaryUnaryMultiCallable[_lock_pb2.ForceReleaseRequest, _lock_pb2.ForceReleaseResponse]
+    """ForceRelease ends the lease that holds a resource with exactly this fencing token. Use it when a holder
+    keeps a lease that it no longer needs. The next token is greater, so storage that compares tokens refuses
+    the holder's late writes. Without such storage the holder may still act, until it hears of the end.
+
+    The holder's next renewal is answered LOST with the reason FORCED, for one ttl after the end; after that,
+    and if the nodes that know of it do not answer in time, with NOT_HELD. A client that waits for the resource
+    is granted it at once, as after a release.
+
+    An Acquire of the same lease id that was sent before may be repeated and granted, with a greater token.
+    A node that minted a greater token than the grant keeps its part of the hold until the ttl ends.
+
+    Repeating the call is harmless. The server logs it with its reason, never with a lease id.
+
+    Status codes:
+      OK                see `outcome`.
+      INVALID_ARGUMENT  a field is malformed; nothing was changed.
+      UNAVAILABLE       the nodes that answered cannot decide whether the token is live, and nothing was
+                        changed; or too few answered the release: the lease may or may not have ended. Retry.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -402,6 +422,26 @@ class AdminServiceAsyncStub(AdminServiceStub):
     ClusterStatus: _aio.UnaryUnaryMultiCallable[_lock_pb2.ClusterStatusRequest, _lock_pb2.ClusterStatusResponse]  # type: ignore[assignment]
     """ClusterStatus returns what this server knows of every configured node. It asks no node, so it always
     answers at once.
+    """
+    ForceRelease: _aio.UnaryUnaryMultiCallable[_lock_pb2.ForceReleaseRequest, _lock_pb2.ForceReleaseResponse]  # type: ignore[assignment]
+    """ForceRelease ends the lease that holds a resource with exactly this fencing token. Use it when a holder
+    keeps a lease that it no longer needs. The next token is greater, so storage that compares tokens refuses
+    the holder's late writes. Without such storage the holder may still act, until it hears of the end.
+
+    The holder's next renewal is answered LOST with the reason FORCED, for one ttl after the end; after that,
+    and if the nodes that know of it do not answer in time, with NOT_HELD. A client that waits for the resource
+    is granted it at once, as after a release.
+
+    An Acquire of the same lease id that was sent before may be repeated and granted, with a greater token.
+    A node that minted a greater token than the grant keeps its part of the hold until the ttl ends.
+
+    Repeating the call is harmless. The server logs it with its reason, never with a lease id.
+
+    Status codes:
+      OK                see `outcome`.
+      INVALID_ARGUMENT  a field is malformed; nothing was changed.
+      UNAVAILABLE       the nodes that answered cannot decide whether the token is live, and nothing was
+                        changed; or too few answered the release: the lease may or may not have ended. Retry.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -415,6 +455,32 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_lock_pb2.ClusterStatusResponse, _abc.Awaitable[_lock_pb2.ClusterStatusResponse]]:
         """ClusterStatus returns what this server knows of every configured node. It asks no node, so it always
         answers at once.
+        """
+
+    @_abc_1.abstractmethod
+    def ForceRelease(
+        self,
+        request: _lock_pb2.ForceReleaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_lock_pb2.ForceReleaseResponse, _abc.Awaitable[_lock_pb2.ForceReleaseResponse]]:
+        """ForceRelease ends the lease that holds a resource with exactly this fencing token. Use it when a holder
+        keeps a lease that it no longer needs. The next token is greater, so storage that compares tokens refuses
+        the holder's late writes. Without such storage the holder may still act, until it hears of the end.
+
+        The holder's next renewal is answered LOST with the reason FORCED, for one ttl after the end; after that,
+        and if the nodes that know of it do not answer in time, with NOT_HELD. A client that waits for the resource
+        is granted it at once, as after a release.
+
+        An Acquire of the same lease id that was sent before may be repeated and granted, with a greater token.
+        A node that minted a greater token than the grant keeps its part of the hold until the ttl ends.
+
+        Repeating the call is harmless. The server logs it with its reason, never with a lease id.
+
+        Status codes:
+          OK                see `outcome`.
+          INVALID_ARGUMENT  a field is malformed; nothing was changed.
+          UNAVAILABLE       the nodes that answered cannot decide whether the token is live, and nothing was
+                            changed; or too few answered the release: the lease may or may not have ended. Retry.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from redfence_proto.v1 import lock_pb2
 from redfence_server import model
 from redfence_server.errors import InvalidFieldError
-from redfence_server.lock_service import LockView, RenewOutcome
+from redfence_server.lock_service import ForcedRelease, LockView, RenewOutcome
 from redfence_server.locking.node import Durability, Held, NodeReport, NodeState, NoReply, Reply
 from redfence_server.locking.quorum import RenewVerdict, TokenJudgement, TokenVerdict
 from redfence_server.model import AcquireCall, Lease, LeaseId
@@ -149,6 +149,7 @@ _STATES = {
     RenewVerdict.ACTIVE: (lock_pb2.LEASE_STATE_ACTIVE, lock_pb2.LEASE_STATE_REASON_UNSPECIFIED),
     RenewVerdict.AT_RISK: (lock_pb2.LEASE_STATE_AT_RISK, lock_pb2.LEASE_STATE_REASON_QUORUM_UNAVAILABLE),
     RenewVerdict.LOST: (lock_pb2.LEASE_STATE_LOST, lock_pb2.LEASE_STATE_REASON_NOT_HELD),
+    RenewVerdict.FORCED: (lock_pb2.LEASE_STATE_LOST, lock_pb2.LEASE_STATE_REASON_FORCED),
 }
 
 
@@ -183,6 +184,17 @@ def check_token_response(judgement: TokenJudgement) -> lock_pb2.CheckTokenRespon
     is_live = judgement.verdict is TokenVerdict.LIVE
     state = lock_pb2.TOKEN_STATE_LIVE if is_live else lock_pb2.TOKEN_STATE_NOT_LIVE
     return lock_pb2.CheckTokenResponse(state=state, current=_current(judgement.current))
+
+
+def force_release_response(ended: ForcedRelease) -> lock_pb2.ForceReleaseResponse:
+    """Return the answer to a ForceRelease."""
+    if ended.was_held:
+        outcome = lock_pb2.FORCE_RELEASE_OUTCOME_RELEASED
+    elif ended.current is None:
+        outcome = lock_pb2.FORCE_RELEASE_OUTCOME_NOT_HELD
+    else:
+        outcome = lock_pb2.FORCE_RELEASE_OUTCOME_OTHER_TOKEN
+    return lock_pb2.ForceReleaseResponse(outcome=outcome, current=_current(ended.current))
 
 
 _ANSWERS = {

@@ -19,6 +19,7 @@ from redfence_server.api import errors, messages
 from redfence_server.api.guarded_service import GuardedService
 from redfence_server.api.streams import KeepAliveStream, SessionStream, Stream
 from redfence_server.clock import Clock
+from redfence_server.errors import NoQuorumError
 from redfence_server.lock_service import LockCalls, LockService
 from redfence_server.nodes.cluster import ClusterView
 from redfence_server.randomness import Randomness
@@ -181,9 +182,12 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
 
 
 class AdminServicer(lock_pb2_grpc.AdminServiceServicer):
-    """Serves the AdminService of the contract: what this server knows about its nodes."""
+    """Serves the AdminService of the contract."""
 
-    def __init__(self, status: Callable[[], ClusterView], *, guard: Guard | None = None) -> None:
+    def __init__(
+        self, service: LockService, *, status: Callable[[], ClusterView], guard: Guard | None = None
+    ) -> None:
+        self._service = service
         self._status = status
         self._guard = guard
 
@@ -192,6 +196,34 @@ class AdminServicer(lock_pb2_grpc.AdminServiceServicer):
         self, _: lock_pb2.ClusterStatusRequest, context: Context
     ) -> lock_pb2.ClusterStatusResponse:
         """Answer ClusterStatus as protos/redfence/v1/lock.proto defines it."""
-        if self._guard is not None:
-            self._guard.admit(context).check(Verb.INSPECT, "")
+        self._admit(context, Verb.INSPECT, "")
         return messages.cluster_status_response(self._status(), server_version=_VERSION)
+
+    @_answers_errors
+    async def ForceRelease(
+        self, request: lock_pb2.ForceReleaseRequest, context: Context
+    ) -> lock_pb2.ForceReleaseResponse:
+        """Answer ForceRelease as protos/redfence/v1/lock.proto defines it."""
+        resource, token = model.check_resource(request.resource), model.check_token(request.fencing_token)
+        reason = model.check_reason(request.reason)
+        caller = self._admit(context, Verb.ADMIN, resource)
+        try:
+            ended = await self._service.force_release(resource, token, reason=reason)
+        except NoQuorumError:
+            _record_force(caller, "unknown", resource, token, reason)
+            raise
+        _record_force(caller, "released" if ended.was_held else "not_held", resource, token, reason)
+        return messages.force_release_response(ended)
+
+    def _admit(self, context: Context, verb: Verb, resource: str) -> Caller | None:
+        """Return the caller if it may do this; None if everything is allowed and nothing is audited."""
+        if self._guard is None:
+            return None
+        caller = self._guard.admit(context)
+        caller.check(verb, resource)
+        return caller
+
+
+def _record_force(caller: Caller | None, outcome: str, resource: str, token: int, reason: str) -> None:
+    if caller is not None:
+        caller.record("force_release", outcome, resource=resource, token=token, reason=reason)

@@ -23,6 +23,13 @@ class Release:
 
 
 @value
+class ForceRelease(Release):
+    """End the hold of a lease for an operator, unless its token is greater; `Renew` then answers FORCED."""
+
+    token: int
+
+
+@value
 class Mint:
     """Take the lock for a lease, with the node's next token.
 
@@ -87,7 +94,7 @@ class Inspect:
     resource: str
 
 
-Command = Mint | Commit | Undo | Renew | Release | Inspect
+Command = Mint | Commit | Undo | Renew | Release | ForceRelease | Inspect
 """Each Lua script of the algorithm has one command."""
 
 
@@ -141,6 +148,8 @@ class Status(Enum):
     """The attempt has no hold here, or a retry shares it."""
     NOT_HELD = auto()
     """The lease does not hold the lock on this node."""
+    FORCED = auto()
+    """The lease does not hold the lock on this node, because an operator ended it."""
     RELEASED = auto()
     """The lease held the lock on this node until this release."""
     FREE = auto()

@@ -54,6 +54,8 @@ class RenewVerdict(Enum):
     """Renewed on a quorum."""
     LOST = auto()
     """So many nodes do not have the hold that the lease can never have a quorum again."""
+    FORCED = auto()
+    """LOST, and a node knows that an operator ended the lease."""
     AT_RISK = auto()
     """Too few nodes answered to decide."""
 
@@ -75,8 +77,9 @@ def judge_renew(replies: Replies) -> Renewal | None:
         tokens = [reply.token for reply in renewed]
         agreed = next((token for token in tokens if tokens.count(token) >= quorum), 0)
         return Renewal(RenewVerdict.ACTIVE, agreed, min(reply.ttl_ms for reply in renewed))
-    if replies.count(Status.NOT_HELD) > len(replies) - quorum:
-        return Renewal(RenewVerdict.LOST)
+    forced = replies.count(Status.FORCED)
+    if replies.count(Status.NOT_HELD) + forced > len(replies) - quorum:
+        return Renewal(RenewVerdict.FORCED if forced else RenewVerdict.LOST)
     return None if None in replies else Renewal(RenewVerdict.AT_RISK)
 
 
@@ -177,6 +180,14 @@ def by_lease(holds: Sequence[Held]) -> list[list[Held]]:
     return sorted(
         groups.values(), key=lambda group: (len(group), max(hold.token for hold in group)), reverse=True
     )
+
+
+def hold_of_a_quorum(replies: Replies) -> Held | None:
+    """Return the hold of the lease that a quorum reports, or None if there is no such lease."""
+    holds = [reply for reply in replies if isinstance(reply, Held)]
+    size = majority(len(replies))
+    groups = by_lease(holds)
+    return present_hold(holds, quorum=size) if groups and len(groups[0]) >= size else None
 
 
 def present_hold(holds: Sequence[Held], *, quorum: int) -> Held | None:

@@ -23,6 +23,7 @@ from redfence_server.locking.backoff import revalidation_pauses
 from redfence_server.locking.node import (
     REVALIDATION_MS_MAX,
     Command,
+    ForceRelease,
     Inspect,
     LockNode,
     Mint,
@@ -161,6 +162,20 @@ class Redlock:
         """
         expires_at_ms = self._clock.now_ms() + ttl_ms_max
         self._ask_all(Release(resource, digest, expires_at_ms), quorum.judge_release, on_verdict)
+
+    def force_release(
+        self,
+        resource: str,
+        digest: str,
+        token: int,
+        on_verdict: Callable[[Verdict[ReleaseVerdict]], None],
+        *,
+        ttl_ms_max: int,
+    ) -> None:
+        """End a lease for an operator, as `release` does, but no grant of it with a token above `token`."""
+        expires_at_ms = self._clock.now_ms() + ttl_ms_max
+        force = ForceRelease(resource, digest, expires_at_ms, token)
+        self._ask_all(force, quorum.judge_release, on_verdict)
 
     def check_token(
         self, resource: str, token: int, on_verdict: Callable[[Verdict[TokenJudgement]], None]

@@ -14,6 +14,7 @@ from typing import Any, Final
 from redfence_server.locking.node import (
     Command,
     Commit,
+    ForceRelease,
     Granted,
     Held,
     Inspect,
@@ -78,6 +79,10 @@ class Keyspace:
         """Return the key of the last token minted or learnt for a resource."""
         return f"{self.prefix}counter:{resource}"
 
+    def forced(self, digest: str) -> str:
+        """Return the key that says that an operator ended the lease with this digest."""
+        return f"{self.prefix}forced:{digest}"
+
     def channel(self, server_id: str) -> str:
         """Return the channel of the notices for one server."""
         return f"{self.prefix}notice:{server_id}"
@@ -89,6 +94,7 @@ _NAMES: dict[type[Command], str] = {
     Undo: "undo",
     Renew: "renew",
     Release: "release",
+    ForceRelease: "force_release",
     Inspect: "inspect",
 }
 _SOURCES = {kind: load(name) for kind, name in _NAMES.items()}
@@ -96,7 +102,7 @@ _SOURCES = {kind: load(name) for kind, name in _NAMES.items()}
 _SHAS = {kind: hashlib.sha1(source, usedforsecurity=False).hexdigest() for kind, source in _SOURCES.items()}
 
 # The parts of each command: EVALSHA, the SHA-1, the number of keys, the keys and the arguments.
-_PART_COUNTS: Final = {Mint: 14, Commit: 12, Undo: 7, Renew: 7, Release: 7, Inspect: 6}
+_PART_COUNTS: Final = {Mint: 14, Commit: 12, Undo: 7, Renew: 8, Release: 7, ForceRelease: 9, Inspect: 6}
 
 
 def sources() -> list[bytes]:
@@ -118,13 +124,17 @@ class Packer:
     def __init__(self, keys: Keyspace, *, channel: str) -> None:
         self._lock, self._counter = keys.lock(""), keys.counter("")
         self._lock_size, self._counter_size = len(self._lock.encode()), len(self._counter.encode())
+        self._forced, self._forced_size = keys.forced(""), len(keys.forced("").encode())
         self._idle, self._channel = _bulk(str(keys.counter_idle_ms)), channel
         self._notices_size = len(f"0 0 {channel} ".encode())
         hold_alone = f"$1\r\n2\r\n{_bulk(keys.node)}"
         with_numbers = f"$1\r\n4\r\n{_bulk(keys.node)}{_bulk(keys.high)}"
+        with_forced = f"$1\r\n3\r\n{_bulk(keys.node)}"
+        keys_of = dict.fromkeys((Mint, Commit), with_numbers) | dict.fromkeys(
+            (Renew, ForceRelease), with_forced
+        )
         self._starts = {
-            kind: f"*{count}\r\n{_bulk('EVALSHA')}{_bulk(_SHAS[kind])}"
-            f"{with_numbers if kind in {Mint, Commit} else hold_alone}$"
+            kind: f"*{count}\r\n{_bulk('EVALSHA')}{_bulk(_SHAS[kind])}{keys_of.get(kind, hold_alone)}$"
             for kind, count in _PART_COUNTS.items()
         }
         self._command: Command | None = None
@@ -147,6 +157,9 @@ class Packer:
             return (
                 f"{lock}${self._counter_size + size}\r\n{self._counter}{resource}\r\n${ADMISSION_DIGITS}\r\n"
             )
+        if isinstance(command, Renew | ForceRelease):
+            digest = command.digest
+            lock = f"{lock}${self._forced_size + len(digest)}\r\n{self._forced}{digest}\r\n"
         return f"{lock}${ADMISSION_DIGITS}\r\n"
 
     def _arguments(self, command: Command) -> str:
@@ -161,6 +174,8 @@ class Packer:
                 f"${len(holder.encode())}\r\n{holder}\r\n${len(ttl)}\r\n{ttl}\r\n{self._idle}"
                 f"${self._notices_size + len(ended)}\r\n{notices}\r\n"
             )
+        if isinstance(command, ForceRelease):
+            return f"\r\n{_bulk(command.digest)}{_bulk(str(command.token))}"
         if isinstance(command, Release | Renew):
             return f"\r\n${len(command.digest)}\r\n{command.digest}\r\n"
         if isinstance(command, Undo):

@@ -48,7 +48,10 @@ REFUSED: Mapping[Step, bytes] = {
     Step.GREATER: b"greater",
     Step.NOT_ADMITTED: b"not_admitted",
 }
-_SCRIPTS = ("mint", "commit", "undo", "renew", "release", "inspect", "form", "read_identity", *DONE)
+_SCRIPTS = (
+    *("mint", "commit", "undo", "renew", "release", "force_release", "inspect"),
+    *("form", "read_identity", *DONE),
+)
 _STEPS = dict.fromkeys(DONE.values(), Step.DONE) | {word: step for step, word in REFUSED.items()}
 
 

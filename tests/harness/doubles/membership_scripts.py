@@ -51,7 +51,8 @@ def _identity(node: NodeMemory) -> Identity | None:
 
 
 def _key_count(node: NodeMemory) -> int:
-    return len(node.holds) + len(node.counters) + (node.high is not None) + (node.admission != "")
+    many = len(node.holds) + len(node.counters) + len(node.forced)
+    return many + (node.high is not None) + (node.admission != "")
 
 
 def _is_without_vote(node: NodeMemory, quarantine: str) -> bool:

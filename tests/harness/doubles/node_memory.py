@@ -47,6 +47,7 @@ class NodeMemory:
 
     Attributes:
         admission: empty if there is no identity.
+        forced: by the digest of a lease that an operator ended, the operator's token, and when the mark ends.
         published: notices that are not on their way yet; the deliverer empties the list.
         subscribers: the servers' ends of the connections over this memory; each is told of every notice.
     """
@@ -69,6 +70,7 @@ class NodeMemory:
     known_fences: dict[int, str] = field(default_factory=dict)
     holds: dict[str, Hold] = field(default_factory=dict)
     counters: dict[str, Counter] = field(default_factory=dict)
+    forced: dict[str, tuple[int, float]] = field(default_factory=dict)
     published: list[Published] = field(default_factory=list)
     subscribers: list[Callable[[Published], None]] = field(default_factory=list)
 
@@ -93,7 +95,7 @@ class NodeMemory:
         self.high = None
         self.floor = self.voted_floor = self.reserved = self.waited_floor = 0
         self.evicted = self.distrusted_until_ms = 0
-        for memory in (self.holds, self.counters, self.known_floors, self.known_fences):
+        for memory in (self.holds, self.counters, self.forced, self.known_floors, self.known_fences):
             memory.clear()
 
     def restore(self, older: Self) -> None:
@@ -107,6 +109,7 @@ class NodeMemory:
         self.known_floors, self.known_fences = older.known_floors.copy(), older.known_fences.copy()
         self.holds = older.holds.copy()
         self.counters = older.counters.copy()
+        self.forced = older.forced.copy()
 
     def keys(self) -> dict[str, dict[str, str]]:
         """Return every key but the identity, each value as text, as a node would have them."""
@@ -124,6 +127,8 @@ class NodeMemory:
             }
         for resource, counter in self.counters.items():
             kept[names.counter(resource)] = {"": str(counter.value)}
+        for digest, (token, _) in self.forced.items():
+            kept[names.forced(digest)] = {"": str(token)}
         if self.high is not None:
             kept[names.high] = {"": str(self.high)}
         return kept

@@ -13,6 +13,7 @@ from harness.doubles.node_memory import ADMITTED, Counter, Hold, NodeMemory
 from redfence_server.locking.node import (
     Command,
     Commit,
+    ForceRelease,
     Granted,
     Held,
     Inspect,
@@ -57,9 +58,16 @@ class FakeNodeState(NodeMemory):
                 return self._undo(command, hold)
             case Renew(resource, digest):
                 if hold is None or hold.digest != digest or hold.token <= self.waited_floor:
-                    return Status.NOT_HELD
+                    _, until_ms = self.forced.get(digest, (0, -1.0))
+                    return Status.FORCED if now_ms <= until_ms else Status.NOT_HELD
                 self.holds[resource] = replace(hold, expires_at_ms=now_ms + hold.ttl_ms)
                 return Renewed(hold.token, hold.ttl_ms)
+            case ForceRelease(resource, digest, _, token):
+                if hold is None or hold.digest != digest or hold.token > token:
+                    return Status.NOT_HELD
+                self.forced[digest] = token, now_ms + hold.ttl_ms
+                self._end(resource, hold)
+                return Status.RELEASED
             case Release(resource, digest):
                 if hold is None or hold.digest != digest:
                     return Status.NOT_HELD

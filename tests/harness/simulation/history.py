@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -49,6 +50,7 @@ class History:
     clocks_were_set_back: bool = False
     copies: list[tuple[float, float]] = field(default_factory=list)
     grants: dict[str, list[Grant]] = field(default_factory=dict)
+    _forced: dict[tuple[str, str], list[tuple[int, float]]] = field(default_factory=dict)
     _leases_of_tokens: dict[tuple[str, int], str] = field(default_factory=dict)
     _greatest: dict[str, list[tuple[float, int, str]]] = field(default_factory=dict)
     _trace: hashlib._Hash = field(default_factory=hashlib.sha256)
@@ -74,6 +76,8 @@ class History:
     def granted(self, grant: Grant) -> None:
         """Note that a holder has heard of its grant: T2 and L."""
         self.event("granted", grant.resource, grant.lease, grant.token)
+        # An operator may have ended the lease before its holder has heard of the grant.
+        grant.until_ms = min(grant.until_ms, self._forced_at_ms(grant))
         others = self.grants.setdefault(grant.resource, [])
         for other in others:
             if other.lease == grant.lease:
@@ -100,7 +104,26 @@ class History:
                 self.problem(
                     f"L: {grant.resource}: token {grant.token} is renewed after {other.token} was granted"
                 )
-        grant.until_ms = max(grant.until_ms, until_ms)
+        grant.until_ms = min(max(grant.until_ms, until_ms), self._forced_at_ms(grant))
+
+    def forcing(self, resource: str, lease: str, token: int) -> None:
+        """Note that an operator is about to end a lease, up to this token: nobody counts on it any more.
+
+        A node may show a greater token than the one that was granted.
+        """
+        self.event("forcing", resource, lease, token)
+        self._forced.setdefault((resource, lease), []).append((token, now_ms()))
+        for grant in self.grants.get(resource, ()):
+            grant.until_ms = min(grant.until_ms, self._forced_at_ms(grant))
+
+    def _forced_at_ms(self, grant: Grant) -> float:
+        forced = self._forced.get((grant.resource, grant.lease), ())
+        return min((at_ms for token, at_ms in forced if grant.token <= token), default=math.inf)
+
+    def told_forced(self, grant: Grant) -> None:
+        """Note that a holder heard that an operator ended its lease: D, if none did."""
+        if (grant.resource, grant.lease) not in self._forced:
+            self.problem(f"D: {grant.resource}: token {grant.token} is forced by nobody")
 
     def told_lost(self, grant: Grant) -> None:
         """Note that a holder heard of the end of its lease. It breaks D if the holder still counted on it."""

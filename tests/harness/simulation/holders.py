@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from harness.simulation.history import FencedStorage, Grant, History
 from harness.simulation.processes import Chance, Process, now_ms
 from harness.simulation.servers import NotServingError, ServerHost, UnknownOutcomeError, Wire
 from redfence_server.errors import RedfenceServerError
-from redfence_server.lock_service import LockService
+from redfence_server.lock_service import ForcedRelease, LockService, LockView
 from redfence_server.locking.quorum import RenewVerdict
 from redfence_server.model import AcquireCall, Lease, LeaseId
 
@@ -166,7 +167,9 @@ class Holder:
         if told is None:
             return now_ms() < grant.until_ms
         renewed: RenewOutcome = told  # type: ignore[assignment]  # what renew returns
-        if renewed.verdict is RenewVerdict.LOST:
+        if renewed.verdict is RenewVerdict.FORCED:
+            around.history.told_forced(grant)
+        if renewed.verdict in (RenewVerdict.LOST, RenewVerdict.FORCED):
             around.history.told_lost(grant)
             return False
         until_ms = sent_at_ms + renewed.validity_ms
@@ -199,3 +202,36 @@ class Holder:
             return await self.wire.call(server, method, timeout_s=timeout_s)
         except (NotServingError, UnknownOutcomeError, RedfenceServerError):
             return None
+
+
+class Operator(Holder):
+    """Ends leases by force, by what it saw some time ago; `ended` counts those."""
+
+    ended = 0
+
+    async def _live(self) -> None:
+        chance, ttl_ms = self._around.chance, max(self._around.ttls_ms)
+        while not self._resting:
+            await asyncio.sleep(chance.expovariate(5.0))
+            resource = chance.choice(self._around.resources)
+            view = await self._ask_any(partial(_look, resource))
+            if not isinstance(view, LockView) or view.current is None:
+                continue
+            lease, token = view.current.digest, view.current.token
+            await asyncio.sleep(chance.choice((0, 0, 0.001, ttl_ms / 4_000, ttl_ms / 1_000)))
+            self._around.history.forcing(resource, lease, token)
+            forced = await self._ask_any(partial(_force, resource, token))
+            if isinstance(forced, ForcedRelease) and forced.was_held:
+                self.ended += 1
+
+    async def _ask_any(self, method: Callable[[LockService], Awaitable[object]]) -> object | None:
+        server = self._around.chance.choice(self._around.servers)
+        return await self._ask(server, method, timeout_s=self._around.call_timeout_s)
+
+
+async def _look(resource: str, service: LockService) -> object:
+    return await service.get_lock(resource)
+
+
+async def _force(resource: str, token: int, service: LockService) -> object:
+    return await service.force_release(resource, token, reason="")

@@ -19,6 +19,7 @@ from harness.doubles.node_memory import Hold
 from harness.doubles.node_state import FakeNodeState
 from harness.model import mutants
 from harness.simulation.world import Rules
+from redfence_server.lock_service import ForcedRelease, LockService
 from redfence_server.locking import attempt, quorum, redlock
 from redfence_server.locking.node import Command, Mint, NoReply, Renew, Reply
 from redfence_server.membership import fence, node_clock, peers
@@ -30,6 +31,18 @@ from redfence_server.membership.examination import ClockReading, Identity, Phase
 from redfence_server.membership.joining import NodeJoining
 from redfence_server.nodes import connection
 
+
+async def _force_whatever_holds(
+    service: LockService, resource: str, token: int, *, reason: str
+) -> ForcedRelease:
+    """End the lease that holds the resource by now, whatever its token."""
+    view = await service.get_lock(resource)
+    if view.current is None:
+        return ForcedRelease(was_held=False)
+    return await _FORCE_RELEASE(service, resource, view.current.token, reason=f"{reason} {token}")
+
+
+_FORCE_RELEASE = LockService.force_release
 Patch = tuple[object, str, object]
 
 
@@ -220,6 +233,9 @@ MUTANTS: Final = {
     "counter from zero": Rules(node=mutants.CounterFromZero, breaks="T1 T2"),
     "a minority grants": Rules(
         patches=((quorum, "majority", lambda count: max(1, count // 2)),), breaks="T1 T2"
+    ),
+    "a forced release ends any lease": Rules(
+        patches=((LockService, "force_release", _force_whatever_holds),), breaks="D"
     ),
     "no wait": Rules(patches=(_fencing(wait_ms=lambda _: 0.0),), breaks="L"),
     "holds end at a restart with proof": Rules(node=FloorThatEndsHolds, breaks="D L"),

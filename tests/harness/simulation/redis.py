@@ -28,6 +28,7 @@ from harness.doubles.node_state import FakeNodeState
 from redfence_server.locking.node import (
     Command,
     Commit,
+    ForceRelease,
     Granted,
     Held,
     Inspect,
@@ -53,6 +54,7 @@ _WORDS: Final = {
     Status.UNDONE: b"undone",
     Status.KEPT: b"kept",
     Status.NOT_HELD: b"not_held",
+    Status.FORCED: b"forced",
     Status.RELEASED: b"released",
     Status.FREE: b"free",
 }
@@ -244,7 +246,9 @@ class SimulatedRedis:
         reply = self.state.apply(command, self._clock_ms(), admission=arguments[0], channel=channel)
         return self._answer(reply)
 
-    def _read(self, name: str, resource: str, arguments: Sequence[str]) -> tuple[Command, str]:
+    def _read(  # noqa: PLR0911  (one return per script)
+        self, name: str, resource: str, arguments: Sequence[str]
+    ) -> tuple[Command, str]:
         match name, arguments:
             case "mint", [digest, nonce, holder, ttl, idle, notices]:
                 notify, behind, channel, ends = notices.split(" ")
@@ -261,6 +265,8 @@ class SimulatedRedis:
                 return Renew(resource, digest), ""
             case "release", [digest]:
                 return Release(resource, digest, 0.0), ""
+            case "force_release", [digest, token]:
+                return ForceRelease(resource, digest, 0.0, int(token)), ""
             case "inspect", []:
                 return Inspect(resource), ""
         raise AssertionError((name, arguments))

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 from unittest.mock import patch
 
@@ -14,7 +14,7 @@ from harness.doubles.node_state import FakeNodeState
 from harness.doubles.waiting import counts_no_waiter, keeps_no_waiter
 from harness.simulation import faults
 from harness.simulation.history import FencedStorage, History
-from harness.simulation.holders import Holder, Surroundings
+from harness.simulation.holders import Holder, Operator, Surroundings
 from harness.simulation.living import live
 from harness.simulation.network import Network
 from harness.simulation.nodes import Nodes
@@ -27,6 +27,8 @@ TROUBLE_S: Final = 8.0
 # How long recovery may take: a quarantine, and the longest pause between two examinations of a node.
 _RECOVERY_S: Final = 8.0
 _PROBE_TTLS: Final = 3
+# Every fourth world has an operator.
+_OPERATED: Final = 2
 # No run takes so long.
 _HANG_S: Final = 120.0
 
@@ -94,6 +96,11 @@ class World:
             Holder(f"holder-{index}", around, latency_ms=latency_ms) for index in range(chance.randint(2, 6))
         ]
         self._probe = Holder("probe", around, latency_ms=latency_ms)
+        # Chance of its own, so that the worlds without an operator stay as they are.
+        by_operator = replace(around, chance=Chance(-seed))
+        self._operators = [
+            Operator("operator", by_operator, latency_ms=latency_ms) for _ in range(seed % 4 == _OPERATED)
+        ]
 
     async def run(self) -> None:
         """Live through it; what must not be is in the history."""
@@ -101,14 +108,14 @@ class World:
         async with asyncio.timeout(START_TIMEOUT_MS / 1000):
             for server in self.servers:
                 await server.until_serving()
-        for holder in self.holders:
+        for holder in (*self.holders, *self._operators):
             holder.start()
         trouble = asyncio.create_task(faults.strike(self, self.kinds))
         await asyncio.sleep(TROUBLE_S)
         trouble.cancel()
         await asyncio.wait([trouble])
         self._heal()
-        for holder in self.holders:
+        for holder in (*self.holders, *self._operators):
             holder.rest()
         await asyncio.sleep(_RECOVERY_S)
         await self._check_progress()
@@ -167,7 +174,7 @@ class World:
     async def _end(self) -> None:
         """C: nothing is left of anybody."""
         await asyncio.sleep(2 * self.ttl_ms_max / 1000)
-        for holder in (*self.holders, self._probe):
+        for holder in (*self.holders, *self._operators, self._probe):
             await holder.process.end()
         for server in self.servers:
             if server.service is not None:
@@ -199,6 +206,7 @@ def simulate(seed: int, rules: Rules | None = None) -> Report:
             stack.enter_context(patch.object(where, what, instead))
         world = live(lambda: World(seed, rules), hang_s=_HANG_S)
     counts = Counter({"grants": sum(map(len, world.history.grants.values())), "stale": world.storage.refused})
+    counts["forced"] = sum(operator.ended for operator in world._operators)
     counts["acknowledged"] = len(world.storage.acknowledged)
     counts.update(world.struck)
     return Report(seed, tuple(world.history.problems), world.history.trace_hash, counts)

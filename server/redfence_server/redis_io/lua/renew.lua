@@ -1,10 +1,12 @@
 -- renew: restart the ttl of a lease on this node, if it still holds the lock here.
 --
 -- KEYS  1 node, 2 lock: as in mint.lua
+--       3 forced: as in force_release.lua
 -- ARGV  1 admission id
 --       2 digest of the lease id
 -- Returns  {'renewed', token, ttl_ms}
 --          {'not_held'}      the lease does not hold the lock here; nothing was changed
+--          {'forced'}        nor does it, because an operator ended it; nothing was changed
 --          {'not_admitted'}  as in mint.lua
 --
 -- Atomic because another lease may own the key if it expires between the check and the PEXPIRE. A lost hold
@@ -27,6 +29,9 @@ elseif text and string.find(text, ARGV[2] .. ' ', 1, true) == 1 then
 end
 -- A hold from before a wait has ended, as in mint.lua.
 if not token or tonumber(token) <= tonumber(node[2] or 0) then
+  if redis.call('GET', KEYS[3]) then
+    return {'forced'}
+  end
   return {'not_held'}
 end
 redis.call('PEXPIRE', KEYS[2], ttl_ms)

@@ -231,7 +231,10 @@ def test_validity_is_the_ttl_less_what_passed_and_the_drift() -> None:
 # --- renew, release, token: every vector, None included
 
 
-RENEW: tuple[Reply, ...] = (Renewed(4, 1000), Renewed(5, 900), Status.NOT_HELD, NoReply.TIMED_OUT)
+RENEW: tuple[Reply, ...] = (
+    *(Renewed(4, 1000), Renewed(5, 900)),
+    *(Status.NOT_HELD, Status.FORCED, NoReply.TIMED_OUT),
+)
 
 
 @pytest.mark.slow
@@ -242,7 +245,7 @@ def test_every_renewal_is_active_on_a_quorum_lost_without_hope_and_else_at_risk(
     for vector in itertools.product((*RENEW, None), repeat=node_count):
         renewal = quorum.judge_renew(vector)
         good = [reply for reply in vector if isinstance(reply, Renewed)]
-        lost = vector.count(Status.NOT_HELD)
+        lost = vector.count(Status.NOT_HELD) + vector.count(Status.FORCED)
         if renewal is None:
             assert None in vector
             assert len(good) < need
@@ -252,8 +255,9 @@ def test_every_renewal_is_active_on_a_quorum_lost_without_hope_and_else_at_risk(
             assert renewal.ttl_ms == min(reply.ttl_ms for reply in good)
             agreed = [token for token, votes in Counter(r.token for r in good).items() if votes >= need]
             assert renewal.token == (agreed[0] if agreed else 0)
-        elif renewal.verdict is RenewVerdict.LOST:
+        elif renewal.verdict in (RenewVerdict.LOST, RenewVerdict.FORCED):
             assert lost > node_count - need
+            assert (renewal.verdict is RenewVerdict.FORCED) == (Status.FORCED in vector)
         else:
             assert None not in vector
             assert len(good) < need

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from redfence_server.locking.node import (
     Command,
     Commit,
+    ForceRelease,
     Granted,
     Held,
     Inspect,
@@ -40,13 +41,17 @@ _commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Undo, _texts, _hex, st.just(0.0)),
     st.builds(Renew, _texts, _hex),
     st.builds(Release, _texts, _hex, st.just(0.0)),
+    st.builds(ForceRelease, _texts, _hex, st.just(0.0), _numbers),
     st.builds(Inspect, _texts),
 )
 
 
-def _parts(command: Command, channel: str, admission_id: str) -> tuple[str | int, ...]:
+def _parts(  # noqa: PLR0911  (one return per script)
+    command: Command, channel: str, admission_id: str
+) -> tuple[str | int, ...]:
     """Return the parts of a call, as the head of each script lists them."""
-    sha = hashlib.sha1(scripts.load(type(command).__name__.lower()), usedforsecurity=False).hexdigest()
+    name = "force_release" if isinstance(command, ForceRelease) else type(command).__name__.lower()
+    sha = hashlib.sha1(scripts.load(name), usedforsecurity=False).hexdigest()
     lock, counter = f"p:lock:{command.resource}", f"p:counter:{command.resource}"
     alone = ("EVALSHA", sha, 2, "p:node", lock, admission_id)
     numbered = ("EVALSHA", sha, 4, "p:node", "p:high", lock, counter, admission_id)
@@ -59,7 +64,11 @@ def _parts(command: Command, channel: str, admission_id: str) -> tuple[str | int
             return (*numbered, digest, nonce, token, 5_000)
         case Undo(_, nonce):
             return (*alone, nonce)
-        case Renew(_, digest) | Release(_, digest):
+        case ForceRelease(_, digest, _, token):
+            return ("EVALSHA", sha, 3, "p:node", lock, f"p:forced:{digest}", admission_id, digest, token)
+        case Renew(_, digest):
+            return ("EVALSHA", sha, 3, "p:node", lock, f"p:forced:{digest}", admission_id, digest)
+        case Release(_, digest):
             return (*alone, digest)
     return alone
 
@@ -95,6 +104,7 @@ def test_a_notice_tells_the_resource_and_the_token() -> None:
         ([b"undone"], Status.UNDONE),
         ([b"kept"], Status.KEPT),
         ([b"not_held"], Status.NOT_HELD),
+        ([b"forced"], Status.FORCED),
         ([b"released"], Status.RELEASED),
         ([b"free"], Status.FREE),
     ],

@@ -19,6 +19,7 @@ from redfence_server.api.servicer import AdminServicer, LockServicer
 from redfence_server.clock import SystemClock, WallClock
 from redfence_server.config import ServeConfig
 from redfence_server.errors import ConfigError
+from redfence_server.lock_list import LockList
 from redfence_server.lock_service import LockService
 from redfence_server.locking.node import NodeState
 from redfence_server.locking.redlock import Redlock
@@ -175,7 +176,12 @@ class LockServer:
             guard=self._guard,
         )
         lock_pb2_grpc.add_LockServiceServicer_to_server(self._servicer, self._server)
-        admin = AdminServicer(service, status=self._cluster.view, guard=self._guard)
+        admin = AdminServicer(
+            service,
+            locks=LockList(self._cluster.links, keys=config.keyspace, look=service.get_lock),
+            status=self._cluster.view,
+            guard=self._guard,
+        )
         lock_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._server)
         self._health = grpc_serving.add_health_and_reflection(
             self._server, SERVICE_NAMES, liveness_name=LIVENESS_NAME, reflection=config.reflection

@@ -80,6 +80,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"redis_io"},
         {"config", "embedded", "membership", "waiting"},
         {"diagnosis", "lock_service", "nodes", "operations"},
+        {"lock_list"},
         {"api"},
         {"composition"},
         {"supervision"},

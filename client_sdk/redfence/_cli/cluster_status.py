@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from redfence._cli import servers
+from redfence._cli import output, servers
 from redfence._errors import OutcomeUnknownError, UnavailableError
 from redfence._messages.reports import ClusterReport, Durability, NodeReport
 from redfence._threads.client import Client
@@ -27,13 +27,7 @@ _OFFSET_MS_SHOWN_MAX = 10_000
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
     servers.add_server_arguments(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        choices=("table", "json"),
-        default="table",
-        help="output format (default: %(default)s)",
-    )
+    output.add_output_argument(parser)
     parser.epilog = (
         "CLOCK is the node's clock minus the server's. RUN changes at every restart. HIGH is the greatest "
         "fencing token that the node knows. DURABLE shows whether the node votes again at once after a "
@@ -65,16 +59,12 @@ def as_json(report: ClusterReport) -> str:
 
 def as_table(report: ClusterReport) -> str:
     """Return the report as a table: a line for each node with its problem below, and a verdict at the end."""
-    rows = [_COLUMNS, *(_row(node) for node in report.nodes)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    heading, *lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    heading, *lines = output.table(_COLUMNS, [_row(node) for node in report.nodes])
     table = [heading]
     for node, line in zip(report.nodes, lines, strict=True):
         table.append(line)
         if node.detail:
-            table.append(f"{'':{widths[0]}}  {node.detail}")
+            table.append(f"{'':{len(_COLUMNS[0])}}  {node.detail}")
     ready = "ready" if report.ready else "NO QUORUM"
     table.append(f"cluster {report.cluster_id or '(not formed)'}: {ready} (quorum {report.quorum})")
     return "\n".join(table)

@@ -201,18 +201,20 @@ def read_lock(response: lock_pb2.GetLockResponse) -> LockReport:
     """Return the answer of GetLock as a report."""
     nodes = tuple(
         NodeHold(
-            node.node_index, _node_answer(node.answer), _hold(node.hold) if node.HasField("hold") else None
+            node.node_index,
+            _node_answer(node.answer),
+            read_hold(node.hold) if node.HasField("hold") else None,
         )
         for node in response.nodes
     )
-    current = _hold(response.current) if response.HasField("current") else None
+    current = read_hold(response.current) if response.HasField("current") else None
     queue = tuple(QueuedAcquire(each.holder, duration_ms(each.waited) / 1000) for each in response.queue)
     return LockReport(response.resource, current, response.waiters, queue, response.position, nodes)
 
 
 def read_token(response: lock_pb2.CheckTokenResponse) -> TokenReport:
     """Return the answer of CheckToken as a report."""
-    current = _hold(response.current) if response.HasField("current") else None
+    current = read_hold(response.current) if response.HasField("current") else None
     return TokenReport(response.state == lock_pb2.TOKEN_STATE_LIVE, current)
 
 
@@ -227,7 +229,8 @@ def read_cluster(response: lock_pb2.ClusterStatusResponse) -> ClusterReport:
     )
 
 
-def _hold(hold: lock_pb2.CurrentHold) -> Hold:
+def read_hold(hold: lock_pb2.CurrentHold) -> Hold:
+    """Return a hold of the contract as a value."""
     return Hold(hold.holder, hold.fencing_token, duration_ms(hold.remaining) / 1000)
 
 

@@ -98,6 +98,8 @@ class GrpcAsyncLink:
             "GetLock": lock.GetLock,
             "CheckToken": lock.CheckToken,
             "ClusterStatus": admin.ClusterStatus,
+            "ForceRelease": admin.ForceRelease,
+            "ListLocks": admin.ListLocks,
         }
         self._stream: Any = lock.Session(metadata=metadata.now())
         self._aborted = False

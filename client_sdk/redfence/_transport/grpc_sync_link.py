@@ -104,6 +104,8 @@ class GrpcSyncLink:
             "GetLock": lock.GetLock,
             "CheckToken": lock.CheckToken,
             "ClusterStatus": admin.ClusterStatus,
+            "ForceRelease": admin.ForceRelease,
+            "ListLocks": admin.ListLocks,
         }
         # The session core bounds the number of unanswered commands, so this queue is bounded too.
         # None ends the stream.

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from redfence_proto.v1 import lock_pb2
 
-Method: TypeAlias = Literal["GetLock", "CheckToken", "ClusterStatus"]
+Method: TypeAlias = Literal["GetLock", "CheckToken", "ClusterStatus", "ForceRelease", "ListLocks"]
 """The names of the unary calls."""
 
 

@@ -409,7 +409,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_STORAGE_FAILED: _ErrorReason.ValueType  # 20
     """UNAVAILABLE, storage only. The database did not commit; nothing was acknowledged."""
     ERROR_REASON_INVALID_PAGE: _ErrorReason.ValueType  # 21
-    """INVALID_ARGUMENT, storage only. The page size is out of bounds or the page token malformed.
+    """INVALID_ARGUMENT. The page size is out of bounds or the page token malformed.
     Metadata: field.
     """
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 22
@@ -497,7 +497,7 @@ ERROR_REASON_TOO_MANY_WRITES: ErrorReason.ValueType  # 19
 ERROR_REASON_STORAGE_FAILED: ErrorReason.ValueType  # 20
 """UNAVAILABLE, storage only. The database did not commit; nothing was acknowledged."""
 ERROR_REASON_INVALID_PAGE: ErrorReason.ValueType  # 21
-"""INVALID_ARGUMENT, storage only. The page size is out of bounds or the page token malformed.
+"""INVALID_ARGUMENT. The page size is out of bounds or the page token malformed.
 Metadata: field.
 """
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 22
@@ -1375,6 +1375,96 @@ class ForceReleaseResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ForceReleaseResponse: _TypeAlias = ForceReleaseResponse  # noqa: Y015
+
+@_typing.final
+class ListLocksRequest(_message.Message):
+    """Which page of the held locks to return."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    prefix: _builtins.str
+    """The start of the names to list. Empty: all. INVALID_RESOURCE."""
+    page_size: _builtins.int
+    """About how many to return, 50 at most; a page may have twice as many. 0: 50. INVALID_PAGE."""
+    page_token: _builtins.str
+    """The `next_page_token` of the page before. Empty: the first page. INVALID_PAGE."""
+    def __init__(
+        self,
+        *,
+        prefix: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "prefix", b"prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLocksRequest: _TypeAlias = ListLocksRequest  # noqa: Y015
+
+@_typing.final
+class ListLocksResponse(_message.Message):
+    """One page of the held locks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOCKS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """For the next page; empty after the last."""
+    @_builtins.property
+    def locks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ListedLock]:
+        """The locks, in no order."""
+
+    def __init__(
+        self,
+        *,
+        locks: _abc.Iterable[Global___ListedLock] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["locks", b"locks", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLocksResponse: _TypeAlias = ListLocksResponse  # noqa: Y015
+
+@_typing.final
+class ListedLock(_message.Message):
+    """One held lock, without its secret."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESOURCE_FIELD_NUMBER: _builtins.int
+    CURRENT_FIELD_NUMBER: _builtins.int
+    WAITERS_FIELD_NUMBER: _builtins.int
+    resource: _builtins.str
+    """The locked name."""
+    waiters: _builtins.int
+    """How many acquires wait for it at this server."""
+    @_builtins.property
+    def current(self) -> Global___CurrentHold:
+        """The present holder."""
+
+    def __init__(
+        self,
+        *,
+        resource: _builtins.str = ...,
+        current: Global___CurrentHold | None = ...,
+        waiters: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["current", b"current"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "resource", b"resource", "waiters", b"waiters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListedLock: _TypeAlias = ListedLock  # noqa: Y015
 
 @_typing.final
 class ClusterStatusRequest(_message.Message):

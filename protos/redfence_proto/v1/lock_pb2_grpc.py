@@ -408,6 +408,11 @@ class AdminServiceStub(object):
                 request_serializer=redfence__proto_dot_v1_dot_lock__pb2.ForceReleaseRequest.SerializeToString,
                 response_deserializer=redfence__proto_dot_v1_dot_lock__pb2.ForceReleaseResponse.FromString,
                 _registered_method=True)
+        self.ListLocks = channel.unary_unary(
+                '/redfence.v1.AdminService/ListLocks',
+                request_serializer=redfence__proto_dot_v1_dot_lock__pb2.ListLocksRequest.SerializeToString,
+                response_deserializer=redfence__proto_dot_v1_dot_lock__pb2.ListLocksResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -446,6 +451,22 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListLocks(self, request, context):
+        """ListLocks returns the resources that a lease holds on a quorum of nodes, in pages without an order.
+
+        A lease that holds from the first to the last page is listed at least once, if at most f of N = 2f + 1
+        nodes do not answer. A lease that begins or ends meanwhile may be missing, and one may be listed twice. An
+        entry may be out of date when it arrives.
+
+        Each call looks at about 10,000 keys of the nodes at most. So a page may be short, or empty, before the
+        last one: go on until `next_page_token` is empty. Any server of the cluster continues a list.
+
+        Status codes: OK; INVALID_ARGUMENT; UNAVAILABLE when too few nodes answered. Repeat the same page then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -458,6 +479,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ForceRelease,
                     request_deserializer=redfence__proto_dot_v1_dot_lock__pb2.ForceReleaseRequest.FromString,
                     response_serializer=redfence__proto_dot_v1_dot_lock__pb2.ForceReleaseResponse.SerializeToString,
+            ),
+            'ListLocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLocks,
+                    request_deserializer=redfence__proto_dot_v1_dot_lock__pb2.ListLocksRequest.FromString,
+                    response_serializer=redfence__proto_dot_v1_dot_lock__pb2.ListLocksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -515,6 +541,33 @@ class AdminService(object):
             '/redfence.v1.AdminService/ForceRelease',
             redfence__proto_dot_v1_dot_lock__pb2.ForceReleaseRequest.SerializeToString,
             redfence__proto_dot_v1_dot_lock__pb2.ForceReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/redfence.v1.AdminService/ListLocks',
+            redfence__proto_dot_v1_dot_lock__pb2.ListLocksRequest.SerializeToString,
+            redfence__proto_dot_v1_dot_lock__pb2.ListLocksResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -413,6 +413,18 @@ class AdminServiceStub:
       UNAVAILABLE       the nodes that answered cannot decide whether the token is live, and nothing was
                         changed; or too few answered the release: the lease may or may not have ended. Retry.
     """
+    ListLocks: _grpc.UnaryUnaryMultiCallable[_lock_pb2.ListLocksRequest, _lock_pb2.ListLocksResponse]
+    """ListLocks returns the resources that a lease holds on a quorum of nodes, in pages without an order.
+
+    A lease that holds from the first to the last page is listed at least once, if at most f of N = 2f + 1
+    nodes do not answer. A lease that begins or ends meanwhile may be missing, and one may be listed twice. An
+    entry may be out of date when it arrives.
+
+    Each call looks at about 10,000 keys of the nodes at most. So a page may be short, or empty, before the
+    last one: go on until `next_page_token` is empty. Any server of the cluster continues a list.
+
+    Status codes: OK; INVALID_ARGUMENT; UNAVAILABLE when too few nodes answered. Repeat the same page then.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -442,6 +454,18 @@ class AdminServiceAsyncStub(AdminServiceStub):
       INVALID_ARGUMENT  a field is malformed; nothing was changed.
       UNAVAILABLE       the nodes that answered cannot decide whether the token is live, and nothing was
                         changed; or too few answered the release: the lease may or may not have ended. Retry.
+    """
+    ListLocks: _aio.UnaryUnaryMultiCallable[_lock_pb2.ListLocksRequest, _lock_pb2.ListLocksResponse]  # type: ignore[assignment]
+    """ListLocks returns the resources that a lease holds on a quorum of nodes, in pages without an order.
+
+    A lease that holds from the first to the last page is listed at least once, if at most f of N = 2f + 1
+    nodes do not answer. A lease that begins or ends meanwhile may be missing, and one may be listed twice. An
+    entry may be out of date when it arrives.
+
+    Each call looks at about 10,000 keys of the nodes at most. So a page may be short, or empty, before the
+    last one: go on until `next_page_token` is empty. Any server of the cluster continues a list.
+
+    Status codes: OK; INVALID_ARGUMENT; UNAVAILABLE when too few nodes answered. Repeat the same page then.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -481,6 +505,24 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
           INVALID_ARGUMENT  a field is malformed; nothing was changed.
           UNAVAILABLE       the nodes that answered cannot decide whether the token is live, and nothing was
                             changed; or too few answered the release: the lease may or may not have ended. Retry.
+        """
+
+    @_abc_1.abstractmethod
+    def ListLocks(
+        self,
+        request: _lock_pb2.ListLocksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_lock_pb2.ListLocksResponse, _abc.Awaitable[_lock_pb2.ListLocksResponse]]:
+        """ListLocks returns the resources that a lease holds on a quorum of nodes, in pages without an order.
+
+        A lease that holds from the first to the last page is listed at least once, if at most f of N = 2f + 1
+        nodes do not answer. A lease that begins or ends meanwhile may be missing, and one may be listed twice. An
+        entry may be out of date when it arrives.
+
+        Each call looks at about 10,000 keys of the nodes at most. So a page may be short, or empty, before the
+        last one: go on until `next_page_token` is empty. Any server of the cluster continues a list.
+
+        Status codes: OK; INVALID_ARGUMENT; UNAVAILABLE when too few nodes answered. Repeat the same page then.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

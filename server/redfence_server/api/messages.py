@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from redfence_proto.v1 import lock_pb2
 from redfence_server import model
 from redfence_server.errors import InvalidFieldError
+from redfence_server.lock_list import Page
 from redfence_server.lock_service import ForcedRelease, LockView, RenewOutcome
 from redfence_server.locking.node import Durability, Held, NodeReport, NodeState, NoReply, Reply
 from redfence_server.locking.quorum import RenewVerdict, TokenJudgement, TokenVerdict
@@ -195,6 +196,15 @@ def force_release_response(ended: ForcedRelease) -> lock_pb2.ForceReleaseRespons
     else:
         outcome = lock_pb2.FORCE_RELEASE_OUTCOME_OTHER_TOKEN
     return lock_pb2.ForceReleaseResponse(outcome=outcome, current=_current(ended.current))
+
+
+def list_locks_response(page: Page) -> lock_pb2.ListLocksResponse:
+    """Return the answer to a ListLocks."""
+    locks = [
+        lock_pb2.ListedLock(resource=each.resource, current=_current(each.current), waiters=each.waiters)
+        for each in page.locks
+    ]
+    return lock_pb2.ListLocksResponse(locks=locks, next_page_token=page.next_token)
 
 
 _ANSWERS = {

@@ -20,6 +20,7 @@ from redfence_server.api.guarded_service import GuardedService
 from redfence_server.api.streams import KeepAliveStream, SessionStream, Stream
 from redfence_server.clock import Clock
 from redfence_server.errors import NoQuorumError
+from redfence_server.lock_list import LockList, check_page_size, check_prefix
 from redfence_server.lock_service import LockCalls, LockService
 from redfence_server.nodes.cluster import ClusterView
 from redfence_server.randomness import Randomness
@@ -185,9 +186,15 @@ class AdminServicer(lock_pb2_grpc.AdminServiceServicer):
     """Serves the AdminService of the contract."""
 
     def __init__(
-        self, service: LockService, *, status: Callable[[], ClusterView], guard: Guard | None = None
+        self,
+        service: LockService,
+        *,
+        locks: LockList,
+        status: Callable[[], ClusterView],
+        guard: Guard | None = None,
     ) -> None:
         self._service = service
+        self._locks = locks
         self._status = status
         self._guard = guard
 
@@ -214,6 +221,17 @@ class AdminServicer(lock_pb2_grpc.AdminServiceServicer):
             raise
         _record_force(caller, "released" if ended.was_held else "not_held", resource, token, reason)
         return messages.force_release_response(ended)
+
+    @_answers_errors
+    async def ListLocks(
+        self, request: lock_pb2.ListLocksRequest, context: Context
+    ) -> lock_pb2.ListLocksResponse:
+        """Answer ListLocks as protos/redfence/v1/lock.proto defines it."""
+        prefix, size = check_prefix(request.prefix), check_page_size(request.page_size)
+        if self._guard is not None:
+            self._guard.admit(context).check_all(Verb.INSPECT, prefix)
+        page = await self._locks.page(prefix, size=size, token=request.page_token)
+        return messages.list_locks_response(page)
 
     def _admit(self, context: Context, verb: Verb, resource: str) -> Caller | None:
         """Return the caller if it may do this; None if everything is allowed and nothing is audited."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from enum import Enum, auto
 from typing import Final, Protocol
@@ -257,6 +257,14 @@ class NodeReport:
     def grants(self) -> bool:
         """Whether the node would run a mint now, and its vote for the new grant would count."""
         return self.state is NodeState.READY and not self.clock_distrusted_ms and not self.grant_refusal
+
+
+@value
+class ScannedKeys:
+    """The keys of one look into a node's key table, and the cursor of the next look; 0 after the last."""
+
+    next_cursor: int
+    keys: Sequence[bytes]
 
 
 class LockNode(Protocol):

@@ -19,7 +19,7 @@ from typing import Any, Final
 import structlog
 
 from redfence_server.clock import WallClock
-from redfence_server.locking.node import Durability, NodeReport, NodeState, Notice
+from redfence_server.locking.node import Durability, NodeReport, NodeState, NoReply, Notice, ScannedKeys
 from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.examination import Findings
 from redfence_server.membership.heartbeat import Heartbeat, HeartbeatSettings, NotAdmitted
@@ -126,6 +126,21 @@ class NodeLink:
     def listen(self, on_notice: Callable[[Notice], None]) -> None:
         """Pass the notices for this server to `on_notice`; see `LockNode`."""
         self._on_notice = on_notice
+
+    async def scan(self, pattern: str, *, cursor: int, count: int) -> ScannedKeys | NoReply:
+        """Return keys that match a glob pattern; look at about `count` keys, from `cursor` on."""
+        connection = self._commands.connection
+        if connection is None:
+            return NoReply.UNREACHABLE
+        try:
+            (answer,) = await connection.commands(("SCAN", cursor, "MATCH", pattern, "COUNT", count))
+        except DialError:
+            return NoReply.TIMED_OUT
+        if isinstance(answer, DialRefusedError):
+            self._log.warning("node_scan_refused", problem=str(answer))
+            return NoReply.REFUSED
+        next_cursor, keys = answer
+        return ScannedKeys(int(next_cursor), keys)
 
     def report(self) -> NodeReport:
         """Return what this server knows about the node, without asking it."""

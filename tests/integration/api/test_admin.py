@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import grpc
 import pytest
 
 import redfence
 from harness.load.failures import failure_of
-from harness.processes.servers import FormedNodes, LockServer, Serve, locks_left, until_no_locks
+from harness.processes.access_list import restricted
+from harness.processes.redis_nodes import RedisNode
+from harness.processes.servers import FormedNodes, LockServer, Serve, locks_left, until, until_no_locks
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,
@@ -32,6 +35,19 @@ async def force(
     """Call ForceRelease."""
     request = lock_pb2.ForceReleaseRequest(resource=resource, fencing_token=token, reason=reason)
     return await server.admin.ForceRelease(request)
+
+
+async def listed(server: LockServer, prefix: str = "", *, size: int = 0) -> list[lock_pb2.ListedLock]:
+    """Return all pages of ListLocks."""
+    locks: list[lock_pb2.ListedLock] = []
+    token = ""
+    while True:
+        request = lock_pb2.ListLocksRequest(prefix=prefix, page_size=size, page_token=token)
+        page = await server.admin.ListLocks(request)
+        locks += page.locks
+        token = page.next_page_token
+        if not token:
+            return locks
 
 
 async def renewed(server: LockServer, lease: lock_pb2.Lease) -> tuple[int, int]:
@@ -118,3 +134,107 @@ async def test_the_client_of_a_forced_lease_says_that_an_operator_ended_it(serve
         with pytest.raises(redfence.LeaseLostError, match="an operator ended it") as lost:
             lease.raise_if_lost()
         assert lost.value.reason is redfence.LossReason.FORCED
+
+
+async def test_a_list_has_every_held_lock_once_with_its_holder_and_token(server: LockServer) -> None:
+    names = [f"jobs/{number}" for number in range(300)]
+    granted = await asyncio.gather(*(server.acquire(name, holder=f"of {name}") for name in names))
+    await server.acquire("other")
+    for size in (0, 7):
+        found = await listed(server, "jobs/", size=size)
+        assert sorted(lock.resource for lock in found) == sorted(names)
+    tokens = {response.lease.resource: response.lease.fencing_token for response in granted}
+    for lock in found:
+        assert (lock.current.holder, lock.current.fencing_token) == (
+            f"of {lock.resource}",
+            tokens[lock.resource],
+        )
+        assert 0 < lock.current.remaining.ToMilliseconds() <= 10_000
+    secrets = {response.lease.lease_id.encode() for response in granted}
+    assert not any(secret in lock.SerializeToString() for lock in found for secret in secrets)
+    assert len(await listed(server)) == 301
+    assert await listed(server, "nothing") == []
+
+
+async def test_a_prefix_is_text_and_no_pattern(server: LockServer) -> None:
+    for name in ("a*b", "axb", "a[x]b", "a?b", "a\\b", "*"):
+        await server.acquire(name)
+    for prefix, names in (
+        ("a*", ["a*b"]),
+        ("a[x]", ["a[x]b"]),
+        ("a?", ["a?b"]),
+        ("a\\", ["a\\b"]),
+        ("*", ["*"]),
+        ("[a]", []),
+    ):
+        assert [lock.resource for lock in await listed(server, prefix)] == names
+
+
+async def test_a_lock_that_one_node_lacks_is_listed_and_one_of_a_minority_is_not(server: LockServer) -> None:
+    """Whichever node is read first."""
+    for number, node in enumerate(server.nodes):
+        await server.acquire(f"lacks {number}")
+        await _forget(node, f"lacks {number}")
+        await server.acquire(f"only {number}")
+        for other in server.nodes:
+            if other is not node:
+                await _forget(other, f"only {number}")
+    found = sorted(lock.resource for lock in await listed(server))
+    assert found == ["lacks 0", "lacks 1", "lacks 2"]
+
+
+async def _forget(node: RedisNode, resource: str) -> None:
+    """Delete a hold; its mint may arrive after the answer to the Acquire."""
+    await until(partial(node.call, "DEL", f"redfence:lock:{resource}"))
+
+
+async def test_a_list_goes_on_without_a_minority_and_fails_without_a_quorum(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    server = await serve(await formed_nodes(3), proxied=True)
+    for number in range(60):
+        await server.acquire(str(number))
+    first = await server.admin.ListLocks(lock_pb2.ListLocksRequest(page_size=10))
+    server.proxies[0].refuse()
+    await server.until_states(NODE_STATE_UNREACHABLE, NODE_STATE_READY, NODE_STATE_READY)
+    names = {lock.resource for lock in first.locks}
+    token = first.next_page_token
+    while token:
+        page = await server.admin.ListLocks(lock_pb2.ListLocksRequest(page_size=10, page_token=token))
+        names |= {lock.resource for lock in page.locks}
+        token = page.next_page_token
+    assert names == set(map(str, range(60)))
+    server.proxies[1].refuse()
+    await server.until_states(NODE_STATE_UNREACHABLE, NODE_STATE_UNREACHABLE, NODE_STATE_READY)
+    failure = await failure_of(server.admin.ListLocks(lock_pb2.ListLocksRequest()))
+    assert failure.reason == lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE
+
+
+async def test_a_malformed_page_is_refused_with_its_field(server: LockServer) -> None:
+    for request, field in (
+        (lock_pb2.ListLocksRequest(prefix="{"), "prefix"),
+        (lock_pb2.ListLocksRequest(page_size=51), "page_size"),
+        *(
+            (lock_pb2.ListLocksRequest(page_token=text), "page_token")
+            for text in ("x", "é", "AAAA", "LDYsLDA=")
+        ),
+    ):
+        failure = await failure_of(server.admin.ListLocks(request))
+        assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert failure.metadata == {"field": field}
+
+
+async def test_a_list_needs_the_right_to_scan_and_nothing_else_does(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    nodes = await formed_nodes(3)
+    async with restricted(nodes) as urls:
+        server = await serve(urls)
+        await server.acquire(NAME)
+        assert [lock.resource for lock in await listed(server)] == [NAME]
+    async with restricted(nodes, without=["+scan"]) as urls:
+        server = await serve(urls)
+        failure = await failure_of(server.admin.ListLocks(lock_pb2.ListLocksRequest()))
+        assert failure.metadata == {"nodes": "0=refused,1=refused"}
+        token = (await server.look(NAME)).current.fencing_token
+        assert (await force(server, token)).outcome == FORCE_RELEASE_OUTCOME_RELEASED

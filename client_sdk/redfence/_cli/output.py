@@ -1,0 +1,32 @@
+"""Formats what commands print: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+
+def add_output_argument(parser: argparse.ArgumentParser) -> None:
+    """Add `-o`, which chooses between a table and JSON."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=("table", "json"),
+        default="table",
+        help="output format (default: %(default)s)",
+    )
+
+
+def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a line for the heading and for each row, with aligned columns."""
+    lines = [heading, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+
+
+def seconds(length: float) -> str:
+    """Return a length of time for a table."""
+    return f"{length:.1f}s"

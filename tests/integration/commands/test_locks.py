@@ -1,0 +1,46 @@
+"""`redfence locks` over a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from harness.processes.servers import LockServer
+from redfence._cli import main
+
+
+async def run(*arguments: str) -> int:
+    """Run a command line beside the server, which is on this loop."""
+    return await asyncio.to_thread(main.main, ["locks", *arguments])
+
+
+async def test_an_operator_finds_a_lock_and_ends_its_lease(
+    server: LockServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = ("--server", server.target)
+    token = (await server.acquire("jobs/1", holder="stuck")).lease.fencing_token
+    await server.acquire("jobs/2")
+    assert await run("list", "jobs/", *at) == 0
+    heading, first, second = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["RESOURCE", "TOKEN", "REMAINING", "WAITERS", "HOLDER"]
+    assert first.split()[:2] == ["jobs/1", str(token)]
+    assert (first.split()[-1], second.split()[-1]) == ("stuck", "-")
+    assert await run("list", "jobs/1", "-o", "json", *at) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert (listed["resource"], listed["current"]["token"]) == ("jobs/1", token)
+    assert await run("inspect", "jobs/1", *at) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == f"jobs/1: held: token {token}; 0 waiting at this server"
+    assert [line.split()[:3] for line in shown[2:]] == [[str(n), "answered", str(token)] for n in range(3)]
+    assert await run("inspect", "jobs/1", "-o", "json", *at) == 0
+    assert json.loads(capsys.readouterr().out)["nodes"][0]["answer"] == "answered"
+    assert await run("force-release", "jobs/1", "--token", str(token + 5), *at) == 1
+    assert f"jobs/1 is held with token {token}, not {token + 5}, by stuck" in capsys.readouterr().err
+    assert await run("force-release", "jobs/1", "--token", str(token), "--reason", "gone", *at) == 0
+    # The server logs to the same streams.
+    assert capsys.readouterr().out.endswith(f"jobs/1: the lease with token {token} has ended\n")
+    assert await run("force-release", "jobs/1", "--token", str(token), "-o", "json", *at) == 1
+    assert json.loads(capsys.readouterr().out) == {"outcome": "not_held", "current": None}
+    assert not (await server.look("jobs/1")).HasField("current")

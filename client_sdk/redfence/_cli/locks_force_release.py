@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--token", type=int, required=True, help="the token of the lease to end; see `redfence locks inspect`"
     )
     parser.add_argument("--reason", default="", help="why; the server logs it")
-    servers.add_server_argument(parser)
+    servers.add_server_arguments(parser)
     output.add_output_argument(parser)
     parser.epilog = (
         "The holder may go on until its next renewal: only a storage that checks the token stops it. "
@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """End the lease; return an exit status that shows whether this call ended it."""
-    with AdminClient(*servers.addresses(arguments)) as client:
+    with AdminClient(*servers.addresses(arguments), tls=servers.tls(arguments)) as client:
         report = client.force_release(arguments.resource, arguments.token, reason=arguments.reason)
     if arguments.output == "json":
         print(json.dumps(asdict(report) | {"outcome": report.outcome.name.lower()}, indent=2))

@@ -18,13 +18,13 @@ _COLUMNS = ("NODE", "ANSWER", "TOKEN", "REMAINING", "HOLDER")
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("resource", help="the name of the lock")
-    servers.add_server_argument(parser)
+    servers.add_server_arguments(parser)
     output.add_output_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the lock; return 0."""
-    with Client(*servers.addresses(arguments)) as client:
+    with Client(*servers.addresses(arguments), tls=servers.tls(arguments)) as client:
         report = client.get_lock(arguments.resource)
     print(as_json(report) if arguments.output == "json" else as_table(report))
     return 0

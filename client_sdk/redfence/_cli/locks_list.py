@@ -18,7 +18,7 @@ _COLUMNS = ("RESOURCE", "TOKEN", "REMAINING", "WAITERS", "HOLDER")
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("prefix", nargs="?", default="", help="the start of the names (default: all)")
-    servers.add_server_argument(parser)
+    servers.add_server_arguments(parser)
     output.add_output_argument(parser)
     parser.epilog = (
         "WAITERS counts the acquires that wait at the server that answered. A lock that begins or ends "
@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the locks, sorted by name as a table, or as they come as JSON; return 0."""
-    with AdminClient(*servers.addresses(arguments)) as client:
+    with AdminClient(*servers.addresses(arguments), tls=servers.tls(arguments)) as client:
         if arguments.output == "json":
             for lock in client.list_locks(arguments.prefix):
                 print(json.dumps(asdict(lock)))

@@ -56,6 +56,7 @@ SHOWN_ELSEWHERE = {
     lock_pb2.ERROR_REASON_TOO_MANY_WAITERS,  # waiting/test_limits.py
     lock_pb2.ERROR_REASON_UNAUTHENTICATED,  # api/test_access.py
     lock_pb2.ERROR_REASON_PERMISSION_DENIED,  # api/test_access.py
+    lock_pb2.ERROR_REASON_INVALID_REASON,  # test_admin.py
 }
 
 Request = AcquireRequest | ReleaseRequest | KeepAliveRequest | GetLockRequest | CheckTokenRequest

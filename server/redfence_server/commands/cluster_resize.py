@@ -87,7 +87,7 @@ async def _resize(settings: ServeConfig, new_urls: Sequence[NodeUrl], *, confirm
             sys.stderr.write(_BREAK)
             raise
     _say(as_result(planned, resize, len(new_urls)))
-    return EXIT_NODES_LEFT_OUT if resize.left_out else 0
+    return EXIT_NODES_LEFT_OUT if resize.left_out or planned.away else 0
 
 
 def _say(text: str) -> None:
@@ -120,6 +120,11 @@ def as_result(planned: Resize, resize: ClusterResize, node_count: int) -> str:
     lines = [
         f"{name} is still out: {reason}; `redfence cluster status` says what brings it back"
         for name, reason in resize.left_out.items()
+    ]
+    lines += [
+        f"node {index} of the new list could not be reached: wipe it, or put an empty node at its URL, then "
+        f"run `redfence cluster replace {index}`; no server starts while it still shows the old cluster"
+        for index in planned.away
     ]
     lines.append(
         f"done; cluster {planned.successor_id} has {node_count} nodes, and its tokens go on above "

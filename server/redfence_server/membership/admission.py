@@ -56,7 +56,7 @@ class Reason(Enum):
 
 _MISCONFIGURED = frozenset(
     {
-        *(Reason.OTHER_CLUSTER, Reason.RESIZED, Reason.WRONG_PLACE, Reason.SAME_PROCESS),
+        *(Reason.OTHER_CLUSTER, Reason.WRONG_PLACE, Reason.SAME_PROCESS),
         *(Reason.REPLICA, Reason.TOO_OLD, Reason.EVICTS, Reason.NO_RUN_ID),
     }
 )
@@ -192,6 +192,12 @@ def _judge_unformed(expected: Expectation, found: Findings) -> Forgot | Rejected
 
 def _judge_assignment(expected: Expectation, identity: Identity, found: Findings) -> Rejected | None:
     """Return why this is not the node that is configured here."""
+    if identity.phase is Phase.RETIRED and identity.cluster_id == expected.cluster_id:
+        return Rejected(
+            Reason.REPLACED,
+            "it was away when its cluster was resized: once the resize is done, run "
+            f"`redfence cluster replace {expected.index} URL`",
+        )
     if _is_resized(expected, identity):
         return Rejected(
             Reason.RESIZED,

@@ -1,1 +1,1 @@
-"""Form a cluster, replace a node, recover a cluster: the operations of an operator."""
+"""Form a cluster, replace a node, recover or resize a cluster: the operations of an operator."""

@@ -102,6 +102,12 @@ def _identity_of_fit(snapshot: NodeSnapshot, judged: ClusterJudgement) -> Identi
     match judged.judge(snapshot.index, snapshot.found):
         case Rejected(reason, detail) if reason.misconfigured:
             raise NodeRejectedError(f"{snapshot.name}: {detail}")
+    identity = snapshot.found.identity
+    if identity is not None and identity.phase is Phase.RETIRED:
+        raise NodeRejectedError(
+            f"{snapshot.name}: it left cluster {identity.predecessor} for cluster {identity.cluster_id}: "
+            "if that resize broke off, repeat `redfence cluster resize`"
+        )
     snapshot.refuse_strangers()
     return snapshot.found.identity
 

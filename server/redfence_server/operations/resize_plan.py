@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from redfence_server.errors import ConfigError, NodeRejectedError
 from redfence_server.locking.quorum import majority
 from redfence_server.membership.admin import NodeSnapshot
-from redfence_server.membership.admission import Admitted, Rejected, judge_process
+from redfence_server.membership.admission import Admitted, Rejected, Restarted, judge_process
 from redfence_server.membership.cluster_judgement import ClusterJudgement
 from redfence_server.membership.examination import Identity, Phase
 
@@ -57,7 +57,12 @@ def plan(old: Sequence[NodeSnapshot], new: Sequence[NodeSnapshot], *, assume_dur
     # A node that left for another list counts for neither.
     staying = [None if each.index in left or _has_left(each, len(old)) else each.found for each in old]
     judged = ClusterJudgement(staying, assume_durable=assume_durable, previously_admitted=True)
-    votes = {i for i, found in enumerate(staying) if isinstance(judged.judge(i, found), Admitted)}
+    judgements = {i: judged.judge(i, found) for i, found in enumerate(staying)}
+    votes = {i for i, judgement in judgements.items() if isinstance(judgement, Admitted)}
+    proven = {i for i, judgement in judgements.items() if isinstance(judgement, Restarted)}
+    if len(votes | proven | left.keys()) == len(old):
+        # One of them may be a copy of older data, which shows proof too. All others cover what it lacks.
+        votes |= proven
     cluster_id = next((each.predecessor for each in left.values()), judged.cluster_id)
     if len(votes | left.keys()) < majority(len(old)):
         problems = (

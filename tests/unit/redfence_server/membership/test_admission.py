@@ -70,7 +70,8 @@ def test_only_a_run_that_passed_the_fence_votes_and_only_proof_spares_the_wait(p
 OUT_OF_SERVICE = {
     Phase.FORMING: Reason.FORMING,
     Phase.ASSEMBLED: Reason.FORMING,
-    Phase.RETIRED: Reason.RESIZED,
+    # It retired towards this cluster, and missed the rest.
+    Phase.RETIRED: Reason.REPLACED,
 }
 
 
@@ -96,7 +97,7 @@ def test_a_durable_node_whose_settings_fail_is_told_what_to_mend(gap: str, told:
         ({"identity": None, "max_token": None}, Reason.NOT_FORMED, False),
         ({"identity": None, "key_count": 3}, Reason.NOT_FORMED, False),
         ({"identity": replace(ME, cluster_id="other")}, Reason.OTHER_CLUSTER, True),
-        ({"identity": replace(ME, cluster_id="other", predecessor="c")}, Reason.RESIZED, True),
+        ({"identity": replace(ME, cluster_id="other", predecessor="c")}, Reason.RESIZED, False),
         ({"identity": replace(ME, cluster_id="other", predecessor="b")}, Reason.OTHER_CLUSTER, True),
         ({"identity": replace(ME, index=2)}, Reason.WRONG_PLACE, True),
         ({"identity": replace(ME, node_count=5)}, Reason.WRONG_PLACE, True),

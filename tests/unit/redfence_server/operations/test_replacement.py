@@ -50,6 +50,11 @@ NEWCOMERS = {
         Newcomer.TO_PREPARE,
     ),
     "superseded there": (new(identity(PLACE, floor=FLOOR - 1)), Newcomer.TO_PREPARE),
+    # It retired towards this cluster when the cluster was resized, and missed the rest.
+    "retired towards it": (
+        new(identity(PLACE, node_count=5, phase=Phase.RETIRED, predecessor="before")),
+        Newcomer.TO_PREPARE,
+    ),
     "forming there": (new(identity(PLACE, phase=Phase.FORMING)), Newcomer.TO_PREPARE),
     # No server has admitted it since its start: it may be a copy of the old node's disk.
     "restarted there": (new(identity(PLACE, run_id="before")), Newcomer.TO_PREPARE),

@@ -61,6 +61,15 @@ def test_a_resize_that_broke_off_is_continued(
     assert 4 in decide(old, [*old, EMPTY[0], away(4)]).away
 
 
+def test_nodes_that_restarted_with_proof_count_if_every_old_node_is_there() -> None:
+    """A copy of older data shows proof too. A half-done resize can be the only way on after a power loss."""
+    again = [look(index, identity(index), run_id=f"again-{index}") for index in range(3)]
+    for old in (again, [retired(0), *again[1:]], [again[0], *OLD[1:]]):
+        assert decide(old, [*old, *EMPTY]).to_retire == (0, 1, 2)
+    with pytest.raises(NodeRejectedError, match="fewer than a quorum of 2 old nodes votes"):
+        decide([away(0), *again[1:]], [*again[1:], EMPTY[0]])
+
+
 def test_a_node_that_left_for_another_list_does_not_count() -> None:
     stranger = retired(0, "another list's")
     assert decide([stranger, *OLD[1:]], [stranger, *NEW[1:]]).to_retire == (1, 2)

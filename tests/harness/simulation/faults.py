@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # Between two looks of a server at a node's clock, and what a slow network adds.
 _LOOKS_MS: Final = 2_000.0
+Profile = Callable[["Chance"], list[str]]
 Fault = Callable[["World"], Coroutine[Any, Any, None]]
 FAULTS: Final[dict[str, Fault]] = {}
 

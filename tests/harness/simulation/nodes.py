@@ -20,6 +20,7 @@ class Nodes:
     Attributes:
         lost: indices at which a process was lost, or forgot something.
         newcomers: by index, another process beside the one there.
+        left_out: indices whose node missed a recovery or a resize.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Nodes:
         self._new_state = new_state
         self.lost: set[int] = set()
         self.newcomers: dict[int, NodeHost] = {}
+        self.left_out: set[int] = set()
         self._disks: dict[NodeHost, FakeNodeState] = {}
         self.clocks = [
             ProcessClock(offset_ms=1e12 + chance.uniform(0, 1e6), rate=chance.uniform(0.995, 1.005))
@@ -46,6 +48,14 @@ class Nodes:
             appendfsync = chance.choice(("always", "never")) if durability == "mixed" else durability
             host = self._new_host(index, f"node-{index}", appendfsync)
             self.hosts.append(host.form(index, count, ttl_ms_max))
+
+    def add(self) -> None:
+        """Start another node, empty and durable."""
+        index = len(self.hosts)
+        self.clocks.append(ProcessClock(offset_ms=1e12 + self._chance.uniform(0, 1e6)))
+        host = self._new_host(index, f"node-{index}", "always")
+        host.redis.state.wipe()
+        self.hosts.append(host)
 
     def _new_host(self, index: int, name: str, appendfsync: str) -> NodeHost:
         redis = SimulatedRedis(clock_ms=self.clocks[index].now_ms, appendfsync=appendfsync, name=name)
@@ -117,7 +127,7 @@ class Nodes:
         The newest process at an index was lost, with every run of a server that knew it. Or too few
         others are left for a node that waits for its fence.
         """
-        lost = {index for index in self.lost if self._is_unknown(index, servers)}
+        lost = self.left_out | {index for index in self.lost if self._is_unknown(index, servers)}
         out = {
             i for i, host in enumerate(self.hosts) if i in lost or host.redis.state.phase is not Phase.READY
         }

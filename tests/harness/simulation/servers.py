@@ -61,6 +61,11 @@ class ServerHost:
         self.calls: dict[Call, None] = {}
         self.start()
 
+    def give_list(self, hosts: Sequence[NodeHost], node_count: int) -> None:
+        """Let the next run serve over the first nodes of these."""
+        self._hosts = hosts
+        self._settings = _settings(node_count, self._settings.node_timeout_ms)
+
     def start(self) -> None:
         """Begin a run that knows nothing of the one before."""
         self.process = Process(self.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final
@@ -61,11 +62,13 @@ class Report:
 
 
 class World:
-    def __init__(self, seed: int, rules: Rules) -> None:
+    """One world of faults. A `profile` chooses their kinds, over durable nodes; without one, chance does."""
+
+    def __init__(self, seed: int, rules: Rules, *, profile: faults.Profile | None = None) -> None:
         chance = self.chance = Chance(seed)
         self.history = History()
         self.clock_set_at_ms: dict[int, float] = {}
-        self.kinds = chance.choice(faults.PROFILES)(chance)
+        self.kinds = (profile or chance.choice(faults.PROFILES))(chance)
         self.watches: list[asyncio.Task[None]] = []
         is_doubled = faults.DOUBLING & set(self.kinds)
         self.storage = FencedStorage(self.history, fenced=rules.fenced)
@@ -77,7 +80,7 @@ class World:
         self.nodes = Nodes(
             chance,
             count=chance.choice((3, 3, 5) if is_doubled else (1, 3, 3, 3, 5)),
-            durability="always" if faults.DURABLE & set(self.kinds) else "",
+            durability="always" if profile or faults.DURABLE & set(self.kinds) else "",
             ttl_ms_max=self.ttl_ms_max,
             new_state=rules.node,
         )
@@ -110,11 +113,13 @@ class World:
                 await server.until_serving()
         for holder in (*self.holders, *self._operators):
             holder.start()
+        self._begin_operation()
         trouble = asyncio.create_task(faults.strike(self, self.kinds))
         await asyncio.sleep(TROUBLE_S)
         trouble.cancel()
         await asyncio.wait([trouble])
         self._heal()
+        await self._end_operation()
         for holder in (*self.holders, *self._operators):
             holder.rest()
         await asyncio.sleep(_RECOVERY_S)
@@ -123,6 +128,12 @@ class World:
         for watch in (disks, *self.watches):
             watch.cancel()
         await self._end()
+
+    def _begin_operation(self) -> None:
+        """Let an operator do something in the time of the faults."""
+
+    async def _end_operation(self) -> None:
+        """Return once the operator has done it."""
 
     def _heal(self) -> None:
         """Peace: whatever is down starts, whatever is stopped goes on, every message arrives."""
@@ -196,7 +207,7 @@ def replay_command(seed: int, mutant: str = "") -> str:
     return f'make sim SEED={seed} MUTANT="{mutant}"' if mutant else f"make sim SEED={seed}"
 
 
-def simulate(seed: int, rules: Rules | None = None) -> Report:
+def simulate(seed: int, rules: Rules | None = None, *, make: Callable[[int, Rules], World] = World) -> Report:
     rules = rules or Rules()
     with ExitStack() as stack:
         # Settings of the product that somebody has made for this machine are not for this world.
@@ -204,7 +215,7 @@ def simulate(seed: int, rules: Rules | None = None) -> Report:
         stack.enter_context(patch.dict(os.environ, ours, clear=True))
         for where, what, instead in rules.patches:
             stack.enter_context(patch.object(where, what, instead))
-        world = live(lambda: World(seed, rules), hang_s=_HANG_S)
+        world = live(lambda: make(seed, rules), hang_s=_HANG_S)
     counts = Counter({"grants": sum(map(len, world.history.grants.values())), "stale": world.storage.refused})
     counts["forced"] = sum(operator.ended for operator in world._operators)
     counts["acknowledged"] = len(world.storage.acknowledged)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import signal
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Self
 
@@ -23,10 +24,13 @@ from redfence_server.lock_list import LockList
 from redfence_server.lock_service import LockService
 from redfence_server.locking.node import NodeState
 from redfence_server.locking.redlock import Redlock
+from redfence_server.log_setup import LogLevel
 from redfence_server.membership.admin import AdminSettings
 from redfence_server.membership.heartbeat import HeartbeatSettings
 from redfence_server.membership.joining import JoiningSettings
 from redfence_server.membership.node_clock import ClockWitnesses
+from redfence_server.metrics.cluster import ClusterMetrics
+from redfence_server.metrics.telemetry import Telemetry
 from redfence_server.nodes.cluster import ClusterView, NodeCluster, check_urls
 from redfence_server.nodes.link import LinkSettings
 from redfence_server.randomness import Randomness, SystemRandomness
@@ -139,6 +143,7 @@ class LockServer:
 
     Attributes:
         port: on which it listens.
+        metrics_port: of the metrics; None without them.
 
     Raises:
         ConfigError: a setting or a file is wrong.
@@ -152,6 +157,8 @@ class LockServer:
         self._config = config
         self._shares_port = share_port
         self.port = 0
+        self.metrics_port: int | None = None
+        self._stack = AsyncExitStack()
         clock, randomness = SystemClock(), SystemRandomness()
         self._cluster, service = assemble(
             config, clock=clock, randomness=randomness, dial=dial, accept_empty_nodes=accept_empty_nodes
@@ -163,7 +170,15 @@ class LockServer:
             client_ca=config.tls_client_ca,
             insecure=config.insecure,
         )
-        self._server: grpc_serving.Server = grpc_serving.new_server(config.transport, share_port=share_port)
+        self._telemetry = Telemetry(
+            listen=config.metrics_listen,
+            logs=config.log_level is LogLevel.DEBUG,
+            transport=config.transport,
+            clock=clock,
+        )
+        self._server: grpc_serving.Server = grpc_serving.new_server(
+            config.transport, share_port=share_port, wrap=self._telemetry.wrap
+        )
         self._guard = _open_guard(config, clock)
         if self._guard is not None and self._guard.audit is not None:
             self._cluster.on_change = _NodeAudit(self._guard.audit, self._cluster.view).note
@@ -186,6 +201,7 @@ class LockServer:
         self._health = grpc_serving.add_health_and_reflection(
             self._server, SERVICE_NAMES, liveness_name=LIVENESS_NAME, reflection=config.reflection
         )
+        self._metrics = ClusterMetrics(view=self._cluster.view, waiting=service.waiting, ready=self._is_ready)
         self._cluster.on_granting = lambda granting: self._health.set_serving(serving=granting)
 
     async def __aenter__(self) -> Self:
@@ -194,18 +210,24 @@ class LockServer:
         Raises:
             ListenError: the address is malformed or in use.
         """
-        # The port first, because it is the likelier mistake and needs no connection to a node.
-        if not self._shares_port:
-            try:
+        # The ports first, because they are the likelier mistake and need no connection to a node.
+        try:
+            if not self._shares_port:
                 await self._listen()
-            except BaseException:
-                await self._close()
-                raise
+            self.metrics_port = await self._stack.enter_async_context(
+                self._telemetry.serving(self._metrics, ready=self._is_ready)
+            )
+        except BaseException:
+            await self._close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """End every call and every connection."""
         await self._close()
+
+    def _is_ready(self) -> bool:
+        return self._health.serving
 
     async def _listen(self) -> None:
         self.port = grpc_serving.bind(
@@ -217,6 +239,7 @@ class LockServer:
         self._health.drain()
         await grpc_serving.stop_within(self._server, 0)
         await self._cluster.close()
+        await self._stack.aclose()
         if self._guard is not None:
             self._guard.close()
 

@@ -61,6 +61,11 @@ class ServeConfig(BaseModel):
         default=False,
         description="serve without TLS on an address that other machines can reach",
     )
+    metrics_listen: str = Field(
+        "",
+        description="HOST:PORT to serve /metrics, /livez and /readyz on by HTTP; empty: nowhere; "
+        "the first of several processes takes this port, and each other one the port after it",
+    )
     processes: int = Field(
         1,
         ge=1,

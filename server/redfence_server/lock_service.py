@@ -27,7 +27,7 @@ from redfence_server.model import AcquireCall, Lease, LeaseId
 from redfence_server.randomness import Randomness
 from redfence_server.waiting.acquiring import AcquireEnd, Acquirer, Acquisition, NotGranted, order
 from redfence_server.waiting.line import QueueView
-from redfence_server.waiting.queues import WaitQueues
+from redfence_server.waiting.queues import WaitingView, WaitQueues
 from redfence_server.waiting.waiter_limiter import WaiterLimits
 
 _EMPTY_QUEUE: Final = QueueView(0, (), 0)
@@ -133,6 +133,10 @@ class LockService:
         away = [(index, state) for index, state in reports if state is not NodeState.READY]
         self._queues.fail(partial(NoQuorumError.naming, away))
 
+    def waiting(self) -> WaitingView:
+        """Return how many acquires wait at this server."""
+        return self._queues.view()
+
     async def acquire(self, call: AcquireCall) -> Lease | NotGranted:
         """Grant the lease, or return the hold that blocks it.
 
@@ -233,6 +237,7 @@ class LockService:
         attempt = self._redlock.hand_over(
             wanted, release_first=digest, ttl_ms_max=self.ttl_ms_max, on_verdict=on_verdict
         )
+        self._queues.handovers += 1
         queue.hand_over(successor, attempt)
 
     async def get_lock(self, resource: str, *, digest: str = "") -> LockView:

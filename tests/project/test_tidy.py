@@ -69,8 +69,13 @@ FORBIDDEN = {
     "redfence_pytest": {"redfence_server", "redfence_storage", "redfence_proto"},
     "redfence_storage": set(),
 }
-# What the storage may take from the server's package: how to serve gRPC, and how to log.
-SHARED_WITH_STORAGE = ("redfence_server.api.serving", "redfence_server.log_setup")
+# What the storage may take from the server's package: how to serve gRPC and metrics, and how to log.
+SHARED_WITH_STORAGE = (
+    "redfence_server.api.serving",
+    "redfence_server.clock",
+    "redfence_server.log_setup",
+    "redfence_server.metrics.telemetry",
+)
 
 # The rooms of each package, the lowest floor first. A module imports from its own room and from lower floors.
 FLOORS: dict[str, tuple[set[str], ...]] = {
@@ -82,6 +87,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"diagnosis", "lock_service", "nodes", "operations"},
         {"lock_list"},
         {"api"},
+        {"metrics"},
         {"composition"},
         {"supervision"},
         {"commands"},
@@ -207,10 +213,12 @@ def test_pure_modules_know_no_event_loop() -> None:
 
 OWNERS = {
     "grpc": re.compile(
-        r"/(api/\w+|http2/\w+|_transport/\w+|composition|grpc_\w+|client|client_errors|_errors|_aio/client|_threads/client"
+        r"/(api/\w+|http2/\w+|metrics/observing|_transport/\w+|composition|grpc_\w+|client|client_errors|_errors|_aio/client|_threads/client"
         r"|commands/storage)\.py$"
     ),
     "jwt": re.compile(r"/access/jwt_tokens\.py$"),
+    "h11": re.compile(r"/metrics/endpoint\.py$"),
+    "prometheus_client": re.compile(r"/metrics/\w+\.py$"),
     "ngh2": re.compile(r"/http2/\w+\.py$"),
     "redis": re.compile(r"/redis_io/dial\.py$"),
     "hiredis": re.compile(r"/(nodes/connection|redis_io/\w+)\.py$"),

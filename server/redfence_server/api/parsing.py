@@ -28,21 +28,27 @@ class Malformed:
         self.problem = problem
 
 
-class RejectMalformedMessages(grpc.aio.ServerInterceptor):
-    """Answers unary calls INVALID_ARGUMENT / MALFORMED_MESSAGE, and passes `Malformed` to streams."""
+class AdaptHandlers(grpc.aio.ServerInterceptor):
+    """Lets a function replace the handler of each call, such as `reject_malformed`; gets the path as well."""
+
+    def __init__(self, adapt: Callable[[str, Any], Any]) -> None:
+        self._adapt = adapt
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Replace the parser of a call to a redfence service."""
+        """Return the adapted handler; None for a method that the server does not have."""
         handler = await continuation(handler_call_details)
-        return handler and reject_malformed(handler_call_details.method, handler)
+        return handler and self._adapt(handler_call_details.method, handler)
 
 
 def reject_malformed(path: str, handler: Any) -> Any:
-    """Return the handler of a redfence method with a parser that does not fail; another one unchanged."""
+    """Return the handler of a redfence method with a parser that does not fail; another one unchanged.
+
+    Unary calls then answer INVALID_ARGUMENT / MALFORMED_MESSAGE; streams read a `Malformed`.
+    """
     if not path.startswith(_OURS):
         return handler
     handler = handler._replace(request_deserializer=_tolerant(handler.request_deserializer))

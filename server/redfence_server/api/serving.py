@@ -16,11 +16,12 @@ from typing import Any, Protocol
 
 import grpc
 import structlog
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 
 from redfence_proto import bounds
 from redfence_server.api.certificates import CertificateError, CertificateFiles, Certificates
-from redfence_server.api.parsing import RejectMalformedMessages, reject_malformed
+from redfence_server.api.health import Health
+from redfence_server.api.parsing import AdaptHandlers, reject_malformed
 from redfence_server.api.reflection import add_reflection
 from redfence_server.errors import ConfigError
 from redfence_server.http2.settings import ConnectionSettings, LivenessSettings, Transport
@@ -80,68 +81,6 @@ REFUSALS = (CertificateError, ListenError)
 """What `protection` and `bind` raise."""
 
 
-class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the package has no types
-    """Serves the standard health service: readiness for named services and the server, and liveness.
-
-    The package's own service never ends a watch, so one watcher would make every drain take its whole grace.
-
-    Args:
-        service_names: the services whose health is the server's readiness, as that of the empty name is.
-        liveness_name: a name that is SERVING as long as the process answers; empty for none.
-    """
-
-    def __init__(self, service_names: Sequence[str], *, liveness_name: str = "") -> None:
-        self._ready_names = frozenset({*service_names, ""})
-        self._liveness_name = liveness_name
-        self._serving = self._draining = False
-        self._changed = asyncio.Event()
-
-    def set_serving(self, *, serving: bool) -> None:
-        """Set the readiness, and send it on every watch; without effect after `drain`."""
-        self._serving = serving and not self._draining
-        self._wake_watches()
-
-    def drain(self) -> None:
-        """Set the readiness to NOT_SERVING for ever, and end every watch."""
-        self._draining = True
-        self.set_serving(serving=False)
-
-    def _wake_watches(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-    def _status(self, name: str) -> health_pb2.HealthCheckResponse.ServingStatus:
-        answers = health_pb2.HealthCheckResponse
-        if name in self._ready_names:
-            return answers.SERVING if self._serving else answers.NOT_SERVING
-        return answers.SERVING if name and name == self._liveness_name else answers.SERVICE_UNKNOWN
-
-    async def Check(  # noqa: N802  (the contract's name)
-        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> health_pb2.HealthCheckResponse:
-        """Return the health of a service now; NOT_FOUND for an unknown name."""
-        status = self._status(request.service)
-        if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"{request.service!r} is not served here")
-        return health_pb2.HealthCheckResponse(status=status)
-
-    async def Watch(  # noqa: N802  (the contract's name)
-        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> None:
-        """Send the health of a service now and after each change, until the server drains."""
-        last_sent = None
-        while True:
-            changed = self._changed
-            status = self._status(request.service)
-            if status != last_sent:
-                await context.write(health_pb2.HealthCheckResponse(status=status))
-                last_sent = status
-            if self._draining:
-                return
-            if changed is self._changed:
-                await changed.wait()
-
-
 class Server(Protocol):
     """Names the methods of `grpc.aio.Server` that both transports have; both take the same servicers."""
 
@@ -161,10 +100,17 @@ class Server(Protocol):
         """Accept no more calls, and end the running ones after `grace` seconds."""
 
 
-def new_server(transport: Transport = Transport.GRPCIO, *, share_port: bool = False) -> Any:
+Wrap = Callable[[str, Any], Any]
+"""Takes the path and the handler of a method, and returns the handler to call in its place."""
+
+
+def new_server(
+    transport: Transport = Transport.GRPCIO, *, share_port: bool = False, wrap: Wrap | None = None
+) -> Any:
     """Return a `Server` with redfence's limits and no services yet.
 
-    `share_port` lets it listen beside the other workers of its supervisor.
+    `share_port` lets it listen beside the other workers of its supervisor. `wrap` gets the handler of each
+    method with all that this server adds to it.
 
     Raises:
         ConfigError: the transport needs a package that is not installed.
@@ -172,7 +118,8 @@ def new_server(transport: Transport = Transport.GRPCIO, *, share_port: bool = Fa
     if transport is Transport.GRPCIO:
         # Two servers on one port would share the calls at random; an error is better.
         options = (*_OPTIONS, ("grpc.so_reuseport", int(share_port)))
-        return grpc.aio.server(options=options, interceptors=[RejectMalformedMessages()])
+        outer = [] if wrap is None else [AdaptHandlers(wrap)]
+        return grpc.aio.server(options=options, interceptors=[*outer, AdaptHandlers(reject_malformed)])
     try:
         # Only this transport needs the package ngh2.
         from redfence_server.http2.server import Server as FastServer  # noqa: PLC0415
@@ -181,7 +128,12 @@ def new_server(transport: Transport = Transport.GRPCIO, *, share_port: bool = Fa
             f"transport: fast needs the package {error.name}, which is not installed; "
             "install it with: pip install 'redfence[fast]'"
         ) from error
-    return FastServer(LIMITS, adapt=reject_malformed, share_port=share_port)
+
+    def adapt(path: str, handler: Any) -> Any:
+        handler = reject_malformed(path, handler)
+        return handler if wrap is None else wrap(path, handler)
+
+    return FastServer(LIMITS, adapt=adapt, share_port=share_port)
 
 
 def add_health_and_reflection(
@@ -251,15 +203,15 @@ def bind(
         raise cannot_listen(listen, error) from error
 
 
-def parse_listen(listen: str) -> tuple[str, int]:
-    """Return the host, without the brackets of IPv6, and the port.
+def parse_listen(listen: str, *, setting: str = "listen") -> tuple[str, int]:
+    """Return the host, without the brackets of IPv6, and the port; an error names the setting.
 
     Raises:
         ListenError: the address is malformed.
     """
     host, separator, port_text = listen.rpartition(":")
     if not separator or not host or not port_text.isdecimal() or int(port_text) > 65_535:
-        raise ListenError(f"listen: {listen!r} is not HOST:PORT with a port from 0 to 65535")
+        raise ListenError(f"{setting}: {listen!r} is not HOST:PORT with a port from 0 to 65535")
     return host.strip("[]"), int(port_text)
 
 
@@ -275,9 +227,9 @@ def probe(family: int, address: tuple[Any, ...]) -> None:
         prober.bind(address)
 
 
-def cannot_listen(listen: str, reason: object) -> ListenError:
-    """Return the error that names the address and the reason."""
-    return ListenError(f"listen: cannot listen on {listen}: {reason}")
+def cannot_listen(listen: str, reason: object, *, setting: str = "listen") -> ListenError:
+    """Return the error that names the setting, the address and the reason."""
+    return ListenError(f"{setting}: cannot listen on {listen}: {reason}")
 
 
 def stop_signal() -> asyncio.Future[signal.Signals]:

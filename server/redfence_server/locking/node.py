@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from enum import Enum, auto
 from typing import Final, Protocol
@@ -238,6 +238,8 @@ class NodeReport:
         clock_distrusted_ms: how much longer its votes for new grants do not count, because its clock was set.
         state_changes: how many there were since the server's start.
         grant_refusal: the error with which a node that votes would refuse a mint; empty if it would run it.
+        unanswered: how many commands it has not answered yet.
+        failures: how many commands got no reply that counts since the server's start, by cause.
     """
 
     address: str
@@ -252,6 +254,8 @@ class NodeReport:
     clock_distrusted_ms: float = 0.0
     state_changes: int = 0
     grant_refusal: str = ""
+    unanswered: int = 0
+    failures: Mapping[NoReply, int] = field(default_factory=dict)
 
     @property
     def grants(self) -> bool:

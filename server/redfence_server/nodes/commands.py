@@ -7,6 +7,7 @@ server has admitted it on that connection.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -43,6 +44,7 @@ class NodeCommands:
     Attributes:
         connection: the admitted connection; None while there is none.
         identity: the identity at the last admission.
+        failures: how many commands got no reply that counts, by cause.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class NodeCommands:
         self._log = log
         self.connection: NodeConnection | None = None
         self.identity: Identity | None = None
+        self.failures: Counter[NoReply] = Counter()
         self._replay_queue = ReplayQueue()
         self._revalidating_until_ms = 0.0
         self._void_admission_id = ""
@@ -91,6 +94,7 @@ class NodeCommands:
             if self.connection.call(packed, partial(self._on_raw, command, on_reply, admission_id)):
                 return True
         why_not_sent = self._why_not_sent()
+        self.failures[why_not_sent] += 1
         self._keep(command, why_not_sent, is_awaited=on_reply is not None)
         if on_reply is not None:
             asyncio.get_running_loop().call_soon(on_reply, why_not_sent)
@@ -125,12 +129,14 @@ class NodeCommands:
                 reply = self._read_reply(command, admission_id, raw, is_awaited=on_reply is not None)
             elif isinstance(raw, ReplyError):
                 reply = self._on_error_reply(command, str(raw))
+                self.failures[reply] += 1
             elif isinstance(raw, NoReply):
                 # A node refuses a void admission id for ever, so it also refused the unanswered commands.
                 reply = NoReply.NOT_ADMITTED if admission_id == self._void_admission_id else raw
                 # A timed-out command may never run, if the connection is given up; running it twice does no
                 # harm.
                 self._keep(command, reply, is_awaited=on_reply is not None)
+                self.failures[reply] += 1
             else:
                 reply = self._on_alien_reply()
             if on_reply is not None:

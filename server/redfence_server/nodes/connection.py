@@ -75,6 +75,11 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._end_reason = ""
         self.latency_ms: float | None = None
 
+    @property
+    def unanswered(self) -> int:
+        """How many commands the node has not answered, with those that timed out."""
+        return len(self._unanswered) + len(self._overdue)
+
     def call(self, packed: bytes, on_raw: Callable[[Any], None]) -> bool:
         """Send a packed command; later call `on_raw` once with the reply, a `ReplyError` or a `NoReply`.
 

@@ -162,6 +162,8 @@ class NodeLink:
             clock_distrusted_ms=distrusted_ms,
             state_changes=self._state.change_count,
             grant_refusal=refusal,
+            unanswered=self._commands.connection.unanswered if self._commands.connection else 0,
+            failures=self._commands.failures,
         )
 
     def _problem(self, refusal: str, distrusted_ms: float) -> str:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 
+from redfence_server.api.serving import parse_listen
 from redfence_server.config import ServeConfig
 from redfence_server.embedded.parent_death import die_with_parent
 from redfence_server.errors import StartupError
@@ -20,6 +21,16 @@ _START_TIMEOUT_S = 30.0
 
 class WorkerStartError(StartupError):
     """A worker did not come to serve; the message is the worker's own reason if it gave one."""
+
+
+def _own_settings(settings: ServeConfig, number: int) -> ServeConfig:
+    """Return the settings of one worker; each serves metrics on a port of its own."""
+    if not settings.metrics_listen:
+        return settings
+    _, port = parse_listen(settings.metrics_listen, setting="metrics_listen")
+    # Port 0 takes any free one for each; a port above 65535 is refused by the worker.
+    own = f"{settings.metrics_listen.rpartition(':')[0]}:{port and port + number - 1}"
+    return settings.model_copy(update={"metrics_listen": own})
 
 
 class WorkerProcess:
@@ -35,7 +46,7 @@ class WorkerProcess:
     def __init__(self, number: int, settings: ServeConfig) -> None:
         self.number = number
         self.serves = False
-        self._settings = settings
+        self._settings = _own_settings(settings, number)
         self._process: asyncio.subprocess.Process | None = None
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from redfence_server.clock import Clock
 from redfence_server.errors import DrainingError, RedfenceServerError, TooManyWaitersError
@@ -20,13 +21,32 @@ from redfence_server.waiting.queue import WaitQueue
 from redfence_server.waiting.waiter_limiter import WaiterLimiter, WaiterLimits
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingView:
+    """How many acquires wait at this server, at most, for how many resources, and most for one.
+
+    `handovers` counts the releases since the start that handed the lock to a waiter.
+    """
+
+    count: int
+    limit: int
+    resources: int
+    longest: int
+    handovers: int
+
+
 class WaitQueues:
-    """Makes a queue for the second waiter of a resource, and drops it when it is idle."""
+    """Makes a queue for the second waiter of a resource, and drops it when it is idle.
+
+    Attributes:
+        handovers: the releases that handed the lock to a waiter.
+    """
 
     def __init__(
         self, *, node_count: int, clock: Clock, randomness: Randomness, limits: WaiterLimits
     ) -> None:
         self.limiter = WaiterLimiter(limits)
+        self.handovers = 0
         self._node_count = node_count
         self._clock = clock
         self._randomness = randomness
@@ -93,6 +113,18 @@ class WaitQueues:
             self._queues[resource] = queue
             queue.begin_with(waiter)
         return queue
+
+    def view(self) -> WaitingView:
+        """Return how many acquires wait, for metrics."""
+        limiter = self.limiter
+        by_resource = limiter.by_resource
+        return WaitingView(
+            count=limiter.count,
+            limit=limiter.limits.server,
+            resources=len(by_resource),
+            longest=max(by_resource.values(), default=0),
+            handovers=self.handovers,
+        )
 
     def on_notice(self, notice: Notice) -> None:
         """Pass a notice to the queue of its resource, if there is one."""

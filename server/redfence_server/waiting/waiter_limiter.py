@@ -19,13 +19,18 @@ class WaiterLimits:
 
 
 class WaiterLimiter:
-    """Counts the acquires that wait; refuses every acquire while it is `closed`."""
+    """Counts the acquires that wait; refuses every acquire while it is `closed`.
+
+    Attributes:
+        count: the acquires that wait at this server.
+        by_resource: how many of them wait for each resource.
+    """
 
     def __init__(self, limits: WaiterLimits) -> None:
-        self._limits = limits
+        self.limits = limits
         self.closed = False
-        self._count = 0
-        self._by_resource: Counter[str] = Counter()
+        self.count = 0
+        self.by_resource: Counter[str] = Counter()
         self._by_connection: Counter[str] = Counter()
 
     def enter(self, call: AcquireCall) -> None:
@@ -37,22 +42,22 @@ class WaiterLimiter:
         """
         if self.closed:
             raise DrainingError
-        limits = self._limits
+        limits = self.limits
         for count, limit, scope in (
-            (self._by_resource[call.resource], limits.resource, "resource"),
-            (self._count, limits.server, "server"),
+            (self.by_resource[call.resource], limits.resource, "resource"),
+            (self.count, limits.server, "server"),
             (self._by_connection[call.connection], limits.connection, "connection"),
         ):
             if count >= limit:
                 raise TooManyWaitersError(limit, scope)
-        self._count += 1
-        self._by_resource[call.resource] += 1
+        self.count += 1
+        self.by_resource[call.resource] += 1
         self._by_connection[call.connection] += 1
 
     def leave(self, call: AcquireCall) -> None:
         """Count one waiting acquire less."""
-        self._count -= 1
-        for counts, key in ((self._by_resource, call.resource), (self._by_connection, call.connection)):
+        self.count -= 1
+        for counts, key in ((self.by_resource, call.resource), (self._by_connection, call.connection)):
             counts[key] -= 1
             if not counts[key]:
                 del counts[key]

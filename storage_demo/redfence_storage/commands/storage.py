@@ -23,6 +23,7 @@ _DB_VARIABLE = "REDFENCE_STORAGE_DB"
 _INSECURE_VARIABLE = "REDFENCE_INSECURE"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _LISTEN_VARIABLE = "REDFENCE_STORAGE_LISTEN"
+_METRICS_VARIABLE = "REDFENCE_STORAGE_METRICS_LISTEN"
 # One commit answers every pending call. The longer time is for a disk that hangs.
 _GRACE_S = 5.0
 _NOTICE_S = 0.25
@@ -62,6 +63,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=os.environ.get(_INSECURE_VARIABLE, "").lower() in _TRUE,
         help=f"serve without TLS on an address that other machines can reach [${_INSECURE_VARIABLE}]",
+    )
+    parser.add_argument(
+        "--metrics-listen",
+        metavar="HOST:PORT",
+        default=os.environ.get(_METRICS_VARIABLE, ""),
+        help="the address to serve /metrics, /livez and /readyz on by HTTP; empty: nowhere "
+        f"[${_METRICS_VARIABLE}]",
     )
     for option, values, default in (
         ("format", LogFormat, LogFormat.AUTO),
@@ -103,9 +111,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(store: SqliteStore, args: argparse.Namespace) -> int:
-
     from redfence_proto.storage.v1 import storage_pb2_grpc
     from redfence_server.api import serving as grpc_serving
+    from redfence_server.clock import SystemClock
+    from redfence_server.metrics.telemetry import Telemetry
     from redfence_storage.group_commit import GroupCommit
     from redfence_storage.grpc_servicer import SERVICE_NAME, StorageServicer
 
@@ -118,7 +127,12 @@ async def _serve(store: SqliteStore, args: argparse.Namespace) -> int:
             client_ca=args.tls_client_ca,
             insecure=args.insecure,
         )
-        server: grpc.aio.Server = grpc_serving.new_server()
+        telemetry = Telemetry(
+            listen=args.metrics_listen,
+            logs=args.log_level == LogLevel.DEBUG,
+            clock=SystemClock(),
+        )
+        server: grpc.aio.Server = grpc_serving.new_server(wrap=telemetry.wrap)
         storage_pb2_grpc.add_StorageServiceServicer_to_server(StorageServicer(commit), server)
         health = grpc_serving.add_health_and_reflection(server, [SERVICE_NAME])
         port = grpc_serving.bind(server, args.listen, certificates=certificates)
@@ -130,10 +144,14 @@ async def _serve(store: SqliteStore, args: argparse.Namespace) -> int:
 
         # Comes before the ready line, because its reader may send a signal at once.
         stop = grpc_serving.stop_signal()
-        print(f"redfence storage ready on {args.listen.rpartition(':')[0]}:{port} (db {args.db})", flush=True)
-        await grpc_serving.run_until_signal(
-            server, on_drain=drain, notice_s=_NOTICE_S, grace_s=_GRACE_S, stop=stop
-        )
+        async with telemetry.serving(ready=lambda: health.serving):
+            print(
+                f"redfence storage ready on {args.listen.rpartition(':')[0]}:{port} (db {args.db})",
+                flush=True,
+            )
+            await grpc_serving.run_until_signal(
+                server, on_drain=drain, notice_s=_NOTICE_S, grace_s=_GRACE_S, stop=stop
+            )
     finally:
         # Comes after the last answer, so that no submitted command is lost.
         await commit.close()

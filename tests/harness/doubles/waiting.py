@@ -7,7 +7,7 @@ from redfence_server.waiting.waiter_limiter import WaiterLimiter
 
 
 def counts_no_waiter(room: WaiterLimiter) -> bool:
-    return not (room._count or room._by_resource or room._by_connection)
+    return not (room.count or room.by_resource or room._by_connection)
 
 
 def keeps_no_waiter(queues: WaitQueues) -> bool:

@@ -134,6 +134,13 @@ class LockServer:
         assert self._running is not None, "it runs elsewhere"
         await self._running.until_quorum()
 
+    @property
+    def metrics_port(self) -> int:
+        """The port of its metrics; the test gave `metrics_listen`."""
+        assert self._running is not None, "it runs elsewhere"
+        assert self._running.metrics_port is not None, "it serves no metrics"
+        return self._running.metrics_port
+
     async def begin_drain(self) -> None:
         """Tell all callers, as at SIGTERM, but go on taking calls that were on their way by then."""
         assert self._running is not None, "it runs elsewhere"

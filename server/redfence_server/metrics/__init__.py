@@ -1,0 +1,1 @@
+"""Metrics: what a server counts, and the HTTP port on which Prometheus and probes read it."""

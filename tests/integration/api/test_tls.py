@@ -23,6 +23,7 @@ from harness.processes.servers import FormedNodes, LockServer, serving
 from harness.time.eventually import eventually
 from redfence_proto.v1 import lock_pb2
 from redfence_server.api import serving as grpc_serving
+from redfence_server.api.health import Health
 from redfence_server.http2.settings import Transport
 
 _TIMEOUT_S = 10.0
@@ -31,7 +32,7 @@ _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 
 
-class HealthWithWitness(grpc_serving.Health):
+class HealthWithWitness(Health):
     """The health service, which notes what it was told of its callers."""
 
     def __init__(self) -> None:

@@ -21,6 +21,7 @@ from harness.load.failures import failure_of
 from harness.load.lock_load import LockLoad
 from harness.processes.commands import CommandProcesses, node_flags
 from harness.processes.fixture_types import FlushedNodes
+from harness.processes.metrics import scrape, value
 from harness.processes.ports import HOST, free_port
 from harness.processes.process_look import connection_count, is_alive, listener_count
 from harness.processes.redis_nodes import RedisNode
@@ -259,3 +260,23 @@ async def test_the_port_answers_without_a_quorum_and_a_signal_ends_all_processes
         assert "never formed" in report.nodes[0].detail
     assert process.stdout == ""
     assert await process.stop() == 0
+
+
+async def test_each_process_serves_its_metrics_on_the_port_after_the_one_before(
+    commands: CommandProcesses, formed_nodes: FormedNodes
+) -> None:
+    """Their counts add up to what the callers were told."""
+    first = free_port()
+    workers = Workers(
+        *(commands, await formed_nodes(3)), "--processes", "2", "--metrics-listen", f"{HOST}:{first}"
+    )
+    await workers.ready()
+    for number in range(20):
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(f"{HOST}:{workers.port}", options=options) as channel:
+            await LockServer(channel).acquire(f"{NAME}/{number}")
+
+    scrapes = [await scrape(port) for port in (first, first + 1)]
+    assert sum(value(each, "redfence_requests_total", outcome="granted") for each in scrapes) == 20
+    assert all(value(each, "redfence_ready") == 1 for each in scrapes)
+    assert await workers.supervisor.stop() == 0

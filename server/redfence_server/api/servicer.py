@@ -91,6 +91,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
     async def Acquire(self, request: lock_pb2.AcquireRequest, context: Context) -> lock_pb2.AcquireResponse:
         """Answer Acquire as protos/redfence/v1/lock.proto defines it."""
         arrived_at_ms = self._clock.now_ms()
+        service = self._service_for(context)
         time_remaining = context.time_remaining()
         call = messages.read_acquire(
             request,
@@ -101,7 +102,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
             answer_within_ms=None if time_remaining is None else time_remaining * 1000,
         )
         response = lock_pb2.AcquireResponse()
-        messages.fill_acquire(response, call, await self._service_for(context).acquire(call))
+        messages.fill_acquire(response, call, await service.acquire(call))
         return response
 
     @_answers_errors
@@ -115,8 +116,9 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
     @_answers_errors
     async def GetLock(self, request: lock_pb2.GetLockRequest, context: Context) -> lock_pb2.GetLockResponse:
         """Answer GetLock as protos/redfence/v1/lock.proto defines it."""
+        service = self._service_for(context)
         resource, digest = messages.read_get_lock(request)
-        view = await self._service_for(context).get_lock(resource, digest=digest)
+        view = await service.get_lock(resource, digest=digest)
         return messages.get_lock_response(resource, view)
 
     @_answers_errors
@@ -124,9 +126,10 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
         self, request: lock_pb2.CheckTokenRequest, context: Context
     ) -> lock_pb2.CheckTokenResponse:
         """Answer CheckToken as protos/redfence/v1/lock.proto defines it."""
+        service = self._service_for(context)
         resource = model.check_resource(request.resource)
         token = model.check_token(request.fencing_token)
-        judgement = await self._service_for(context).check_token(resource, token)
+        judgement = await service.check_token(resource, token)
         return messages.check_token_response(judgement)
 
     # grpc.aio also accepts a coroutine that reads and writes by itself; the type stubs know only generators.
@@ -203,7 +206,7 @@ class AdminServicer(lock_pb2_grpc.AdminServiceServicer):
         self, _: lock_pb2.ClusterStatusRequest, context: Context
     ) -> lock_pb2.ClusterStatusResponse:
         """Answer ClusterStatus as protos/redfence/v1/lock.proto defines it."""
-        self._admit(context, Verb.INSPECT, "")
+        _check(self._caller_of(context), Verb.INSPECT, "")
         return messages.cluster_status_response(self._status(), server_version=_VERSION)
 
     @_answers_errors
@@ -211,9 +214,10 @@ class AdminServicer(lock_pb2_grpc.AdminServiceServicer):
         self, request: lock_pb2.ForceReleaseRequest, context: Context
     ) -> lock_pb2.ForceReleaseResponse:
         """Answer ForceRelease as protos/redfence/v1/lock.proto defines it."""
+        caller = self._caller_of(context)
         resource, token = model.check_resource(request.resource), model.check_token(request.fencing_token)
         reason = model.check_reason(request.reason)
-        caller = self._admit(context, Verb.ADMIN, resource)
+        _check(caller, Verb.ADMIN, resource)
         try:
             ended = await self._service.force_release(resource, token, reason=reason)
         except NoQuorumError:
@@ -227,19 +231,21 @@ class AdminServicer(lock_pb2_grpc.AdminServiceServicer):
         self, request: lock_pb2.ListLocksRequest, context: Context
     ) -> lock_pb2.ListLocksResponse:
         """Answer ListLocks as protos/redfence/v1/lock.proto defines it."""
+        caller = self._caller_of(context)
         prefix, size = check_prefix(request.prefix), check_page_size(request.page_size)
-        if self._guard is not None:
-            self._guard.admit(context).check_all(Verb.INSPECT, prefix)
+        if caller is not None:
+            caller.check_all(Verb.INSPECT, prefix)
         page = await self._locks.page(prefix, size=size, token=request.page_token)
         return messages.list_locks_response(page)
 
-    def _admit(self, context: Context, verb: Verb, resource: str) -> Caller | None:
-        """Return the caller if it may do this; None if everything is allowed and nothing is audited."""
-        if self._guard is None:
-            return None
-        caller = self._guard.admit(context)
+    def _caller_of(self, context: Context) -> Caller | None:
+        """Return the caller; None if everything is allowed and nothing is audited."""
+        return None if self._guard is None else self._guard.admit(context)
+
+
+def _check(caller: Caller | None, verb: Verb, resource: str) -> None:
+    if caller is not None:
         caller.check(verb, resource)
-        return caller
 
 
 def _record_force(caller: Caller | None, outcome: str, resource: str, token: int, reason: str) -> None:

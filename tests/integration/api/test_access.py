@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from harness.jwt_issuer import AUDIENCE, ISSUER, JwtIssuer
 from harness.load.failures import Failure, failure_of
@@ -22,7 +26,9 @@ from harness.processes.servers import (
 )
 from harness.time.eventually import eventually
 from redfence_proto.v1 import lock_pb2
+from redfence_server.access.policy import Verb
 from redfence_server.access.tokens import digest_of
+from redfence_server.api.messages import duration
 
 SECRET = "0123456789abcdef-of-billing"
 BILLING = (("authorization", f"Bearer {SECRET}"),)
@@ -38,6 +44,20 @@ principals = ["anonymous"]
 verbs = ["inspect"]
 prefix = "public/"
 """
+EVERY_VERB = f"""
+[[rules]]
+principals = ["token:billing"]
+verbs = {[verb.value for verb in Verb]}
+prefix = "billing/"
+"""
+# A valid value of each field that a request may need; the resources are another principal's.
+VALUES = {
+    "resource": "other/1",
+    "prefix": "other/",
+    "lease_id": new_lease_id(),
+    "fencing_token": 1,
+    "ttl": duration(10_000),
+}
 DENIED = (grpc.StatusCode.PERMISSION_DENIED, lock_pb2.ERROR_REASON_PERMISSION_DENIED)
 UNAUTHENTICATED = (grpc.StatusCode.UNAUTHENTICATED, lock_pb2.ERROR_REASON_UNAUTHENTICATED)
 
@@ -168,6 +188,75 @@ async def test_each_command_of_a_session_and_each_renewal_is_checked(site: Site)
     for stream in (session, keep_alive):
         await stream.done_writing()
         assert await stream.code() is grpc.StatusCode.OK
+
+
+def filled(kind: Any) -> Any:
+    """Return a request of this class that is valid, if `VALUES` knows the fields that it needs."""
+    request = kind()
+    for field in kind.DESCRIPTOR.fields:
+        if isinstance(value := VALUES.get(field.name), Message):
+            getattr(request, field.name).CopyFrom(value)
+        elif value is not None:
+            setattr(request, field.name, value)
+    return request
+
+
+def every_request() -> Iterator[tuple[MethodDescriptor, Any]]:
+    """Yield each method of the contract with a valid request, and Session with each command."""
+    for service in lock_pb2.DESCRIPTOR.services_by_name.values():
+        for method in service.methods:
+            if method.name != "Session":
+                yield method, filled(GetMessageClass(method.input_type))
+                continue
+            for field in lock_pb2.SessionCommand.DESCRIPTOR.oneofs_by_name["command"].fields:
+                # A cancel names a command of its own stream, and no resource.
+                if field.name != "cancel" and field.message_type is not None:
+                    command = {field.name: filled(GetMessageClass(field.message_type)), "id": 1}
+                    yield method, lock_pb2.SessionRequest(commands=[lock_pb2.SessionCommand(**command)])
+
+
+async def failure_from(
+    server: LockServer, method: MethodDescriptor, request: Any, metadata: Any
+) -> tuple[grpc.StatusCode, lock_pb2.ErrorReason.ValueType]:
+    """Return how a call or its command failed; without a request, a stream is only opened."""
+    kinds = [("unary", "stream")[streams] for streams in (method.client_streaming, method.server_streaming)]
+    call = getattr(server.channel, "_".join(kinds))(
+        f"/{method.containing_service.full_name}/{method.name}",
+        request_serializer=GetMessageClass(method.input_type).SerializeToString,
+        response_deserializer=GetMessageClass(method.output_type).FromString,
+    )
+    options: Any = {"metadata": metadata, "timeout": 5}
+    try:
+        if method.client_streaming:
+            stream = call(**options)
+            # gRPC's client may fail to write to a stream that the server has just ended.
+            if request is not None:
+                await stream.write(request)
+            answer = await stream.read()
+        elif method.server_streaming:
+            answer = await call(request, **options).read()
+        else:
+            answer = await call(request, **options)
+    except grpc.aio.AioRpcError as error:
+        return status(Failure.of_call(error))
+    item = answer.results[0] if isinstance(answer, lock_pb2.SessionResponse) else answer
+    assert "error" in item.DESCRIPTOR.fields_by_name, f"{method.full_name} answered {answer!r}"
+    return status(Failure.of_message(item.error))
+
+
+async def test_no_method_and_no_command_serves_a_stranger(site: Site) -> None:
+    """A new method needs the guard: a stranger gets a denial from each, and no word about its request."""
+    site.policy.write_text(EVERY_VERB)
+    site.server.reload()
+    for method, request in every_request():
+        for asked in (None,) if method.client_streaming else (request, type(request)()):
+            told = await failure_from(site.server, method, asked, ())
+            assert told == UNAUTHENTICATED, method.full_name
+        # The first may do nothing at all, and the second everything, but to other resources.
+        for metadata in (OTHER, BILLING):
+            told = await failure_from(site.server, method, request, metadata)
+            assert told == DENIED, method.full_name
+    assert not await locks_left(site.server.nodes)
 
 
 async def test_a_stream_without_credentials_fails_command_by_command_or_at_once(site: Site) -> None:

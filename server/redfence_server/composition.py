@@ -7,14 +7,12 @@ import gc
 import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Any, Self
 
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_server import log_setup
 from redfence_server.access.audit import AuditLog
-from redfence_server.access.guard import Guard
-from redfence_server.access.rules import load_rules
+from redfence_server.access.setup import open_guard
 from redfence_server.api import serving as grpc_serving
 from redfence_server.api.servicer import AdminServicer, LockServicer
 from redfence_server.clock import SystemClock, WallClock
@@ -118,18 +116,6 @@ class _NodeAudit:
                 )
 
 
-def _open_guard(config: ServeConfig, clock: WallClock) -> Guard | None:
-    """Return what identifies callers; None if everything is allowed and nothing is audited.
-
-    Raises:
-        ConfigError: a file is wrong.
-    """
-    load = partial(load_rules, config.access)
-    load()
-    audit = AuditLog(config.audit_log, clock=clock) if config.audit_log else None
-    return Guard(load, clock=clock, audit=audit) if config.policy_file or audit else None
-
-
 class LockServer:
     """A lock server that answers calls from the entry of `async with` until the exit.
 
@@ -179,7 +165,7 @@ class LockServer:
         self._server: grpc_serving.Server = grpc_serving.new_server(
             config.transport, share_port=share_port, wrap=self._telemetry.wrap
         )
-        self._guard = _open_guard(config, clock)
+        self._guard = open_guard(config.access, audit_log=config.audit_log, clock=clock)
         if self._guard is not None and self._guard.audit is not None:
             self._cluster.on_change = _NodeAudit(self._guard.audit, self._cluster.view).note
         self._servicer = LockServicer(

@@ -8,6 +8,7 @@ A token is a number, or an object with a `token`, such as a lease. The methods r
 
     StaleTokenError       a higher token was seen (`highest_token`): the lease is over, so stop
     NotFoundError         the key does not exist
+    AccessDeniedError     the credentials are refused, or do not permit this: get others, do not retry
     InvalidArgumentError  `field` is missing or out of bounds: fix the call, do not retry
     UnavailableError      no server answers, its queue is full, or the database failed; nothing was
                           acknowledged: retry with the same token
@@ -26,6 +27,9 @@ import grpc
 from grpc import aio
 
 from redfence import ClosedError, OutcomeUnknownError, Tls, from_rpc_error
+from redfence._transport.bearer import Token as Bearer
+from redfence._transport.bearer import bearer_token
+from redfence._transport.grpc_channel import CallMetadata
 from redfence_proto.storage.v1 import storage_pb2_grpc
 from redfence_storage.client_messages import (
     DeleteResult,
@@ -61,13 +65,29 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 _CLOSED = "the client is closed; create a new one"
 
 
+def _call_metadata(
+    target: str, tls: Tls | None, token: Bearer | None, *, plaintext_token: bool
+) -> CallMetadata:
+    encrypted = tls is not None
+    bearer = bearer_token(token, [target], encrypted=encrypted, plaintext_token=plaintext_token)
+    return CallMetadata((), bearer)
+
+
 class AsyncStorageClient:
     """Calls the storage from one event loop; every method raises a `redfence.RedfenceError` on failure.
 
     Cancellation: gives up the answer of a call; the storage may still run it.
     """
 
-    def __init__(self, target: str, *, timeout: float = TIMEOUT_S_DEFAULT, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout: float = TIMEOUT_S_DEFAULT,
+        tls: Tls | None = None,
+        token: Bearer | None = None,
+        plaintext_token: bool = False,
+    ) -> None:
         """Create a client that connects at the first call.
 
         Args:
@@ -75,11 +95,15 @@ class AsyncStorageClient:
             timeout: how many seconds each call may take before it raises `OutcomeUnknownError`.
             tls: the files by which the client speaks TLS, read now. None uses those that REDFENCE_TLS_CA,
                 REDFENCE_TLS_CERT and REDFENCE_TLS_KEY name; without any of them it speaks plain text.
+            token: the bearer token that each call carries, or the path of a file that has it, read for each
+                call. None uses REDFENCE_BEARER_TOKEN or REDFENCE_BEARER_TOKEN_FILE, if one is set.
+            plaintext_token: whether the token may go to another machine without TLS.
 
         Raises:
-            InvalidArgumentError: a file cannot be used.
+            InvalidArgumentError: a file cannot be used, or the token would leave this machine in plain text.
         """
         tls = tls or Tls.from_environment()
+        self._metadata = _call_metadata(target, tls, token, plaintext_token=plaintext_token)
         if tls is None:
             self._channel = aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
         else:
@@ -148,7 +172,7 @@ class AsyncStorageClient:
 
     async def _call(self, method: Callable[..., Awaitable[AnswerT]], request: Any) -> AnswerT:
         try:
-            return await method(request, timeout=self._timeout_s)
+            return await method(request, timeout=self._timeout_s, metadata=self._metadata.now())
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         except aio.UsageError as error:  # grpc raises this for a closed channel
@@ -164,7 +188,15 @@ class AsyncStorageClient:
 class StorageClient:
     """Calls the storage from any thread; every method raises a `redfence.RedfenceError` on failure."""
 
-    def __init__(self, target: str, *, timeout: float = TIMEOUT_S_DEFAULT, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout: float = TIMEOUT_S_DEFAULT,
+        tls: Tls | None = None,
+        token: Bearer | None = None,
+        plaintext_token: bool = False,
+    ) -> None:
         """Create a client that connects at the first call.
 
         Args:
@@ -172,11 +204,15 @@ class StorageClient:
             timeout: how many seconds each call may take before it raises `OutcomeUnknownError`.
             tls: the files by which the client speaks TLS, read now. None uses those that REDFENCE_TLS_CA,
                 REDFENCE_TLS_CERT and REDFENCE_TLS_KEY name; without any of them it speaks plain text.
+            token: the bearer token that each call carries, or the path of a file that has it, read for each
+                call. None uses REDFENCE_BEARER_TOKEN or REDFENCE_BEARER_TOKEN_FILE, if one is set.
+            plaintext_token: whether the token may go to another machine without TLS.
 
         Raises:
-            InvalidArgumentError: a file cannot be used.
+            InvalidArgumentError: a file cannot be used, or the token would leave this machine in plain text.
         """
         tls = tls or Tls.from_environment()
+        self._metadata = _call_metadata(target, tls, token, plaintext_token=plaintext_token)
         if tls is None:
             self._channel = grpc.insecure_channel(target, options=_CHANNEL_OPTIONS)
         else:
@@ -243,7 +279,7 @@ class StorageClient:
 
     def _call(self, method: Callable[..., AnswerT], request: Any) -> AnswerT:
         try:
-            return method(request, timeout=self._timeout_s)
+            return method(request, timeout=self._timeout_s, metadata=self._metadata.now())
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         except ValueError as error:  # grpc raises this for a closed channel

@@ -10,6 +10,8 @@ import structlog
 
 from redfence_proto.rich_error import RichError, to_trailing_metadata
 from redfence_proto.v1 import lock_pb2
+from redfence_server.api import errors as server_errors
+from redfence_server.errors import AccessError
 from redfence_storage import errors
 
 # `DatabaseUnusable` has no row, because it ends the process before the first call.
@@ -46,6 +48,8 @@ def describe(error: Exception) -> tuple[grpc.StatusCode, RichError]:
             metadata=error.metadata,
             retry_after_ms=error.retry_after_ms,
         )
+    if isinstance(error, AccessError):
+        return server_errors.describe(error, where="storage")
     return grpc.StatusCode.INTERNAL, RichError(
         reason=lock_pb2.ERROR_REASON_INTERNAL, message="internal error in the storage; the outcome is unknown"
     )

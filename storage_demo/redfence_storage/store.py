@@ -78,6 +78,7 @@ class Command(Generic[ResultT]):
     """The base class of commands on one resource, with the type of their result."""
 
     __slots__ = ()
+    resource: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

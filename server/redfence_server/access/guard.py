@@ -186,7 +186,7 @@ class Caller:
             raise
 
     def _deny(self, verb: Verb, resource: str) -> NoReturn:
-        what = f"{verb.value} {resource!r}" if resource else f"{verb.value} without a resource"
+        what = f"the verb {verb.value} " + (f"on {resource!r}" if resource else "without a resource")
         details = {"principal": self.principal, "verb": verb.value, "resource": resource}
         error: UnauthenticatedError | PermissionDeniedError
         if self._identity.principal == ANONYMOUS:
@@ -194,7 +194,7 @@ class Caller:
             error = UnauthenticatedError(f"{what} needs credentials; {_FIX}", details)
         else:
             outcome = "permission_denied"
-            error = PermissionDeniedError(f"the policy does not let {self.principal} {what}", details)
+            error = PermissionDeniedError(f"the policy does not grant {self.principal} {what}", details)
         self.record(verb.value, outcome, resource=resource)
         raise error
 

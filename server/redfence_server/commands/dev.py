@@ -148,6 +148,9 @@ async def _storage(
     for name in ("cert", "key", "client_ca"):
         if (file := getattr(settings, f"tls_{name}")) is not None:
             command += [f"--tls-{name.replace('_', '-')}", str(file)]
+    for name in ("policy_file", "tokens_file", "jwt_jwks_file", "jwt_audience", "jwt_issuer", "audit_log"):
+        if value := getattr(settings, name):
+            command += [f"--{name.replace('_', '-')}", str(value)]
     command += ["--insecure"] if settings.insecure else ["--no-insecure"]
     # In a session of its own, without the terminal's Ctrl-C: this process ends it after its callers.
     process = await asyncio.create_subprocess_exec(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,18 @@ _INSECURE_VARIABLE = "REDFENCE_INSECURE"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _LISTEN_VARIABLE = "REDFENCE_STORAGE_LISTEN"
 _METRICS_VARIABLE = "REDFENCE_STORAGE_METRICS_LISTEN"
+# As `redfence serve` has them.
+_ACCESS_FILES = {
+    "policy_file": "a TOML file that says which principal may use which resources; without it, every "
+    "caller may use all",
+    "tokens_file": "a TOML file with the names and SHA-256 of bearer tokens",
+    "jwt_jwks_file": "a JSON Web Key Set; accepts JWTs as bearer tokens; needs 'redfence[jwt]'",
+}
+_ACCESS_TEXTS = {
+    "jwt_audience": "the audience that a JWT must name",
+    "jwt_issuer": "the issuer that a JWT must name",
+    "audit_log": "the file for the audit log of denied calls, or - for standard error; empty for none",
+}
 # One commit answers every pending call. The longer time is for a disk that hangs.
 _GRACE_S = 5.0
 _NOTICE_S = 0.25
@@ -71,6 +84,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the address to serve /metrics, /livez and /readyz on by HTTP; empty: nowhere "
         f"[${_METRICS_VARIABLE}]",
     )
+    for name, purpose in (_ACCESS_FILES | _ACCESS_TEXTS).items():
+        variable = f"REDFENCE_{name.upper()}"
+        is_file = name in _ACCESS_FILES
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            metavar="FILE" if is_file else name.rpartition("_")[2].upper(),
+            type=Path if is_file else str,
+            default=os.environ.get(variable) or (None if is_file else ""),
+            help=f"{purpose} [${variable}]",
+        )
     for option, values, default in (
         ("format", LogFormat, LogFormat.AUTO),
         ("level", LogLevel, LogLevel.INFO),
@@ -89,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal; return the exit status: 0, or 2 if the file or the address cannot be used."""
     import asyncio
 
-    from redfence_server.api import serving as grpc_serving
+    from redfence_server.errors import ConfigError
     from redfence_storage.errors import DatabaseUnusable
     from redfence_storage.sqlite_store import SqliteStore
 
@@ -106,12 +129,16 @@ def run(args: argparse.Namespace) -> int:
         return _print_error(str(error))
     try:
         return asyncio.run(_serve(store, args))
-    except grpc_serving.REFUSALS as error:
+    except ConfigError as error:
         return _print_error(str(error))
 
 
 async def _serve(store: SqliteStore, args: argparse.Namespace) -> int:
+    import asyncio
+
     from redfence_proto.storage.v1 import storage_pb2_grpc
+    from redfence_server.access.rules import AccessSettings
+    from redfence_server.access.setup import open_guard
     from redfence_server.api import serving as grpc_serving
     from redfence_server.clock import SystemClock
     from redfence_server.metrics.telemetry import Telemetry
@@ -119,7 +146,16 @@ async def _serve(store: SqliteStore, args: argparse.Namespace) -> int:
     from redfence_storage.grpc_servicer import SERVICE_NAME, StorageServicer
 
     commit = GroupCommit(store)
+    guard = None
     try:
+        access = AccessSettings(
+            policy_file=args.policy_file,
+            tokens_file=args.tokens_file,
+            jwt_jwks_file=args.jwt_jwks_file,
+            jwt_audience=args.jwt_audience,
+            jwt_issuer=args.jwt_issuer,
+        )
+        guard = open_guard(access, audit_log=args.audit_log, clock=SystemClock())
         certificates = grpc_serving.protection(
             args.listen,
             cert=args.tls_cert,
@@ -133,7 +169,7 @@ async def _serve(store: SqliteStore, args: argparse.Namespace) -> int:
             clock=SystemClock(),
         )
         server: grpc.aio.Server = grpc_serving.new_server(wrap=telemetry.wrap)
-        storage_pb2_grpc.add_StorageServiceServicer_to_server(StorageServicer(commit), server)
+        storage_pb2_grpc.add_StorageServiceServicer_to_server(StorageServicer(commit, guard=guard), server)
         health = grpc_serving.add_health_and_reflection(server, [SERVICE_NAME])
         port = grpc_serving.bind(server, args.listen, certificates=certificates)
         health.set_serving(serving=True)
@@ -144,6 +180,8 @@ async def _serve(store: SqliteStore, args: argparse.Namespace) -> int:
 
         # Comes before the ready line, because its reader may send a signal at once.
         stop = grpc_serving.stop_signal()
+        if guard is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, guard.reload)
         async with telemetry.serving(ready=lambda: health.serving):
             print(
                 f"redfence storage ready on {args.listen.rpartition(':')[0]}:{port} (db {args.db})",
@@ -155,6 +193,8 @@ async def _serve(store: SqliteStore, args: argparse.Namespace) -> int:
     finally:
         # Comes after the last answer, so that no submitted command is lost.
         await commit.close()
+        if guard is not None:
+            guard.close()
     return 0
 
 

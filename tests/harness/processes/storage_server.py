@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol, TypeVar
 
 from redfence_proto.storage.v1 import storage_pb2_grpc
+from redfence_server.access.guard import Guard
 from redfence_server.api import serving as grpc_serving
 from redfence_storage.client import AsyncStorageClient, StorageClient
 from redfence_storage.client_messages import (
@@ -29,10 +30,10 @@ ResultT = TypeVar("ResultT")
 
 
 @asynccontextmanager
-async def serving(commit: GroupCommit) -> AsyncIterator[str]:
+async def serving(commit: GroupCommit, *, guard: Guard | None = None) -> AsyncIterator[str]:
     """Serve the store over real gRPC and yield the address; the store is closed at the end."""
     server = grpc_serving.new_server()
-    storage_pb2_grpc.add_StorageServiceServicer_to_server(StorageServicer(commit), server)
+    storage_pb2_grpc.add_StorageServiceServicer_to_server(StorageServicer(commit, guard=guard), server)
     port = grpc_serving.bind(server, "127.0.0.1:0")
     await server.start()
     try:
@@ -110,11 +111,13 @@ class InThreads:
 
 
 @asynccontextmanager
-async def connected(kind: str, target: str, *, timeout_s: float = 5.0) -> AsyncIterator[StorageCalls]:
+async def connected(
+    kind: str, target: str, *, timeout_s: float = 5.0, **options: Any
+) -> AsyncIterator[StorageCalls]:
     """Yield the client of that kind, "async" or "sync"."""
     if kind == "async":
-        async with AsyncStorageClient(target, timeout=timeout_s) as client:
+        async with AsyncStorageClient(target, timeout=timeout_s, **options) as client:
             yield client
     else:
-        with StorageClient(target, timeout=timeout_s) as blocking:
+        with StorageClient(target, timeout=timeout_s, **options) as blocking:
             yield InThreads(blocking)

@@ -180,6 +180,7 @@ class LockServer:
         admin = AdminServicer(
             service,
             locks=LockList(self._cluster.links, keys=config.keyspace, look=service.get_lock),
+            streams=self._servicer.streams,
             status=self._cluster.view,
             guard=self._guard,
         )

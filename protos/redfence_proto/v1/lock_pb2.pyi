@@ -277,6 +277,30 @@ FORCE_RELEASE_OUTCOME_OTHER_TOKEN: ForceReleaseOutcome.ValueType  # 3
 """A lease with another token holds the resource; nothing was changed."""
 Global___ForceReleaseOutcome: _TypeAlias = ForceReleaseOutcome  # noqa: Y015
 
+class _SessionKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SessionKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SessionKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SESSION_KIND_UNSPECIFIED: _SessionKind.ValueType  # 0
+    """Never sent."""
+    SESSION_KIND_SESSION: _SessionKind.ValueType  # 1
+    """LockService.Session."""
+    SESSION_KIND_KEEP_ALIVE: _SessionKind.ValueType  # 2
+    """LockService.KeepAlive."""
+
+class SessionKind(_SessionKind, metaclass=_SessionKindEnumTypeWrapper):
+    """The kind of a stream."""
+
+SESSION_KIND_UNSPECIFIED: SessionKind.ValueType  # 0
+"""Never sent."""
+SESSION_KIND_SESSION: SessionKind.ValueType  # 1
+"""LockService.Session."""
+SESSION_KIND_KEEP_ALIVE: SessionKind.ValueType  # 2
+"""LockService.KeepAlive."""
+Global___SessionKind: _TypeAlias = SessionKind  # noqa: Y015
+
 class _NodeState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -1465,6 +1489,104 @@ class ListedLock(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListedLock: _TypeAlias = ListedLock  # noqa: Y015
+
+@_typing.final
+class ListSessionsRequest(_message.Message):
+    """Which page of the open streams to return."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """How many to return, 50 at most. 0: 50. INVALID_PAGE."""
+    page_token: _builtins.str
+    """The `next_page_token` of the page before. Empty: the first page. INVALID_PAGE."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSessionsRequest: _TypeAlias = ListSessionsRequest  # noqa: Y015
+
+@_typing.final
+class ListSessionsResponse(_message.Message):
+    """One page of the open streams."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """For the next page; empty after the last."""
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenSession]:
+        """The streams, the oldest first."""
+
+    def __init__(
+        self,
+        *,
+        sessions: _abc.Iterable[Global___OpenSession] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSessionsResponse: _TypeAlias = ListSessionsResponse  # noqa: Y015
+
+@_typing.final
+class OpenSession(_message.Message):
+    """One open stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    UNANSWERED_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Counts the streams of the server process, from 1."""
+    kind: Global___SessionKind.ValueType
+    """What kind of stream it is."""
+    peer: _builtins.str
+    """The address of the peer, as the server sees it, e.g. "ipv4:10.0.0.7:51234"."""
+    unanswered: _builtins.int
+    """How many of its commands or renewals have no written result."""
+    waiting: _builtins.int
+    """How many of them are acquires."""
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """How long it has been open."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        kind: Global___SessionKind.ValueType = ...,
+        peer: _builtins.str = ...,
+        age: _duration_pb2.Duration | None = ...,
+        unanswered: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "kind", b"kind", "number", b"number", "peer", b"peer", "unanswered", b"unanswered", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenSession: _TypeAlias = OpenSession  # noqa: Y015
 
 @_typing.final
 class ClusterStatusRequest(_message.Message):

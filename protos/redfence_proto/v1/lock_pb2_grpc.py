@@ -413,6 +413,11 @@ class AdminServiceStub(object):
                 request_serializer=redfence__proto_dot_v1_dot_lock__pb2.ListLocksRequest.SerializeToString,
                 response_deserializer=redfence__proto_dot_v1_dot_lock__pb2.ListLocksResponse.FromString,
                 _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/redfence.v1.AdminService/ListSessions',
+                request_serializer=redfence__proto_dot_v1_dot_lock__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=redfence__proto_dot_v1_dot_lock__pb2.ListSessionsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -467,6 +472,16 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSessions(self, request, context):
+        """ListSessions returns the open Session and KeepAlive streams of the server process that answers, the oldest
+        first. With several processes on one port, each call shows those of one process.
+
+        Status codes: OK; INVALID_ARGUMENT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -484,6 +499,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListLocks,
                     request_deserializer=redfence__proto_dot_v1_dot_lock__pb2.ListLocksRequest.FromString,
                     response_serializer=redfence__proto_dot_v1_dot_lock__pb2.ListLocksResponse.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=redfence__proto_dot_v1_dot_lock__pb2.ListSessionsRequest.FromString,
+                    response_serializer=redfence__proto_dot_v1_dot_lock__pb2.ListSessionsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -568,6 +588,33 @@ class AdminService(object):
             '/redfence.v1.AdminService/ListLocks',
             redfence__proto_dot_v1_dot_lock__pb2.ListLocksRequest.SerializeToString,
             redfence__proto_dot_v1_dot_lock__pb2.ListLocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/redfence.v1.AdminService/ListSessions',
+            redfence__proto_dot_v1_dot_lock__pb2.ListSessionsRequest.SerializeToString,
+            redfence__proto_dot_v1_dot_lock__pb2.ListSessionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -425,6 +425,12 @@ class AdminServiceStub:
 
     Status codes: OK; INVALID_ARGUMENT; UNAVAILABLE when too few nodes answered. Repeat the same page then.
     """
+    ListSessions: _grpc.UnaryUnaryMultiCallable[_lock_pb2.ListSessionsRequest, _lock_pb2.ListSessionsResponse]
+    """ListSessions returns the open Session and KeepAlive streams of the server process that answers, the oldest
+    first. With several processes on one port, each call shows those of one process.
+
+    Status codes: OK; INVALID_ARGUMENT.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -466,6 +472,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     last one: go on until `next_page_token` is empty. Any server of the cluster continues a list.
 
     Status codes: OK; INVALID_ARGUMENT; UNAVAILABLE when too few nodes answered. Repeat the same page then.
+    """
+    ListSessions: _aio.UnaryUnaryMultiCallable[_lock_pb2.ListSessionsRequest, _lock_pb2.ListSessionsResponse]  # type: ignore[assignment]
+    """ListSessions returns the open Session and KeepAlive streams of the server process that answers, the oldest
+    first. With several processes on one port, each call shows those of one process.
+
+    Status codes: OK; INVALID_ARGUMENT.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -523,6 +535,18 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         last one: go on until `next_page_token` is empty. Any server of the cluster continues a list.
 
         Status codes: OK; INVALID_ARGUMENT; UNAVAILABLE when too few nodes answered. Repeat the same page then.
+        """
+
+    @_abc_1.abstractmethod
+    def ListSessions(
+        self,
+        request: _lock_pb2.ListSessionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_lock_pb2.ListSessionsResponse, _abc.Awaitable[_lock_pb2.ListSessionsResponse]]:
+        """ListSessions returns the open Session and KeepAlive streams of the server process that answers, the oldest
+        first. With several processes on one port, each call shows those of one process.
+
+        Status codes: OK; INVALID_ARGUMENT.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

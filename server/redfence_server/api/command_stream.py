@@ -58,6 +58,11 @@ class CommandStream(Generic[Item]):
         self._wake.set()
 
     @property
+    def unanswered(self) -> int:
+        """How many commands have no written result."""
+        return self._unanswered + len(self._outbox)
+
+    @property
     def unwritten(self) -> tuple[Item, ...]:
         """The results that no write has taken yet."""
         return tuple(self._outbox)

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from redfence_proto.v1 import lock_pb2
 from redfence_server import model
+from redfence_server.api.open_streams import SessionPage
 from redfence_server.errors import InvalidFieldError
 from redfence_server.lock_list import Page
 from redfence_server.lock_service import ForcedRelease, LockView, RenewOutcome
@@ -21,6 +22,7 @@ from redfence_server.waiting.acquiring import NotGranted
 
 # As google/protobuf/duration.proto says: about 10,000 years.
 _DURATION_SECONDS_MAX = 315_576_000_000
+_NUMBER_DIGITS_MAX = 18
 
 
 def duration(milliseconds: float) -> Duration:
@@ -205,6 +207,39 @@ def list_locks_response(page: Page) -> lock_pb2.ListLocksResponse:
         for each in page.locks
     ]
     return lock_pb2.ListLocksResponse(locks=locks, next_page_token=page.next_token)
+
+
+def read_number(page_token: str) -> int:
+    """Return the number in a page token of ListSessions; 0 for the first page.
+
+    Raises:
+        InvalidFieldError: the token is not one of ListSessions.
+    """
+    if not page_token:
+        return 0
+    if not (page_token.isascii() and page_token.isdecimal() and len(page_token) <= _NUMBER_DIGITS_MAX):
+        problem = "is not one that a server has answered; begin without it"
+        raise InvalidFieldError("page_token", problem, lock_pb2.ERROR_REASON_INVALID_PAGE)
+    return int(page_token)
+
+
+def list_sessions_response(page: SessionPage) -> lock_pb2.ListSessionsResponse:
+    """Return the answer to a ListSessions."""
+    session, keep_alive = lock_pb2.SESSION_KIND_SESSION, lock_pb2.SESSION_KIND_KEEP_ALIVE
+    return lock_pb2.ListSessionsResponse(
+        sessions=[
+            lock_pb2.OpenSession(
+                number=each.number,
+                kind=keep_alive if each.waiting is None else session,
+                peer=each.peer,
+                age=duration(each.age_ms),
+                unanswered=each.unanswered,
+                waiting=each.waiting or 0,
+            )
+            for each in page.sessions
+        ],
+        next_page_token=str(page.sessions[-1].number) if page.has_more else "",
+    )
 
 
 _ANSWERS = {

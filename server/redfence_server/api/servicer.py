@@ -17,6 +17,7 @@ from redfence_server.access.policy import Verb
 from redfence_server.access.watch import CredentialWatch
 from redfence_server.api import errors, messages
 from redfence_server.api.guarded_service import GuardedService
+from redfence_server.api.open_streams import OpenStreams
 from redfence_server.api.streams import KeepAliveStream, SessionStream, Stream
 from redfence_server.clock import Clock
 from redfence_server.errors import NoQuorumError
@@ -59,6 +60,9 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
         commands_max: the most unanswered commands of one stream.
         drain_grace_ms: how long a draining server waits for unfinished calls; the notice to peers says it.
         guard: identifies callers; None without a policy and an audit log.
+
+    Attributes:
+        streams: the open Sessions and KeepAlives.
     """
 
     def __init__(
@@ -78,14 +82,13 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
         self._commands_max = commands_max
         self._notice = lock_pb2.Draining(grace=messages.duration(drain_grace_ms))
         self._draining = False
-        self._streams: set[Stream[Any]] = set()
+        self.streams = OpenStreams(clock)
 
     async def drain(self) -> None:
         """End every wait with DRAINING, and end each stream once its commands are answered."""
         self._draining = True
         self._service.drain()
-        for stream in self._streams:
-            stream.drain()
+        self.streams.drain()
 
     @_answers_errors
     async def Acquire(self, request: lock_pb2.AcquireRequest, context: Context) -> lock_pb2.AcquireResponse:
@@ -170,19 +173,15 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
         return self._service_of(self._caller_of(context))
 
     async def _serve(self, context: Context, stream: Stream[Any], caller: Caller | None) -> None:
-        self._streams.add(stream)
-        if self._draining:  # the call was on its way when the drain began
-            stream.drain()
         watch: AbstractContextManager[object] = nullcontext()
         if self._guard is not None and caller is not None:
             watch = CredentialWatch(self._guard, caller, end=stream.end)
-        try:
+        with self.streams.opened(stream, context.peer()), watch:
+            if self._draining:  # the call was on its way when the drain began
+                stream.drain()
             # Some clients, such as Rust's tonic, return from the call only once the headers are here.
             await context.send_initial_metadata(())
-            with watch:
-                await stream.serve()
-        finally:
-            self._streams.discard(stream)
+            await stream.serve()
 
 
 class AdminServicer(lock_pb2_grpc.AdminServiceServicer):
@@ -193,10 +192,12 @@ class AdminServicer(lock_pb2_grpc.AdminServiceServicer):
         service: LockService,
         *,
         locks: LockList,
+        streams: OpenStreams,
         status: Callable[[], ClusterView],
         guard: Guard | None = None,
     ) -> None:
         self._service = service
+        self._streams = streams
         self._locks = locks
         self._status = status
         self._guard = guard
@@ -237,6 +238,15 @@ class AdminServicer(lock_pb2_grpc.AdminServiceServicer):
             caller.check_all(Verb.INSPECT, prefix)
         page = await self._locks.page(prefix, size=size, token=request.page_token)
         return messages.list_locks_response(page)
+
+    @_answers_errors
+    async def ListSessions(
+        self, request: lock_pb2.ListSessionsRequest, context: Context
+    ) -> lock_pb2.ListSessionsResponse:
+        """Answer ListSessions as protos/redfence/v1/lock.proto defines it."""
+        _check(self._caller_of(context), Verb.INSPECT, "")
+        after, size = messages.read_number(request.page_token), check_page_size(request.page_size)
+        return messages.list_sessions_response(self._streams.page(after=after, size=size))
 
     def _caller_of(self, context: Context) -> Caller | None:
         """Return the caller; None if everything is allowed and nothing is audited."""

@@ -57,6 +57,16 @@ class Stream(ABC, Generic[Item]):
     def _clean_up(self) -> None:
         """Clean up after the last write."""
 
+    @property
+    def unanswered(self) -> int:
+        """How many commands have no written result."""
+        return self._commands.unanswered
+
+    @property
+    def waiting(self) -> int | None:
+        """How many acquires are unanswered; None for a stream without acquires."""
+        return None
+
     def drain(self) -> None:
         """Write the notice, start no more commands, and end when the started ones are answered."""
         if self._draining:
@@ -151,6 +161,11 @@ class SessionStream(Stream[_Result | lock_pb2.Draining]):
         self._connection = context.peer()
         self._acquires: dict[int, Acquisition] = {}
         self._open_ids: set[int] = set()
+
+    @property
+    def waiting(self) -> int:
+        """See `Stream`."""
+        return len(self._acquires)
 
     def _clean_up(self) -> None:
         self._cancel_acquires()

@@ -12,7 +12,15 @@ import redfence
 from harness.load.failures import failure_of
 from harness.processes.access_list import restricted
 from harness.processes.redis_nodes import RedisNode
-from harness.processes.servers import FormedNodes, LockServer, Serve, locks_left, until, until_no_locks
+from harness.processes.servers import (
+    FormedNodes,
+    LockServer,
+    Serve,
+    acquire_request,
+    locks_left,
+    until,
+    until_no_locks,
+)
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import (
     ACQUIRE_OUTCOME_GRANTED,
@@ -238,3 +246,43 @@ async def test_a_list_needs_the_right_to_scan_and_nothing_else_does(
         assert failure.metadata == {"nodes": "0=refused,1=refused"}
         token = (await server.look(NAME)).current.fencing_token
         assert (await force(server, token)).outcome == FORCE_RELEASE_OUTCOME_RELEASED
+
+
+async def test_open_streams_are_listed_with_their_peers_and_waiters(server: LockServer) -> None:
+    async def pages(size: int) -> list[lock_pb2.OpenSession]:
+        found: list[lock_pb2.OpenSession] = []
+        token = ""
+        while True:
+            request = lock_pb2.ListSessionsRequest(page_size=size, page_token=token)
+            page = await server.admin.ListSessions(request)
+            assert len(page.sessions) <= size
+            found += page.sessions
+            token = page.next_page_token
+            if not token:
+                return found
+
+    await server.acquire(NAME)
+    session, keep_alive, idle = server.locks.Session(), server.locks.KeepAlive(), server.locks.Session()
+    command = lock_pb2.SessionCommand(id=1, acquire=acquire_request(NAME, wait_ms=60_000))
+    await session.write(lock_pb2.SessionRequest(commands=[command]))
+    await server.until_waiting(NAME)
+    for stream in (keep_alive, idle):
+        await stream.initial_metadata()
+    for size in (1, 2, 50):
+        found = await pages(size)
+        assert [each.number for each in found] == sorted(each.number for each in found)
+        assert sorted((each.kind, each.unanswered, each.waiting) for each in found) == [
+            (lock_pb2.SESSION_KIND_SESSION, 0, 0),
+            (lock_pb2.SESSION_KIND_SESSION, 1, 1),
+            (lock_pb2.SESSION_KIND_KEEP_ALIVE, 0, 0),
+        ]
+        assert all("127.0.0.1" in each.peer for each in found)
+    for stream in (session, keep_alive, idle):
+        stream.cancel()
+
+    async def none_open() -> bool:
+        return not await pages(50)
+
+    await until(none_open)
+    failure = await failure_of(server.admin.ListSessions(lock_pb2.ListSessionsRequest(page_token="x")))
+    assert failure.metadata == {"field": "page_token"}

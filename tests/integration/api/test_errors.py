@@ -47,16 +47,16 @@ STORAGE_ONLY = {
     lock_pb2.ERROR_REASON_KEY_NOT_FOUND,
     lock_pb2.ERROR_REASON_TOO_MANY_WRITES,
     lock_pb2.ERROR_REASON_STORAGE_FAILED,
-    lock_pb2.ERROR_REASON_INVALID_PAGE,
 }
 
-# Tests of the waiting check all that a caller is told.
+# Tests of the waiting and of the admin service check all that a caller is told.
 SHOWN_ELSEWHERE = {
     lock_pb2.ERROR_REASON_DRAINING,  # waiting/test_order.py
     lock_pb2.ERROR_REASON_TOO_MANY_WAITERS,  # waiting/test_limits.py
     lock_pb2.ERROR_REASON_UNAUTHENTICATED,  # api/test_access.py
     lock_pb2.ERROR_REASON_PERMISSION_DENIED,  # api/test_access.py
     lock_pb2.ERROR_REASON_INVALID_REASON,  # test_admin.py
+    lock_pb2.ERROR_REASON_INVALID_PAGE,  # api/test_admin.py
 }
 
 Request = AcquireRequest | ReleaseRequest | KeepAliveRequest | GetLockRequest | CheckTokenRequest

@@ -269,7 +269,7 @@ async def test_a_node_that_votes_or_was_wiped_reserves_nothing(node: Node, quara
     refuse(node, *commands)
 
 
-async def test_a_node_that_leaves_its_cluster_names_it_and_drops_the_floors_of_its_indices(
+async def test_a_node_that_leaves_its_cluster_names_it_and_keeps_its_numbers(
     node: Node,
 ) -> None:
     """It keeps its tokens and its own floor, and names the cluster that it left last."""
@@ -281,12 +281,16 @@ async def test_a_node_that_leaves_its_cluster_names_it_and_drops_the_floors_of_i
     retire = replace(OUT, known=Known(NEW, "run-3"), quarantine=OTHER, phase=Phase.RETIRED)
     carry_out(node, replace(retire, formation=replace(PLACE, cluster_id="later")))
     retired = identity(node)
-    assert (retired.phase, retired.predecessor, retired.index) == (Phase.RETIRED, "cluster", 0)
-    assert (retired.floor, retired.voted_floor, retired.known_floors, retired.known_fences) == (
-        1_000,
-        0,
-        {},
-        {},
+    assert retired == replace(
+        before,
+        cluster_id="later",
+        predecessor="cluster",
+        phase=Phase.RETIRED,
+        admission=OTHER,
+        run_id="run-2",
+        durable=False,
+        voted_floor=0,
+        evicted=0,
     )
     assert read(node).high == 1_000
     moved = replace(retire, known=Known(OTHER, "run-2"), quarantine=Q, phase=Phase.QUARANTINED)

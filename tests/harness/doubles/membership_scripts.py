@@ -68,8 +68,6 @@ def _quarantine(node: NodeMemory, quarantine: Quarantine) -> Step:
         node.evicted = 0
     if node.admission and node.formation.cluster_id != quarantine.formation.cluster_id:
         node.predecessor, node.voted_floor = node.formation.cluster_id, 0
-        node.known_floors.clear()
-        node.known_fences.clear()
     node.formation, node.phase = quarantine.formation, quarantine.phase
     node.admission, node.run_id = quarantine.quarantine, quarantine.run_id
     node.durable, node.reserved = quarantine.durable, 0

@@ -21,8 +21,8 @@
 -- The floor distinguishes a node that forgot from one that was replaced since: a server that knows a greater
 -- floor does not restore this process's vote.
 --
--- A node that goes over to another cluster names the one that it left as its predecessor. It drops the floors of
--- that cluster's indices, and under which floor it voted there.
+-- A node that goes over to another cluster names the one that it left as its predecessor. It has not voted in
+-- the other one yet, so it drops `voted_floor`. The floors that it knows stay: a resize reserves greater ones.
 --
 -- Atomic because another server may quarantine the node, or restore its vote, at the same time.
 local identity = redis.call('HMGET', KEYS[1], 'admission', 'run_id', 'floor', 'cluster_id')
@@ -33,13 +33,7 @@ if not identity[1] and redis.call('DBSIZE') ~= 0 then
   return {'not_empty'}
 end
 if identity[4] and identity[4] ~= ARGV[5] then
-  local fields = redis.call('HGETALL', KEYS[1])
-  for place = 1, #fields, 2 do
-    local name = fields[place]
-    if name == 'voted_floor' or string.find(name, '^floor:') or string.find(name, '^fence:') then
-      redis.call('HDEL', KEYS[1], name)
-    end
-  end
+  redis.call('HDEL', KEYS[1], 'voted_floor')
   redis.call('HSET', KEYS[1], 'predecessor', identity[4])
 end
 redis.call('HDEL', KEYS[1], 'reserved')

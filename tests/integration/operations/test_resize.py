@@ -341,8 +341,11 @@ async def test_of_two_operators_with_the_same_list_the_later_finishes(
     await form(nodes[:3], ttl_ms_max=LONG_TTL_MS)
     first = resize(commands, nodes[:3], nodes, "--yes")
     await first.wait_for_line(WAITING)
+    # On a busy machine it could finish before the second one has begun.
+    first.send_signal(signal.SIGSTOP)
     second = resize(commands, nodes[:3], nodes, "--yes")
     await second.wait_for_line(WAITING)
+    first.send_signal(signal.SIGCONT)
     assert "a server or another operator changed it" in await first.ended(status=2)
     await second.ended()
     await until_all_ready(await serve(nodes))

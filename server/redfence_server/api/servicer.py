@@ -17,8 +17,9 @@ from redfence_server.access.policy import Verb
 from redfence_server.access.watch import CredentialWatch
 from redfence_server.api import errors, messages
 from redfence_server.api.guarded_service import GuardedService
+from redfence_server.api.keep_alive_stream import KeepAliveStream
 from redfence_server.api.open_streams import OpenStreams
-from redfence_server.api.streams import KeepAliveStream, SessionStream, Stream
+from redfence_server.api.streams import SessionStream, Stream
 from redfence_server.clock import Clock
 from redfence_server.errors import NoQuorumError
 from redfence_server.lock_list import LockList, check_page_size, check_prefix

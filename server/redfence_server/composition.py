@@ -7,6 +7,7 @@ import gc
 import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Self
 
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
@@ -14,6 +15,8 @@ from redfence_server import log_setup
 from redfence_server.access.audit import AuditLog
 from redfence_server.access.setup import open_guard
 from redfence_server.api import serving as grpc_serving
+from redfence_server.api.health import Health
+from redfence_server.api.listener import Listener
 from redfence_server.api.servicer import AdminServicer, LockServicer
 from redfence_server.clock import SystemClock, WallClock
 from redfence_server.config import ServeConfig
@@ -128,7 +131,6 @@ class LockServer:
             once it has a quorum, or after a second without one.
 
     Attributes:
-        port: on which it listens.
         metrics_port: of the metrics; None without them.
 
     Raises:
@@ -140,21 +142,15 @@ class LockServer:
     ) -> None:
         if not __debug__:
             raise ConfigError("refusing to run under python -O, because assertions guard the safety of locks")
+        if share_port and config.admin_listen:
+            raise ConfigError("admin_listen: it needs one process; set processes to 1, or leave it out")
         self._config = config
         self._shares_port = share_port
-        self.port = 0
         self.metrics_port: int | None = None
         self._stack = AsyncExitStack()
         clock, randomness = SystemClock(), SystemRandomness()
         self._cluster, service = assemble(
             config, clock=clock, randomness=randomness, dial=dial, accept_empty_nodes=accept_empty_nodes
-        )
-        self._certificates = grpc_serving.protection(
-            config.listen,
-            cert=config.tls_cert,
-            key=config.tls_key,
-            client_ca=config.tls_client_ca,
-            insecure=config.insecure,
         )
         self._telemetry = Telemetry(
             listen=config.metrics_listen,
@@ -162,9 +158,10 @@ class LockServer:
             transport=config.transport,
             clock=clock,
         )
-        self._server: grpc_serving.Server = grpc_serving.new_server(
-            config.transport, share_port=share_port, wrap=self._telemetry.wrap
-        )
+        listener = partial(Listener, config, wrap=self._telemetry.wrap)
+        self._listeners = [listener("listen", share_port=share_port)]
+        if config.admin_listen:
+            self._listeners.append(listener("admin_listen"))
         self._guard = open_guard(config.access, audit_log=config.audit_log, clock=clock)
         if self._guard is not None and self._guard.audit is not None:
             self._cluster.on_change = _NodeAudit(self._guard.audit, self._cluster.view).note
@@ -176,7 +173,6 @@ class LockServer:
             drain_grace_ms=config.drain_grace_ms,
             guard=self._guard,
         )
-        lock_pb2_grpc.add_LockServiceServicer_to_server(self._servicer, self._server)
         admin = AdminServicer(
             service,
             locks=LockList(self._cluster.links, keys=config.keyspace, look=service.get_lock),
@@ -184,12 +180,28 @@ class LockServer:
             status=self._cluster.view,
             guard=self._guard,
         )
-        lock_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._server)
-        self._health = grpc_serving.add_health_and_reflection(
-            self._server, SERVICE_NAMES, liveness_name=LIVENESS_NAME, reflection=config.reflection
-        )
+        self._health = Health(SERVICE_NAMES, liveness_name=LIVENESS_NAME)
+        for each in self._listeners:
+            # The last address has all services: a client of the admin service opens a Session as well.
+            has_all = each is self._listeners[-1]
+            lock_pb2_grpc.add_LockServiceServicer_to_server(self._servicer, each.server)
+            if has_all:
+                lock_pb2_grpc.add_AdminServiceServicer_to_server(admin, each.server)
+            grpc_serving.add_health_and_reflection(
+                each.server, self._health, SERVICE_NAMES, reflection=config.reflection and has_all
+            )
         self._metrics = ClusterMetrics(view=self._cluster.view, waiting=service.waiting, ready=self._is_ready)
         self._cluster.on_granting = lambda granting: self._health.set_serving(serving=granting)
+
+    @property
+    def port(self) -> int:
+        """The port of `listen`, once it is bound."""
+        return self._listeners[0].port
+
+    @property
+    def admin_port(self) -> int:
+        """The port with the admin service: that of `admin_listen`, or else of `listen`."""
+        return self._listeners[-1].port
 
     async def __aenter__(self) -> Self:
         """Listen, unless the port is shared.
@@ -217,14 +229,13 @@ class LockServer:
         return self._health.serving
 
     async def _listen(self) -> None:
-        self.port = grpc_serving.bind(
-            self._server, self._config.listen, certificates=self._certificates, share_port=self._shares_port
-        )
-        await self._server.start()
+        for listener in self._listeners:
+            await listener.start()
 
     async def _close(self) -> None:
         self._health.drain()
-        await grpc_serving.stop_within(self._server, 0)
+        for listener in self._listeners:
+            await grpc_serving.stop_within(listener.server, 0)
         await self._cluster.close()
         await self._stack.aclose()
         if self._guard is not None:
@@ -271,7 +282,7 @@ class LockServer:
     async def serve_until(self, stop: asyncio.Future[signal.Signals], *, grace_ms: int) -> None:
         """Serve until `stop`, then drain for `grace_ms` at most."""
         await grpc_serving.run_until_signal(
-            self._server,
+            *(listener.server for listener in self._listeners),
             on_drain=self.drain,
             notice_s=self._config.drain_notice_ms / 1000,
             grace_s=grace_ms / 1000,

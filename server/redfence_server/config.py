@@ -48,6 +48,10 @@ class ServeConfig(BaseModel):
         "in which the cluster was formed (flag: repeat --node; environment: separate by commas)"
     )
     listen: str = Field(addresses.LOCK_SERVER, description="HOST:PORT to serve on; port 0 takes any free one")
+    admin_listen: str = Field(
+        "",
+        description="HOST:PORT with the admin service and reflection, which listen then does not serve",
+    )
     tls_cert: Path | None = Field(
         None,
         description="PEM file of this server's certificate, with the intermediate ones; the port then speaks "
@@ -331,7 +335,9 @@ def add_arguments(
 def _metavar(name: str) -> str:
     if "tls_" in name:
         return "FILE"
-    return {"listen": "HOST:PORT", "processes": "N"}.get(name, name.rpartition("_")[2].upper())
+    return {"listen": "HOST:PORT", "admin_listen": "HOST:PORT", "processes": "N"}.get(
+        name, name.rpartition("_")[2].upper()
+    )
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:

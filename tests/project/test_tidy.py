@@ -83,6 +83,7 @@ FORBIDDEN = {
 SHARED_WITH_STORAGE = (
     "redfence_server.access",
     "redfence_server.api.errors",
+    "redfence_server.api.health",
     "redfence_server.api.serving",
     "redfence_server.clock",
     "redfence_server.errors",

@@ -16,7 +16,8 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the packa
     The package's own service never ends a watch, so one watcher would make every drain take its whole grace.
 
     Args:
-        service_names: the services whose health is the server's readiness, as that of the empty name is.
+        service_names: the services whose health is the server's readiness, as that of the empty name is. The
+            readiness is NOT_SERVING until `set_serving`.
         liveness_name: a name that is SERVING as long as the process answers; empty for none.
     """
 

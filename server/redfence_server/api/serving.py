@@ -19,7 +19,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2_grpc
 
 from redfence_proto import bounds
-from redfence_server.api.certificates import CertificateError, CertificateFiles, Certificates
+from redfence_server.api.certificates import CertificateFiles, Certificates
 from redfence_server.api.health import Health
 from redfence_server.api.parsing import AdaptHandlers, reject_malformed
 from redfence_server.api.reflection import add_reflection
@@ -75,10 +75,6 @@ _CLOSE_S = 0.5
 
 class ListenError(ConfigError):
     """The server cannot or must not listen on the address; the message names the address and the cause."""
-
-
-REFUSALS = (CertificateError, ListenError)
-"""What `protection` and `bind` raise."""
 
 
 class Server(Protocol):
@@ -137,31 +133,37 @@ def new_server(
 
 
 def add_health_and_reflection(
-    server: Server, service_names: Sequence[str], *, liveness_name: str = "", reflection: bool = True
-) -> Health:
-    """Add the standard health and reflection services; the health is NOT_SERVING until the caller sets it."""
-    servicer = Health(service_names, liveness_name=liveness_name)
+    server: Server, servicer: Health, service_names: Sequence[str], *, reflection: bool = True
+) -> None:
+    """Add the standard health service, and reflection of these services and of health."""
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     if reflection:
         add_reflection(server, (*service_names, health.SERVICE_NAME))
-    return servicer
 
 
 def protection(
-    listen: str, *, cert: Path | None, key: Path | None, client_ca: Path | None, insecure: bool
+    listen: str,
+    *,
+    cert: Path | None,
+    key: Path | None,
+    client_ca: Path | None,
+    insecure: bool,
+    setting: str = "listen",
 ) -> Certificates | None:
     """Return the certificates to serve HOST:PORT with, or None to serve it in plain text.
+
+    `setting` is what an error calls the address.
 
     Raises:
         CertificateError: a file cannot be used.
         ListenError: other machines would reach a port without TLS, and `insecure` does not allow that.
     """
-    host, _ = parse_listen(listen)
+    host, _ = parse_listen(listen, setting=setting)
     if cert is not None and key is not None:
         return Certificates(CertificateFiles(cert, key, client_ca))
     if not insecure and not is_loopback(host):
         raise ListenError(
-            f"listen: {listen} is open to other machines, without TLS; set tls_cert and tls_key, or set "
+            f"{setting}: {listen} is open to other machines, without TLS; set tls_cert and tls_key, or set "
             "insecure to serve in plain text, or listen on 127.0.0.1"
         )
     return None
@@ -176,17 +178,22 @@ def is_loopback(host: str) -> bool:
 
 
 def bind(
-    server: Server, listen: str, *, certificates: Certificates | None = None, share_port: bool = False
+    server: Server,
+    listen: str,
+    *,
+    certificates: Certificates | None = None,
+    share_port: bool = False,
+    setting: str = "listen",
 ) -> int:
     """Bind HOST:PORT and return the port; port 0 takes any free one.
 
     With certificates the port speaks only TLS. With `share_port`, as given to `new_server`, the supervisor
-    of this process holds the port.
+    of this process holds the port. `setting` is what an error calls the address.
 
     Raises:
         ListenError: the address is malformed or in use.
     """
-    host, port = parse_listen(listen)
+    host, port = parse_listen(listen, setting=setting)
     try:
         if not share_port:
             for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
@@ -198,9 +205,9 @@ def bind(
             listen, certificates.for_grpcio() if is_grpcio else certificates.for_fast()
         )
     except OSError as error:
-        raise cannot_listen(listen, error.strerror) from error
+        raise cannot_listen(listen, error.strerror, setting=setting) from error
     except RuntimeError as error:
-        raise cannot_listen(listen, error) from error
+        raise cannot_listen(listen, error, setting=setting) from error
 
 
 def parse_listen(listen: str, *, setting: str = "listen") -> tuple[str, int]:
@@ -250,8 +257,7 @@ def stop_signal() -> asyncio.Future[signal.Signals]:
 
 
 async def run_until_signal(
-    server: Server,
-    *,
+    *servers: Server,
     on_drain: Callable[[], Awaitable[None]],
     notice_s: float,
     grace_s: float,
@@ -271,7 +277,7 @@ async def run_until_signal(
     await on_drain()
     notice_s = min(notice_s, grace_s)
     await asyncio.sleep(notice_s)
-    await stop_within(server, grace_s - notice_s)
+    await asyncio.gather(*(stop_within(server, grace_s - notice_s) for server in servers))
     structlog.get_logger().info("stopped")
 
 

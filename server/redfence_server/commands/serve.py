@@ -49,7 +49,10 @@ async def _serve(settings: config.ServeConfig, read_settings: Callable[[], confi
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: running.reload(read_settings()))
         if await running.quorum_before(stop):
             relax_garbage_collector()
-            _announce(settings, running.port, f"{len(settings.nodes)} nodes")
+            what = f"{len(settings.nodes)} nodes"
+            if settings.admin_listen:
+                what += f", admin service on {_address(settings.admin_listen, running.admin_port)}"
+            _announce(settings, running.port, what)
         await running.serve_until(stop, grace_ms=settings.drain_grace_ms)
     return 0
 
@@ -67,4 +70,8 @@ async def _supervise(
 
 
 def _announce(settings: config.ServeConfig, port: int, what: str) -> None:
-    print(f"redfence serving on {settings.listen.rpartition(':')[0]}:{port} ({what})", flush=True)
+    print(f"redfence serving on {_address(settings.listen, port)} ({what})", flush=True)
+
+
+def _address(listen: str, port: int) -> str:
+    return f"{listen.rpartition(':')[0]}:{port}"

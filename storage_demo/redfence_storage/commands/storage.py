@@ -140,6 +140,7 @@ async def _serve(store: SqliteStore, args: argparse.Namespace) -> int:
     from redfence_server.access.rules import AccessSettings
     from redfence_server.access.setup import open_guard
     from redfence_server.api import serving as grpc_serving
+    from redfence_server.api.health import Health
     from redfence_server.clock import SystemClock
     from redfence_server.metrics.telemetry import Telemetry
     from redfence_storage.group_commit import GroupCommit
@@ -170,7 +171,8 @@ async def _serve(store: SqliteStore, args: argparse.Namespace) -> int:
         )
         server: grpc.aio.Server = grpc_serving.new_server(wrap=telemetry.wrap)
         storage_pb2_grpc.add_StorageServiceServicer_to_server(StorageServicer(commit, guard=guard), server)
-        health = grpc_serving.add_health_and_reflection(server, [SERVICE_NAME])
+        health = Health([SERVICE_NAME])
+        grpc_serving.add_health_and_reflection(server, health, [SERVICE_NAME])
         port = grpc_serving.bind(server, args.listen, certificates=certificates)
         health.set_serving(serving=True)
         await server.start()

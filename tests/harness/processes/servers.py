@@ -73,6 +73,12 @@ class LockServer:
         assert self._running is not None, "it runs elsewhere"
         return self._running.port
 
+    @property
+    def admin_port(self) -> int:
+        """The port with its admin service."""
+        assert self._running is not None, "it runs elsewhere"
+        return self._running.admin_port
+
     async def acquire(
         self, resource: str, *, timeout_s: float | None = None, **fields: Any
     ) -> lock_pb2.AcquireResponse:

@@ -13,9 +13,13 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import redfence
 from harness.jwt_issuer import AUDIENCE, ISSUER, JwtIssuer
 from harness.load.failures import Failure, failure_of
+from harness.processes.certificates import Authority, Certificate
+from harness.processes.ports import HOST
 from harness.processes.servers import (
     FormedNodes,
     LockServer,
@@ -23,12 +27,15 @@ from harness.processes.servers import (
     acquire_request,
     locks_left,
     new_lease_id,
+    urls_of,
 )
 from harness.time.eventually import eventually
-from redfence_proto.v1 import lock_pb2
+from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
+from redfence_server import composition, config
 from redfence_server.access.policy import Verb
 from redfence_server.access.tokens import digest_of
 from redfence_server.api.messages import duration
+from redfence_server.errors import ConfigError
 
 SECRET = "0123456789abcdef-of-billing"
 BILLING = (("authorization", f"Bearer {SECRET}"),)
@@ -361,9 +368,58 @@ async def test_a_stream_ends_within_a_second_after_its_token_expires(
     assert response.outcome == lock_pb2.RELEASE_OUTCOME_RELEASED
 
 
+REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+READY = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+
+
+async def test_the_admin_service_and_reflection_can_have_an_address_of_their_own(
+    serve: Serve, formed_nodes: FormedNodes, certificate: Certificate, authority: Authority
+) -> None:
+    """Both addresses have health and TLS; the SDK reaches the admin service there."""
+    nodes = await formed_nodes(3)
+    server = await serve(
+        nodes,
+        admin_listen=f"{HOST}:0",
+        tls_cert=str(certificate.certificate),
+        tls_key=str(certificate.key),
+    )
+    for port, code in ((server.port, grpc.StatusCode.UNIMPLEMENTED), (server.admin_port, grpc.StatusCode.OK)):
+        target = f"{HOST}:{port}"
+        async with grpc.aio.secure_channel(target, authority.credentials()) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            assert await health.Check(health_pb2.HealthCheckRequest()) == READY
+            status_of = lock_pb2_grpc.AdminServiceStub(channel).ClusterStatus
+            reflection: Any = channel.unary_unary(REFLECTION)
+            for call in (status_of(lock_pb2.ClusterStatusRequest()), reflection(b"")):
+                assert await call.code() is code
+        async with redfence.AsyncClient(target, tls=redfence.Tls(ca=authority.file)) as client:
+            async with client.lock(f"on/{port}", ttl=5) as lease:
+                assert lease.token
+            if code is grpc.StatusCode.OK:
+                assert (await client.cluster_status()).ready
+
+
+async def test_an_admin_address_follows_the_rules_of_listen_and_its_errors_name_it(
+    serve: Serve, formed_nodes: FormedNodes
+) -> None:
+    nodes = await formed_nodes(3)
+    server = await serve(nodes)
+    for address, problem in (
+        ("0.0.0.0:0", "admin_listen: 0.0.0.0:0 is open to other machines, without TLS"),
+        ("nowhere", "admin_listen: 'nowhere' is not HOST:PORT"),
+        (server.target, f"admin_listen: cannot listen on {server.target}"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            await serve(nodes, admin_listen=address)
+        assert str(caught.value).startswith(problem)
+    settings = config.load({"nodes": urls_of(nodes), "admin_listen": f"{HOST}:0"})
+    with pytest.raises(ConfigError, match="admin_listen: it needs one process"):
+        composition.LockServer(settings, share_port=True)
+
+
 async def test_reflection_can_be_switched_off(serve: Serve, formed_nodes: FormedNodes) -> None:
     server = await serve(await formed_nodes(3), reflection=False)
-    method: Any = server.channel.unary_unary("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+    method: Any = server.channel.unary_unary(REFLECTION)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await method(b"")
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import grpc
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from redfence_server.api import serving as grpc_serving
 from redfence_server.api.certificates import Certificates
@@ -55,6 +58,29 @@ class Authority:
         issued.cert_chain_pems[0].write_to_path(certificate.certificate)
         issued.private_key_pem.write_to_path(certificate.key)
         return certificate
+
+    def issue_uri(self, uri: str) -> Certificate:
+        """Return a new certificate for a URI, such as a SPIFFE id, which trustme does not make."""
+        usual = self.issue("replaced.example")
+        key = serialization.load_pem_private_key(self._ca.private_key_pem.bytes(), None)
+        assert isinstance(key, EllipticCurvePrivateKey)
+        made = x509.load_pem_x509_certificate(usual.certificate.read_bytes())
+        builder = x509.CertificateBuilder(
+            made.issuer,
+            made.subject,
+            made.public_key(),
+            made.serial_number,
+            made.not_valid_before_utc,
+            made.not_valid_after_utc,
+        )
+        for extension in made.extensions:
+            value = extension.value
+            if isinstance(value, x509.SubjectAlternativeName):
+                value = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)])
+            builder = builder.add_extension(value, extension.critical)
+        signed = builder.sign(key, hashes.SHA256())
+        usual.certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        return usual
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Return what gRPC needs to trust this authority; the client shows no certificate."""

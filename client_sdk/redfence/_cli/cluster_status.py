@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the nodes; return an exit status that shows whether a quorum is ready."""
     try:
-        with Client(*servers.addresses(arguments), tls=servers.tls(arguments)) as client:
+        with Client(*servers.addresses(arguments), **servers.credentials(arguments)) as client:
             report = client.cluster_status()
     except (UnavailableError, OutcomeUnknownError) as error:
         print(f"redfence cluster status: {error}", file=sys.stderr)

@@ -107,9 +107,9 @@ def _hold_and_run(arguments: argparse.Namespace, command: list[str], plan: Plan)
     addresses = servers.addresses(arguments)
     options = client_options(wait_s=arguments.wait, server_count=len(addresses))
     # Closing the client releases the lease, or tries to, however this block ends.
-    tls = servers.tls(arguments)
+    credentials = servers.credentials(arguments)
     with (
-        Client(*addresses, holder=arguments.holder, tls=tls, options=options) as client,
+        Client(*addresses, holder=arguments.holder, options=options, **credentials) as client,
         _interruptible(),
     ):
         lease = _acquire(client, arguments)

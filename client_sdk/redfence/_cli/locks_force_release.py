@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """End the lease; return an exit status that shows whether this call ended it."""
-    with AdminClient(*servers.addresses(arguments), tls=servers.tls(arguments)) as client:
+    with AdminClient(*servers.addresses(arguments), **servers.credentials(arguments)) as client:
         report = client.force_release(arguments.resource, arguments.token, reason=arguments.reason)
     if arguments.output == "json":
         print(json.dumps(asdict(report) | {"outcome": report.outcome.name.lower()}, indent=2))

@@ -24,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the lock; return 0."""
-    with Client(*servers.addresses(arguments), tls=servers.tls(arguments)) as client:
+    with Client(*servers.addresses(arguments), **servers.credentials(arguments)) as client:
         report = client.get_lock(arguments.resource)
     print(as_json(report) if arguments.output == "json" else as_table(report))
     return 0

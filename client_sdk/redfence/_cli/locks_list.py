@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the locks, sorted by name as a table, or as they come as JSON; return 0."""
-    with AdminClient(*servers.addresses(arguments), tls=servers.tls(arguments)) as client:
+    with AdminClient(*servers.addresses(arguments), **servers.credentials(arguments)) as client:
         if arguments.output == "json":
             for lock in client.list_locks(arguments.prefix):
                 print(json.dumps(asdict(lock)))

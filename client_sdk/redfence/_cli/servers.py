@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TypedDict
 
 from redfence._defaults import SERVERS_VARIABLE, server_addresses
+from redfence._transport.bearer import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
 from redfence._transport.tls import Tls, tls_of
 from redfence_proto import addresses as defaults
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--server`, which may be repeated, and the files of TLS."""
+    """Add `--server`, which may be repeated, the files of TLS, and the file of a bearer token."""
     parser.add_argument(
         "--server",
         action="append",
@@ -29,14 +32,30 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"PEM file: {purpose} (default: $REDFENCE_TLS_{name.upper()})",
         )
 
+    parser.add_argument(
+        "--bearer-token-file",
+        metavar="FILE",
+        type=Path,
+        help="a file with this client's bearer token, read again for each call "
+        f"(default: ${TOKEN_VARIABLE}, which is the token itself, else ${TOKEN_FILE_VARIABLE})",
+    )
 
-def tls(arguments: argparse.Namespace) -> Tls | None:
-    """Return the files of TLS: each from its flag, else from the environment; None for plain text.
+
+class Credentials(TypedDict):
+    """What a client shows to a server; None is what the environment names, if it names anything."""
+
+    tls: Tls | None
+    token: Path | None
+
+
+def credentials(arguments: argparse.Namespace) -> Credentials:
+    """Return the files of TLS and of the token: each from its flag, else from the environment.
 
     Raises:
         InvalidArgumentError: only one of certificate and key is given.
     """
-    return tls_of(ca=arguments.tls_ca, cert=arguments.tls_cert, key=arguments.tls_key)
+    tls = tls_of(ca=arguments.tls_ca, cert=arguments.tls_cert, key=arguments.tls_key)
+    return {"tls": tls, "token": arguments.bearer_token_file}
 
 
 def addresses(arguments: argparse.Namespace) -> list[str]:

@@ -10,7 +10,8 @@ import pytest
 
 import redfence
 from harness.jwt_issuer import AUDIENCE, ISSUER, JwtIssuer
-from harness.processes.servers import FormedNodes, Serve
+from harness.processes.commands import CommandProcesses
+from harness.processes.servers import FormedNodes, LockServer, Serve
 
 POLICY = '[[rules]]\nprincipals = ["jwt:billing"]\nverbs = ["acquire", "inspect"]\nprefix = "billing/"\n'
 
@@ -21,6 +22,7 @@ class Site:
         self.policy, self.jwks, self.token = (folder / name for name in ("policy.toml", "jwks", "token"))
         self.policy.write_text(POLICY)
         self.issuer.write_key_set(self.jwks)
+        self.server: LockServer
         self.address = ""
 
     def issue(self, *, valid_for_s: float) -> None:
@@ -32,15 +34,14 @@ class Site:
 @pytest.fixture
 async def site(tmp_path: Path, formed_nodes: FormedNodes, serve: Serve) -> Site:
     site = Site(tmp_path)
-    site.address = (
-        await serve(
-            await formed_nodes(3),
-            policy_file=str(site.policy),
-            jwt_jwks_file=str(site.jwks),
-            jwt_audience=AUDIENCE,
-            jwt_issuer=ISSUER,
-        )
-    ).target
+    site.server = await serve(
+        await formed_nodes(3),
+        policy_file=str(site.policy),
+        jwt_jwks_file=str(site.jwks),
+        jwt_audience=AUDIENCE,
+        jwt_issuer=ISSUER,
+    )
+    site.address = site.server.target
     return site
 
 
@@ -102,6 +103,40 @@ def _hold_by_threads(site: Site, ends_at_s: float) -> None:
             assert lease.state is not redfence.LeaseState.LOST
             time.sleep(0.1)
             assert client.check_token("billing/2", lease.token).live
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("cluster", "status"),
+        ("locks", "list"),
+        ("locks", "inspect", "billing/1"),
+        ("locks", "force-release", "billing/1", "--token", "1"),
+        ("lock", "billing/1", "true"),
+    ],
+    ids=" ".join,
+)
+async def test_each_command_sends_the_token_of_its_file_rather_than_the_environments(
+    site: Site, commands: CommandProcesses, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.policy.write_text(
+        '[[rules]]\nprincipals = ["jwt:billing"]\nverbs = ["acquire", "admin", "inspect"]\nprefix = ""\n'
+    )
+    site.server.reload()
+    site.issue(valid_for_s=60)
+    monkeypatch.setenv("REDFENCE_BEARER_TOKEN", "wrong")
+    monkeypatch.setenv("REDFENCE_SERVER", site.address)
+    denied = commands.start_redfence(*command)
+    name, *rest = command
+    flag = ("--bearer-token-file", str(site.token))
+    # The flags of `lock` come before the command that it runs.
+    words = (name, *flag, *rest) if name == "lock" else (*command, *flag)
+    allowed = commands.start_redfence(*words)
+    await denied.wait()
+    assert "bearer token" in denied.stderr
+    assert await allowed.wait() == (1 if "force-release" in command else 0), allowed.stderr
+    assert "bearer token" not in allowed.stderr
 
 
 def test_a_token_leaves_this_machine_only_encrypted_or_with_permission(

@@ -19,6 +19,7 @@ from redfence._cli.lock_plan import Plan, Stage, Step, make_plan, next_step
 from redfence._clock import SystemClock
 from redfence._config import ClientOptions
 from redfence._errors import (
+    AccessDeniedError,
     InvalidArgumentError,
     LeaseLostError,
     NotAcquiredError,
@@ -34,6 +35,7 @@ HELP = "run a command while holding a lock"
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 69
 EXIT_NOT_ACQUIRED = 75
+EXIT_DENIED = 77
 EXIT_LEASE_LOST = 122
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
@@ -44,6 +46,7 @@ _EXIT_BY_ERROR: dict[type[Exception], int] = {
     ValueError: EXIT_USAGE,
     NotAcquiredError: EXIT_NOT_ACQUIRED,
     LeaseLostError: EXIT_LEASE_LOST,
+    AccessDeniedError: EXIT_DENIED,
     RedfenceError: EXIT_UNREACHABLE,
 }
 

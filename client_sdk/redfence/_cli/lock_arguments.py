@@ -25,8 +25,8 @@ SIGKILL, so that they have ended before the lease ends. If redfence itself is ki
 command is killed with it (on Linux); processes that the command started go on.
 
 exit status: the status of the command (128 + n for signal n); 2 wrong usage; 69 no server or no quorum was
-reachable in time; 75 the lock was not acquired (see -E); 122 the lease was lost; 126 the command cannot be
-executed; 127 the command was not found."""
+reachable in time; 75 the lock was not acquired (see -E); 77 the server denies it; 122 the lease was lost;
+126 the command cannot be executed; 127 the command was not found."""
 
 # The options of flock and timeout that redfence does not have: what redfence does, and the fix.
 _REFUSED = {

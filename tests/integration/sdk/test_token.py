@@ -133,7 +133,8 @@ async def test_each_command_sends_the_token_of_its_file_rather_than_the_environm
     # The flags of `lock` come before the command that it runs.
     words = (name, *flag, *rest) if name == "lock" else (*command, *flag)
     allowed = commands.start_redfence(*words)
-    await denied.wait()
+    # 77 is EX_NOPERM of sysexits.h; the other commands have one status for every error of a call.
+    assert (await denied.wait() == 77) == (name == "lock")
     assert "bearer token" in denied.stderr
     assert await allowed.wait() == (1 if "force-release" in command else 0), allowed.stderr
     assert "bearer token" not in allowed.stderr

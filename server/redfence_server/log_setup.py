@@ -11,6 +11,7 @@ import sys
 from enum import StrEnum
 
 import structlog
+from google.protobuf.message import DecodeError
 
 
 class LogFormat(StrEnum):
@@ -94,6 +95,8 @@ class _LibraryMessages(logging.Handler):
     """Writes the warnings and errors that libraries give to Python's own logging as events."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and isinstance(record.exc_info[1], DecodeError):
+            return  # A caller sent bytes that are no message to health or reflection; gRPC answered it.
         structlog.get_logger().log(
             record.levelno,
             "library_message",

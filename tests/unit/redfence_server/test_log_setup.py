@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from google.protobuf.message import DecodeError
 
 from redfence_server import log_setup
 
@@ -59,6 +60,7 @@ def test_messages_of_libraries_are_events_and_each_is_one_line(monkeypatch: pyte
     defect = ValueError("of the library")
     logging.getLogger("asyncio").error("Task exception was never %s", "retrieved", exc_info=defect)
     logging.getLogger("grpc").info("not of interest")
+    logging.getLogger("grpc").error("bytes of a caller", exc_info=DecodeError("no message"))
     (text,) = stderr.texts
     event = json.loads(text)
     assert (event["event"], event["library"], event["level"]) == ("library_message", "asyncio", "error")

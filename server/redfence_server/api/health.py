@@ -61,6 +61,14 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the packa
             await context.abort(grpc.StatusCode.NOT_FOUND, f"{request.service!r} is not served here")
         return health_pb2.HealthCheckResponse(status=status)
 
+    async def List(  # noqa: N802  (the contract's name)
+        self, _: health_pb2.HealthListRequest, __: grpc.aio.ServicerContext[Any, Any]
+    ) -> health_pb2.HealthListResponse:
+        """Return the health of every service now."""
+        names = self._ready_names | ({self._liveness_name} - {""})
+        statuses = {name: health_pb2.HealthCheckResponse(status=self._status(name)) for name in names}
+        return health_pb2.HealthListResponse(statuses=statuses)
+
     async def Watch(  # noqa: N802  (the contract's name)
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:

@@ -17,6 +17,7 @@ from harness.processes.fixture_types import FlushedNodes, FreshNodes
 from harness.processes.redis_nodes import RedisNode
 from harness.processes.servers import FormedNodes, LockServer, Serve, form, serving, until
 from redfence_proto.v1 import lock_pb2
+from redfence_server import composition
 
 NAME = "orders/42"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -165,3 +166,11 @@ async def test_a_lost_quorum_is_not_ready_until_it_is_back(
     for proxy in server.proxies[1:]:
         await proxy.heal()
     await until(lambda: _is(server, SERVING))
+
+
+async def test_the_list_of_health_has_every_name(fresh_nodes: FreshNodes) -> None:
+    async with serving(await fresh_nodes(1), until_quorum=False) as server:
+        answer = await health_pb2_grpc.HealthStub(server.channel).List(health_pb2.HealthListRequest())
+    told = {name: status.status for name, status in answer.statuses.items()}
+    down = dict.fromkeys(("", *composition.SERVICE_NAMES), NOT_SERVING)
+    assert told == down | {composition.LIVENESS_NAME: SERVING}

@@ -10,6 +10,8 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Self
 
+import structlog
+
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_server import log_setup
 from redfence_server.access.audit import AuditLog
@@ -42,10 +44,22 @@ from redfence_server.waiting.waiter_limiter import WaiterLimits
 SERVICE_NAMES = tuple(
     lock_pb2.DESCRIPTOR.services_by_name[name].full_name for name in ("LockService", "AdminService")
 )
+RELOADABLE = frozenset(
+    {"commands_max", "log_level", "waiters_max", "waiters_per_connection_max", "waiters_per_resource_max"}
+)
+"""The settings that `LockServer.reload` takes over."""
 LIVENESS_NAME = "redfence.liveness"
 """The health of this name is SERVING as long as the process answers, with or without a quorum."""
 # A worker listens after this time even without a quorum, so that the port answers why it is not ready.
 _LISTEN_ANYWAY_S = 1.0
+
+
+def _waiter_limits(config: ServeConfig) -> WaiterLimits:
+    return WaiterLimits(
+        server=config.waiters_max,
+        resource=config.waiters_per_resource_max,
+        connection=config.waiters_per_connection_max,
+    )
 
 
 def assemble(
@@ -86,11 +100,7 @@ def assemble(
         clock=clock,
         randomness=randomness,
         ttl_ms_max=cluster.ttl_ms_max,
-        limits=WaiterLimits(
-            server=config.waiters_max,
-            resource=config.waiters_per_resource_max,
-            connection=config.waiters_per_connection_max,
-        ),
+        limits=_waiter_limits(config),
         quorum_may_return=cluster.quorum_may_return,
     )
     cluster.on_quorum_lost = service.quorum_lost
@@ -162,6 +172,7 @@ class LockServer:
         self._listeners = [listener("listen", share_port=share_port)]
         if config.admin_listen:
             self._listeners.append(listener("admin_listen"))
+        self._service = service
         self._guard = open_guard(config.access, audit_log=config.audit_log, clock=clock)
         if self._guard is not None and self._guard.audit is not None:
             self._cluster.on_change = _NodeAudit(self._guard.audit, self._cluster.view).note
@@ -297,11 +308,20 @@ class LockServer:
     def reload(self, settings: ServeConfig | None) -> None:
         """Take over what may change without a restart.
 
-        This is the log level of the settings, unless they are None; the files of access; and the audit log,
-        which is opened anew.
+        These are the `RELOADABLE` settings, unless they are None; the files of access; and the audit log,
+        which is opened anew. A lower limit ends no wait and no command that has begun.
         """
         if settings is not None:
-            log_setup.set_level(settings.log_level)
+            now = self._config
+            changed = {
+                name: each for name in RELOADABLE if (each := getattr(settings, name)) != getattr(now, name)
+            }
+            if changed:
+                self._config = now.model_copy(update=changed)
+                log_setup.set_level(self._config.log_level)
+                self._service.set_limits(_waiter_limits(self._config))
+                self._servicer.commands_max = self._config.commands_max
+                structlog.get_logger().info("settings_reloaded", **changed)
         if self._guard is not None:
             self._guard.reload()
 

@@ -123,6 +123,10 @@ class LockService:
         """The greatest ttl that the cluster allows."""
         return self._ttl_ms_max()
 
+    def set_limits(self, limits: WaiterLimits) -> None:
+        """Limit the acquires that begin to wait from now on."""
+        self._queues.limiter.limits = limits
+
     def drain(self) -> None:
         """Refuse new acquires, and end every wait with `DrainingError`."""
         self._queues.drain()

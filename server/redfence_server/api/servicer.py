@@ -63,6 +63,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
         guard: identifies callers; None without a policy and an audit log.
 
     Attributes:
+        commands_max: for the streams that open from now on.
         streams: the open Sessions and KeepAlives.
     """
 
@@ -80,7 +81,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
         self._guard = guard
         self._clock = clock
         self._randomness = randomness
-        self._commands_max = commands_max
+        self.commands_max = commands_max
         self._notice = lock_pb2.Draining(grace=messages.duration(drain_grace_ms))
         self._draining = False
         self.streams = OpenStreams(clock)
@@ -145,7 +146,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
         stream = KeepAliveStream(
             context,
             service=self._service_of(caller),
-            commands_max=self._commands_max,
+            commands_max=self.commands_max,
             draining=self._notice,
         )
         await self._serve(context, stream, caller)
@@ -159,7 +160,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
             service=self._service_of(caller),
             clock=self._clock,
             randomness=self._randomness,
-            commands_max=self._commands_max,
+            commands_max=self.commands_max,
             draining=self._notice,
         )
         await self._serve(context, stream, caller)

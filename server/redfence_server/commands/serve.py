@@ -24,8 +24,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Every flag but --config is also an environment variable (--node-timeout-ms is "
         "REDFENCE_NODE_TIMEOUT_MS, --node is REDFENCE_NODES) and a key of the TOML file. A flag wins over "
-        "the environment, and the environment over the file. At SIGHUP the server reads log_level, and the "
-        "files of access, again."
+        "the environment, and the environment over the file. At SIGHUP the server reads log_level, "
+        "commands_max, the limits of waiters and the files of access again."
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with settings")
     config.add_arguments(parser)

@@ -9,10 +9,10 @@ import signal
 import sys
 
 from redfence_server.api.serving import parse_listen
+from redfence_server.composition import RELOADABLE
 from redfence_server.config import ServeConfig
 from redfence_server.embedded.parent_death import die_with_parent
 from redfence_server.errors import StartupError
-from redfence_server.log_setup import LogLevel
 from redfence_server.supervision import worker
 
 # For the interpreter's start and the last steps; `start_timeout_ms` bounds the wait for a quorum.
@@ -103,10 +103,11 @@ class WorkerProcess:
         self.serves = False
         return status
 
-    def reload(self, log_level: LogLevel | None) -> None:
-        """Have the process read its files again, and set the log level if one is given."""
-        if log_level is not None:
-            self._settings = self._settings.model_copy(update={"log_level": log_level})
+    def reload(self, settings: ServeConfig | None) -> None:
+        """Have the process read its files again, and take over the settings that a reload may change."""
+        if settings is not None:
+            taken = {name: getattr(settings, name) for name in RELOADABLE}
+            self._settings = self._settings.model_copy(update=taken)
         if self.serves and self._running.stdin is not None and not self._running.stdin.is_closing():
             self._write_settings(self._running.stdin)
 

@@ -87,7 +87,7 @@ async def _start_before(stop: asyncio.Future[signal.Signals], workers: Sequence[
 
 def _reload(workers: Sequence[WorkerProcess], settings: ServeConfig | None) -> None:
     for worker in workers:
-        worker.reload(None if settings is None else settings.log_level)
+        worker.reload(settings)
 
 
 async def _start(workers: Sequence[WorkerProcess]) -> None:

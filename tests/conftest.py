@@ -31,8 +31,11 @@ REQUIRE_REDIS = "REDFENCE_REQUIRE_REDIS"
 REQUIRE_CC = "REDFENCE_REQUIRE_CC"
 REQUIRE_POSTGRES = "REDFENCE_REQUIRE_POSTGRES"
 
-UNMARKED_TEST_S_MAX = 1.0
-"""For a test that `make test` runs, without the time by which a busy machine slowed it."""
+UNMARKED_TEST_S_MAX = 3.0
+"""For a test that `make test` runs, without the time by which a busy machine slowed it.
+
+A test that takes over a second should be marked. The limit is far above, for a noisy machine must not fail a test.
+"""
 
 _STALLS = StallWatch()
 _STARTED = pytest.StashKey[MachineMark]()

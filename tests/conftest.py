@@ -34,7 +34,7 @@ REQUIRE_POSTGRES = "REDFENCE_REQUIRE_POSTGRES"
 UNMARKED_TEST_S_MAX = 3.0
 """For a test that `make test` runs, without the time by which a busy machine slowed it.
 
-A test that takes over a second should be marked. The limit is far above, for a noisy machine must not fail a test.
+A test that takes over a second should be marked. The limit is far above: a noisy machine fails no test.
 """
 
 _STALLS = StallWatch()

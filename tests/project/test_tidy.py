@@ -14,6 +14,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 ROOTS = {
     "redfence_server": REPOSITORY / "server/redfence_server",
     "redfence": REPOSITORY / "client_sdk/redfence",
+    "redfence_console": REPOSITORY / "client_sdk/redfence_console",
     "redfence_pytest": REPOSITORY / "client_sdk/redfence_pytest",
     "redfence_storage": REPOSITORY / "storage_demo/redfence_storage",
     "redfence_proto": REPOSITORY / "protos/redfence_proto",
@@ -75,6 +76,7 @@ FORBIDDEN = {
     "redfence_proto": {"redfence", "redfence_server", "redfence_storage"},
     "redfence_server": {"redfence", "redfence_storage"},
     "redfence": {"redfence_server", "redfence_storage", "redfence_pytest"},
+    "redfence_console": {"redfence_server", "redfence_storage", "redfence_proto", "redfence_pytest"},
     "redfence_pytest": {"redfence_server", "redfence_storage", "redfence_proto"},
     "redfence_storage": set(),
 }

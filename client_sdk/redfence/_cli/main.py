@@ -28,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _open_standard_streams()
-    _silence_libraries()
+    # Without a handler, Python prints the warnings of a logger; commands print errors themselves.
+    logging.getLogger("redfence").addHandler(logging.NullHandler())
     try:
         parsed = parse(arguments)
     except KeyboardInterrupt:
@@ -82,15 +83,6 @@ def _open_standard_streams() -> None:
         if highest <= _STDERR:
             os.set_inheritable(highest, True)
     os.close(highest)
-
-
-def _silence_libraries() -> None:
-    """Keep the logs of libraries off the terminal; commands print results and errors themselves."""
-    # Without a handler, Python prints the warnings of a logger.
-    logging.getLogger("redfence").addHandler(logging.NullHandler())
-    if "GRPC_VERBOSITY" not in os.environ:
-        # This sets the variable only for gRPC in this process. Child processes get `os.environ`.
-        os.putenv("GRPC_VERBOSITY", "NONE")
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -92,7 +92,7 @@ async def test_a_peer_that_reads_nothing_does_not_prolong_the_drain(
         assert await process.stop() == 0
     if processes == "1":
         took = instant_of(process, "stopped") - instant_of(process, "draining")
-        assert took < 2.0
+        assert took < 3.0  # it was 3.7 s when grpcio waited for the peer, and is 1.5 s
     assert "processes_killed" not in process.stderr
 
 

@@ -16,7 +16,7 @@ PIP    := python -m pip install --quiet --disable-pip-version-check
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 
 .PHONY: help setup run demo test slow test-fast test-all unit model sim chaos fuzz soak check house fmt fix lint type proto \
-  proto-check proto-breaking bench performance deploy-check lock examples clean
+  proto-check proto-breaking bench performance attack deploy-check lock examples clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -125,6 +125,9 @@ proto-breaking: $(READY) ## does the contract break clients of the last release,
 
 bench: $(READY) ## measure beside the peers: make bench ARGS="compare --help"; never fails on a number
 	@$(BIN)/python -m bench $(ARGS)
+
+attack: $(READY) ## what a good client suffers under each attack: make attack ARGS="--only pings --transport fast"
+	@PYTHONPATH=tests $(BIN)/python -m bench.attack $(ARGS)
 
 performance: $(READY) ## rewrite the figures and the chart of docs/performance.md from the last comparison
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -78,8 +79,11 @@ async def served_process(
     *,
     program: Sequence[str] = REDFENCE,
     arguments: Sequence[str] = (),
+    files_max: int | None = None,
 ) -> AsyncIterator[ServerProcess]:
     """Run `program serve` with these arguments over the nodes; yield its address and process id.
+
+    `files_max` bounds the file descriptors of the process.
 
     Raises:
         ServiceError: the server ended before it was ready.
@@ -90,6 +94,8 @@ async def served_process(
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
+    if files_max is not None:
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (files_max, files_max))
     try:
         line = (await process.stdout.readline()).decode()
         address = line.partition(" on ")[2].partition(" ")[0]

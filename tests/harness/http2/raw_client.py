@@ -33,8 +33,11 @@ class Answer:
 class RawClient:
     """One connection. `async with RawClient(port) as client`."""
 
-    def __init__(self, port: int, *, settings: Mapping[ngh2.Setting, int] | None = None) -> None:
+    def __init__(
+        self, port: int, *, settings: Mapping[ngh2.Setting, int] | None = None, source: str = HOST
+    ) -> None:
         self._port = port
+        self._source = source
         self._settings = dict(settings or {})
         self.http2 = ngh2.Connection(ngh2.Role.CLIENT)
         self._changed = asyncio.Event()
@@ -43,7 +46,9 @@ class RawClient:
         self.ended = False
 
     async def __aenter__(self) -> Self:
-        self._reader, self._writer = await asyncio.open_connection(HOST, self._port)
+        self._reader, self._writer = await asyncio.open_connection(
+            HOST, self._port, local_addr=(self._source, 0)
+        )
         self.http2.initiate_connection(self._settings)
         self._reading = asyncio.create_task(self._read())
         self.flush()

@@ -1,0 +1,156 @@
+"""Measures what one good client suffers while another client attacks the server, and what the attacker gets.
+
+The good client acquires and releases at a fixed pace, on an address and a connection of its own. A pair
+counts from the instant at which it was due, so a stall counts for every pair that it delays. There are three
+nodes with fsync on every write, and a new server for each attack.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from bench import cluster
+from bench.attackers import ATTACKS
+from bench.load import percentile
+from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
+
+_PAIRS_PER_S = 40
+_CALL_TIMEOUT_S = 10.0
+_FILES_MAX = 12_000
+_SETTLE_S = 3.0
+
+
+@dataclass
+class _Pairs:
+    """The latencies of pairs in milliseconds, and how many failed."""
+
+    ms: list[float] = field(default_factory=list)
+    failed: int = 0
+
+    def p(self, percent: float) -> float:
+        return percentile(self.ms, percent) if self.ms else float("nan")
+
+
+async def _pair(stub: lock_pb2_grpc.LockServiceAsyncStub, number: int, due: float, pairs: _Pairs) -> None:
+    resource, lease_id = f"good/{number % 50}", f"{number:032x}"
+    request = lock_pb2.AcquireRequest(resource=resource, lease_id=lease_id)
+    request.ttl.seconds = 30
+    request.wait_timeout.seconds = 5
+    try:
+        await stub.Acquire(request, timeout=_CALL_TIMEOUT_S)
+        await stub.Release(
+            lock_pb2.ReleaseRequest(resource=resource, lease_id=lease_id), timeout=_CALL_TIMEOUT_S
+        )
+    except grpc.aio.AioRpcError:
+        pairs.failed += 1
+    pairs.ms.append((time.perf_counter() - due) * 1000)
+
+
+async def _good_client(address: str, seconds: float, *, first: int) -> _Pairs:
+    """Return what pairs took on a new connection; failed ones count with the time until they failed."""
+    pairs = _Pairs()
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        stub: lock_pb2_grpc.LockServiceAsyncStub = lock_pb2_grpc.LockServiceStub(channel)
+        await _pair(stub, first, time.perf_counter(), _Pairs())
+        begun_at = time.perf_counter()
+        tasks = []
+        for number in range(int(seconds * _PAIRS_PER_S)):
+            due = begun_at + number / _PAIRS_PER_S
+            await asyncio.sleep(due - time.perf_counter())
+            tasks.append(asyncio.create_task(_pair(stub, first + 1 + number, due, pairs)))
+        await asyncio.gather(*tasks)
+    return pairs
+
+
+def _rss_mb(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1000
+
+
+@dataclass
+class _Memory:
+    pid: int
+    peak: float = 0.0
+
+    async def watch(self) -> None:
+        while True:
+            self.peak = max(self.peak, _rss_mb(self.pid))
+            await asyncio.sleep(0.05)
+
+
+async def _measure(server: cluster.ServerProcess, name: str, seconds: float) -> str:
+    port = server.address.rpartition(":")[2]
+    await _good_client(server.address, 1, first=1)
+    rest = await _good_client(server.address, seconds, first=10_000)
+    before = _rss_mb(server.pid)
+    memory = _Memory(server.pid, before)
+    watching = asyncio.create_task(memory.watch())
+    attacker = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "bench.attackers", name, "--port", port, "--seconds", str(seconds + 2)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,  # asyncio tells of each write to a connection that has ended
+    )
+    assert attacker.stdout is not None
+    try:
+        await attacker.stdout.readline()
+        await asyncio.sleep(0.5)
+        under = await _good_client(server.address, seconds, first=100_000)
+        got = (await attacker.stdout.readline()).decode().strip() or "it failed"
+    finally:
+        with suppress(ProcessLookupError):
+            attacker.kill()
+        await attacker.wait()
+    await asyncio.sleep(_SETTLE_S)
+    watching.cancel()
+    after = _rss_mb(server.pid)
+    failed = f", {under.failed} failed" if under.failed else ""
+    return (
+        f"| {name.replace('_', ' ')} | {rest.p(50):.1f} / {rest.p(99):.1f} | {under.p(50):.1f} / "
+        f"{under.p(99):.1f}{failed} | {under.p(99) / rest.p(99):.1f} | {before:.0f} / {memory.peak:.0f} / "
+        f"{after:.0f} | {got} |"
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this benchmark."""
+    parser.add_argument("--only", action="append", choices=ATTACKS, help="repeat it for several attacks")
+    parser.add_argument("--transport", action="append", choices=("grpcio", "fast"))
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long each attack is measured")
+
+
+async def run(names: Sequence[str], transports: Sequence[str], seconds: float) -> None:
+    """Print a table for each transport."""
+    for transport in transports:
+        print(f"\n{transport}\n")
+        print("| attack | at rest p50 / p99 ms | under attack | ratio | RSS MB before / peak / after | got |")
+        print("| --- | --- | --- | --- | --- | --- |", flush=True)
+        for name in names:
+            async with (
+                cluster.formed_nodes(3) as nodes,
+                cluster.served_process(
+                    nodes, arguments=("--transport", transport), files_max=_FILES_MAX
+                ) as server,
+            ):
+                print(await _measure(server, name, seconds), flush=True)
+
+
+async def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m bench.attack")
+    add_arguments(parser)
+    options = parser.parse_args()
+    await run(options.only or list(ATTACKS), options.transport or ["grpcio", "fast"], options.seconds)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

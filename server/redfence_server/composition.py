@@ -39,13 +39,26 @@ from redfence_server.nodes.link import LinkSettings
 from redfence_server.randomness import Randomness, SystemRandomness
 from redfence_server.redis_io.dial import Dial, dial
 from redfence_server.redis_io.scripts import Packer
+from redfence_server.sharing.budget import Budget
+from redfence_server.sharing.new_names import NewNames
+from redfence_server.sharing.shares import Shares
+from redfence_server.sharing.turns import Turns
 from redfence_server.waiting.waiter_limiter import WaiterLimits
 
 SERVICE_NAMES = tuple(
     lock_pb2.DESCRIPTOR.services_by_name[name].full_name for name in ("LockService", "AdminService")
 )
 RELOADABLE = frozenset(
-    {"commands_max", "log_level", "waiters_max", "waiters_per_connection_max", "waiters_per_resource_max"}
+    {
+        "commands_max",
+        "commands_server_max",
+        "connections_max",
+        "log_level",
+        "new_resources_per_second",
+        "waiters_max",
+        "waiters_per_connection_max",
+        "waiters_per_resource_max",
+    }
 )
 """The settings that `LockServer.reload` takes over."""
 LIVENESS_NAME = "redfence.liveness"
@@ -168,7 +181,8 @@ class LockServer:
             transport=config.transport,
             clock=clock,
         )
-        listener = partial(Listener, config, wrap=self._telemetry.wrap)
+        self._places = grpc_serving.connection_places(config.connections_max)
+        listener = partial(Listener, config, places=self._places, wrap=self._telemetry.wrap)
         self._listeners = [listener("listen", share_port=share_port)]
         if config.admin_listen:
             self._listeners.append(listener("admin_listen"))
@@ -176,11 +190,17 @@ class LockServer:
         self._guard = open_guard(config.access, audit_log=config.audit_log, clock=clock)
         if self._guard is not None and self._guard.audit is not None:
             self._cluster.on_change = _NodeAudit(self._guard.audit, self._cluster.view).note
+        self._shares = Shares(
+            Turns(self._cluster.has_room),
+            Budget(config.commands_server_max),
+            NewNames(config.new_resources_per_second, clock),
+        )
         self._servicer = LockServicer(
             service,
             clock=clock,
             randomness=randomness,
             commands_max=config.commands_max,
+            shares=self._shares,
             drain_grace_ms=config.drain_grace_ms,
             guard=self._guard,
         )
@@ -321,6 +341,9 @@ class LockServer:
                 log_setup.set_level(self._config.log_level)
                 self._service.set_limits(_waiter_limits(self._config))
                 self._servicer.commands_max = self._config.commands_max
+                self._shares.commands.size = self._config.commands_server_max
+                self._shares.new_names.per_second = self._config.new_resources_per_second
+                self._places.size = grpc_serving.connection_places(self._config.connections_max).size
                 structlog.get_logger().info("settings_reloaded", **changed)
         if self._guard is not None:
             self._guard.reload()

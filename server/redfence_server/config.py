@@ -124,6 +124,21 @@ class ServeConfig(BaseModel):
     commands_max: int = Field(
         10_000, ge=1, le=1_000_000, description="how many commands of one stream may be unanswered"
     )
+    commands_server_max: int = Field(
+        200_000,
+        ge=1_000,
+        le=10_000_000,
+        description="how many commands of all streams may be unanswered (see docs/security.md)",
+    )
+    connections_max: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="how many connections may be open, for fast; 0: as the limit of files allows",
+    )
+    new_resources_per_second: int = Field(
+        1_000, ge=0, le=1_000_000, description="how many new names a peer may acquire per second; 0: any"
+    )
     policy_file: Path | None = Field(
         None,
         description="a TOML file that says which principal may do what; without it, every caller may do "

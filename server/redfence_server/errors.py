@@ -105,7 +105,7 @@ class AcquireCancelledError(RedfenceServerError):
 
 @dataclass(eq=False)
 class OverloadedError(RedfenceServerError):
-    """A limit of waiting acquires or of unanswered commands is reached."""
+    """A limit of waiting acquires, unanswered commands or new names is reached."""
 
     limit: int
 
@@ -126,12 +126,31 @@ class TooManyWaitersError(OverloadedError):
         return f"{self.limit} acquires are waiting {where[self.scope]}, which is the limit"
 
 
+@dataclass(eq=False)
 class TooManyCommandsError(OverloadedError):
-    """The limit of unanswered commands on one stream is reached."""
+    """The limit of unanswered commands is reached; its scope is "stream" or "peer"."""
+
+    scope: str = "stream"
 
     def __str__(self) -> str:
         """Return the message with the limit."""
-        return f"{self.limit} commands are unanswered on this stream, which is the limit"
+        if self.scope == "stream":
+            return f"{self.limit} commands are unanswered on this stream, which is the limit"
+        return (
+            f"with {self.limit} unanswered commands on this stream, the streams of this client have no room "
+            "for more: together they may take no more than they leave free at the server"
+        )
+
+
+class TooManyNewResourcesError(OverloadedError):
+    """A client has used too many new resource names in a short time; `limit` is for each second."""
+
+    def __str__(self) -> str:
+        """Return the message with the limit and the fix."""
+        return (
+            f"this client uses more than {self.limit} new resource names a second; use names again, or raise "
+            "new_resources_per_second of the server"
+        )
 
 
 @dataclass(eq=False)

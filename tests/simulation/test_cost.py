@@ -26,6 +26,10 @@ from harness.simulation.redis import SimulatedRedis
 from harness.simulation.servers import ServerHost
 from redfence_proto.v1 import lock_pb2
 from redfence_server.api.streams import SessionStream
+from redfence_server.sharing.budget import Budget
+from redfence_server.sharing.new_names import NewNames
+from redfence_server.sharing.shares import Shares
+from redfence_server.sharing.turns import Turns
 
 PAIRS = 10
 CALLS_PER_PAIR_MAX = 392
@@ -59,7 +63,12 @@ class Peer:
         self.requests.put_nowait(releases if releases.commands else grpc.aio.EOF)
 
 
-async def serve_pairs(server: ServerHost, chance: Chance) -> list[int]:
+def shares_of(server: ServerHost) -> Shares:
+    assert server.cluster is not None
+    return Shares(Turns(server.cluster.has_room), Budget(10_000), NewNames(1_000, server.clock))
+
+
+async def serve_pairs(server: ServerHost, chance: Chance, shares: Shares) -> list[int]:
     """Serve all pairs at the same time; return the results in each message to the peer."""
     assert server.service is not None
     peer = Peer()
@@ -78,6 +87,8 @@ async def serve_pairs(server: ServerHost, chance: Chance) -> list[int]:
         randomness=chance,
         commands_max=1_000,
         draining=lock_pb2.Draining(),
+        shares=shares,
+        peer="peer",
     )
     await stream.serve()
     return peer.results_per_message
@@ -121,12 +132,13 @@ async def test_a_pair_costs_bounded_calls_and_batches_and_leaves_no_garbage(
     server = ServerHost("server", hosts, Network(chance, latency_ms=(0.1, 0.1)), chance)
     try:
         await server.until_serving()
-        await serve_pairs(server, chance)
+        shares = shares_of(server)
+        await serve_pairs(server, chance, shares)
         writes.clear()
         gc.collect()
         gc.disable()
         with CallCounter() as counter:
-            results = await serve_pairs(server, chance)
+            results = await serve_pairs(server, chance, shares)
         garbage = gc.collect()
     finally:
         gc.enable()

@@ -410,7 +410,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     "resource", "server" or "connection".
     """
     ERROR_REASON_TOO_MANY_COMMANDS: _ErrorReason.ValueType  # 13
-    """RESOURCE_EXHAUSTED. Too many commands are unanswered on this stream. Metadata: limit."""
+    """RESOURCE_EXHAUSTED. Too many commands are unanswered. Metadata: limit, the number of them on this stream,
+    and scope: "stream", or "peer" if all streams of this client together have too many, or are too many.
+    """
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 14
     """CANCELLED. The acquire was cancelled, by a cancel command or because the server ends its stream for an
     error; nothing was granted.
@@ -454,6 +456,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_INVALID_REASON: _ErrorReason.ValueType  # 26
     """INVALID_ARGUMENT. The reason of a ForceRelease is out of bounds. Metadata: field."""
+    ERROR_REASON_TOO_MANY_NEW_RESOURCES: _ErrorReason.ValueType  # 27
+    """RESOURCE_EXHAUSTED. This client acquires too many new resource names a second. Metadata: limit."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call or command failed: the `reason` of `google.rpc.ErrorInfo`, without the prefix ERROR_REASON_.
@@ -498,7 +502,9 @@ ERROR_REASON_TOO_MANY_WAITERS: ErrorReason.ValueType  # 12
 "resource", "server" or "connection".
 """
 ERROR_REASON_TOO_MANY_COMMANDS: ErrorReason.ValueType  # 13
-"""RESOURCE_EXHAUSTED. Too many commands are unanswered on this stream. Metadata: limit."""
+"""RESOURCE_EXHAUSTED. Too many commands are unanswered. Metadata: limit, the number of them on this stream,
+and scope: "stream", or "peer" if all streams of this client together have too many, or are too many.
+"""
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 14
 """CANCELLED. The acquire was cancelled, by a cancel command or because the server ends its stream for an
 error; nothing was granted.
@@ -542,6 +548,8 @@ empty for a call without a resource.
 """
 ERROR_REASON_INVALID_REASON: ErrorReason.ValueType  # 26
 """INVALID_ARGUMENT. The reason of a ForceRelease is out of bounds. Metadata: field."""
+ERROR_REASON_TOO_MANY_NEW_RESOURCES: ErrorReason.ValueType  # 27
+"""RESOURCE_EXHAUSTED. This client acquires too many new resource names a second. Metadata: limit."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -117,7 +117,8 @@ class LockServiceStub:
       UNAVAILABLE         no quorum of nodes answered in time, or this server is draining; the server undoes
                           every mint. Retry after RetryInfo, at any server.
       RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, or on this
-                          connection. Retry after RetryInfo, better at another server.
+                          connection. Retry after RetryInfo, better at another server. Or this client
+                          acquires too many new names a second (TOO_MANY_NEW_RESOURCES).
       DEADLINE_EXCEEDED   the caller's own deadline passed first: outcome unknown. Retry with the same
                           lease_id, or send Release. This is rare, because the server tries to answer before
                           the deadline.
@@ -203,7 +204,8 @@ class LockServiceAsyncStub(LockServiceStub):
       UNAVAILABLE         no quorum of nodes answered in time, or this server is draining; the server undoes
                           every mint. Retry after RetryInfo, at any server.
       RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, or on this
-                          connection. Retry after RetryInfo, better at another server.
+                          connection. Retry after RetryInfo, better at another server. Or this client
+                          acquires too many new names a second (TOO_MANY_NEW_RESOURCES).
       DEADLINE_EXCEEDED   the caller's own deadline passed first: outcome unknown. Retry with the same
                           lease_id, or send Release. This is rare, because the server tries to answer before
                           the deadline.
@@ -292,7 +294,8 @@ class LockServiceServicer(metaclass=_abc_1.ABCMeta):
           UNAVAILABLE         no quorum of nodes answered in time, or this server is draining; the server undoes
                               every mint. Retry after RetryInfo, at any server.
           RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, or on this
-                              connection. Retry after RetryInfo, better at another server.
+                              connection. Retry after RetryInfo, better at another server. Or this client
+                              acquires too many new names a second (TOO_MANY_NEW_RESOURCES).
           DEADLINE_EXCEEDED   the caller's own deadline passed first: outcome unknown. Retry with the same
                               lease_id, or send Release. This is rare, because the server tries to answer before
                               the deadline.

@@ -114,6 +114,11 @@ class Caller:
         return str(self._identity.principal)
 
     @property
+    def is_anonymous(self) -> bool:
+        """Whether it has proved no name."""
+        return self._identity.principal == ANONYMOUS
+
+    @property
     def valid_for_ms(self) -> float:
         """How long its credentials are still valid; infinite if they never expire."""
         return self._identity.expires_at_ms - self._guard.clock.wall_ms()

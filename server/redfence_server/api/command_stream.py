@@ -9,11 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from redfence_server.errors import TooManyCommandsError
+from redfence_server.sharing.budget import Budget
 
 Item = TypeVar("Item")
+
+# A stream takes room for so many commands at once, the first before its first command: an open stream costs
+# about the memory of so many.
+_BLOCK: Final = 16
+# A stream keeps so much room that it does not use.
+_KEPT: Final = 256
 
 
 class CommandStream(Generic[Item]):
@@ -22,11 +29,16 @@ class CommandStream(Generic[Item]):
     Args:
         open_max: the most commands without a written result; bounds the memory of a peer that does not read.
         batch_max: the most results in one write.
+        budget: bounds the commands without a written result of all streams.
+        peer: the one that takes from the budget.
     """
 
-    def __init__(self, *, open_max: int, batch_max: int) -> None:
+    def __init__(self, *, open_max: int, batch_max: int, budget: Budget, peer: str) -> None:
         self._open_max = open_max
         self._batch_max = batch_max
+        self._budget = budget
+        self._peer = peer
+        self._room = 0
         self._unanswered = 0
         self._outbox: deque[Item] = deque()
         self._wake = asyncio.Event()
@@ -36,11 +48,34 @@ class CommandStream(Generic[Item]):
         """Count one more command; its result must follow.
 
         Raises:
-            TooManyCommandsError: `open_max` is reached; the command was not counted.
+            TooManyCommandsError: `open_max` or the peer's part of the budget is reached; the command was not
+                counted.
         """
-        if self._unanswered + len(self._outbox) >= self._open_max:
-            raise TooManyCommandsError(self._open_max)
+        if self._unanswered + len(self._outbox) >= self._room:
+            self.make_room(1)
         self._unanswered += 1
+
+    def make_room(self, count: int) -> None:
+        """Take room for so many more commands, or for as many as the stream may have.
+
+        Raises:
+            TooManyCommandsError: the stream has its most commands, or the budget has too little room.
+        """
+        taken = self._unanswered + len(self._outbox)
+        if taken >= self._open_max:
+            raise TooManyCommandsError(self._open_max)
+        wanted = min(taken + count, self._open_max) - self._room
+        if wanted > 0:
+            wanted = min(wanted + -wanted % _BLOCK, self._open_max - self._room)
+            if not self._budget.take(self._peer, wanted):
+                # A client stays below the limit that it is told; with 0 it could send nothing any more.
+                raise TooManyCommandsError(max(taken, _BLOCK), "peer")
+            self._room += wanted
+
+    def close(self) -> None:
+        """Give back the room; nothing is written any more."""
+        self._budget.give_back(self._peer, self._room)
+        self._room = 0
 
     def answer(self, result: Item) -> None:
         """Queue the result of a command to write."""
@@ -67,6 +102,13 @@ class CommandStream(Generic[Item]):
         """The results that no write has taken yet."""
         return tuple(self._outbox)
 
+    def _give_back(self) -> None:
+        """Give back what is neither used nor kept for the next commands."""
+        surplus = self._room - max(self._unanswered + len(self._outbox), _KEPT)
+        if surplus > _KEPT:
+            self._budget.give_back(self._peer, surplus)
+            self._room -= surplus
+
     async def write_all(self, write: Callable[[list[Item]], Awaitable[None]]) -> None:
         """Write results as they come; return when the stream is finished and every result is written."""
         outbox = self._outbox
@@ -74,6 +116,8 @@ class CommandStream(Generic[Item]):
             if outbox:
                 size = min(len(outbox), self._batch_max)
                 await write([outbox.popleft() for _ in range(size)])
+                if self._room > _KEPT:
+                    self._give_back()
             elif self._no_more_commands and not self._unanswered:
                 return
             else:

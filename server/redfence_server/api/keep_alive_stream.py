@@ -6,9 +6,9 @@ from functools import partial
 
 from redfence_proto.v1 import lock_pb2
 from redfence_server.api import errors, messages
-from redfence_server.api.command_stream import CommandStream
 from redfence_server.api.streams import Stream, StreamContext
 from redfence_server.lock_service import LockCalls, RenewOutcome
+from redfence_server.sharing.shares import Shares
 
 
 class KeepAliveStream(Stream[lock_pb2.KeepAliveResponse]):
@@ -21,10 +21,15 @@ class KeepAliveStream(Stream[lock_pb2.KeepAliveResponse]):
         service: LockCalls,
         commands_max: int,
         draining: lock_pb2.Draining,
+        shares: Shares,
+        peer: str,
     ) -> None:
         super().__init__(
             context,
-            commands=CommandStream(open_max=commands_max, batch_max=1),
+            shares=shares,
+            peer=peer,
+            commands_max=commands_max,
+            batch_max=1,
             notice=lock_pb2.KeepAliveResponse(draining=draining),
         )
         self._service = service
@@ -42,7 +47,8 @@ class KeepAliveStream(Stream[lock_pb2.KeepAliveResponse]):
         for response in items:
             await self._context.write(response)
 
-    def _begin(self, request: lock_pb2.KeepAliveRequest) -> None:
+    async def _begin(self, request: lock_pb2.KeepAliveRequest) -> None:
+        await self._shares.turns.begin(self._peer)
         self._commands.begin()
         self._count += 1
         self._renewals.setdefault((request.resource, request.lease_id), {})[self._count] = None

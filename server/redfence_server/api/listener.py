@@ -6,6 +6,7 @@ from typing import Any
 
 from redfence_server.api import serving
 from redfence_server.config import ServeConfig
+from redfence_server.sharing.budget import Budget
 
 
 class Listener:
@@ -13,7 +14,7 @@ class Listener:
 
     Args:
         setting: the one that names the address.
-        share_port, wrap: see `serving.new_server`.
+        places, share_port, wrap: see `serving.new_server`.
 
     Attributes:
         server: takes the services, before `start`.
@@ -28,6 +29,7 @@ class Listener:
         config: ServeConfig,
         setting: str,
         *,
+        places: Budget | None = None,
         share_port: bool = False,
         wrap: serving.Wrap | None = None,
     ) -> None:
@@ -42,7 +44,9 @@ class Listener:
             insecure=config.insecure,
             setting=setting,
         )
-        self.server: Any = serving.new_server(config.transport, share_port=share_port, wrap=wrap)
+        self.server: Any = serving.new_server(
+            config.transport, places=places, share_port=share_port, wrap=wrap
+        )
         self.port = 0
 
     async def start(self) -> None:

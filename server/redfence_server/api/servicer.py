@@ -26,6 +26,8 @@ from redfence_server.lock_list import LockList, check_page_size, check_prefix
 from redfence_server.lock_service import LockCalls, LockService
 from redfence_server.nodes.cluster import ClusterView
 from redfence_server.randomness import Randomness
+from redfence_server.sharing.peer import peer_of
+from redfence_server.sharing.shares import Shares
 
 # Read once: a server without free file descriptors could not read it later.
 _VERSION: Final = version("redfence")
@@ -59,6 +61,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
 
     Args:
         commands_max: the most unanswered commands of one stream.
+        shares: what callers get their part of.
         drain_grace_ms: how long a draining server waits for unfinished calls; the notice to peers says it.
         guard: identifies callers; None without a policy and an audit log.
 
@@ -74,6 +77,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
         clock: Clock,
         randomness: Randomness,
         commands_max: int,
+        shares: Shares,
         drain_grace_ms: int,
         guard: Guard | None = None,
     ) -> None:
@@ -82,6 +86,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
         self._clock = clock
         self._randomness = randomness
         self.commands_max = commands_max
+        self._shares = shares
         self._notice = lock_pb2.Draining(grace=messages.duration(drain_grace_ms))
         self._draining = False
         self.streams = OpenStreams(clock)
@@ -96,8 +101,8 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
     async def Acquire(self, request: lock_pb2.AcquireRequest, context: Context) -> lock_pb2.AcquireResponse:
         """Answer Acquire as protos/redfence/v1/lock.proto defines it."""
         arrived_at_ms = self._clock.now_ms()
-        service = self._service_for(context)
         time_remaining = context.time_remaining()
+        service, peer = await self._begin(context)
         call = messages.read_acquire(
             request,
             ttl_ms_max=self._service.ttl_ms_max,
@@ -106,6 +111,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
             connection=context.peer(),
             answer_within_ms=None if time_remaining is None else time_remaining * 1000,
         )
+        self._shares.check_name(peer, call.resource)
         response = lock_pb2.AcquireResponse()
         messages.fill_acquire(response, call, await service.acquire(call))
         return response
@@ -114,14 +120,14 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
     async def Release(self, request: lock_pb2.ReleaseRequest, context: Context) -> lock_pb2.ReleaseResponse:
         """Answer Release as protos/redfence/v1/lock.proto defines it."""
         response = lock_pb2.ReleaseResponse()
-        service = self._service_for(context)
+        service, _ = await self._begin(context)
         messages.fill_release(response, await service.release(*messages.read_lease(request)))
         return response
 
     @_answers_errors
     async def GetLock(self, request: lock_pb2.GetLockRequest, context: Context) -> lock_pb2.GetLockResponse:
         """Answer GetLock as protos/redfence/v1/lock.proto defines it."""
-        service = self._service_for(context)
+        service, _ = await self._begin(context)
         resource, digest = messages.read_get_lock(request)
         view = await service.get_lock(resource, digest=digest)
         return messages.get_lock_response(resource, view)
@@ -131,7 +137,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
         self, request: lock_pb2.CheckTokenRequest, context: Context
     ) -> lock_pb2.CheckTokenResponse:
         """Answer CheckToken as protos/redfence/v1/lock.proto defines it."""
-        service = self._service_for(context)
+        service, _ = await self._begin(context)
         resource = model.check_resource(request.resource)
         token = model.check_token(request.fencing_token)
         judgement = await service.check_token(resource, token)
@@ -148,6 +154,8 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
             service=self._service_of(caller),
             commands_max=self.commands_max,
             draining=self._notice,
+            shares=self._shares,
+            peer=_peer_of(context, caller),
         )
         await self._serve(context, stream, caller)
 
@@ -162,6 +170,8 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
             randomness=self._randomness,
             commands_max=self.commands_max,
             draining=self._notice,
+            shares=self._shares,
+            peer=_peer_of(context, caller),
         )
         await self._serve(context, stream, caller)
 
@@ -171,8 +181,12 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
     def _service_of(self, caller: Caller | None) -> LockCalls:
         return self._service if caller is None else GuardedService(self._service, caller)
 
-    def _service_for(self, context: Context) -> LockCalls:
-        return self._service_of(self._caller_of(context))
+    async def _begin(self, context: Context) -> tuple[LockCalls, str]:
+        """Return what a unary call may use and its peer, once it is its turn."""
+        caller = self._caller_of(context)
+        peer = _peer_of(context, caller)
+        await self._shares.turns.begin(peer)
+        return self._service_of(caller), peer
 
     async def _serve(self, context: Context, stream: Stream[Any], caller: Caller | None) -> None:
         watch: AbstractContextManager[object] = nullcontext()
@@ -184,6 +198,13 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
             # Some clients, such as Rust's tonic, return from the call only once the headers are here.
             await context.send_initial_metadata(())
             await stream.serve()
+
+
+def _peer_of(context: Context, caller: Caller | None) -> str:
+    """Return with whom a caller shares its bounds: its principal, or its machine if it proved no name."""
+    if caller is None or caller.is_anonymous:
+        return peer_of(context.peer())
+    return caller.principal
 
 
 class AdminServicer(lock_pb2_grpc.AdminServiceServicer):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,6 +26,7 @@ from redfence_server.api.parsing import AdaptHandlers, reject_malformed
 from redfence_server.api.reflection import add_reflection
 from redfence_server.errors import ConfigError
 from redfence_server.http2.settings import ConnectionSettings, LivenessSettings, Transport
+from redfence_server.sharing.budget import Budget
 
 # A connection of either transport has these limits.
 LIMITS = ConnectionSettings(
@@ -69,6 +71,8 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_connection_idle_ms", _ms(LIMITS.liveness.idle_s)),
 )
 
+# File descriptors that connections of clients leave for nodes, logs and the interpreter.
+_OTHER_FILES = 128
 # After the grace, for the last bytes to leave. grpcio would wait for a peer that never reads.
 _CLOSE_S = 0.5
 
@@ -101,9 +105,16 @@ Wrap = Callable[[str, Any], Any]
 
 
 def new_server(
-    transport: Transport = Transport.GRPCIO, *, share_port: bool = False, wrap: Wrap | None = None
+    transport: Transport = Transport.GRPCIO,
+    *,
+    places: Budget | None = None,
+    share_port: bool = False,
+    wrap: Wrap | None = None,
 ) -> Any:
     """Return a `Server` with redfence's limits and no services yet.
+
+    `places` bounds the open connections, with the transport `fast`; by default see `connection_places`.
+    grpcio shows a connection only with its first call.
 
     `share_port` lets it listen beside the other workers of its supervisor. `wrap` gets the handler of each
     method with all that this server adds to it.
@@ -129,7 +140,13 @@ def new_server(
         handler = reject_malformed(path, handler)
         return handler if wrap is None else wrap(path, handler)
 
-    return FastServer(LIMITS, adapt=adapt, share_port=share_port)
+    return FastServer(LIMITS, adapt=adapt, places=places or connection_places(), share_port=share_port)
+
+
+def connection_places(connections_max: int = 0) -> Budget:
+    """Return the places for the connections of all peers; 0: as many as the limit of files allows."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return Budget(connections_max or max(1, soft - _OTHER_FILES))
 
 
 def add_health_and_reflection(

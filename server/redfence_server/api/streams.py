@@ -17,10 +17,12 @@ from redfence_server.api import errors, messages
 from redfence_server.api.command_stream import CommandStream
 from redfence_server.api.parsing import Malformed
 from redfence_server.clock import Clock
-from redfence_server.errors import InvalidFieldError
+from redfence_server.errors import InvalidFieldError, RedfenceServerError
 from redfence_server.lock_service import LockCalls, RenewOutcome
 from redfence_server.model import AcquireCall, Lease
 from redfence_server.randomness import Randomness
+from redfence_server.sharing.shares import Shares
+from redfence_server.sharing.turns import COMMANDS_PER_PART
 from redfence_server.waiting.acquiring import AcquireEnd, Acquisition, NotGranted
 
 # A result is below 1 KiB and a message below 64 KiB.
@@ -33,17 +35,30 @@ Item = TypeVar("Item")
 class Stream(ABC, Generic[Item]):
     """Reads until the peer closes; writes results as they come, and `notice` when the server drains."""
 
-    def __init__(self, context: StreamContext, *, commands: CommandStream[Item], notice: Item) -> None:
+    def __init__(
+        self,
+        context: StreamContext,
+        *,
+        shares: Shares,
+        peer: str,
+        commands_max: int,
+        batch_max: int,
+        notice: Item,
+    ) -> None:
         self._context = context
-        self._commands = commands
+        self._shares = shares
+        self._peer = peer
+        self._commands: CommandStream[Item] = CommandStream(
+            open_max=commands_max, batch_max=batch_max, budget=shares.commands, peer=peer
+        )
         self._notice = notice
         self._reading: asyncio.Task[None] | None = None
         self._draining = False
         self._end_with: Exception | None = None
 
     @abstractmethod
-    def _begin(self, request: Any) -> None:
-        """Start the commands of one message."""
+    async def _begin(self, request: Any) -> None:
+        """Start the commands of one message, in parts of `COMMANDS_PER_PART`."""
 
     @abstractmethod
     async def _write(self, items: list[Item]) -> None:
@@ -90,7 +105,12 @@ class Stream(ABC, Generic[Item]):
         """Run commands until the peer closes, the server drains, or the peer breaks the protocol.
 
         Cancellation: unfinished acquires are cancelled, and so undone.
+
+        Raises:
+            TooManyCommandsError: the peer has too many streams or unanswered commands.
         """
+        # An open stream takes room, so that streams are bounded as well.
+        self._commands.make_room(1)
         self._reading = reading = asyncio.create_task(self._read(), name="stream-read")
         if self._draining:
             reading.cancel()
@@ -99,6 +119,7 @@ class Stream(ABC, Generic[Item]):
         finally:
             reading.cancel()
             self._clean_up()
+            self._commands.close()
             await asyncio.wait([reading])
             # A cancelled task refers to this stream by its traceback: a cycle.
             self._reading = None
@@ -114,13 +135,16 @@ class Stream(ABC, Generic[Item]):
         while (request := await self._context.read()) is not grpc.aio.EOF:
             if isinstance(request, Malformed):
                 raise InvalidFieldError("", request.problem, lock_pb2.ERROR_REASON_MALFORMED_MESSAGE)
-            self._begin(request)
+            await self._begin(request)
 
     async def _read(self) -> None:
         try:
             await self._begin_all()
+        except RedfenceServerError as error:
+            # The peer broke the protocol or a limit. The frames of the traceback would keep its message.
+            self._end_with = error.with_traceback(None)
+            self._on_protocol_error()
         except Exception:
-            # The peer broke the protocol, or the server has a defect: stop reading this stream.
             self._on_protocol_error()
             raise
         finally:
@@ -149,10 +173,15 @@ class SessionStream(Stream[_Result | lock_pb2.Draining]):
         randomness: Randomness,
         commands_max: int,
         draining: lock_pb2.Draining,
+        shares: Shares,
+        peer: str,
     ) -> None:
         super().__init__(
             context,
-            commands=CommandStream(open_max=commands_max, batch_max=_RESULTS_PER_MESSAGE_MAX),
+            shares=shares,
+            peer=peer,
+            commands_max=commands_max,
+            batch_max=_RESULTS_PER_MESSAGE_MAX,
             notice=draining,
         )
         self._service = service
@@ -183,16 +212,27 @@ class SessionStream(Stream[_Result | lock_pb2.Draining]):
             self._open_ids.discard(item.command_id)
             result = response.results.add(id=item.command_id)
             if isinstance(item.end, Exception):
-                error = errors.describe(item.end, where="session")
-                result.error.CopyFrom(errors.to_message(*error))
+                _write_error(result, _error_bytes(item.end))
             else:
                 item.write(result, item.end)
         await self._context.write(response)
 
-    def _begin(self, request: lock_pb2.SessionRequest) -> None:
+    async def _begin(self, request: lock_pb2.SessionRequest) -> None:
         arrived_at_ms = self._clock.now_ms()
-        for command in sorted(request.commands, key=_rank):
-            self._start(command, arrived_at_ms)
+        count = len(request.commands)
+        if count > COMMANDS_PER_PART:
+            # Before any other work: a peer without room costs little.
+            self._commands.make_room(count)
+            # To sort thousands of commands takes some time as well.
+            await self._shares.turns.begin(self._peer, COMMANDS_PER_PART)
+        commands = sorted(request.commands, key=_rank)
+        for first in range(0, count, COMMANDS_PER_PART):
+            await self._shares.turns.begin(
+                self._peer,
+                count if count < COMMANDS_PER_PART else COMMANDS_PER_PART,  # noqa: FURB136  (min costs a call)
+            )
+            for command in commands[first : first + COMMANDS_PER_PART]:
+                self._start(command, arrived_at_ms)
 
     def _on_protocol_error(self) -> None:
         self._cancel_acquires()
@@ -214,7 +254,8 @@ class SessionStream(Stream[_Result | lock_pb2.Draining]):
         try:
             self._begin_command(command, arrived_at_ms)
         except Exception as error:
-            self._on_end(command_id, _write_nothing, error)
+            # As bytes, because a peer may leave thousands unread.
+            self._on_end(command_id, _write_error, _error_bytes(error))
 
     def _begin_command(self, command: lock_pb2.SessionCommand, arrived_at_ms: float) -> None:
         match command.WhichOneof("command"):
@@ -247,6 +288,7 @@ class SessionStream(Stream[_Result | lock_pb2.Draining]):
             arrived_at_ms=arrived_at_ms,
             connection=self._connection,
         )
+        self._shares.check_name(self._peer, call.resource)
         on_end = partial(self._on_acquire_end, command_id, call)
         acquisition = self._service.begin_acquire(call, on_end)
         if acquisition.end is None:
@@ -288,5 +330,9 @@ def _write_cancel(result: lock_pb2.SessionResult, found: bool) -> None:  # noqa:
     result.cancel.found = found
 
 
-def _write_nothing(_: lock_pb2.SessionResult, __: object) -> None:
-    """Do nothing: the error is the result."""
+def _error_bytes(error: Exception) -> bytes:
+    return errors.to_message(*errors.describe(error, where="session")).SerializeToString()
+
+
+def _write_error(result: lock_pb2.SessionResult, error: bytes) -> None:
+    result.error.MergeFromString(error)

@@ -12,20 +12,18 @@ import structlog
 from redfence_server.http2 import wire
 from redfence_server.http2.context import Context, Method
 from redfence_server.http2.output import Output
-from redfence_server.http2.turns import Turns
 
 
 class Call(Context):
     """Runs the method as a task, and ends the call in every case.
 
     Args:
-        turns: when the method may begin.
         timeout_s: how long the caller waits, or None.
         reader: splits the body of the request into messages.
         headers: those of the request.
     """
 
-    __slots__ = ("_deadline_timer", "_reader", "_turns", "task")
+    __slots__ = ("_deadline_timer", "_reader", "task")
 
     def __init__(
         self,
@@ -34,7 +32,6 @@ class Call(Context):
         method: Method,
         *,
         loop: asyncio.AbstractEventLoop,
-        turns: Turns,
         timeout_s: float | None,
         reader: wire.MessageReader,
         headers: tuple[wire.Header, ...] = (),
@@ -42,7 +39,6 @@ class Call(Context):
         deadline = None if timeout_s is None else loop.time() + timeout_s
         super().__init__(out, stream_id, method, loop=loop, deadline=deadline, headers=headers)
         self._reader = reader
-        self._turns = turns
         self._deadline_timer = None if deadline is None else loop.call_at(deadline, self._on_deadline)
         self.task: asyncio.Task[None] | None = None
 
@@ -114,7 +110,6 @@ class Call(Context):
 
     async def _run_unary(self, data: bytes) -> None:
         try:
-            await self._turns.begin()
             response = await self._method.behaviour(self._parsed(data), self)
             if not self._finished:
                 self._begun = True
@@ -133,7 +128,6 @@ class Call(Context):
 
     async def _run_writer(self, request: Any) -> None:
         try:
-            await self._turns.begin()
             answers = self._method.behaviour(request, self)
             if hasattr(answers, "__aiter__"):
                 async for answer in answers:

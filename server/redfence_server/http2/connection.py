@@ -20,7 +20,7 @@ from redfence_server.http2.liveness import Action, Liveness
 from redfence_server.http2.output import Output
 from redfence_server.http2.peer import Peer
 from redfence_server.http2.settings import ConnectionSettings
-from redfence_server.http2.turns import Turns
+from redfence_server.sharing.peer import peer_of
 
 _ENHANCE_YOUR_CALM: Final = 11
 _WRITE_BUFFER_BYTES: Final = 256 * 1024
@@ -31,6 +31,8 @@ _WINDOW_BYTES: Final = 4 * 1024 * 1024
 # The library's own limits, (1000, 33) for resets and (10000, 330) for glitches, would end such a connection.
 # A call that is reset costs no more than one that is answered.
 _RESETS: Final = (100_000, 20_000)
+# 16 KiB have about 100 calls. Higher: a flood of calls delays other connections.
+_BUFFER: Final = memoryview(bytearray(16 * 1024))
 
 
 def http2_settings(settings: ConnectionSettings) -> ngh2.Configuration:
@@ -45,24 +47,25 @@ def http2_settings(settings: ConnectionSettings) -> ngh2.Configuration:
 
 
 class Owner(Protocol):
-    """Gives a connection the limits, the methods and the turns of its server."""
+    """Gives a connection the limits and the methods of its server."""
 
     settings: ConnectionSettings
-    turns: Turns
     http2_settings: ngh2.Configuration
 
     def method(self, path: str) -> Method | None:
         """Return the method with this path, or None."""
 
-    def opened(self, connection: Connection) -> None:
-        """Note a new connection."""
+    def opened(self, connection: Connection, peer: str) -> bool:
+        """Note a new connection; return whether its peer may have one more."""
 
     def closed(self, connection: Connection) -> None:
         """Forget the connection."""
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """Serves the calls of one connection.
+
+    It reads a bounded part in each turn of the event loop, so that a flood delays other connections little.
 
     Attributes:
         out: sends; it is there once the connection is.
@@ -96,15 +99,17 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet the peer."""
         self._transport = transport
+        peer = Peer.of(transport)
+        self.out = Output(self._http2, transport, peer=peer, liveness=self._liveness, loop=self._loop)
+        if not self._owner.opened(self, peer_of(peer.address)):
+            self.out.abort()
+            return
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         # asyncio sets it only for some sockets; without it an answer can wait 40 ms for the peer's ACK.
         self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        peer = Peer.of(transport)
-        self.out = Output(self._http2, transport, peer=peer, liveness=self._liveness, loop=self._loop)
         tls: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() != "h2":
             # gRPC's servers end such a connection as well: the client may mean another protocol.
-            self._owner.opened(self)
             self.out.abort()
             return
         settings = self._owner.settings
@@ -116,16 +121,19 @@ class Connection(asyncio.Protocol):
         )
         self._http2.set_local_window_size(_WINDOW_BYTES)
         self.out.flush()
-        self._owner.opened(self)
         self._check_liveness()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  (asyncio's)
+        """Return the buffer for the next bytes; all connections share it, because each read ends at once."""
+        return _BUFFER
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Carry out what the peer sent."""
         if self.out.closed:
             return
         self._liveness.heard(self._loop.time())
         try:
-            self._http2.receive_data(data)
+            self._http2.receive_data(_BUFFER[:nbytes])
         except ngh2.NGH2Error:
             # The library can say no more to this peer.
             self.out.abort()
@@ -189,7 +197,6 @@ class Connection(asyncio.Protocol):
             stream_id,
             method,
             loop=self._loop,
-            turns=self._owner.turns,
             timeout_s=timeout_s,
             reader=wire.MessageReader(bytes_max=settings.message_bytes_max, encoding=encoding),
             headers=event.headers,

@@ -17,7 +17,7 @@ import ngh2
 from redfence_server.http2.connection import Connection, http2_settings
 from redfence_server.http2.context import Method
 from redfence_server.http2.settings import ConnectionSettings
-from redfence_server.http2.turns import Turns
+from redfence_server.sharing.budget import Budget
 
 # By default asyncio allocates 256 KiB for each connection with TLS. The longest TLS record has 16 KiB.
 _TLS_BUFFER_BYTES: Final = 32 * 1024
@@ -37,13 +37,20 @@ class Server:
     Args:
         settings: the limits of each connection.
         adapt: changes the handler of each method before its first call; gets the path and the handler.
+        places: how many connections may be open; None for any number.
         share_port: lets other processes of this user listen on the same port; each gets its part.
     """
 
     def __init__(
-        self, settings: ConnectionSettings, *, adapt: Callable[[str, Any], Any], share_port: bool = False
+        self,
+        settings: ConnectionSettings,
+        *,
+        adapt: Callable[[str, Any], Any],
+        places: Budget | None = None,
+        share_port: bool = False,
     ) -> None:
         self.settings = settings
+        self._places = places
         self._share_port = share_port
         self.http2_settings: ngh2.Configuration = http2_settings(settings)
         self._adapt = adapt
@@ -52,9 +59,9 @@ class Server:
         # Each with its context for TLS, or None.
         self._sockets: list[tuple[socket.socket, ssl.SSLContext | None]] = []
         self._listeners: list[asyncio.Server] = []
-        self._connections: set[Connection] = set()
+        # Each with its peer.
+        self._connections: dict[Connection, str] = {}
         self._all_closed = asyncio.Event()
-        self.turns = Turns()
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """Serve the methods of these handlers."""
@@ -163,12 +170,17 @@ class Server:
             self._methods[path] = Method.of(self._adapt(path, handler))
         return self._methods[path]
 
-    def opened(self, connection: Connection) -> None:
-        """Note a new connection."""
-        self._connections.add(connection)
+    def opened(self, connection: Connection, peer: str) -> bool:
+        """Note a new connection; return whether its peer may have one more."""
+        if self._places is not None and not self._places.take(peer):
+            return False
+        self._connections[connection] = peer
+        return True
 
     def closed(self, connection: Connection) -> None:
         """Forget the connection."""
-        self._connections.discard(connection)
+        peer = self._connections.pop(connection, None)
+        if peer is not None and self._places is not None:
+            self._places.give_back(peer)
         if not self._connections:
             self._all_closed.set()

@@ -20,6 +20,8 @@ from redfence_server.redis_io.dial import SYSTEM_TLS, NodeTls, NodeUrl
 
 # How often a server that waits for its first quorum looks whether it has one.
 _LOOK_S: Final = 0.02
+# More commands begin once a quorum has fewer unanswered ones. Higher: a burst of one client delays others.
+_UNANSWERED_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,13 @@ class NodeCluster:
     def quorum_may_return(self) -> bool:
         """Tell whether no quorum votes, but was lost so lately that it may vote again in a moment."""
         return self._quorum_timer is not None
+
+    def has_room(self) -> bool:
+        """Tell whether a quorum of nodes has few enough unanswered commands to take more."""
+        with_room = 0
+        for link in self.links:
+            with_room += link.unanswered_count < _UNANSWERED_MAX
+        return 2 * with_room > len(self.links)
 
     def view(self) -> ClusterView:
         """Return what is known, without asking a node."""

@@ -50,6 +50,10 @@ class NodeConnection(asyncio.BufferedProtocol):
         node_timeout_ms: after this time without a reply, a command gets `NoReply.TIMED_OUT`.
         on_lost: called once with the reason when the connection has ended, after all callbacks of commands.
         on_notice: called with the payload of each message on the subscribed channel.
+
+    Attributes:
+        latency_ms: how long the node took to answer last; None before its first answer.
+        unanswered: the commands that the node may still answer in time, oldest first.
     """
 
     def __init__(
@@ -67,7 +71,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._outbox: list[bytes] = []
         self._outbox_since = 0.0
         self._flush_timer: asyncio.Handle | None = None
-        self._unanswered: deque[_Unanswered] = deque()
+        self.unanswered: deque[_Unanswered] = deque()
         # Timed-out commands whose replies may still come; always older than `_unanswered`.
         self._overdue: deque[_Unanswered] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -85,12 +89,12 @@ class NodeConnection(asyncio.BufferedProtocol):
 
         Return False without a call if the connection has ended or too many commands are unanswered.
         """
-        if self._transport is None or len(self._unanswered) + len(self._overdue) >= _UNANSWERED_MAX:
+        if self._transport is None or len(self.unanswered) + len(self._overdue) >= _UNANSWERED_MAX:
             return False
         if not self._outbox:
             self._begin_batch()
         self._outbox.append(packed)
-        self._unanswered.append((on_raw, self._outbox_since))
+        self.unanswered.append((on_raw, self._outbox_since))
         return True
 
     def _begin_batch(self) -> None:
@@ -99,7 +103,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         All commands of a batch count as sent at its beginning, so a late one may time out `_GATHER_S` early.
         """
         now = self._outbox_since = self._loop.time()
-        if self._unanswered:
+        if self.unanswered:
             self._flush_timer = self._loop.call_at(now + _GATHER_S, self.flush)
         else:
             self._flush_timer = self._loop.call_soon(self.flush)
@@ -134,7 +138,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         `on_subscribed` is called with the node's reason to refuse, or an empty text.
         """
         assert self._transport is not None
-        assert not self._unanswered, "the first reply answers the subscription"
+        assert not self.unanswered, "the first reply answers the subscription"
         self._on_subscribed = on_subscribed
         self._transport.write(hiredis.pack_command(("SUBSCRIBE", channel)))  # type: ignore[arg-type]  # its stub says: a tuple of one
 
@@ -166,16 +170,16 @@ class NodeConnection(asyncio.BufferedProtocol):
             self._arm(now + _STALL_S)
             return
         self._stalled = False
-        while self._unanswered and now - self._unanswered[0][1] >= self._timeout_s:
-            entry = self._unanswered.popleft()
+        while self.unanswered and now - self.unanswered[0][1] >= self._timeout_s:
+            entry = self.unanswered.popleft()
             self._overdue.append(entry)
             entry[0](NoReply.TIMED_OUT)  # may call `call`, which leaves the timer to this method
         if self._overdue and now - self._overdue[0][1] >= _STALLED_AFTER_TIMEOUTS * self._timeout_s:
             self.abort("it no longer answers")
             return
         self._timer = None
-        if self._unanswered:
-            self._arm(self._unanswered[0][1] + self._timeout_s)
+        if self.unanswered:
+            self._arm(self.unanswered[0][1] + self._timeout_s)
         elif self._overdue:
             self._arm(self._overdue[0][1] + _STALLED_AFTER_TIMEOUTS * self._timeout_s)
 
@@ -204,13 +208,13 @@ class NodeConnection(asyncio.BufferedProtocol):
                 self._pushed(raw)
             elif self._overdue:
                 _, sent_at = self._overdue.popleft()
-            elif self._unanswered:
-                on_raw, sent_at = self._unanswered.popleft()
+            elif self.unanswered:
+                on_raw, sent_at = self.unanswered.popleft()
                 on_raw(raw)
             else:
                 self.abort("it sent a reply to no command")
                 return
-        if self._outbox and len(self._unanswered) == len(self._outbox):
+        if self._outbox and len(self.unanswered) == len(self._outbox):
             self._flush_soon()
         if sent_at is not None:
             self.latency_ms = (self._loop.time() - sent_at) * 1000
@@ -236,8 +240,8 @@ class NodeConnection(asyncio.BufferedProtocol):
                 timer.cancel()
         self._timer = self._flush_timer = None
         self._overdue.clear()
-        while self._unanswered:
-            on_raw, _ = self._unanswered.popleft()
+        while self.unanswered:
+            on_raw, _ = self.unanswered.popleft()
             on_raw(NoReply.DISCONNECTED)
         self._on_lost(self._end_reason or (str(exc) if exc else "it closed the connection"))
 

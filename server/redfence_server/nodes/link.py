@@ -123,6 +123,12 @@ class NodeLink:
         self.admission_refused: AdmissionRefusedError | None = None
         self.examined = asyncio.Event()
 
+    @property
+    def unanswered_count(self) -> int:
+        """How many commands the node may still answer in time."""
+        connection = self._commands.connection
+        return 0 if connection is None else len(connection.unanswered)
+
     def listen(self, on_notice: Callable[[Notice], None]) -> None:
         """Pass the notices for this server to `on_notice`; see `LockNode`."""
         self._on_notice = on_notice

@@ -1,46 +1,82 @@
-"""Spread a burst of calls over several turns of the event loop, so that nothing else waits long for it."""
+"""Let commands begin in small parts and in fair turns, so that a peer with thousands delays no other one."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
-# A call takes about 0.1 ms. Higher: a burst delays the replies of the nodes until they count as lost.
-_CALLS_PER_TURN: Final = 100
+COMMANDS_PER_PART: Final = 32
+"""A stream asks for a turn for so many commands at once."""
+# A command takes about 0.1 ms. Higher: a burst delays the replies of the nodes, and every other peer.
+_COMMANDS_PER_TURN: Final = 32
+# So many more may begin in a turn for peers that do not wait yet.
+_NEWCOMERS_PER_TURN: Final = 64
+# How long to wait if the nodes have no room: they answer a command in about that time.
+_RETRY_S: Final = 0.001
+
+
+def _always() -> bool:
+    return True
 
 
 class Turns:
-    """Lets at most 100 calls of a server begin in one turn of the loop; the others follow in order."""
+    """Lets at most 32 commands begin in one turn of the event loop, and none while the nodes have no room.
 
-    def __init__(self) -> None:
-        self._left = _CALLS_PER_TURN
-        self._waiting: deque[asyncio.Future[None]] = deque()
+    The others follow: peer by peer, a part of each, and for each peer in the order in which they came. A peer
+    without waiting commands begins at once, once in a turn, so that it does not notice the others.
+
+    Args:
+        has_room: tells whether the nodes can take more commands now.
+    """
+
+    def __init__(self, has_room: Callable[[], bool] = _always) -> None:
+        self._has_room = has_room
+        self._left = _COMMANDS_PER_TURN
+        # In the order of the peers' next turns.
+        self._waiting: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
         self._loop = asyncio.get_running_loop()
+        self._begun: set[str] = set()
         self._counts = False
 
-    async def begin(self) -> None:
-        """Return when the call may begin.
+    async def begin(self, peer: str, count: int = 1) -> None:
+        """Return when the peer may begin so many commands, at most `COMMANDS_PER_PART`.
 
-        Cancellation: the call gives up its place.
+        Cancellation: the commands give up their place.
         """
         if not self._counts:
             self._counts = True
             self._loop.call_soon(self._next)
-        if self._left:
-            self._left -= 1
+        if self._left > 0 and not self._waiting and self._has_room():
+            self._left -= count
+            return
+        if peer not in self._waiting and peer not in self._begun and self._left > -_NEWCOMERS_PER_TURN:
+            self._begun.add(peer)
+            self._left -= count
             return
         place: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append(place)
+        self._waiting.setdefault(peer, deque()).append((place, count))
         await place
 
     def _next(self) -> None:
-        self._left = _CALLS_PER_TURN
-        while self._waiting and self._left:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(None)
-                self._left -= 1
+        self._left = _COMMANDS_PER_TURN
+        self._begun.clear()
+        while self._waiting and self._left > 0 and self._has_room():
+            peer = next(iter(self._waiting))
+            places = self._waiting.pop(peer)
+            self._begun.add(peer)
+            part = COMMANDS_PER_PART
+            while places and part > 0:
+                place, count = places.popleft()
+                if not place.done():
+                    place.set_result(None)
+                    part -= count
+            self._left -= COMMANDS_PER_PART - part
+            if places:
+                self._waiting[peer] = places
         self._counts = bool(self._waiting)
-        if self._counts:
+        if self._left == _COMMANDS_PER_TURN and self._counts:
+            self._loop.call_later(_RETRY_S, self._next)
+        elif self._counts:
             self._loop.call_soon(self._next)

@@ -362,7 +362,7 @@ async def as_many_commands_as_a_stream_takes(stage: Stage) -> AsyncIterator[Fail
         node.resume()
     for command in commands:
         assert isinstance(command.exception(), StreamEndedError) or command.result().HasField("error")
-    assert (failure.code, failure.metadata) == (EXHAUSTED, {"limit": "4"})
+    assert (failure.code, failure.metadata) == (EXHAUSTED, {"limit": "4", "scope": "stream"})
     yield failure
     keep_alive = server.locks.KeepAlive()
     for node in server.nodes:
@@ -373,6 +373,20 @@ async def as_many_commands_as_a_stream_takes(stage: Stage) -> AsyncIterator[Fail
     for node in server.nodes:
         node.resume()
     yield failure
+
+
+@gives(lock_pb2.ERROR_REASON_TOO_MANY_NEW_RESOURCES)
+async def a_burst_of_new_names(stage: Stage) -> AsyncIterator[Failure]:
+    server = await stage.serve(await stage.formed_nodes(3), new_resources_per_second=1)
+    for number in range(10):
+        await server.acquire(f"{NAME}/{number}")
+    failures = [await failure_of(server.acquire(f"{NAME}/new"))]
+    await server.acquire(f"{NAME}/9")
+    async with SessionCaller(server) as session:
+        failures.append(_of(await session.acquire(f"{NAME}/newer")))
+    for failure in failures:
+        assert (failure.code, failure.metadata) == (EXHAUSTED, {"limit": "1"})
+        yield failure
 
 
 @gives(lock_pb2.ERROR_REASON_CANCELLED)

@@ -8,6 +8,7 @@ import pytest
 
 from redfence_server.api.command_stream import CommandStream
 from redfence_server.errors import TooManyCommandsError
+from redfence_server.sharing.budget import Budget
 
 pytestmark = pytest.mark.virtual_time
 
@@ -28,7 +29,7 @@ class Peer:
 
 
 async def test_a_slow_command_holds_nobody_up_and_what_is_ready_together_leaves_together() -> None:
-    stream: CommandStream[str] = CommandStream(open_max=10, batch_max=10)
+    stream: CommandStream[str] = CommandStream(open_max=10, batch_max=10, budget=Budget(1_000), peer="peer")
     peer = Peer()
     for delay_s, name in ((3, "slow"), (1, "a"), (1, "b"), (2, "c")):
         start(stream, delay_s, name)
@@ -38,7 +39,7 @@ async def test_a_slow_command_holds_nobody_up_and_what_is_ready_together_leaves_
 
 
 async def test_a_batch_is_bounded() -> None:
-    stream: CommandStream[str] = CommandStream(open_max=10, batch_max=2)
+    stream: CommandStream[str] = CommandStream(open_max=10, batch_max=2, budget=Budget(1_000), peer="peer")
     peer = Peer()
     for name in "abcde":
         stream.put(name)
@@ -49,7 +50,7 @@ async def test_a_batch_is_bounded() -> None:
 
 async def test_commands_without_a_written_result_are_bounded() -> None:
     """A command with a result in the queue counts once; written, it counts no more."""
-    stream: CommandStream[str] = CommandStream(open_max=2, batch_max=10)
+    stream: CommandStream[str] = CommandStream(open_max=2, batch_max=10, budget=Budget(1_000), peer="peer")
     peer = Peer(pace_s=10)
     start(stream, 1, "a")
     start(stream, 3, "b")

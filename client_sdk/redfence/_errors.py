@@ -263,6 +263,7 @@ BY_REASON: Mapping[int, type[RedfenceError]] = MappingProxyType(
         lock_pb2.ERROR_REASON_INVALID_VALUE: InvalidArgumentError,
         lock_pb2.ERROR_REASON_KEY_NOT_FOUND: NotFoundError,
         lock_pb2.ERROR_REASON_TOO_MANY_WRITES: OverloadedError,
+        lock_pb2.ERROR_REASON_TOO_MANY_NEW_RESOURCES: OverloadedError,
         lock_pb2.ERROR_REASON_STORAGE_FAILED: UnavailableError,
         lock_pb2.ERROR_REASON_INVALID_PAGE: InvalidArgumentError,
         lock_pb2.ERROR_REASON_INVALID_REASON: InvalidArgumentError,

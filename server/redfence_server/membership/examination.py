@@ -124,6 +124,12 @@ class Findings:
     clock: ClockReading = ClockReading(0.0, 0.0, 0.0)
     info: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def memory_share(self) -> float:
+        """Which part of `maxmemory` the node uses, or of its machine's memory without it; 0 if unknown."""
+        most = int(self.info.get("maxmemory", "0")) or int(self.info.get("total_system_memory", "0"))
+        return int(self.info.get("used_memory", "0")) / most if most else 0.0
+
 
 class ExaminationRefusedError(DialRefusedError):
     """The node answers INFO, but refuses the script that reads its identity."""

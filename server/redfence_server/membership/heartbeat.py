@@ -76,14 +76,15 @@ class Heartbeat:
         """None until this server first admitted the node."""
         self.grant_refusal = ""
         """The error with which the node would have refused a mint at its last examination, or nothing."""
+        self.memory_share = 0.0
+        """Which part of its memory the node used at its last examination."""
 
     def begin(self, found: Findings) -> None:
         """Take the findings of the admission: votes count only once the clock is known."""
         assert found.identity is not None, "a node that was admitted has an identity"
         self._admission = found.identity.admission
         self._step_cost_ms = fence.wait_ms(found.identity.max_ttl_ms)
-        self.grant_refusal = found.grant_refusal
-        self._note_sample(found.clock)
+        self._note_findings(found)
 
     def bring_forward(self) -> None:
         """Make the next heartbeat come now."""
@@ -113,8 +114,7 @@ class Heartbeat:
             is_void = found.identity is None or found.identity.admission != self._admission
             if is_void or not isinstance(judgement, Admitted):
                 return NotAdmitted(_reason(judgement), admission_is_void=is_void)
-            self.grant_refusal = found.grant_refusal
-            self._note_sample(found.clock)
+            self._note_findings(found)
             try:
                 await self._record_step(connection)
             except DialError as error:
@@ -138,6 +138,11 @@ class Heartbeat:
         now_ms = self._clock.now_ms()
         self._note_step(self.node_clock.check(received_ms=now_ms, node_ms=node_ms))
         return self.node_clock.trusted(now_ms)
+
+    def _note_findings(self, found: Findings) -> None:
+        self.grant_refusal = found.grant_refusal
+        self.memory_share = found.memory_share
+        self._note_sample(found.clock)
 
     def _note_sample(self, reading: ClockReading) -> None:
         """Judge a full sample of the node's clock, and take over the distrust that other servers recorded."""

@@ -17,9 +17,12 @@ from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.nodes.link import LinkSettings, NodeLink
 from redfence_server.randomness import Randomness
 from redfence_server.redis_io.dial import SYSTEM_TLS, NodeTls, NodeUrl
+from redfence_server.redis_io.scripts import COUNTER_IDLE_MS_MAX
 
 # How often a server that waits for its first quorum looks whether it has one.
 _LOOK_S: Final = 0.02
+# From which part of a node's memory on, how long its new counters live at most without use.
+_COUNTER_IDLE_MS: Final = ((0.0, COUNTER_IDLE_MS_MAX), (0.5, 3_600_000), (0.75, 600_000), (0.9, 60_000))
 # More commands begin once a quorum has fewer unanswered ones. Higher: a burst of one client delays others.
 _UNANSWERED_MAX: Final = 64
 
@@ -81,6 +84,8 @@ class NodeCluster:
         self._quorum_timer: asyncio.TimerHandle | None = None
         self._started = False
         self._granting: bool | None = None
+        self._packer = settings.packer
+        self._counter_idle_ms = self._counter_idle_ms_max = settings.heartbeat.keys.counter_idle_ms
         self._changed_at_ms = clock.now_ms()
         self.on_quorum_lost: Callable[[], None] = lambda: None
         self.on_granting: Callable[[bool], None] = lambda _: None
@@ -93,7 +98,7 @@ class NodeCluster:
                 clock=clock,
                 randomness=randomness,
                 on_state=self._on_state,
-                on_heartbeat=self._judge_granting,
+                on_heartbeat=self._on_heartbeat,
             )
             for index in range(node_count)
         ]
@@ -198,6 +203,21 @@ class NodeCluster:
         self._quorum_timer = None
         self.on_quorum_lost()
         self._judge_granting()
+
+    def _on_heartbeat(self) -> None:
+        self._judge_granting()
+        self._judge_memory()
+
+    def _judge_memory(self) -> None:
+        """Let unused counters live for a shorter time while a node is short of memory; see `Keyspace`."""
+        share = max(link.heartbeat.memory_share for link in self.links)
+        idle_ms = min(self._counter_idle_ms_max, *(ms for least, ms in _COUNTER_IDLE_MS if share >= least))
+        if idle_ms != self._counter_idle_ms:
+            structlog.get_logger().warning(
+                "counter_life_changed", memory_used=f"{share:.0%}", counter_idle_s=idle_ms // 1000
+            )
+            self._counter_idle_ms = idle_ms
+            self._packer.set_counter_idle_ms(idle_ms)
 
     def _judge_granting(self) -> None:
         """Report whether a quorum would grant now, if that has changed."""

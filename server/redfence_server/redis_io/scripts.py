@@ -140,6 +140,12 @@ class Packer:
         self._command: Command | None = None
         self._head = self._tail = ""
 
+    def set_counter_idle_ms(self, counter_idle_ms: int) -> None:
+        """Let the counters of later mints and commits live so long without use; any value is safe."""
+        self._idle = _bulk(str(counter_idle_ms))
+        # A command that was packed before is packed anew.
+        self._command = None
+
     def pack(self, command: Command, admission_id: str) -> bytes:
         """Return the bytes to send for `command` to a node that admitted the server under `admission_id`."""
         if command is not self._command:

@@ -23,8 +23,6 @@ from redfence_server.redis_io.scripts import COUNTER_IDLE_MS_MAX
 _LOOK_S: Final = 0.02
 # From which part of a node's memory on, how long its new counters live at most without use.
 _COUNTER_IDLE_MS: Final = ((0.0, COUNTER_IDLE_MS_MAX), (0.5, 3_600_000), (0.75, 600_000), (0.9, 60_000))
-# More commands begin once a quorum has fewer unanswered ones. Higher: a burst of one client delays others.
-_UNANSWERED_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +119,11 @@ class NodeCluster:
         """Tell whether no quorum votes, but was lost so lately that it may vote again in a moment."""
         return self._quorum_timer is not None
 
-    def has_room(self) -> bool:
-        """Tell whether a quorum of nodes has few enough unanswered commands to take more."""
+    def has_room(self, unanswered_max: int) -> bool:
+        """Tell whether a quorum of nodes has fewer unanswered commands than this."""
         with_room = 0
         for link in self.links:
-            with_room += link.unanswered_count < _UNANSWERED_MAX
+            with_room += link.unanswered_count < unanswered_max
         return 2 * with_room > len(self.links)
 
     def view(self) -> ClusterView:

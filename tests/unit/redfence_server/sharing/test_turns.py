@@ -14,17 +14,18 @@ async def test_a_burst_begins_in_order_in_bounded_parts_and_one_who_leaves_takes
         await turns.begin("peer")
         begun.append(number)
 
-    tasks = [asyncio.ensure_future(call(number)) for number in range(150)]
+    await turns.begin("other")  # with two peers the parts are smaller
+    tasks = [asyncio.ensure_future(call(number)) for number in range(250)]
     parts = [0]
-    while len(begun) < 149:
+    while len(begun) < 249:
         await asyncio.sleep(0)
         tasks[120].cancel()
         if len(begun) > parts[-1]:
             parts.append(len(begun))
-    assert begun == [number for number in range(150) if number != 120]
+    assert begun == [number for number in range(250) if number != 120]
     # The first call after the first part begins at once as well: its peer did not wait yet.
-    assert parts == [0, 33, 65, 97, 129, 149]
-    late = asyncio.ensure_future(call(150))
+    assert parts == [0, 65, 129, 193, 249]
+    late = asyncio.ensure_future(call(250))
     await asyncio.sleep(0)
     assert late.done(), "without a burst a call begins at once"
 
@@ -32,13 +33,14 @@ async def test_a_burst_begins_in_order_in_bounded_parts_and_one_who_leaves_takes
 async def test_a_peer_with_few_commands_does_not_wait_behind_one_with_thousands() -> None:
     """Not even while the nodes have no room; but it gets no more than one part in a turn then."""
     room = True
-    turns, begun = Turns(lambda: room), list[str]()
+    turns, begun = Turns(lambda _: room), list[str]()
 
     async def call(peer: str) -> None:
         await turns.begin(peer, COMMANDS_PER_PART)
         begun.append(peer)
 
     tasks = [asyncio.ensure_future(call("many")) for _ in range(100)]
+    await turns.begin("other")
     await asyncio.sleep(0)
     room = False
     tasks += [asyncio.ensure_future(call("few")) for _ in range(2)]

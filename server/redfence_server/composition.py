@@ -21,7 +21,7 @@ from redfence_server.api.health import Health
 from redfence_server.api.listener import Listener
 from redfence_server.api.servicer import AdminServicer, LockServicer
 from redfence_server.clock import SystemClock, WallClock
-from redfence_server.config import ServeConfig
+from redfence_server.config import RELOADABLE, ServeConfig
 from redfence_server.errors import ConfigError
 from redfence_server.lock_list import LockList
 from redfence_server.lock_service import LockService
@@ -39,28 +39,12 @@ from redfence_server.nodes.link import LinkSettings
 from redfence_server.randomness import Randomness, SystemRandomness
 from redfence_server.redis_io.dial import Dial, dial
 from redfence_server.redis_io.scripts import Packer
-from redfence_server.sharing.budget import Budget
-from redfence_server.sharing.new_names import NewNames
-from redfence_server.sharing.shares import Shares
-from redfence_server.sharing.turns import Turns
+from redfence_server.sharing.shares import ShareLimits, Shares
 from redfence_server.waiting.waiter_limiter import WaiterLimits
 
 SERVICE_NAMES = tuple(
     lock_pb2.DESCRIPTOR.services_by_name[name].full_name for name in ("LockService", "AdminService")
 )
-RELOADABLE = frozenset(
-    {
-        "commands_max",
-        "commands_server_max",
-        "connections_max",
-        "log_level",
-        "new_resources_per_second",
-        "waiters_max",
-        "waiters_per_connection_max",
-        "waiters_per_resource_max",
-    }
-)
-"""The settings that `LockServer.reload` takes over."""
 LIVENESS_NAME = "redfence.liveness"
 """The health of this name is SERVING as long as the process answers, with or without a quorum."""
 # A worker listens after this time even without a quorum, so that the port answers why it is not ready.
@@ -72,6 +56,14 @@ def _waiter_limits(config: ServeConfig) -> WaiterLimits:
         server=config.waiters_max,
         resource=config.waiters_per_resource_max,
         connection=config.waiters_per_connection_max,
+    )
+
+
+def _share_limits(config: ServeConfig) -> ShareLimits:
+    return ShareLimits(
+        commands=config.commands_server_max,
+        connections=config.connections_max,
+        new_names_per_second=config.new_resources_per_second,
     )
 
 
@@ -181,8 +173,8 @@ class LockServer:
             transport=config.transport,
             clock=clock,
         )
-        self._places = grpc_serving.connection_places(config.connections_max)
-        listener = partial(Listener, config, places=self._places, wrap=self._telemetry.wrap)
+        self._shares = Shares(_share_limits(config), has_room=self._cluster.has_room, clock=clock)
+        listener = partial(Listener, config, places=self._shares.connections, wrap=self._telemetry.wrap)
         self._listeners = [listener("listen", share_port=share_port)]
         if config.admin_listen:
             self._listeners.append(listener("admin_listen"))
@@ -190,11 +182,6 @@ class LockServer:
         self._guard = open_guard(config.access, audit_log=config.audit_log, clock=clock)
         if self._guard is not None and self._guard.audit is not None:
             self._cluster.on_change = _NodeAudit(self._guard.audit, self._cluster.view).note
-        self._shares = Shares(
-            Turns(self._cluster.has_room),
-            Budget(config.commands_server_max),
-            NewNames(config.new_resources_per_second, clock),
-        )
         self._servicer = LockServicer(
             service,
             clock=clock,
@@ -221,7 +208,9 @@ class LockServer:
             grpc_serving.add_health_and_reflection(
                 each.server, self._health, SERVICE_NAMES, reflection=config.reflection and has_all
             )
-        self._metrics = ClusterMetrics(view=self._cluster.view, waiting=service.waiting, ready=self._is_ready)
+        self._metrics = ClusterMetrics(
+            view=self._cluster.view, waiting=service.waiting, shares=self._shares, ready=self._is_ready
+        )
         self._cluster.on_granting = lambda granting: self._health.set_serving(serving=granting)
 
     @property
@@ -341,9 +330,7 @@ class LockServer:
                 log_setup.set_level(self._config.log_level)
                 self._service.set_limits(_waiter_limits(self._config))
                 self._servicer.commands_max = self._config.commands_max
-                self._shares.commands.size = self._config.commands_server_max
-                self._shares.new_names.per_second = self._config.new_resources_per_second
-                self._places.size = grpc_serving.connection_places(self._config.connections_max).size
+                self._shares.set_limits(_share_limits(self._config))
                 structlog.get_logger().info("settings_reloaded", **changed)
         if self._guard is not None:
             self._guard.reload()

@@ -6,11 +6,10 @@ and `node_timeout_ms` in the file. Values are checked once, here, and never chan
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +28,19 @@ from redfence_server.redis_io.dial import NodeTls
 from redfence_server.redis_io.scripts import COUNTER_IDLE_MS_DEFAULT, COUNTER_IDLE_MS_MAX, Keyspace
 
 PROCESSES_MAX = 64
+RELOADABLE = frozenset(
+    {
+        "commands_max",
+        "commands_server_max",
+        "connections_max",
+        "log_level",
+        "new_resources_per_second",
+        "waiters_max",
+        "waiters_per_connection_max",
+        "waiters_per_resource_max",
+    }
+)
+"""The settings that a server takes over at SIGHUP."""
 """Each process has its own connections to every node."""
 
 _ENV_PREFIX = "REDFENCE_"
@@ -315,46 +327,3 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"config: cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"config: {path} is not TOML: {error}") from error
-
-
-def add_arguments(
-    parser: argparse.ArgumentParser,
-    *,
-    names: Collection[str] | None = None,
-    command_defaults: Mapping[str, Any] = MappingProxyType({}),
-) -> None:
-    """Add one flag for each setting, or for those named; a flag that is not given sets no attribute.
-
-    The help shows the command's defaults, as given to `load`.
-    """
-    for name, info in ServeConfig.model_fields.items():
-        if names is not None and name not in names:
-            continue
-        value = command_defaults.get(name, info.default)
-        default = "" if info.is_required() or value in {None, ""} else f" (default: {value})"
-        options: dict[str, Any] = {
-            "dest": name,
-            "default": argparse.SUPPRESS,
-            "help": f"{info.description}{default}".replace("%", "%%"),
-        }
-        if name == "nodes":
-            parser.add_argument("--node", action="append", metavar="URL", **options)
-        elif info.annotation is bool:
-            parser.add_argument(
-                f"--{name.replace('_', '-')}", action=argparse.BooleanOptionalAction, **options
-            )
-        else:
-            parser.add_argument(f"--{name.replace('_', '-')}", metavar=_metavar(name), **options)
-
-
-def _metavar(name: str) -> str:
-    if "tls_" in name:
-        return "FILE"
-    return {"listen": "HOST:PORT", "admin_listen": "HOST:PORT", "processes": "N"}.get(
-        name, name.rpartition("_")[2].upper()
-    )
-
-
-def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings among parsed arguments."""
-    return {name: value for name, value in vars(arguments).items() if name in ServeConfig.model_fields}

@@ -26,13 +26,10 @@ from harness.simulation.redis import SimulatedRedis
 from harness.simulation.servers import ServerHost
 from redfence_proto.v1 import lock_pb2
 from redfence_server.api.streams import SessionStream
-from redfence_server.sharing.budget import Budget
-from redfence_server.sharing.new_names import NewNames
-from redfence_server.sharing.shares import Shares
-from redfence_server.sharing.turns import Turns
+from redfence_server.sharing.shares import ShareLimits, Shares
 
 PAIRS = 10
-CALLS_PER_PAIR_MAX = 392
+CALLS_PER_PAIR_MAX = 395
 """Calls that the server's code makes or takes, of Python and built-in functions, with three nodes."""
 
 
@@ -65,7 +62,8 @@ class Peer:
 
 def shares_of(server: ServerHost) -> Shares:
     assert server.cluster is not None
-    return Shares(Turns(server.cluster.has_room), Budget(10_000), NewNames(1_000, server.clock))
+    limits = ShareLimits(commands=10_000, connections=0, new_names_per_second=1_000)
+    return Shares(limits, has_room=server.cluster.has_room, clock=server.clock)
 
 
 async def serve_pairs(server: ServerHost, chance: Chance, shares: Shares) -> list[int]:

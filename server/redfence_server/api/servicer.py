@@ -111,7 +111,8 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
             connection=context.peer(),
             answer_within_ms=None if time_remaining is None else time_remaining * 1000,
         )
-        self._shares.check_name(peer, call.resource)
+        if call.resource not in self._shares.new_names.recent:
+            self._shares.new_names.check(peer, call.resource)
         response = lock_pb2.AcquireResponse()
         messages.fill_acquire(response, call, await service.acquire(call))
         return response

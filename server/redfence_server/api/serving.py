@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,6 +26,7 @@ from redfence_server.api.reflection import add_reflection
 from redfence_server.errors import ConfigError
 from redfence_server.http2.settings import ConnectionSettings, LivenessSettings, Transport
 from redfence_server.sharing.budget import Budget
+from redfence_server.sharing.shares import connection_places
 
 # A connection of either transport has these limits.
 LIMITS = ConnectionSettings(
@@ -71,8 +71,6 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_connection_idle_ms", _ms(LIMITS.liveness.idle_s)),
 )
 
-# File descriptors that connections of clients leave for nodes, logs and the interpreter.
-_OTHER_FILES = 128
 # After the grace, for the last bytes to leave. grpcio would wait for a peer that never reads.
 _CLOSE_S = 0.5
 
@@ -141,12 +139,6 @@ def new_server(
         return handler if wrap is None else wrap(path, handler)
 
     return FastServer(LIMITS, adapt=adapt, places=places or connection_places(), share_port=share_port)
-
-
-def connection_places(connections_max: int = 0) -> Budget:
-    """Return the places for the connections of all peers; 0: as many as the limit of files allows."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return Budget(connections_max or max(1, soft - _OTHER_FILES))
 
 
 def add_health_and_reflection(

@@ -288,7 +288,8 @@ class SessionStream(Stream[_Result | lock_pb2.Draining]):
             arrived_at_ms=arrived_at_ms,
             connection=self._connection,
         )
-        self._shares.check_name(self._peer, call.resource)
+        if call.resource not in self._shares.new_names.recent:
+            self._shares.new_names.check(self._peer, call.resource)
         on_end = partial(self._on_acquire_end, command_id, call)
         acquisition = self._service.begin_acquire(call, on_end)
         if acquisition.end is None:

@@ -15,6 +15,7 @@ from redfence_proto import addresses, bounds
 from redfence_server import composition, config, log_setup
 from redfence_server.api import serving as grpc_serving
 from redfence_server.commands import startup
+from redfence_server.commands.flags import add_flags, given_flags
 from redfence_server.embedded.nodes import EmbeddedNodes
 from redfence_server.embedded.parent_death import die_with_parent
 from redfence_server.errors import ConfigError
@@ -54,9 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="the address of the storage demo (default: %(default)s)",
     )
-    config.add_arguments(
-        parser, names=config.ServeConfig.model_fields.keys() - _FIXED, command_defaults=_DEFAULTS
-    )
+    add_flags(parser, names=config.ServeConfig.model_fields.keys() - _FIXED, command_defaults=_DEFAULTS)
     parser.epilog = (
         "Each setting of `redfence serve` among these flags is also an environment variable: "
         "--node-timeout-ms is REDFENCE_NODE_TIMEOUT_MS. The first three flags have no variable."
@@ -120,7 +119,7 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
 @asynccontextmanager
 async def _quorum(arguments: argparse.Namespace, data_dir: Path) -> AsyncIterator[config.ServeConfig]:
     """Run the nodes, formed into a cluster, and yield the settings of a server over them."""
-    flags = config.given_flags(arguments)
+    flags = given_flags(arguments)
     # Report wrong settings before any process starts.
     checked = config.load({**flags, "nodes": ()}, command_defaults=_DEFAULTS)
     log_setup.configure(log_format=checked.log_format, level=checked.log_level)

@@ -12,7 +12,7 @@ from pathlib import Path
 from redfence_server import config
 from redfence_server.api.serving import stop_signal
 from redfence_server.clock import SystemClock
-from redfence_server.commands import startup
+from redfence_server.commands import flags, startup
 from redfence_server.composition import LockServer, relax_garbage_collector
 from redfence_server.supervision.supervisor import supervise
 
@@ -25,10 +25,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "Every flag but --config is also an environment variable (--node-timeout-ms is "
         "REDFENCE_NODE_TIMEOUT_MS, --node is REDFENCE_NODES) and a key of the TOML file. A flag wins over "
         "the environment, and the environment over the file. At SIGHUP the server reads log_level, "
-        "commands_max, the limits of waiters and the files of access again."
+        "commands_max, the limits of waiters, what all peers share (commands_server_max, connections_max, "
+        "new_resources_per_second) and the files of access again."
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with settings")
-    config.add_arguments(parser)
+    flags.add_flags(parser)
 
 
 @startup.explain_refusal

@@ -12,6 +12,7 @@ import structlog
 
 from redfence_proto import bounds, durations
 from redfence_server import config, log_setup
+from redfence_server.commands import flags
 from redfence_server.errors import ConfigError, StartupError
 
 EXIT_NOT_DONE = 2
@@ -47,7 +48,7 @@ def add_node_flags(parser: argparse.ArgumentParser, *, also: Collection[str] = (
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="a TOML file with the settings of `serve`"
     )
-    config.add_arguments(parser, names={"nodes", "key_prefix", "dial_timeout_ms", *_NODE_TLS, *also})
+    flags.add_flags(parser, names={"nodes", "key_prefix", "dial_timeout_ms", *_NODE_TLS, *also})
 
 
 def settings_of(arguments: argparse.Namespace) -> config.ServeConfig:
@@ -56,7 +57,7 @@ def settings_of(arguments: argparse.Namespace) -> config.ServeConfig:
     Raises:
         ConfigError: a value is wrong or a setting unknown.
     """
-    settings = config.load(config.given_flags(arguments), config_file=arguments.config)
+    settings = config.load(flags.given_flags(arguments), config_file=arguments.config)
     log_setup.configure(log_format=settings.log_format, level=settings.log_level)
     return settings
 
@@ -64,7 +65,7 @@ def settings_of(arguments: argparse.Namespace) -> config.ServeConfig:
 def settings_now(arguments: argparse.Namespace) -> config.ServeConfig | None:
     """Return the settings as the file and the environment have them now; None if they are wrong, logged."""
     try:
-        return config.load(config.given_flags(arguments), config_file=arguments.config)
+        return config.load(flags.given_flags(arguments), config_file=arguments.config)
     except ConfigError as error:
         structlog.get_logger().error(
             "settings_not_reloaded", problem=str(error), consequence="the earlier settings stay in force"

@@ -1,4 +1,4 @@
-"""Show what a lock server knows about its nodes and its waiters, read at the time of a scrape."""
+"""Show what a lock server knows about its nodes, its waiters and its limits, read at the time of a scrape."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from redfence_server.locking.node import NodeReport, NodeState
 from redfence_server.nodes.cluster import ClusterView
+from redfence_server.sharing.shares import Shares
 from redfence_server.waiting.queues import WaitingView
 
 _NODE = ("node", "address")
 
 
 class ClusterMetrics:
-    """Collects the metrics of the nodes and the waiters.
+    """Collects the metrics of the nodes, the waiters and the limits.
 
     Args:
         ready: tells whether a quorum would grant now; `/readyz` answers the same.
@@ -25,10 +26,12 @@ class ClusterMetrics:
         *,
         view: Callable[[], ClusterView],
         waiting: Callable[[], WaitingView],
+        shares: Shares,
         ready: Callable[[], bool],
     ) -> None:
         self._view = view
         self._waiting = waiting
+        self._shares = shares
         self._ready = ready
 
     def collect(self) -> Iterator[Metric]:
@@ -37,6 +40,7 @@ class ClusterMetrics:
         yield from self._cluster(view)
         yield from _nodes(view.nodes)
         yield from _waiters(self._waiting())
+        yield from _limits(self._shares)
 
     def _cluster(self, view: ClusterView) -> Iterator[Metric]:
         yield GaugeMetricFamily("redfence_ready", "1 if a quorum would grant now, else 0.", self._ready())
@@ -105,3 +109,19 @@ def _waiters(waiting: WaitingView) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "redfence_handovers", "Releases that handed the lock to a waiter in one step.", waiting.handovers
     )
+
+
+def _limits(shares: Shares) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "redfence_stream_room_taken", "Commands for which streams have taken room.", shares.commands.taken
+    )
+    yield GaugeMetricFamily(
+        "redfence_stream_room_max", "The setting commands_server_max.", shares.commands.size
+    )
+    refusals = CounterMetricFamily(
+        "redfence_limit_refusals", "Times that a peer wanted more than its part.", labels=("limit",)
+    )
+    refusals.add_metric(("commands_server_max",), shares.commands.refusals)
+    refusals.add_metric(("connections_max",), shares.connections.refusals)
+    refusals.add_metric(("new_resources_per_second",), shares.new_names.refusals)
+    yield refusals

@@ -121,10 +121,13 @@ class NodeCluster:
 
     def has_room(self, unanswered_max: int) -> bool:
         """Tell whether a quorum of nodes has fewer unanswered commands than this."""
-        with_room = 0
+        missing = quorum.majority(len(self.links))
         for link in self.links:
-            with_room += link.unanswered_count < unanswered_max
-        return 2 * with_room > len(self.links)
+            if link.in_time < unanswered_max:
+                missing -= 1
+                if not missing:
+                    return True
+        return False
 
     def view(self) -> ClusterView:
         """Return what is known, without asking a node."""

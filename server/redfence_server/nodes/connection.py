@@ -52,8 +52,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         on_notice: called with the payload of each message on the subscribed channel.
 
     Attributes:
-        latency_ms: how long the node took to answer last; None before its first answer.
-        unanswered: the commands that the node may still answer in time, oldest first.
+        in_time: the commands that the node may still answer in time, oldest first.
     """
 
     def __init__(
@@ -71,8 +70,8 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._outbox: list[bytes] = []
         self._outbox_since = 0.0
         self._flush_timer: asyncio.Handle | None = None
-        self.unanswered: deque[_Unanswered] = deque()
-        # Timed-out commands whose replies may still come; always older than `_unanswered`.
+        self.in_time: deque[_Unanswered] = deque()
+        # Timed-out commands whose replies may still come; always older than `in_time`.
         self._overdue: deque[_Unanswered] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._stalled = False
@@ -82,19 +81,19 @@ class NodeConnection(asyncio.BufferedProtocol):
     @property
     def unanswered(self) -> int:
         """How many commands the node has not answered, with those that timed out."""
-        return len(self._unanswered) + len(self._overdue)
+        return len(self.in_time) + len(self._overdue)
 
     def call(self, packed: bytes, on_raw: Callable[[Any], None]) -> bool:
         """Send a packed command; later call `on_raw` once with the reply, a `ReplyError` or a `NoReply`.
 
         Return False without a call if the connection has ended or too many commands are unanswered.
         """
-        if self._transport is None or len(self.unanswered) + len(self._overdue) >= _UNANSWERED_MAX:
+        if self._transport is None or len(self.in_time) + len(self._overdue) >= _UNANSWERED_MAX:
             return False
         if not self._outbox:
             self._begin_batch()
         self._outbox.append(packed)
-        self.unanswered.append((on_raw, self._outbox_since))
+        self.in_time.append((on_raw, self._outbox_since))
         return True
 
     def _begin_batch(self) -> None:
@@ -103,7 +102,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         All commands of a batch count as sent at its beginning, so a late one may time out `_GATHER_S` early.
         """
         now = self._outbox_since = self._loop.time()
-        if self.unanswered:
+        if self.in_time:
             self._flush_timer = self._loop.call_at(now + _GATHER_S, self.flush)
         else:
             self._flush_timer = self._loop.call_soon(self.flush)
@@ -138,7 +137,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         `on_subscribed` is called with the node's reason to refuse, or an empty text.
         """
         assert self._transport is not None
-        assert not self.unanswered, "the first reply answers the subscription"
+        assert not self.in_time, "the first reply answers the subscription"
         self._on_subscribed = on_subscribed
         self._transport.write(hiredis.pack_command(("SUBSCRIBE", channel)))  # type: ignore[arg-type]  # its stub says: a tuple of one
 
@@ -170,16 +169,16 @@ class NodeConnection(asyncio.BufferedProtocol):
             self._arm(now + _STALL_S)
             return
         self._stalled = False
-        while self.unanswered and now - self.unanswered[0][1] >= self._timeout_s:
-            entry = self.unanswered.popleft()
+        while self.in_time and now - self.in_time[0][1] >= self._timeout_s:
+            entry = self.in_time.popleft()
             self._overdue.append(entry)
             entry[0](NoReply.TIMED_OUT)  # may call `call`, which leaves the timer to this method
         if self._overdue and now - self._overdue[0][1] >= _STALLED_AFTER_TIMEOUTS * self._timeout_s:
             self.abort("it no longer answers")
             return
         self._timer = None
-        if self.unanswered:
-            self._arm(self.unanswered[0][1] + self._timeout_s)
+        if self.in_time:
+            self._arm(self.in_time[0][1] + self._timeout_s)
         elif self._overdue:
             self._arm(self._overdue[0][1] + _STALLED_AFTER_TIMEOUTS * self._timeout_s)
 
@@ -208,13 +207,13 @@ class NodeConnection(asyncio.BufferedProtocol):
                 self._pushed(raw)
             elif self._overdue:
                 _, sent_at = self._overdue.popleft()
-            elif self.unanswered:
-                on_raw, sent_at = self.unanswered.popleft()
+            elif self.in_time:
+                on_raw, sent_at = self.in_time.popleft()
                 on_raw(raw)
             else:
                 self.abort("it sent a reply to no command")
                 return
-        if self._outbox and len(self.unanswered) == len(self._outbox):
+        if self._outbox and len(self.in_time) == len(self._outbox):
             self._flush_soon()
         if sent_at is not None:
             self.latency_ms = (self._loop.time() - sent_at) * 1000
@@ -240,8 +239,8 @@ class NodeConnection(asyncio.BufferedProtocol):
                 timer.cancel()
         self._timer = self._flush_timer = None
         self._overdue.clear()
-        while self.unanswered:
-            on_raw, _ = self.unanswered.popleft()
+        while self.in_time:
+            on_raw, _ = self.in_time.popleft()
             on_raw(NoReply.DISCONNECTED)
         self._on_lost(self._end_reason or (str(exc) if exc else "it closed the connection"))
 

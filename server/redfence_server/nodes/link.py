@@ -124,10 +124,10 @@ class NodeLink:
         self.examined = asyncio.Event()
 
     @property
-    def unanswered_count(self) -> int:
+    def in_time(self) -> int:
         """How many commands the node may still answer in time."""
         connection = self._commands.connection
-        return 0 if connection is None else len(connection.unanswered)
+        return 0 if connection is None else len(connection.in_time)
 
     def listen(self, on_notice: Callable[[Notice], None]) -> None:
         """Pass the notices for this server to `on_notice`; see `LockNode`."""

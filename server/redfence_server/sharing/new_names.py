@@ -20,12 +20,15 @@ class NewNames:
 
     Attributes:
         recent: names that need no check. It is public because each acquire looks here first.
+        per_second: how many each peer may use; 0 for any number.
+        refusals: how many times a peer asked for more.
     """
 
     def __init__(self, per_second: int, clock: Clock) -> None:
         self.recent: set[str] = set()
         self._before: set[str] = set()
         self.per_second = per_second
+        self.refusals = 0
         self._clock = clock
         # By peer: how many names it may still use, and since when that is so. The longest unused come first.
         self._left: dict[str, tuple[float, float]] = {}
@@ -37,6 +40,7 @@ class NewNames:
             TooManyNewResourcesError: the peer has used too many new names.
         """
         if self.per_second and name not in self._before and not self._spend(peer):
+            self.refusals += 1
             raise TooManyNewResourcesError(self.per_second)
         if len(self.recent) >= _RECENT_MAX:
             self._before, self.recent = self.recent, set()

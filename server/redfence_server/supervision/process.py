@@ -9,8 +9,7 @@ import signal
 import sys
 
 from redfence_server.api.serving import parse_listen
-from redfence_server.composition import RELOADABLE
-from redfence_server.config import ServeConfig
+from redfence_server.config import RELOADABLE, ServeConfig
 from redfence_server.embedded.parent_death import die_with_parent
 from redfence_server.errors import StartupError
 from redfence_server.supervision import worker

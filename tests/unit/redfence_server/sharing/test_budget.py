@@ -61,6 +61,7 @@ def test_a_peer_has_a_burst_of_new_names_and_then_so_many_a_second() -> None:
     clock.ms += 2_000
     assert used("a", 2_000) == 10
     assert "49" in names.recent
+    assert names.refusals == 3
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,53 @@
+"""Make one flag of each setting of a server."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from redfence_server.config import ServeConfig
+
+
+def add_flags(
+    parser: argparse.ArgumentParser,
+    *,
+    names: Collection[str] | None = None,
+    command_defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Add one flag for each setting, or for those named; a flag that is not given sets no attribute.
+
+    The help shows the command's defaults, as given to `config.load`.
+    """
+    for name, info in ServeConfig.model_fields.items():
+        if names is not None and name not in names:
+            continue
+        value = command_defaults.get(name, info.default)
+        default = "" if info.is_required() or value in {None, ""} else f" (default: {value})"
+        options: dict[str, Any] = {
+            "dest": name,
+            "default": argparse.SUPPRESS,
+            "help": f"{info.description}{default}".replace("%", "%%"),
+        }
+        if name == "nodes":
+            parser.add_argument("--node", action="append", metavar="URL", **options)
+        elif info.annotation is bool:
+            parser.add_argument(
+                f"--{name.replace('_', '-')}", action=argparse.BooleanOptionalAction, **options
+            )
+        else:
+            parser.add_argument(f"--{name.replace('_', '-')}", metavar=_metavar(name), **options)
+
+
+def _metavar(name: str) -> str:
+    if "tls_" in name:
+        return "FILE"
+    return {"listen": "HOST:PORT", "admin_listen": "HOST:PORT", "processes": "N"}.get(
+        name, name.rpartition("_")[2].upper()
+    )
+
+
+def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings among parsed arguments."""
+    return {name: value for name, value in vars(arguments).items() if name in ServeConfig.model_fields}

@@ -24,6 +24,14 @@ _LOOK_S: Final = 0.02
 # From which part of a node's memory on, how long its new counters live at most without use.
 _COUNTER_IDLE_MS: Final = ((0.0, COUNTER_IDLE_MS_MAX), (0.5, 3_600_000), (0.75, 600_000), (0.9, 60_000))
 
+# The life grows again only below its part by so much; otherwise each heartbeat could change it, and log it.
+_MEMORY_MARGIN: Final = 0.05
+
+
+def _counter_idle_ms(memory_share: float) -> int:
+    """Return how long a counter may live without use where so much of the memory is used."""
+    return min(idle_ms for least, idle_ms in _COUNTER_IDLE_MS if memory_share >= least)
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
@@ -212,7 +220,9 @@ class NodeCluster:
     def _judge_memory(self) -> None:
         """Let unused counters live for a shorter time while a node is short of memory; see `Keyspace`."""
         share = max(link.heartbeat.memory_share for link in self.links)
-        idle_ms = min(self._counter_idle_ms_max, *(ms for least, ms in _COUNTER_IDLE_MS if share >= least))
+        idle_ms = min(self._counter_idle_ms_max, _counter_idle_ms(share))
+        if idle_ms > self._counter_idle_ms:
+            idle_ms = min(idle_ms, max(self._counter_idle_ms, _counter_idle_ms(share + _MEMORY_MARGIN)))
         if idle_ms != self._counter_idle_ms:
             structlog.get_logger().warning(
                 "counter_life_changed", memory_used=f"{share:.0%}", counter_idle_s=idle_ms // 1000

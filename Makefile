@@ -15,7 +15,7 @@ PIP    := python -m pip install --quiet --disable-pip-version-check
 # Tests share nothing: one process for each core. One without work takes some from another.
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: help setup run demo test slow test-fast test-all unit model sim chaos fuzz soak check house fmt fix lint type proto \
+.PHONY: help setup run demo test slow test-fast test-all unit model sim chaos upgrade-check fuzz soak check house fmt fix lint type proto \
   proto-check proto-breaking bench performance attack deploy-check lock examples clean
 
 help: ## list the targets
@@ -75,6 +75,9 @@ chaos: $(READY) ## processes under every fault, and a checker of what clients we
 sim: SEED = 0-499
 sim: $(READY) ## whole servers on virtual time, broken by chance: make sim SEED=17, or SEED=0-9999
 	@PYTHONPATH=tests $(BIN)/python -m harness.simulation --seeds $(SEED) $(if $(MUTANT),--mutant "$(MUTANT)") $(ARGS)
+
+upgrade-check: $(READY) ## replace servers of an earlier version under load, and back: make upgrade-check FROM=v0.1.0
+	@PYTHONPATH=tests $(BIN)/python -m harness.chaos.upgrade $(if $(FROM),--from $(FROM)) $(ARGS)
 
 fuzz: $(READY) ## what CI fuzzes a little, with fifty times the examples and by chance
 	@REDFENCE_FUZZ_FACTOR=50 $(BIN)/python -m pytest tests/fuzz $(ARGS)

@@ -14,7 +14,7 @@ from random import Random
 from harness.chaos import client
 from harness.chaos.cluster import ChaosCluster
 from harness.chaos.recorder import settled
-from harness.chaos.services import environment, harness_program
+from harness.chaos.services import Installation, environment
 from harness.history.records import Kind, Operation, Outcome, in_order, read_operations
 from harness.processes.commands import CommandProcess
 
@@ -34,6 +34,7 @@ _WORKERS = {"append": 3, "race": 3, "keep": 2, "sdk": 2, "threads": 2}
 
 @dataclass(slots=True)
 class _Client:
+    installation: Installation
     workload: str
     process: CommandProcess
     records: Path
@@ -53,16 +54,25 @@ class ClientPool:
         began_s: from when on they count their lists.
         count: how many clients to start.
         mix: their workloads, in turn.
+        installations: the versions that they run, in turn.
     """
 
     def __init__(
-        self, cluster: ChaosCluster, *, seed: str, began_s: float, count: int, mix: Sequence[str] = MIX
+        self,
+        cluster: ChaosCluster,
+        *,
+        seed: str,
+        began_s: float,
+        count: int,
+        mix: Sequence[str] = MIX,
+        installations: Sequence[Installation] = (Installation(),),
     ) -> None:
         self._cluster = cluster
         self._seed = seed
         self._began_s = began_s
         self._count = count
         self._mix = mix
+        self._installations = installations
         self._clients: list[_Client] = []
         self._folder = cluster.folder / "records"
         self._files: list[Path] = []
@@ -75,20 +85,24 @@ class ClientPool:
         self._folder.mkdir()
         for number in range(self._count):
             workload = self._mix[number % len(self._mix)]
-            self._clients.append(_Client(workload, *self._start_process(workload, f"{workload}{number}")))
+            installation = self._installations[number % len(self._installations)]
+            started = self._start_process(installation, workload, f"{workload}{number}")
+            self._clients.append(_Client(installation, workload, *started))
         for each in self._clients:
             await each.process.wait_for_line(client.READY, timeout_s=_START_S)
 
-    def _start_process(self, workload: str, name: str) -> tuple[CommandProcess, Path]:
+    def _start_process(
+        self, installation: Installation, workload: str, name: str
+    ) -> tuple[CommandProcess, Path]:
         records = self._folder / f"{name}.jsonl"
         self._files.append(records)
         named = [word for address in self._cluster.addresses for word in ("--server", address)]
         process = self._cluster.processes.start(
-            *harness_program("harness.chaos.client"),
+            *(str(installation.python), "-m", "harness.chaos.client"),
             *("--name", name, "--workload", workload, "--workers", str(_WORKERS[workload])),
             *("--storage", self._cluster.storage.address, "--records", str(records)),
             *("--seed", f"{self._seed}/{name}", "--began", repr(self._began_s), *named),
-            environment=environment(),
+            environment=environment(installation.tests),
         )
         return process, records
 
@@ -135,7 +149,7 @@ class ClientPool:
         each = self._clients[index]
         each.generation += 1
         name = f"{each.workload}{index}.{each.generation}"
-        each.process, each.records = self._start_process(each.workload, name)
+        each.process, each.records = self._start_process(each.installation, each.workload, name)
         await each.process.wait_for_line(client.READY, timeout_s=_START_S)
 
     def ended_early(self) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -16,6 +16,7 @@ from harness.chaos.faults import inject_faults
 from harness.chaos.left_behind import left_behind
 from harness.chaos.lock_calls import Held, LockCalls, Renewals
 from harness.chaos.recorder import Recorder, now_s, settled
+from harness.chaos.services import Installation
 from harness.chaos.workloads import TTL_S
 from harness.history.records import History, Operation, in_order, read_operations
 from harness.processes.servers import new_lease_id
@@ -42,6 +43,7 @@ class Schedule:
         asked: the faults without which the run is invalid.
         client_count: the number of client processes.
         mix: their workloads, in turn.
+        clients: the versions that they run, in turn.
         tail_s: for how long clients go on after the healing; it should exceed every lease from before.
     """
 
@@ -51,6 +53,7 @@ class Schedule:
     asked: Sequence[str] = ()
     client_count: int = 10
     mix: Sequence[str] = MIX
+    clients: Sequence[Installation] = (Installation(),)
     tail_s: float = 4.0 * TTL_S
 
 
@@ -82,13 +85,28 @@ async def _measure_lateness(late_s: list[float]) -> None:
         late_s.append(now_s() - before_s - _BEAT_S)
 
 
-async def run(plan: Plan, schedule: Schedule, *, folder: Path, say: Callable[[str], None]) -> Run:
-    """Return the records of a run. It leaves no process behind, and files only in `folder`."""
+async def run(
+    plan: Plan,
+    schedule: Schedule,
+    *,
+    folder: Path,
+    say: Callable[[str], None],
+    disturb: Callable[[FaultInjector], Awaitable[None]] | None = None,
+) -> Run:
+    """Return the records of a run. It leaves no process behind, and files only in `folder`.
+
+    With `disturb`, this function takes the place of the faults that the schedule names.
+    """
     async with ChaosCluster(plan, folder, find_redis_binary()) as cluster:
         say(f"{plan.node_count} nodes (aof {plan.aof}), {plan.server_count} servers and the storage are up")
         began_s = now_s()
         client_pool = ClientPool(
-            cluster, seed=str(schedule.seed), began_s=began_s, mix=schedule.mix, count=schedule.client_count
+            cluster,
+            seed=str(schedule.seed),
+            began_s=began_s,
+            mix=schedule.mix,
+            count=schedule.client_count,
+            installations=schedule.clients,
         )
         injector = FaultInjector(
             cluster,
@@ -105,9 +123,11 @@ async def run(plan: Plan, schedule: Schedule, *, folder: Path, say: Callable[[st
         late_s = [0.0]
         lateness = asyncio.create_task(_measure_lateness(late_s))
         try:
-            await inject_faults(
-                injector, schedule.faults, seed=f"{schedule.seed}/faults", lasts_s=schedule.lasts_s
-            )
+            if disturb is not None:
+                await disturb(injector)
+            else:
+                seed = f"{schedule.seed}/faults"
+                await inject_faults(injector, schedule.faults, seed=seed, lasts_s=schedule.lasts_s)
         finally:
             lateness.cancel()
         say(f"{len(injector.faults)} faults are over; everything is repaired")

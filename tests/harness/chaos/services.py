@@ -8,6 +8,7 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -33,16 +34,34 @@ _ANSWER_S = 5.0
 _TESTS = Path(__file__).resolve().parents[2]
 
 
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """A version of redfence with its harness.
+
+    Attributes:
+        python: the interpreter of the environment in which it is installed.
+        tests: its folder `tests`.
+    """
+
+    python: Path = Path(sys.executable)
+    tests: Path = _TESTS
+
+    @property
+    def redfence(self) -> Sequence[str]:
+        """The program `redfence`."""
+        return (str(self.python.with_name("redfence")),)
+
+
 def harness_program(module: str, *arguments: str) -> tuple[str, ...]:
     """Return how to run a module of the harness."""
     return (sys.executable, "-m", module, *arguments)
 
 
-def environment() -> Mapping[str, str]:
+def environment(tests: Path = _TESTS) -> Mapping[str, str]:
     """Return the environment in which a process finds the harness and the product."""
     before = os.environ.get("PYTHONPATH", "")
     return {
-        "PYTHONPATH": f"{_TESTS}{os.pathsep}{before}" if before else str(_TESTS),
+        "PYTHONPATH": f"{tests}{os.pathsep}{before}" if before else str(tests),
         "REDFENCE_NODE_TIMEOUT_MS": str(_NODE_TIMEOUT_MS),
         "REDFENCE_LOG_FORMAT": "json",
     }
@@ -80,6 +99,14 @@ class Service(ABC):
         self._started.append(
             self._processes.start(*self._program, *self._arguments(), environment=environment())
         )
+
+    async def replace(self, program: Sequence[str]) -> int:
+        """Drain the process, start another program in its place, and return the status of the drain."""
+        status = await self.drain()
+        self._program = program
+        self.start()
+        await self.until_serving()
+        return status
 
     @abstractmethod
     def _arguments(self) -> Sequence[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -30,6 +31,7 @@ from redfence_server.embedded.process import AppendFsync
 REQUIRE_REDIS = "REDFENCE_REQUIRE_REDIS"
 REQUIRE_CC = "REDFENCE_REQUIRE_CC"
 REQUIRE_POSTGRES = "REDFENCE_REQUIRE_POSTGRES"
+REQUIRE_PROMETHEUS = "REDFENCE_REQUIRE_PROMETHEUS"
 
 UNMARKED_TEST_S_MAX = 3.0
 """For a test that `make test` runs, without the time by which a busy machine slowed it.
@@ -196,6 +198,18 @@ def other_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def certificate(authority: Authority) -> Certificate:
     """A new certificate for this machine, whose files the test may change."""
     return authority.issue(HOST)
+
+
+@pytest.fixture(scope="session")
+def prometheus() -> Path:
+    """The program `prometheus`; its package has `promtool` beside it."""
+    program = shutil.which("prometheus")
+    if program is None:
+        _missing(
+            "no prometheus on this machine; the Debian package prometheus has it",
+            required_by=REQUIRE_PROMETHEUS,
+        )
+    return Path(program)
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,15 @@
 // A lock with fencing tokens, from Go. Every step checks what redfence promises.
 //
-// REDFENCE_SERVER and REDFENCE_STORAGE name the servers; `redfence dev` starts both.
+// REDFENCE_SERVER and REDFENCE_STORAGE name the servers; `redfence dev` starts both. For TLS,
+// REDFENCE_TLS_CA names the PEM file of their authority; REDFENCE_TLS_CERT and REDFENCE_TLS_KEY name
+// those of the client's own certificate.
 package main
 
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -18,6 +22,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -176,9 +181,35 @@ func errorInfo(err error) *errdetails.ErrorInfo {
 	return nil
 }
 
+func transport() (credentials.TransportCredentials, error) {
+	ca := os.Getenv("REDFENCE_TLS_CA")
+	if ca == "" {
+		return insecure.NewCredentials(), nil
+	}
+	pem, err := os.ReadFile(ca)
+	if err != nil {
+		return nil, err
+	}
+	config := &tls.Config{RootCAs: x509.NewCertPool()}
+	if !config.RootCAs.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("%s has no certificate", ca)
+	}
+	if file := os.Getenv("REDFENCE_TLS_CERT"); file != "" {
+		// Read again for each connection, so that a renewed certificate needs no restart.
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			own, err := tls.LoadX509KeyPair(file, os.Getenv("REDFENCE_TLS_KEY"))
+			return &own, err
+		}
+	}
+	return credentials.NewTLS(config), nil
+}
+
 func connect(variable, otherwise string) (*grpc.ClientConn, error) {
-	address := cmp.Or(os.Getenv(variable), otherwise)
-	return grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	security, err := transport()
+	if err != nil {
+		return nil, err
+	}
+	return grpc.NewClient(cmp.Or(os.Getenv(variable), otherwise), grpc.WithTransportCredentials(security))
 }
 
 func run(ctx context.Context) error {

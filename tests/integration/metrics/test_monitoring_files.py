@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -131,10 +130,7 @@ def test_every_alert_has_advice_and_the_page_names_no_other() -> None:
     }
 
 
-def test_prometheus_own_tool_accepts_the_rules() -> None:
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is not installed; the Debian package prometheus has it")
-    checked = subprocess.run(
-        ["promtool", "check", "rules", RULES], capture_output=True, text=True, check=False
-    )
+def test_prometheus_own_tool_accepts_the_rules(prometheus: Path) -> None:
+    command = (prometheus.with_name("promtool"), "check", "rules", RULES)
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -25,6 +25,7 @@ from redfence_server.config import RELOADABLE, ServeConfig
 from redfence_server.errors import ConfigError
 from redfence_server.lock_list import LockList
 from redfence_server.lock_service import LockService
+from redfence_server.lock_watch import LockWatches
 from redfence_server.locking.node import NodeState
 from redfence_server.locking.redlock import Redlock
 from redfence_server.log_setup import LogLevel
@@ -191,11 +192,15 @@ class LockServer:
             drain_grace_ms=config.drain_grace_ms,
             guard=self._guard,
         )
+        nodes, keys, look = self._cluster.links, config.keyspace, service.get_lock
+        locks = LockList(nodes, keys=keys, look=look)
         admin = AdminServicer(
             service,
-            locks=LockList(self._cluster.links, keys=config.keyspace, look=service.get_lock),
+            locks=locks,
+            watches=LockWatches(locks, nodes, keys=keys, look=look, clock=clock),
             streams=self._servicer.streams,
             status=self._cluster.view,
+            clock=clock,
             guard=self._guard,
         )
         self._health = Health(SERVICE_NAMES, liveness_name=LIVENESS_NAME)

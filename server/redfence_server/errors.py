@@ -154,6 +154,22 @@ class TooManyNewResourcesError(OverloadedError):
 
 
 @dataclass(eq=False)
+class WatchLimitError(RedfenceServerError):
+    """A limit of watches is reached; its scope is "server" or "prefix"."""
+
+    limit: int
+    scope: str
+
+    def __str__(self) -> str:
+        """Return the message with the limit and the fix."""
+        if self.scope == "server":
+            return (
+                f"{self.limit} watches are open at this server process, which is the limit; end one of them"
+            )
+        return f"more than {self.limit} locks have this prefix, which is the limit; watch a longer prefix"
+
+
+@dataclass(eq=False)
 class AccessError(RedfenceServerError):
     """The caller may not do this.
 

@@ -104,6 +104,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"config", "embedded", "membership", "waiting"},
         {"diagnosis", "lock_service", "nodes", "operations"},
         {"lock_list"},
+        {"lock_watch"},
         {"api"},
         {"metrics"},
         {"composition"},

@@ -68,6 +68,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
@@ -289,6 +290,8 @@ class _SessionKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SessionKi
     """LockService.Session."""
     SESSION_KIND_KEEP_ALIVE: _SessionKind.ValueType  # 2
     """LockService.KeepAlive."""
+    SESSION_KIND_WATCH: _SessionKind.ValueType  # 3
+    """AdminService.WatchLocks."""
 
 class SessionKind(_SessionKind, metaclass=_SessionKindEnumTypeWrapper):
     """The kind of a stream."""
@@ -299,7 +302,65 @@ SESSION_KIND_SESSION: SessionKind.ValueType  # 1
 """LockService.Session."""
 SESSION_KIND_KEEP_ALIVE: SessionKind.ValueType  # 2
 """LockService.KeepAlive."""
+SESSION_KIND_WATCH: SessionKind.ValueType  # 3
+"""AdminService.WatchLocks."""
 Global___SessionKind: _TypeAlias = SessionKind  # noqa: Y015
+
+class _LockEventKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LockEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LockEventKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LOCK_EVENT_KIND_UNSPECIFIED: _LockEventKind.ValueType  # 0
+    """Never sent."""
+    LOCK_EVENT_KIND_HELD: _LockEventKind.ValueType  # 1
+    """The lease holds the resource, in the first picture of a watch."""
+    LOCK_EVENT_KIND_ACQUIRED: _LockEventKind.ValueType  # 2
+    """The lease has got the resource on a quorum. It comes again for the same lease if the nodes show another
+    token, e.g. because its Acquire was repeated and granted once more.
+    """
+    LOCK_EVENT_KIND_RELEASED: _LockEventKind.ValueType  # 3
+    """The lease ended while it had time left: its holder released it. If another lease has the resource by
+    then, the nodes may have lost it instead.
+    """
+    LOCK_EVENT_KIND_EXPIRED: _LockEventKind.ValueType  # 4
+    """The lease ended, and the time that it had left in the picture before is over: its ttl ended. A release
+    looks the same if the interval is too long; see `interval`.
+    """
+    LOCK_EVENT_KIND_LOST: _LockEventKind.ValueType  # 5
+    """The lease has time left on some node, but can have no quorum any more: nodes lost it. A release that has
+    not reached every node looks the same if it takes longer than one interval.
+    """
+    LOCK_EVENT_KIND_FORCED: _LockEventKind.ValueType  # 6
+    """An operator ended the lease with ForceRelease. The nodes remember that for one ttl of the lease."""
+
+class LockEventKind(_LockEventKind, metaclass=_LockEventKindEnumTypeWrapper):
+    """What happened to a lock."""
+
+LOCK_EVENT_KIND_UNSPECIFIED: LockEventKind.ValueType  # 0
+"""Never sent."""
+LOCK_EVENT_KIND_HELD: LockEventKind.ValueType  # 1
+"""The lease holds the resource, in the first picture of a watch."""
+LOCK_EVENT_KIND_ACQUIRED: LockEventKind.ValueType  # 2
+"""The lease has got the resource on a quorum. It comes again for the same lease if the nodes show another
+token, e.g. because its Acquire was repeated and granted once more.
+"""
+LOCK_EVENT_KIND_RELEASED: LockEventKind.ValueType  # 3
+"""The lease ended while it had time left: its holder released it. If another lease has the resource by
+then, the nodes may have lost it instead.
+"""
+LOCK_EVENT_KIND_EXPIRED: LockEventKind.ValueType  # 4
+"""The lease ended, and the time that it had left in the picture before is over: its ttl ended. A release
+looks the same if the interval is too long; see `interval`.
+"""
+LOCK_EVENT_KIND_LOST: LockEventKind.ValueType  # 5
+"""The lease has time left on some node, but can have no quorum any more: nodes lost it. A release that has
+not reached every node looks the same if it takes longer than one interval.
+"""
+LOCK_EVENT_KIND_FORCED: LockEventKind.ValueType  # 6
+"""An operator ended the lease with ForceRelease. The nodes remember that for one ttl of the lease."""
+Global___LockEventKind: _TypeAlias = LockEventKind  # noqa: Y015
 
 class _NodeState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -458,6 +519,14 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """INVALID_ARGUMENT. The reason of a ForceRelease is out of bounds. Metadata: field."""
     ERROR_REASON_TOO_MANY_NEW_RESOURCES: _ErrorReason.ValueType  # 27
     """RESOURCE_EXHAUSTED. This client acquires too many new resource names a second. Metadata: limit."""
+    ERROR_REASON_INVALID_INTERVAL: _ErrorReason.ValueType  # 28
+    """INVALID_ARGUMENT. The interval of a WatchLocks is out of bounds. Metadata: field; min and max in
+    milliseconds with the unit, e.g. "100ms" and "60000ms".
+    """
+    ERROR_REASON_WATCH_LIMIT: _ErrorReason.ValueType  # 29
+    """RESOURCE_EXHAUSTED. Too many watches are open, or too many locks have the prefix of a watch. Metadata:
+    limit, and scope, which names the limit: "server" or "prefix".
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call or command failed: the `reason` of `google.rpc.ErrorInfo`, without the prefix ERROR_REASON_.
@@ -550,6 +619,14 @@ ERROR_REASON_INVALID_REASON: ErrorReason.ValueType  # 26
 """INVALID_ARGUMENT. The reason of a ForceRelease is out of bounds. Metadata: field."""
 ERROR_REASON_TOO_MANY_NEW_RESOURCES: ErrorReason.ValueType  # 27
 """RESOURCE_EXHAUSTED. This client acquires too many new resource names a second. Metadata: limit."""
+ERROR_REASON_INVALID_INTERVAL: ErrorReason.ValueType  # 28
+"""INVALID_ARGUMENT. The interval of a WatchLocks is out of bounds. Metadata: field; min and max in
+milliseconds with the unit, e.g. "100ms" and "60000ms".
+"""
+ERROR_REASON_WATCH_LIMIT: ErrorReason.ValueType  # 29
+"""RESOURCE_EXHAUSTED. Too many watches are open, or too many locks have the prefix of a watch. Metadata:
+limit, and scope, which names the limit: "server" or "prefix".
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
@@ -1595,6 +1672,111 @@ class OpenSession(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenSession: _TypeAlias = OpenSession  # noqa: Y015
+
+@_typing.final
+class WatchLocksRequest(_message.Message):
+    """Which locks to watch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: _builtins.int
+    INTERVAL_FIELD_NUMBER: _builtins.int
+    prefix: _builtins.str
+    """The start of the names to watch. Empty: all. INVALID_RESOURCE."""
+    @_builtins.property
+    def interval(self) -> _duration_pb2.Duration:
+        """How long from the beginning of one picture to that of the next: 100 ms to 60 s. Unset: 1 s.
+        INVALID_INTERVAL. RELEASED and EXPIRED are told apart surely only for a lease that is renewed every
+        ttl / 3, and whose ttl is at least twice the interval.
+        """
+
+    def __init__(
+        self,
+        *,
+        prefix: _builtins.str = ...,
+        interval: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["interval", b"interval"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["interval", b"interval", "prefix", b"prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchLocksRequest: _TypeAlias = WatchLocksRequest  # noqa: Y015
+
+@_typing.final
+class WatchLocksResponse(_message.Message):
+    """A picture, or a part of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    TAKEN_AT_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___LockEvent]:
+        """The differences from the picture before: 50 at most. They are in no order, but the end of a lease comes
+        before the next lease of the resource.
+        """
+
+    @_builtins.property
+    def taken_at(self) -> _timestamp_pb2.Timestamp:
+        """When the picture was complete, by the wall clock of the server. Set on the last message of a picture.
+        Each of its events happened after the beginning of the picture before and before this time.
+        """
+
+    @_builtins.property
+    def error(self) -> Global___CommandError:
+        """Why there is no picture, on a message without events: too few nodes answered. The next picture has the
+        differences from the last one.
+        """
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___LockEvent] | None = ...,
+        taken_at: _timestamp_pb2.Timestamp | None = ...,
+        error: Global___CommandError | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "taken_at", b"taken_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "events", b"events", "taken_at", b"taken_at"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchLocksResponse: _TypeAlias = WatchLocksResponse  # noqa: Y015
+
+@_typing.final
+class LockEvent(_message.Message):
+    """One change of one lock."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    RESOURCE_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    kind: Global___LockEventKind.ValueType
+    """What happened. Never UNSPECIFIED."""
+    resource: _builtins.str
+    """The locked name."""
+    @_builtins.property
+    def lease(self) -> Global___CurrentHold:
+        """The lease. When it has ended, it is as last seen, and `remaining` is not set."""
+
+    def __init__(
+        self,
+        *,
+        kind: Global___LockEventKind.ValueType = ...,
+        resource: _builtins.str = ...,
+        lease: Global___CurrentHold | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "lease", b"lease", "resource", b"resource"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LockEvent: _TypeAlias = LockEvent  # noqa: Y015
 
 @_typing.final
 class ClusterStatusRequest(_message.Message):

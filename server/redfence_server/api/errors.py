@@ -22,6 +22,7 @@ from redfence_server.errors import (
     TooManyWaitersError,
     UnauthenticatedError,
     ValidityExhaustedError,
+    WatchLimitError,
 )
 
 _UNAVAILABLE, _EXHAUSTED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -31,6 +32,7 @@ _CODES: dict[type[Exception], tuple[grpc.StatusCode, lock_pb2.ErrorReason.ValueT
     ValidityExhaustedError: (_UNAVAILABLE, lock_pb2.ERROR_REASON_VALIDITY_EXHAUSTED, 100),
     DrainingError: (_UNAVAILABLE, lock_pb2.ERROR_REASON_DRAINING, 50),
     TooManyWaitersError: (_EXHAUSTED, lock_pb2.ERROR_REASON_TOO_MANY_WAITERS, 1_000),
+    WatchLimitError: (_EXHAUSTED, lock_pb2.ERROR_REASON_WATCH_LIMIT, None),
     TooManyCommandsError: (_EXHAUSTED, lock_pb2.ERROR_REASON_TOO_MANY_COMMANDS, None),
     TooManyNewResourcesError: (_EXHAUSTED, lock_pb2.ERROR_REASON_TOO_MANY_NEW_RESOURCES, 1_000),
     UnauthenticatedError: (grpc.StatusCode.UNAUTHENTICATED, lock_pb2.ERROR_REASON_UNAUTHENTICATED, None),
@@ -62,7 +64,11 @@ def _metadata(error: Exception) -> dict[str, str]:
             return {"nodes": silent}
         case ValidityExhaustedError(elapsed_ms=elapsed_ms):
             return {"elapsed_ms": f"{elapsed_ms:.0f}"}
-        case TooManyWaitersError(limit=limit, scope=scope) | TooManyCommandsError(limit=limit, scope=scope):
+        case (
+            TooManyWaitersError(limit=limit, scope=scope)
+            | TooManyCommandsError(limit=limit, scope=scope)
+            | WatchLimitError(limit=limit, scope=scope)
+        ):
             return {"limit": str(limit), "scope": scope}
         case AccessError(details=details):
             return dict(details)

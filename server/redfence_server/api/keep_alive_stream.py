@@ -37,6 +37,11 @@ class KeepAliveStream(Stream[lock_pb2.KeepAliveResponse]):
         self._renewals: dict[tuple[str, str], dict[int, lock_pb2.KeepAliveResponse | None]] = {}
         self._count = 0
 
+    @property
+    def kind(self) -> lock_pb2.SessionKind.ValueType:
+        """See `Stream`."""
+        return lock_pb2.SESSION_KIND_KEEP_ALIVE
+
     def _on_protocol_error(self) -> None:
         """Do nothing: every renewal ends within two node timeouts and `REVALIDATION_MS_MAX`."""
 

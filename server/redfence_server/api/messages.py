@@ -225,12 +225,11 @@ def read_number(page_token: str) -> int:
 
 def list_sessions_response(page: SessionPage) -> lock_pb2.ListSessionsResponse:
     """Return the answer to a ListSessions."""
-    session, keep_alive = lock_pb2.SESSION_KIND_SESSION, lock_pb2.SESSION_KIND_KEEP_ALIVE
     return lock_pb2.ListSessionsResponse(
         sessions=[
             lock_pb2.OpenSession(
                 number=each.number,
-                kind=keep_alive if each.waiting is None else session,
+                kind=each.kind,
                 peer=each.peer,
                 age=duration(each.age_ms),
                 unanswered=each.unanswered,

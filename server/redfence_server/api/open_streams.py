@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import Protocol
 
+from redfence_proto.v1 import lock_pb2
 from redfence_server.clock import Clock
 
 
@@ -24,6 +25,11 @@ class DrainableStream(Protocol):
         """How many acquires are unanswered; None for a stream without acquires."""
         ...
 
+    @property
+    def kind(self) -> lock_pb2.SessionKind.ValueType:
+        """What stream it is."""
+        ...
+
     def drain(self) -> None:
         """End once the commands are answered."""
         ...
@@ -36,10 +42,11 @@ class SessionView:
     Attributes:
         number: counts the streams of this server process, from 1.
         unanswered: commands without a written result.
-        waiting: unanswered acquires among them; None for a KeepAlive.
+        waiting: unanswered acquires among them; None for a stream without acquires.
     """
 
     number: int
+    kind: lock_pb2.SessionKind.ValueType
     peer: str
     age_ms: float
     unanswered: int
@@ -55,9 +62,14 @@ class SessionPage:
 
 
 class OpenStreams:
-    """Numbers streams in the order of their opening."""
+    """Numbers streams in the order of their opening.
+
+    Attributes:
+        draining: whether `drain` was called.
+    """
 
     def __init__(self, clock: Clock) -> None:
+        self.draining = False
         self._clock = clock
         self._numbers = count(1)
         # By number; a dict keeps the order.
@@ -75,6 +87,7 @@ class OpenStreams:
 
     def drain(self) -> None:
         """End each stream once its commands are answered."""
+        self.draining = True
         for stream, _, _ in self._open.values():
             stream.drain()
 
@@ -86,5 +99,5 @@ class OpenStreams:
         for number in numbers[:size]:
             stream, peer, began_at_ms = self._open[number]
             age_ms = now_ms - began_at_ms
-            views.append(SessionView(number, peer, age_ms, stream.unanswered, stream.waiting))
+            views.append(SessionView(number, stream.kind, peer, age_ms, stream.unanswered, stream.waiting))
         return SessionPage(views, has_more=len(numbers) > size)

@@ -47,13 +47,15 @@ class AdaptHandlers(grpc.aio.ServerInterceptor):
 def reject_malformed(path: str, handler: Any) -> Any:
     """Return the handler of a redfence method with a parser that does not fail; another one unchanged.
 
-    Unary calls then answer INVALID_ARGUMENT / MALFORMED_MESSAGE; streams read a `Malformed`.
+    Calls with one request then answer INVALID_ARGUMENT / MALFORMED_MESSAGE; streams read a `Malformed`.
     """
     if not path.startswith(_OURS):
         return handler
     handler = handler._replace(request_deserializer=_tolerant(handler.request_deserializer))
-    if handler.unary_unary is None:
+    if handler.request_streaming:
         return handler
+    if handler.response_streaming:
+        return handler._replace(unary_stream=_guarded(handler.unary_stream))
     return handler._replace(unary_unary=_guarded(handler.unary_unary))
 
 

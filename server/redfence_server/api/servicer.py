@@ -20,10 +20,12 @@ from redfence_server.api.guarded_service import GuardedService
 from redfence_server.api.keep_alive_stream import KeepAliveStream
 from redfence_server.api.open_streams import OpenStreams
 from redfence_server.api.streams import SessionStream, Stream
-from redfence_server.clock import Clock
-from redfence_server.errors import NoQuorumError
+from redfence_server.api.watch_stream import WatchStream, read_interval_ms
+from redfence_server.clock import Clock, WallClock
+from redfence_server.errors import DrainingError, NoQuorumError
 from redfence_server.lock_list import LockList, check_page_size, check_prefix
 from redfence_server.lock_service import LockCalls, LockService
+from redfence_server.lock_watch import LockWatches
 from redfence_server.nodes.cluster import ClusterView
 from redfence_server.randomness import Randomness
 from redfence_server.sharing.peer import peer_of
@@ -190,10 +192,10 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
         return self._service_of(caller), peer
 
     async def _serve(self, context: Context, stream: Stream[Any], caller: Caller | None) -> None:
-        watch: AbstractContextManager[object] = nullcontext()
-        if self._guard is not None and caller is not None:
-            watch = CredentialWatch(self._guard, caller, end=stream.end)
-        with self.streams.opened(stream, context.peer()), watch:
+        with (
+            self.streams.opened(stream, context.peer()),
+            _credentials(self._guard, caller, stream.end),
+        ):
             if self._draining:  # the call was on its way when the drain began
                 stream.drain()
             # Some clients, such as Rust's tonic, return from the call only once the headers are here.
@@ -216,13 +218,17 @@ class AdminServicer(lock_pb2_grpc.AdminServiceServicer):
         service: LockService,
         *,
         locks: LockList,
+        watches: LockWatches,
         streams: OpenStreams,
         status: Callable[[], ClusterView],
+        clock: WallClock,
         guard: Guard | None = None,
     ) -> None:
         self._service = service
         self._streams = streams
         self._locks = locks
+        self._watches = watches
+        self._clock = clock
         self._status = status
         self._guard = guard
 
@@ -272,9 +278,39 @@ class AdminServicer(lock_pb2_grpc.AdminServiceServicer):
         after, size = messages.read_number(request.page_token), check_page_size(request.page_size)
         return messages.list_sessions_response(self._streams.page(after=after, size=size))
 
+    # As with the streams above, a coroutine that writes by itself.
+
+    @_answers_errors
+    async def WatchLocks(  # type: ignore[override]
+        self, request: lock_pb2.WatchLocksRequest, context: Context
+    ) -> None:
+        """Answer WatchLocks as protos/redfence/v1/lock.proto defines it."""
+        caller = self._caller_of(context)
+        prefix, interval_ms = check_prefix(request.prefix), read_interval_ms(request)
+
+        def check() -> None:
+            if caller is not None:
+                caller.check_all(Verb.INSPECT, prefix)
+
+        check()
+        if self._streams.draining:
+            raise DrainingError
+        with self._watches.opened(prefix) as watch:
+            stream = WatchStream(context, watch, interval_ms=interval_ms, clock=self._clock, check=check)
+            with self._streams.opened(stream, context.peer()), _credentials(self._guard, caller, stream.end):
+                await context.send_initial_metadata(())
+                await stream.serve()
+
     def _caller_of(self, context: Context) -> Caller | None:
         """Return the caller; None if everything is allowed and nothing is audited."""
         return None if self._guard is None else self._guard.admit(context)
+
+
+def _credentials(
+    guard: Guard | None, caller: Caller | None, end: Callable[[Exception], None]
+) -> AbstractContextManager[object]:
+    """Within `with`, end a stream whose caller's credentials are not valid any more."""
+    return nullcontext() if guard is None or caller is None else CredentialWatch(guard, caller, end=end)
 
 
 def _check(caller: Caller | None, verb: Verb, resource: str) -> None:

@@ -82,6 +82,11 @@ class Stream(ABC, Generic[Item]):
         """How many acquires are unanswered; None for a stream without acquires."""
         return None
 
+    @property
+    @abstractmethod
+    def kind(self) -> lock_pb2.SessionKind.ValueType:
+        """What stream it is, for operators."""
+
     def drain(self) -> None:
         """Write the notice, start no more commands, and end when the started ones are answered."""
         if self._draining:
@@ -195,6 +200,11 @@ class SessionStream(Stream[_Result | lock_pb2.Draining]):
     def waiting(self) -> int:
         """See `Stream`."""
         return len(self._acquires)
+
+    @property
+    def kind(self) -> lock_pb2.SessionKind.ValueType:
+        """See `Stream`."""
+        return lock_pb2.SESSION_KIND_SESSION
 
     def _clean_up(self) -> None:
         self._cancel_acquires()

@@ -11,7 +11,7 @@ is dropped, and examined on a new connection.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -117,6 +117,7 @@ class NodeLink:
         # Bound directly, because every command takes this path.
         self.send = self._commands.send
         self.drop_if_superseded = self._commands.drop_if_superseded
+        self._read = partial(_read, self._commands, self._log)
         self._notice_problem = ""
         self._on_notice: Callable[[Notice], None] = lambda _: None  # until the lock service listens
         self._task: asyncio.Task[None] | None = None
@@ -135,18 +136,13 @@ class NodeLink:
 
     async def scan(self, pattern: str, *, cursor: int, count: int) -> ScannedKeys | NoReply:
         """Return keys that match a glob pattern; look at about `count` keys, from `cursor` on."""
-        connection = self._commands.connection
-        if connection is None:
-            return NoReply.UNREACHABLE
-        try:
-            (answer,) = await connection.commands(("SCAN", cursor, "MATCH", pattern, "COUNT", count))
-        except DialError:
-            return NoReply.TIMED_OUT
-        if isinstance(answer, DialRefusedError):
-            self._log.warning("node_scan_refused", problem=str(answer))
-            return NoReply.REFUSED
-        next_cursor, keys = answer
-        return ScannedKeys(int(next_cursor), keys)
+        answer = await self._read("SCAN", cursor, "MATCH", pattern, "COUNT", count)
+        return answer if isinstance(answer, NoReply) else ScannedKeys(int(answer[0]), answer[1])
+
+    async def read(self, keys: Sequence[str]) -> Sequence[bytes | None] | NoReply:
+        """Return the values of string keys; None for each that does not exist."""
+        answer: Sequence[bytes | None] | NoReply = await self._read("MGET", *keys)
+        return answer
 
     def report(self) -> NodeReport:
         """Return what this server knows about the node, without asking it."""
@@ -328,3 +324,19 @@ class NodeLink:
 
     def _become(self, state: NodeState, detail: str) -> None:
         self._state.become(state, detail, run_id=self.joining.run_id)
+
+
+async def _read(
+    commands: NodeCommands, log: structlog.typing.FilteringBoundLogger, *command: str | int
+) -> Any:
+    """Return the reply to a raw command that changes nothing, or a `NoReply`."""
+    if commands.connection is None:
+        return NoReply.UNREACHABLE
+    try:
+        (answer,) = await commands.connection.commands(command)
+    except DialError:
+        return NoReply.TIMED_OUT
+    if isinstance(answer, DialRefusedError):
+        log.warning("node_scan_refused", problem=str(answer))
+        return NoReply.REFUSED
+    return answer

@@ -30,7 +30,7 @@ def _unary(method: Any) -> Any:
 class FakeServicer:
     """Passes everything that the SDK uses on to a FakeServer."""
 
-    Acquire = Release = KeepAlive = ForceRelease = ListLocks = ListSessions = None
+    Acquire = Release = KeepAlive = ForceRelease = ListLocks = ListSessions = WatchLocks = None
 
     def __init__(self, server: FakeServer, before_call: Callable[[], Awaitable[None]]) -> None:
         self._server = server

@@ -1,0 +1,294 @@
+"""AdminService.WatchLocks: what operators see of the locks of a cluster as they change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any
+
+import grpc
+import pytest
+
+from harness.load.failures import Failure, failure_of
+from harness.processes.servers import (
+    FormedNodes,
+    LockServer,
+    Serve,
+    call_counts,
+    until,
+)
+from redfence_proto.v1 import lock_pb2
+from redfence_server import lock_watch
+from redfence_server.api.messages import duration
+from redfence_server.locking.node import Held
+
+NAME = "orders/42"
+INTERVAL_MS = 100
+Kind = lock_pb2.LockEventKind
+Event = tuple[str, str, int]
+
+
+class Watcher:
+    """One watch, with what it has told: (kind, resource, token)."""
+
+    def __init__(self, server: LockServer, prefix: str = "", *, interval_ms: int = INTERVAL_MS) -> None:
+        request = lock_pb2.WatchLocksRequest(prefix=prefix, interval=duration(interval_ms))
+        self.call: Any = server.admin.WatchLocks(request)
+        self.messages: list[lock_pb2.WatchLocksResponse] = []
+
+    @property
+    def events(self) -> list[Event]:
+        return [
+            (Kind.Name(each.kind).removeprefix("LOCK_EVENT_KIND_"), each.resource, each.lease.fencing_token)
+            for message in self.messages
+            for each in message.events
+        ]
+
+    async def until(self, reached: Callable[[], object], *, timeout_s: float = 5.0) -> None:
+        """Read until what the watch has told is enough."""
+        async with asyncio.timeout(timeout_s):
+            while not reached():
+                self.messages.append(await self.call.read())
+
+    async def until_told(self, *events: Event) -> None:
+        await self.until(lambda: set(events) <= set(self.events))
+
+    async def until_pictures(self, count: int) -> None:
+        await self.until(lambda: sum(each.HasField("taken_at") for each in self.messages) >= count)
+
+    async def failure(self) -> Failure:
+        """Read to the end, which is an error."""
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self.until(lambda: False)
+        return Failure.of_call(caught.value)
+
+    def close(self) -> None:
+        self.call.cancel()
+
+
+async def delete(server: LockServer, resource: str, *, nodes: Sequence[int]) -> None:
+    """Have some nodes lose a hold; its mint may arrive after the answer to the Acquire."""
+    for index in nodes:
+        await until(partial(server.nodes[index].call, "DEL", f"redfence:lock:{resource}"))
+
+
+async def force(server: LockServer, lease: lock_pb2.Lease) -> None:
+    request = lock_pb2.ForceReleaseRequest(resource=lease.resource, fencing_token=lease.fencing_token)
+    await server.admin.ForceRelease(request)
+
+
+@pytest.mark.slow
+async def test_a_watch_at_one_server_tells_what_happens_at_another(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """Each kind of event once, and never a lease id or a lock with another name."""
+    nodes = await formed_nodes(3)
+    here, there = await serve(nodes), await serve(nodes)
+    before = (await there.acquire("orders/before", holder="early")).lease
+    watcher = Watcher(here, "orders/")
+    await watcher.until_pictures(1)
+    assert watcher.events == [("HELD", "orders/before", before.fencing_token)]
+    (held,) = watcher.messages[0].events
+    assert held.lease.holder == "early"
+    assert 0 < held.lease.remaining.ToMilliseconds() <= 10_000
+
+    names = ("released", "expired", "forced", "lost", "replaced")
+    leases = {
+        name: (await there.acquire(f"orders/{name}", ttl_ms=1_000 if name == "expired" else 10_000)).lease
+        for name in names
+    }
+    await there.acquire("other")
+    tokens = {name: lease.fencing_token for name, lease in leases.items()}
+    await watcher.until_told(*(("ACQUIRED", f"orders/{name}", tokens[name]) for name in names))
+    successor = asyncio.create_task(there.acquire("orders/replaced", wait_ms=5_000))
+    await there.until_waiting("orders/replaced")
+    for name in ("released", "replaced"):
+        await there.release(f"orders/{name}", leases[name].lease_id)
+    await force(there, leases["forced"])
+    await delete(there, "orders/lost", nodes=(0, 2))
+    new = (await successor).lease
+    ends = [
+        *(
+            (name.upper(), f"orders/{name}", tokens[name])
+            for name in ("released", "expired", "forced", "lost")
+        ),
+        ("RELEASED", "orders/replaced", tokens["replaced"]),
+    ]
+    await watcher.until_told(*ends, ("ACQUIRED", "orders/replaced", new.fencing_token))
+    watcher.close()
+
+    told = watcher.events
+    assert len(told) == len(set(told)) == 1 + len(names) + len(ends) + 1
+    assert told.index(ends[-1]) < told.index(("ACQUIRED", "orders/replaced", new.fencing_token))
+    secrets = [lease.lease_id.encode() for lease in (before, new, *leases.values())]
+    assert not any(secret in each.SerializeToString() for each in watcher.messages for secret in secrets)
+    assert all(each.HasField("taken_at") for each in watcher.messages)
+
+
+async def test_a_lease_that_is_renewed_is_not_told_again(server: LockServer) -> None:
+    lease = (await server.acquire(NAME, ttl_ms=1_000)).lease
+    watcher = Watcher(server)
+    stream = server.locks.KeepAlive()
+    for picture in range(1, 5):
+        await watcher.until_pictures(picture)
+        await stream.write(lock_pb2.KeepAliveRequest(resource=NAME, lease_id=lease.lease_id))
+        await stream.read()
+    assert watcher.events == [("HELD", NAME, lease.fencing_token)]
+    stream.cancel()
+    watcher.close()
+
+
+async def test_a_release_that_one_node_missed_is_no_loss(server: LockServer) -> None:
+    """The node has the hold until the release reaches it; the picture after that decides."""
+    lease = (await server.acquire(NAME)).lease
+    watcher = Watcher(server)
+    await watcher.until_pictures(1)
+    await delete(server, NAME, nodes=(0, 1))
+    counts = await call_counts(server.nodes, "scan")
+    await until(lambda: _grew(server, counts))
+    await delete(server, NAME, nodes=(2,))
+    await watcher.until_told(("RELEASED", NAME, lease.fencing_token))
+    watcher.close()
+
+
+async def _grew(server: LockServer, counts: Sequence[int]) -> bool:
+    return await call_counts(server.nodes, "scan") != counts
+
+
+@pytest.mark.slow
+async def test_a_watcher_that_does_not_read_costs_no_pictures_and_misses_no_lock(server: LockServer) -> None:
+    """What it is told later adds up to the locks that are held then."""
+    names = [f"{number:04}{'x' * 250}" for number in range(600)]
+    granted = await asyncio.gather(*(server.acquire(name, holder="y" * 256, ttl_ms=60_000) for name in names))
+    leases = [each.lease for each in granted]
+    # Otherwise gRPC makes room for more and more bytes that nobody reads.
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
+    channel = grpc.aio.insecure_channel(server.target, options=options)
+    watcher = Watcher(LockServer(channel))
+    before: list[int] = []
+
+    async def stalled() -> bool:
+        nonlocal before
+        await asyncio.sleep(1.0)
+        last, before = before, await call_counts(server.nodes, "evalsha")
+        return before == last
+
+    await until(stalled, timeout_s=30)
+    before = await call_counts(server.nodes, "scan")
+    for lease in leases[:100]:
+        await server.release(lease.resource, lease.lease_id)
+    again = [(await server.acquire(name)).lease for name in names[:50]]
+    assert await call_counts(server.nodes, "scan") == before
+    expected = {lease.resource: lease.fencing_token for lease in (*leases[100:], *again)}
+
+    def known() -> dict[str, int]:
+        held: dict[str, int] = {}
+        for kind, resource, token in watcher.events:
+            if kind in {"HELD", "ACQUIRED"}:
+                held[resource] = token
+            else:
+                assert held.pop(resource) == token
+        return held
+
+    await watcher.until(lambda: known() == expected, timeout_s=20)
+    assert sum(kind == "HELD" for kind, _, _ in watcher.events) == len(names)
+    watcher.close()
+    await channel.close()
+
+
+async def test_a_drain_ends_a_watch_and_refuses_new_ones(server: LockServer) -> None:
+    watcher = Watcher(server, interval_ms=60_000)
+    await watcher.until_pictures(1)
+    await server.begin_drain()
+    assert (await watcher.failure()).reason == lock_pb2.ERROR_REASON_DRAINING
+    late = await Watcher(server).failure()
+    assert (late.reason, late.is_retryable) == (lock_pb2.ERROR_REASON_DRAINING, True)
+
+
+@pytest.mark.slow
+async def test_a_watch_outlives_the_loss_of_the_quorum_and_says_that_it_sees_nothing(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    server = await serve(await formed_nodes(3), proxied=True)
+    lease = (await server.acquire(NAME, ttl_ms=60_000)).lease
+    watcher = Watcher(server)
+    await watcher.until_pictures(1)
+    for proxy in server.proxies[:2]:
+        proxy.refuse()
+    await watcher.until(lambda: watcher.messages[-1].HasField("error"))
+    blind = watcher.messages[-1]
+    assert blind.error.reason == lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE
+    assert not blind.events
+    assert not blind.HasField("taken_at")
+    for proxy in server.proxies[:2]:
+        await proxy.heal()
+    await watcher.until(lambda: not watcher.messages[-1].HasField("error"), timeout_s=15)
+    assert watcher.events == [("HELD", NAME, lease.fencing_token)]
+    await server.release(NAME, lease.lease_id)
+    await watcher.until_told(("RELEASED", NAME, lease.fencing_token))
+    watcher.close()
+
+
+@pytest.fixture
+async def many(server: LockServer) -> AsyncIterator[list[Watcher]]:
+    """As many watches as a server process takes."""
+    watchers = [Watcher(server, interval_ms=60_000) for _ in range(lock_watch.WATCHES_MAX)]
+    for watcher in watchers:
+        await watcher.until_pictures(1)
+    yield watchers
+    for watcher in watchers:
+        watcher.close()
+
+
+async def test_the_number_of_watches_is_bounded_and_sessions_show_them(
+    server: LockServer, many: list[Watcher]
+) -> None:
+    sessions = (await server.admin.ListSessions(lock_pb2.ListSessionsRequest())).sessions
+    assert [each.kind for each in sessions] == [lock_pb2.SESSION_KIND_WATCH] * len(many)
+    refused = await Watcher(server).failure()
+    assert (refused.code, refused.reason, refused.metadata) == (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        lock_pb2.ERROR_REASON_WATCH_LIMIT,
+        {"limit": str(lock_watch.WATCHES_MAX), "scope": "server"},
+    )
+    many.pop().close()
+
+    async def left() -> bool:
+        request = lock_pb2.ListSessionsRequest()
+        return len((await server.admin.ListSessions(request)).sessions) == len(many)
+
+    await until(left)
+    many.append(Watcher(server))
+    await many[-1].until_pictures(1)
+
+
+async def test_a_prefix_with_too_many_locks_is_refused(
+    server: LockServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_watch, "LOCKS_MAX", 3)
+    watcher = Watcher(server)
+    for number in range(4):
+        await watcher.until_pictures(1 + number)
+        await server.acquire(f"jobs/{number}")
+    failure = await watcher.failure()
+    assert failure.metadata == {"limit": "3", "scope": "prefix"}
+    assert len({resource for _, resource, _ in watcher.events}) <= 3
+
+
+async def test_a_malformed_watch_is_refused_with_its_field(server: LockServer) -> None:
+    for prefix, interval_ms, field in (("{", 100, "prefix"), ("", 99, "interval"), ("", 60_001, "interval")):
+        failure = await Watcher(server, prefix, interval_ms=interval_ms).failure()
+        assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert failure.metadata["field"] == field
+    raw: Any = server.channel.unary_stream("/redfence.v1.AdminService/WatchLocks")
+    malformed = await failure_of(raw(b"\xff\xff").read())
+    assert malformed.reason == lock_pb2.ERROR_REASON_MALFORMED_MESSAGE
+
+
+def test_a_retry_with_another_token_is_told_again() -> None:
+    """The lease has not ended; but its token is another one, which ForceRelease needs."""
+    first, second = (lock_watch.Seen(Held("digest", token, "", 9), 0.0) for token in (4, 5))
+    assert lock_watch.differences({"a": first}, {"a": second}, {}) == [
+        lock_watch.LockEvent(lock_watch.LockChange.ACQUIRED, "a", second.lease)
+    ]

@@ -12,6 +12,7 @@ past its lease can still overwrite newer data.
 """
 
 import redfence._transport.fork as _fork  # noqa: F401  (before any other import of gRPC)
+from redfence._aio.admin_client import AsyncAdminClient
 from redfence._aio.client import AsyncClient
 from redfence._aio.lease import AsyncLease, AsyncLock
 from redfence._aio.watch import AsyncLossEvent
@@ -37,6 +38,13 @@ from redfence._errors import (
     WrongServiceError,
     from_rpc_error,
 )
+from redfence._messages.admin_reports import (
+    ForceOutcome,
+    ForceReport,
+    ListedLock,
+    OpenSession,
+    SessionKind,
+)
 from redfence._messages.fencing_tokens import FencingToken
 from redfence._messages.reports import (
     ClusterReport,
@@ -50,6 +58,8 @@ from redfence._messages.reports import (
     QueuedAcquire,
     TokenReport,
 )
+from redfence._messages.watch_reports import LockChanges, LockEvent, LockEventKind
+from redfence._threads.admin_client import AdminClient
 from redfence._threads.client import Client
 from redfence._threads.lease import Lease, Lock
 from redfence._threads.watch import LossEvent
@@ -60,6 +70,8 @@ __version__ = "0.2.0"
 __all__ = [
     "AccessDeniedError",
     "AcquireTimeoutError",
+    "AdminClient",
+    "AsyncAdminClient",
     "AsyncClient",
     "AsyncLease",
     "AsyncLock",
@@ -70,12 +82,18 @@ __all__ = [
     "ClusterReport",
     "Durability",
     "FencingToken",
+    "ForceOutcome",
+    "ForceReport",
     "Hold",
     "InvalidArgumentError",
     "Lease",
     "LeaseLostError",
     "LeaseState",
+    "ListedLock",
     "Lock",
+    "LockChanges",
+    "LockEvent",
+    "LockEventKind",
     "LockHeldError",
     "LockReport",
     "LossEvent",
@@ -86,11 +104,13 @@ __all__ = [
     "NodeState",
     "NotAcquiredError",
     "NotFoundError",
+    "OpenSession",
     "OutcomeUnknownError",
     "OverloadedError",
     "QueuedAcquire",
     "RedfenceError",
     "ServerError",
+    "SessionKind",
     "StaleTokenError",
     "Tls",
     "TokenReport",

@@ -196,7 +196,10 @@ class OverloadedError(UnavailableError):
 
     @property
     def scope(self) -> str:
-        """Where too many acquires wait: "resource", "server" or "connection"; "" if another queue is full."""
+        """Where too many acquires wait: "resource", "server" or "connection"; "" if another queue is full.
+
+        For a watch, "server" or "prefix": too many watches are open, or too many locks have its prefix.
+        """
         return self.metadata.get("scope", "")
 
 
@@ -267,6 +270,8 @@ BY_REASON: Mapping[int, type[RedfenceError]] = MappingProxyType(
         lock_pb2.ERROR_REASON_STORAGE_FAILED: UnavailableError,
         lock_pb2.ERROR_REASON_INVALID_PAGE: InvalidArgumentError,
         lock_pb2.ERROR_REASON_INVALID_REASON: InvalidArgumentError,
+        lock_pb2.ERROR_REASON_INVALID_INTERVAL: InvalidArgumentError,
+        lock_pb2.ERROR_REASON_WATCH_LIMIT: OverloadedError,
         lock_pb2.ERROR_REASON_INTERNAL: ServerError,
         lock_pb2.ERROR_REASON_MALFORMED_MESSAGE: InvalidArgumentError,
         lock_pb2.ERROR_REASON_UNAUTHENTICATED: AccessDeniedError,

@@ -30,6 +30,9 @@ class AsyncSession:
 
     Attributes:
         owner: the process that uses the client.
+        address_count: how many servers the client knows.
+        waiting_lease_id: returns the lease id of the first acquire that waits at the server for a resource,
+            or "".
     """
 
     def __init__(
@@ -43,6 +46,8 @@ class AsyncSession:
     ) -> None:
         self._core = core
         self._endpoints = endpoints
+        self.address_count = len(endpoints)
+        self.waiting_lease_id = core.waiting_lease_id
         self._connector = connector
         self._timeouts = timeouts
         self._clock = clock
@@ -100,10 +105,6 @@ class AsyncSession:
         self._wake_driver()
         return await waiter
 
-    def waiting_lease_id(self, resource: str) -> str:
-        """Return the lease id of the first acquire that waits at the server for a resource, or ""."""
-        return self._core.waiting_lease_id(resource)
-
     def release_soon(self, lease: LeaseCore) -> None:
         """Release a lease without waiting for the answer; does nothing if the client is closed."""
         with contextlib.suppress(ClosedError):
@@ -122,12 +123,8 @@ class AsyncSession:
 
         Cancellation: cancels the call.
         """
-        for _ in range(len(self._endpoints) + 1):
-            waiter: asyncio.Future[None] = self._start().create_future()
-            self._core.await_link(waiter, now_ms=self._clock.now_ms())
-            self._wake_driver()
-            await waiter
-            link = self._link
+        for _ in range(self.address_count + 1):
+            link = await self.usable_link()
             if link is None:
                 continue  # the link came up and broke before this line ran
             try:
@@ -139,6 +136,20 @@ class AsyncSession:
                 link.abort()
                 await asyncio.sleep(0)
         raise self._core.unusable()
+
+    async def usable_link(self) -> AsyncLink | None:
+        """Wait until a link is up and return it; None if it broke at once.
+
+        Cancellation: has no side effect.
+
+        Raises:
+            UnavailableError: no server was reachable within the rpc timeout.
+        """
+        waiter: asyncio.Future[None] = self._start().create_future()
+        self._core.await_link(waiter, now_ms=self._clock.now_ms())
+        self._wake_driver()
+        await waiter
+        return self._link
 
     async def close(self) -> None:
         """Release every lease and end the tasks, within the close timeout.

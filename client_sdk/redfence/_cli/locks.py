@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from redfence._cli import commands, locks_force_release, locks_inspect, locks_list
+from redfence._cli import commands, locks_force_release, locks_inspect, locks_list, locks_watch
 
-HELP = "show held locks; end a lease by force"
+HELP = "show and watch held locks; end a lease by force"
 GROUP = "redfence.commands.locks"
 
 
@@ -15,7 +15,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     commands.add_commands(
         parser,
         group=GROUP,
-        built_in={"list": locks_list, "inspect": locks_inspect, "force-release": locks_force_release},
+        built_in={
+            "list": locks_list,
+            "watch": locks_watch,
+            "inspect": locks_inspect,
+            "force-release": locks_force_release,
+        },
     )
 
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Generator
 from queue import SimpleQueue
 from typing import Any
 
-from redfence._errors import OutcomeUnknownError, UnavailableError
+from redfence._errors import OutcomeUnknownError, UnavailableError, WrongServiceError
 from redfence._fake.server import Deliver, FakeServer, FakeSession
 from redfence._transport.links import Method
 from redfence_proto.v1 import lock_pb2
 
 _EVERYWHERE = "*"
+_METHODS = frozenset({"GetLock", "CheckToken", "ClusterStatus"})
+
+
+def _no_admin_service() -> WrongServiceError:
+    return WrongServiceError(
+        "the server in memory has no admin service; use the methods of FakeLockServer, or a real server"
+    )
 
 
 class FakeNetwork:
@@ -61,7 +68,10 @@ class FakeNetwork:
         Raises:
             OutcomeUnknownError: the server is frozen; no time passes.
             UnavailableError: the server reaches no quorum, and the call needs one.
+            WrongServiceError: the server in memory does not have the method.
         """
+        if method not in _METHODS:
+            raise _no_admin_service()
         if self.server.frozen:
             raise OutcomeUnknownError(f"no answer to {method}: the server is frozen")
         if self.server.quorum_lost and method != "ClusterStatus":
@@ -109,6 +119,12 @@ class FakeAsyncLink:
         """Answer a unary call at once."""
         return self._network.call(method, request)
 
+    def watch(
+        self, _request: lock_pb2.WatchLocksRequest, /
+    ) -> AsyncGenerator[lock_pb2.WatchLocksResponse, None]:
+        """Raise WrongServiceError."""
+        raise _no_admin_service()
+
     def abort(self) -> None:
         """End the session."""
         self._network.disconnect(self._session)
@@ -155,6 +171,12 @@ class FakeSyncLink:
     def call(self, method: Method, request: Any, /, *, timeout_ms: int) -> Any:  # noqa: ARG002
         """Answer a unary call at once."""
         return self._network.call(method, request)
+
+    def watch(
+        self, _request: lock_pb2.WatchLocksRequest, /
+    ) -> Generator[lock_pb2.WatchLocksResponse, None, None]:
+        """Raise WrongServiceError."""
+        raise _no_admin_service()
 
     def abort(self) -> None:
         """End the session."""

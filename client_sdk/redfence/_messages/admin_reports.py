@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from redfence._messages.reports import Hold, read_hold
+from redfence._messages.requests import duration_ms
 from redfence_proto.v1 import lock_pb2
 
 
@@ -48,6 +49,57 @@ class ForceReport:
 
     outcome: ForceOutcome
     current: Hold | None
+
+
+class SessionKind(enum.Enum):
+    """The kind of an open stream."""
+
+    UNKNOWN = lock_pb2.SESSION_KIND_UNSPECIFIED
+    """The server sent a value that this version does not know."""
+    SESSION = lock_pb2.SESSION_KIND_SESSION
+    """The session of a client."""
+    KEEP_ALIVE = lock_pb2.SESSION_KIND_KEEP_ALIVE
+    """A stream of renewals."""
+    WATCH = lock_pb2.SESSION_KIND_WATCH
+    """A watch of locks."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """One open stream of a server process.
+
+    Attributes:
+        number: counts the streams of the process, from 1.
+        kind: what kind of stream it is.
+        peer: the address of the client, as the server sees it.
+        age: for how many seconds it has been open.
+        unanswered: how many of its commands have no written result.
+        waiting: how many of them are acquires.
+    """
+
+    number: int
+    kind: SessionKind
+    peer: str
+    age: float
+    unanswered: int
+    waiting: int
+
+
+def read_sessions(response: lock_pb2.ListSessionsResponse) -> list[OpenSession]:
+    """Return one page of streams."""
+    return [
+        OpenSession(
+            number=each.number,
+            kind=SessionKind(each.kind)
+            if each.kind in lock_pb2.SessionKind.values()
+            else SessionKind.UNKNOWN,
+            peer=each.peer,
+            age=duration_ms(each.age) / 1000,
+            unanswered=each.unanswered,
+            waiting=each.waiting,
+        )
+        for each in response.sessions
+    ]
 
 
 def read_listed(response: lock_pb2.ListLocksResponse) -> list[ListedLock]:

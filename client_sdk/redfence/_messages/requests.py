@@ -64,6 +64,19 @@ def check_resource(resource: str) -> None:
     _check_text("resource", resource, bounds.resource_problem)
 
 
+def check_prefix(prefix: str) -> None:
+    """Raise InvalidArgumentError for an invalid start of resource names; empty stands for all."""
+    _check_text("prefix", prefix, lambda text: bounds.resource_problem(text) if text else None)
+
+
+def watch_request(prefix: str, interval: Seconds) -> lock_pb2.WatchLocksRequest:
+    """Return the request of a watch, or raise InvalidArgumentError."""
+    check_prefix(prefix)
+    request = lock_pb2.WatchLocksRequest(prefix=prefix)
+    _write_duration(request.interval, milliseconds("interval", interval))
+    return request
+
+
 def check_holder(holder: str) -> None:
     """Raise InvalidArgumentError for an invalid label of a holder."""
     _check_text("holder", holder, partial(bounds.text_problem, bytes_max=bounds.HOLDER_BYTES_MAX))

@@ -25,7 +25,7 @@ from redfence._messages.requests import AcquireOrder
 from redfence._threads.answer import Answer
 from redfence._threads.callbacks import CallbackRunner
 from redfence._threads.driver import Command, SessionDriver
-from redfence._transport.links import Method, SyncConnector
+from redfence._transport.links import Method, SyncConnector, SyncLink
 
 T = TypeVar("T")
 
@@ -35,6 +35,7 @@ class SyncSession:
 
     Attributes:
         owner: the process that uses the client.
+        address_count: how many servers the client knows.
         callbacks: runs the callbacks of its leases.
     """
 
@@ -50,7 +51,7 @@ class SyncSession:
         self._driver = SessionDriver(
             core, endpoints=endpoints, connector=connector, timeouts=timeouts, clock=clock
         )
-        self._addresses = len(endpoints)
+        self.address_count = len(endpoints)
         self._timeouts = timeouts
         self._clock = clock
         self.owner = Owner()
@@ -130,9 +131,8 @@ class SyncSession:
 
     def call(self, method: Method, request: Any) -> Any:
         """Make a unary call on the present link; try again on a new link at most once per address."""
-        for _ in range(self._addresses + 1):
-            self._await_link()
-            link = self._driver.link
+        for _ in range(self.address_count + 1):
+            link = self.usable_link()
             if link is None:
                 continue  # the link came up and broke before this line ran
             try:
@@ -146,10 +146,16 @@ class SyncSession:
         self._run(lambda core, _now_ms: reason.set_result(core.unusable()), reason)
         raise reason.result()
 
-    def _await_link(self) -> None:
+    def usable_link(self) -> SyncLink | None:
+        """Wait until a link is up and return it; None if it broke at once.
+
+        Raises:
+            UnavailableError: no server was reachable within the rpc timeout.
+        """
         answer: Answer[None] = Answer()
         self._run(lambda core, now_ms: core.await_link(answer, now_ms=now_ms), answer)
         answer.result()
+        return self._driver.link
 
     def close(self) -> None:
         """Release every lease and end the threads, within the close timeout."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import grpc
@@ -18,6 +19,7 @@ from redfence._transport.grpc_channel import (
     call_error,
     channel_credentials,
     check_metadata,
+    watch_error,
 )
 from redfence._transport.links import Method
 from redfence._transport.reach import Reach
@@ -100,7 +102,9 @@ class GrpcAsyncLink:
             "ClusterStatus": admin.ClusterStatus,
             "ForceRelease": admin.ForceRelease,
             "ListLocks": admin.ListLocks,
+            "ListSessions": admin.ListSessions,
         }
+        self._watch_locks: Any = admin.WatchLocks
         self._stream: Any = lock.Session(metadata=metadata.now())
         self._aborted = False
 
@@ -151,6 +155,26 @@ class GrpcAsyncLink:
             if self._cancelled_by_us():
                 raise UnavailableError("the connection was closed during the call") from exc
             raise
+
+    async def watch(
+        self, request: lock_pb2.WatchLocksRequest, /
+    ) -> AsyncGenerator[lock_pb2.WatchLocksResponse, None]:
+        """Yield the messages of a watch of locks.
+
+        Cancellation: ends the watch.
+        """
+        stream = self._watch_locks(request, metadata=self._metadata.now())
+        try:
+            async for message in stream:
+                yield message
+        except aio.AioRpcError as exc:
+            raise watch_error(exc) from exc
+        except (asyncio.CancelledError, aio.UsageError) as exc:
+            if self._cancelled_by_us():
+                raise UnavailableError("the connection was closed during the watch") from exc
+            raise
+        finally:
+            stream.cancel()
 
     def abort(self) -> None:
         """End the stream at once."""

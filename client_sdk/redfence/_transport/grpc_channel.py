@@ -119,3 +119,12 @@ def call_error(error: grpc.RpcError, method: str, *, timeout_ms: int) -> Redfenc
         # gRPC's own text says "Stream removed", or names its internals.
         return OutcomeUnknownError(f"no answer to {method} within {timeout_ms / 1000:g} s; call again")
     return failure
+
+
+def watch_error(error: grpc.RpcError) -> RedfenceError:
+    """Return the exception for a watch that ended; UnavailableError if another watch can take its place."""
+    failure = from_rpc_error(error)
+    if isinstance(failure, OutcomeUnknownError) and not failure.error_reason:
+        # For a watch no outcome matters: the connection is gone.
+        return UnavailableError("the connection was closed during the watch")
+    return failure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from queue import SimpleQueue
 from typing import Any
 
@@ -20,6 +20,7 @@ from redfence._transport.grpc_channel import (
     call_error,
     channel_credentials,
     check_metadata,
+    watch_error,
 )
 from redfence._transport.links import Method
 from redfence._transport.reach import Reach
@@ -106,7 +107,9 @@ class GrpcSyncLink:
             "ClusterStatus": admin.ClusterStatus,
             "ForceRelease": admin.ForceRelease,
             "ListLocks": admin.ListLocks,
+            "ListSessions": admin.ListSessions,
         }
+        self._watch_locks: Any = admin.WatchLocks
         # The session core bounds the number of unanswered commands, so this queue is bounded too.
         # None ends the stream.
         self._outgoing: SimpleQueue[lock_pb2.SessionRequest | None] = SimpleQueue()
@@ -140,6 +143,21 @@ class GrpcSyncLink:
             if self._aborted or not isinstance(exc, grpc.RpcError):
                 raise UnavailableError("the connection was closed during the call") from exc
             raise call_error(exc, method, timeout_ms=timeout_ms) from exc
+
+    def watch(
+        self, request: lock_pb2.WatchLocksRequest, /
+    ) -> Generator[lock_pb2.WatchLocksResponse, None, None]:
+        """Yield the messages of a watch of locks."""
+        try:
+            stream = self._watch_locks(request, metadata=self._metadata.now())
+        except ValueError as exc:
+            raise UnavailableError("the connection was closed before the watch") from exc
+        try:
+            yield from stream
+        except grpc.RpcError as exc:
+            raise watch_error(exc) from exc
+        finally:
+            stream.cancel()
 
     def abort(self) -> None:
         """End the stream at once."""

@@ -6,12 +6,14 @@ nothing else of its connection. The methods raise only `RedfenceError`s.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, Literal, Protocol, TypeAlias
 
 from redfence_proto.v1 import lock_pb2
 
-Method: TypeAlias = Literal["GetLock", "CheckToken", "ClusterStatus", "ForceRelease", "ListLocks"]
+Method: TypeAlias = Literal[
+    "GetLock", "CheckToken", "ClusterStatus", "ForceRelease", "ListLocks", "ListSessions"
+]
 """The names of the unary calls."""
 
 
@@ -28,6 +30,12 @@ class AsyncLink(Protocol):
 
     async def call(self, method: Method, request: Any, /, *, timeout_ms: int) -> Any:
         """Make a unary call; wait at most `timeout_ms` for its answer."""
+        ...
+
+    def watch(
+        self, request: lock_pb2.WatchLocksRequest, /
+    ) -> AsyncGenerator[lock_pb2.WatchLocksResponse, None]:
+        """Yield the messages of a watch of locks; end with an UnavailableError when the transport fails."""
         ...
 
     def abort(self) -> None:
@@ -64,6 +72,12 @@ class SyncLink(Protocol):
 
     def call(self, method: Method, request: Any, /, *, timeout_ms: int) -> Any:
         """Make a unary call; wait at most `timeout_ms` for its answer."""
+        ...
+
+    def watch(
+        self, request: lock_pb2.WatchLocksRequest, /
+    ) -> Generator[lock_pb2.WatchLocksResponse, None, None]:
+        """Yield the messages of a watch of locks; end with an UnavailableError when the transport fails."""
         ...
 
     def abort(self) -> None:

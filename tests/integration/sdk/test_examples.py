@@ -21,6 +21,7 @@ import redfence.testing
 import redfence_storage.client
 from harness.doubles.grpc_fake import GrpcFake
 from harness.processes.commands import CommandProcesses
+from harness.processes.servers import LockServer
 from harness.processes.storage_server import serving
 from redfence import fence, propagation
 from redfence_storage.client import AsyncStorageClient, StorageClient
@@ -88,11 +89,14 @@ def _blocks(page: str, language: str) -> list[str]:
 
 @pytest.mark.slow
 async def test_each_example_of_the_sdks_page_is_a_program_that_runs(
-    fake: GrpcFake, commands: CommandProcesses
+    fake: GrpcFake, server: LockServer, commands: CommandProcesses
 ) -> None:
-    printed = ["I hold orders/42", "highest_token <= ", "page 2", "", "token ", "report", "LeaseState.LOST"]
+    of_admin = "ForceOutcome.NOT_HELD"
+    printed = ["I hold orders/42", "highest_token <= ", "page 2", "", "token ", "report"]
+    printed += [of_admin, "LeaseState.LOST"]
     for example, words in zip(_blocks("sdk.md", "python"), printed, strict=True):
-        environment = {"REDFENCE_SERVER": fake.address}
+        address = server.target if words == of_admin else fake.address
+        environment = {"REDFENCE_SERVER": address}
         run = commands.start(sys.executable, "-W", "error", "-c", example, environment=environment)
         assert words in await run.ended()
 

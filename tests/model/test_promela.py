@@ -16,6 +16,7 @@ REQUIRE_VARIABLE = "REDFENCE_REQUIRE_MODEL"
 FOLDER = Path(__file__).resolve().parents[2] / "docs/model"
 TOKENS = FOLDER / "redfence.pml"
 EXCLUSION = FOLDER / "membership.pml"
+DELAY = FOLDER / "delay.pml"
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +31,7 @@ class Configuration:
         leaves_out: a rule that is not needed at this size.
         mutants: rules that are.
         deep: those of the mutants that show only after many states.
-        protects: the invariants of which one breaks without such a rule; `exclusive` in the other model.
+        protects: the invariants of which one breaks without such a rule; `exclusive` in the model of exclusion.
         seen: what must be possible here, or that nothing was found proves nothing.
         reached: goals that need a search of their own, because states must remember more.
     """
@@ -193,6 +194,16 @@ CONFIGURATIONS = {
         mutants=("RESTART_ENDS_HOLDS",),
         seen=("RENEWED_AFTER_A_RESTART",),
     ),
+    "a lock delay": Configuration(
+        {"LEASES": 2},
+        model=DELAY,
+        mutants=(
+            *("MINT_IGNORES_THE_DELAY", "KEY_ENDS_WITH_THE_TTL", "FORCE_DELETES"),
+            *("RENEWAL_REVIVES", "RELEASE_KEEPS_THE_DELAY"),
+        ),
+        protects=frozenset({"delayed", "final", "opened"}),
+        seen=("AFTER_A_DELAY", "AFTER_A_RELEASE", "AFTER_A_FORCED_RELEASE"),
+    ),
 }
 
 MUTANTS = [(name, mutant) for name, each in CONFIGURATIONS.items() for mutant in each.mutants]
@@ -237,7 +248,7 @@ def test_what_must_be_possible_is_reached(name: str, goal: str, tmp_path: Path) 
     assert "is granted" in found.steps[-1] or "is renewed" in found.steps[-1]
 
 
-@pytest.mark.parametrize("model", [TOKENS, EXCLUSION], ids=lambda model: str(model.stem))
+@pytest.mark.parametrize("model", [TOKENS, EXCLUSION, DELAY], ids=lambda model: str(model.stem))
 def test_every_mutant_of_a_model_is_tried(model: Path) -> None:
     """A rule that a model can leave out is a rule whose need is to be shown."""
     configurations = [each for each in CONFIGURATIONS.values() if each.model == model]

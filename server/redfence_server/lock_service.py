@@ -181,7 +181,7 @@ class LockService:
 
     def undo_grant(self, call: AcquireCall, lease: Lease) -> None:
         """Undo a grant that certainly did not reach its caller; see `Redlock.undo_grant`."""
-        self._redlock.undo_grant(resource=call.resource, nonce=lease.nonce, ttl_ms=call.ttl_ms)
+        self._redlock.undo_grant(resource=call.resource, nonce=lease.nonce, hold_ms=call.hold_ms)
 
     async def renew(self, resource: str, lease_id: LeaseId) -> RenewOutcome:
         """Restart the lease's ttl; a renewal that leaves no validity is AT_RISK."""

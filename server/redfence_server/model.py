@@ -103,6 +103,7 @@ class AcquireCall:
     Attributes:
         wait_ms: how long to wait for a held resource; 0 means try once.
         answer_within_ms: the time from arrival to the caller's deadline; None if it has none.
+        lock_delay_ms: how long the lock stays closed if the lease is lost.
     """
 
     resource: str
@@ -113,6 +114,12 @@ class AcquireCall:
     arrived_at_ms: float
     answer_within_ms: float | None = None
     connection: str = ""
+    lock_delay_ms: int = 0
+
+    @property
+    def hold_ms(self) -> int:
+        """How long a node keeps the hold without a renewal."""
+        return self.ttl_ms + self.lock_delay_ms
 
 
 @value

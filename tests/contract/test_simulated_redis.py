@@ -101,12 +101,14 @@ _flag = st.booleans()
 # Each of two servers writes its channel as the holder. All channels have one length (mint.lua).
 _channels = st.sampled_from(["here", "away"])
 _ttls_ms = st.sampled_from([TTL_MS, 2 * TTL_MS])
+_delays_ms = st.sampled_from([0, 0, 0, TTL_MS])
 _phases = st.sampled_from([Phase.QUARANTINED, Phase.RESTARTED])
 _ends = st.none() | st.builds(Release, st.just("x"), _lease, st.just(0.0))
 
 _commands: st.SearchStrategy[Command] = st.one_of(
-    st.builds(Mint, _name, _lease, _nonce, _channels, _ttls_ms, st.none(), _flag, _flag),
-    *[st.builds(Mint, st.just("x"), _lease, _nonce, _channels, _ttls_ms, _ends, _flag, _flag)] * 3,
+    st.builds(Mint, _name, _lease, _nonce, _channels, _ttls_ms, st.none(), _flag, _flag, _delays_ms),
+    *[st.builds(Mint, st.just("x"), _lease, _nonce, _channels, _ttls_ms, _ends, _flag, _flag, _delays_ms)]
+    * 3,
     st.builds(Commit, _name, _lease, _nonce, _numbers),
     st.builds(Undo, _name, _nonce, st.just(0.0)),
     st.builds(Renew, st.just("x"), _lease),
@@ -124,7 +126,7 @@ _joining: st.SearchStrategy[JoiningCommand] = st.one_of(
 # Commands come under the node's present id, mostly; a command that changes the identity names it, mostly.
 _NOW = "now"
 _under = st.sampled_from([_NOW] * 8 + [ADMITTED, Q])
-_worlds = st.sampled_from(["expire", "drop_counter", "wipe", "save", "restore", "restore"])
+_worlds = st.sampled_from(["expire", "lapse", "drop_counter", "wipe", "save", "restore", "restore"])
 # A whole way back to the vote.
 _RETURN = "return"
 _WAY_BACK = (
@@ -138,13 +140,22 @@ _FORCED = (
     *(Mint("x", "a" * 64, "n1", "here", TTL_MS), Commit("x", "a" * 64, "n1", 30)),
     *(ForceRelease("x", "a" * 64, 0.0, 29), ForceRelease("x", "a" * 64, 0.0, 30), Renew("x", "a" * 64)),
 )
-_WAYS: Mapping[str, Sequence[Command | JoiningCommand]] = {_RETURN: _WAY_BACK, _FORCE: _FORCED}
+# The same with a lock delay: nobody gets the lock, until the holder releases it.
+_CLOSE = "close"
+_DELAYED = Mint("x", "a" * 64, "n1", "here", TTL_MS, lock_delay_ms=TTL_MS)
+_CLOSED = (
+    *(_DELAYED, Commit("x", "a" * 64, "n1", 30), ForceRelease("x", "a" * 64, 0.0, 30), Renew("x", "a" * 64)),
+    *(Inspect("x"), replace(_DELAYED, digest="b" * 64), _DELAYED, Release("x", "a" * 64, 0.0), Inspect("x")),
+)
+_WAYS: Mapping[str, Sequence[Command | JoiningCommand]] = {
+    **{_RETURN: _WAY_BACK, _FORCE: _FORCED, _CLOSE: _CLOSED}
+}
 Event = tuple[str, Command | JoiningCommand] | str
 _events: st.SearchStrategy[Event] = st.one_of(
     *[st.tuples(_under, _commands)] * 3,
     *[st.tuples(_under, _joining)] * 2,
     _worlds,
-    st.sampled_from([_RETURN, _FORCE]),
+    st.sampled_from([_RETURN, _FORCE, _CLOSE]),
 )
 
 
@@ -180,8 +191,8 @@ def _timeless(raw: Sequence[Any]) -> Sequence[Any]:
     match raw:
         case [b"granted", *rest]:
             return [b"granted", *rest[:-1]]
-        case [b"held", digest, token, holder, _]:
-            return [b"held", digest, token, holder]
+        case [b"held", digest, token, holder, left_ms, *delay]:
+            return [b"held", digest, token, holder, *delay, *[left_ms <= each for each in delay]]
     return raw
 
 
@@ -224,7 +235,7 @@ async def test_every_script_is_answered_alike(fresh_nodes: FreshNodes) -> None:
     real = LuaNode(database).load()
     words: set[object] = set()
 
-    @settings(max_examples=250, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(events=st.lists(_events, min_size=30, max_size=50), base=_bases)
     def check(events: list[Event], base: int) -> None:
         simulated = simulated_redis()
@@ -244,6 +255,8 @@ async def test_every_script_is_answered_alike(fresh_nodes: FreshNodes) -> None:
                     words.add((type(command), step))
                 case _, [b"granted", _, _, contended, released]:
                     words.update({b"granted", (contended, released)})
+                case _, [b"held", *_, bool() as closed]:
+                    words.update({b"held", ("closed", closed)})
                 case _, [word, *_]:
                     words.add(word)
         assert twins[0].node.join(ReadIdentity()) == twins[1].node.join(ReadIdentity())
@@ -256,6 +269,7 @@ async def test_every_script_is_answered_alike(fresh_nodes: FreshNodes) -> None:
         *(b"granted", b"held", b"committed", b"lost", b"undone", b"kept", b"renewed", b"released"),
         *(b"not_held", b"forced", b"free", b"not_admitted", b"exhausted"),
         *((contended, released) for contended in (0, 1) for released in (0, 1)),
+        *(("closed", closed) for closed in (False, True)),
         *((kind, Step.DONE) for kind in (Quarantine, ReserveFloor, RaiseFloor, RestoreVote)),
         *((kind, Step.CHANGED) for kind in (Quarantine, ReserveFloor, RestoreVote)),
         *((RaiseFloor, step) for step in (Step.GREATER, Step.NOT_ADMITTED)),

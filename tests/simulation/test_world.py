@@ -49,6 +49,7 @@ def test_every_promise_holds_through_every_fault(first: int) -> None:
     assert counts["acknowledged"] > 5 * _SEEDS_PER_TEST
     assert counts["stale"] > 0
     assert counts["forced"] > 0
+    assert counts["closed"] > 0
 
 
 @pytest.mark.slow

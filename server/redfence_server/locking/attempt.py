@@ -153,7 +153,7 @@ class Attempt:
 
         A node to which the mint was never sent gets no undo: it would fill the replay queue.
         """
-        expires_at_ms = self._clock.now_ms() + self._mint.ttl_ms
+        expires_at_ms = self._clock.now_ms() + self._mint.ttl_ms + self._mint.lock_delay_ms
         undo = Undo(self._mint.resource, self._mint.nonce, expires_at_ms)
         for node in self._nodes:
             if self._may_hold[node.index]:

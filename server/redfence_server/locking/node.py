@@ -24,7 +24,10 @@ class Release:
 
 @value
 class ForceRelease(Release):
-    """End the hold of a lease for an operator, unless its token is greater; `Renew` then answers FORCED."""
+    """End the hold of a lease for an operator, unless its token is greater; `Renew` then answers FORCED.
+
+    With a lock delay, the lock stays closed for the delay.
+    """
 
     token: int
 
@@ -38,6 +41,7 @@ class Mint:
         release_first: a release of the same resource, done in the same step; it makes the mint a handover.
         watch_blocking_hold: send this server a `Notice` when the hold that refuses the mint ends.
         watch_own_hold: send this server a `Notice` when the new hold ends, because others wait here.
+        lock_delay_ms: how long the lock stays closed if the lease is lost.
     """
 
     resource: str
@@ -48,6 +52,7 @@ class Mint:
     release_first: Release | None = None
     watch_blocking_hold: bool = False
     watch_own_hold: bool = False
+    lock_delay_ms: int = 0
 
 
 @value
@@ -68,7 +73,7 @@ class Commit:
 
 @value
 class Undo:
-    """Delete the hold that the attempt `nonce` made, unless a retry shares it.
+    """Delete the hold that the attempt `nonce` made, without a lock delay, unless a retry shares it.
 
     A node that cannot be reached gets the command when it is back. After `expires_at_ms` on the server's
     clock it does not, because the hold has expired.
@@ -119,12 +124,23 @@ class Granted:
 
 @value
 class Held:
-    """Another lease holds the lock on this node; in a summary of several answers, on most nodes."""
+    """Another lease holds the lock on this node; in a summary of several answers, on most nodes.
+
+    Attributes:
+        remaining_ms: how long the lock stays taken without a renewal: the rest of the ttl, and the lock delay.
+        lock_delay_ms: how long the lock stays closed if the lease is lost.
+    """
 
     digest: str
     token: int
     holder: str
     remaining_ms: int
+    lock_delay_ms: int = 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether the lease was lost, and its lock delay keeps the lock closed."""
+        return 0 < self.lock_delay_ms >= self.remaining_ms
 
 
 @value

@@ -139,7 +139,8 @@ def judge_token(replies: Replies, token: int) -> TokenJudgement | None:
     quorum = majority(len(replies))
     holds = [reply for reply in replies if isinstance(reply, Held)]
     unknown = len(replies) - len(holds) - replies.count(Status.FREE)
-    groups = [[hold.token for hold in group] for group in by_lease(holds)]
+    live = [hold for hold in holds if not hold.closed]
+    groups = [[hold.token for hold in group] for group in by_lease(live)]
     if any(_shows(group, token, quorum) for group in groups):
         verdict = TokenVerdict.LIVE
     # An unknown node can at best report the token itself, for any lease.
@@ -193,7 +194,8 @@ def hold_of_a_quorum(replies: Replies) -> Held | None:
 def present_hold(holds: Sequence[Held], *, quorum: int) -> Held | None:
     """Return the hold that most nodes report, for a human to read; None if there is no hold.
 
-    If it is on a quorum, its token is never the one of an earlier lease; `_shows` gives the reason.
+    If it is on a quorum, its token is never the one of an earlier lease; `_shows` gives the reason. It is
+    closed if it is closed on a node, and live on fewer nodes than a quorum.
     """
     groups = by_lease(holds)
     if not groups:
@@ -201,4 +203,7 @@ def present_hold(holds: Sequence[Held], *, quorum: int) -> Held | None:
     group = groups[0]
     tokens = [hold.token for hold in group]
     token = next((each for each in tokens if tokens.count(each) >= quorum), max(tokens))
-    return Held(group[0].digest, token, group[0].holder, max(hold.remaining_ms for hold in group))
+    closed = [hold for hold in group if hold.closed]
+    decisive = closed if closed and len(group) - len(closed) < quorum else group
+    last = max(decisive, key=lambda hold: hold.remaining_ms)
+    return Held(group[0].digest, token, group[0].holder, last.remaining_ms, last.lock_delay_ms)

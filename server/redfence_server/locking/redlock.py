@@ -58,6 +58,7 @@ class Order:
         digest: the digest of the lease id.
         watch_blocking_hold: send this server notices when the holds that refuse the attempt end.
         watch_own_hold: send this server notices when the granted lease ends, because others wait here.
+        lock_delay_ms: how long the lock stays closed if the lease is lost.
     """
 
     resource: str
@@ -66,6 +67,7 @@ class Order:
     holder: str
     watch_blocking_hold: bool = False
     watch_own_hold: bool = False
+    lock_delay_ms: int = 0
 
 
 def begun(begin: Callable[[Callable[[Result], None]], object]) -> asyncio.Future[Result]:
@@ -133,14 +135,19 @@ class Redlock:
             release_first=release_first,
             watch_blocking_hold=order.watch_blocking_hold,
             watch_own_hold=order.watch_own_hold,
+            lock_delay_ms=order.lock_delay_ms,
         )
         attempt = Attempt(self.nodes, mint, clock=self._clock, on_outcome=on_outcome, on_reply=on_reply)
         attempt.start()
         return attempt
 
-    def undo_grant(self, *, resource: str, nonce: str, ttl_ms: int) -> None:
-        """Undo a grant that its caller never saw, unless a retry of the same Acquire shares it."""
-        undo = Undo(resource, nonce, self._clock.now_ms() + ttl_ms)
+    def undo_grant(self, *, resource: str, nonce: str, hold_ms: int) -> None:
+        """Undo a grant that its caller never saw, unless a retry of the same Acquire shares it.
+
+        Args:
+            hold_ms: how long a node keeps the hold: the ttl and the lock delay.
+        """
+        undo = Undo(resource, nonce, self._clock.now_ms() + hold_ms)
         for node in self.nodes:
             node.send(undo)
 

@@ -137,6 +137,9 @@ class Packer:
             kind: f"*{count}\r\n{_bulk('EVALSHA')}{_bulk(_SHAS[kind])}{keys_of.get(kind, hold_alone)}$"
             for kind, count in _PART_COUNTS.items()
         }
+        self._delayed_mint = self._starts[Mint].replace(
+            f"*{_PART_COUNTS[Mint]}\r\n", f"*{_PART_COUNTS[Mint] + 1}\r\n"
+        )
         self._command: Command | None = None
         self._head = self._tail = ""
 
@@ -158,7 +161,9 @@ class Packer:
         """Return what goes before the admission id: the call and the keys."""
         kind, resource = type(command), command.resource
         size = len(resource.encode())
-        lock = f"{self._starts[kind]}{self._lock_size + size}\r\n{self._lock}{resource}\r\n"
+        is_delayed = kind is Mint and command.lock_delay_ms  # type: ignore[union-attr]  # it is a Mint
+        start = self._delayed_mint if is_delayed else self._starts[kind]
+        lock = f"{start}{self._lock_size + size}\r\n{self._lock}{resource}\r\n"
         if kind is Mint or kind is Commit:
             return (
                 f"{lock}${self._counter_size + size}\r\n{self._counter}{resource}\r\n${ADMISSION_DIGITS}\r\n"
@@ -175,10 +180,11 @@ class Packer:
             ended = command.release_first.digest if command.release_first else ""
             flags = f"{command.watch_blocking_hold:d} {command.watch_own_hold:d}"
             notices = f"{flags} {self._channel} {ended}"
+            delay = _bulk(str(command.lock_delay_ms)) if command.lock_delay_ms else ""
             return (
                 f"\r\n${len(digest)}\r\n{digest}\r\n${len(nonce)}\r\n{nonce}\r\n"
                 f"${len(holder.encode())}\r\n{holder}\r\n${len(ttl)}\r\n{ttl}\r\n{self._idle}"
-                f"${self._notices_size + len(ended)}\r\n{notices}\r\n"
+                f"${self._notices_size + len(ended)}\r\n{notices}\r\n{delay}"
             )
         if isinstance(command, ForceRelease):
             return f"\r\n{_bulk(command.digest)}{_bulk(str(command.token))}"
@@ -246,7 +252,7 @@ def read_reply(raw: list[Any], *, admission_id: str = "") -> Reply:
             return _STATUSES[word]
         if word == b"held":
             # PTTL is negative for a hold that expires in this millisecond.
-            return Held(raw[1].decode(), raw[2], raw[3].decode(errors="replace"), max(0, raw[4]))
+            return Held(raw[1].decode(), raw[2], raw[3].decode(errors="replace"), max(0, raw[4]), *raw[5:6])
         if word == b"renewed":
             return Renewed(raw[1], raw[2])
         if word == b"not_admitted":

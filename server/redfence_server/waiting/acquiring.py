@@ -191,7 +191,7 @@ class Acquisition:
             if isinstance(outcome, AttemptGranted) and self.end is None:
                 call = self._call
                 self._acquirer.redlock.undo_grant(
-                    resource=call.resource, nonce=outcome.nonce, ttl_ms=call.ttl_ms
+                    resource=call.resource, nonce=outcome.nonce, hold_ms=call.hold_ms
                 )
             self._fail(defect)
 
@@ -316,6 +316,7 @@ def order(call: AcquireCall, *, watch_own_hold: bool = False) -> Order:
         *(call.resource, call.lease_id.digest, call.ttl_ms, call.holder),
         watch_blocking_hold=call.wait_ms > 0,
         watch_own_hold=watch_own_hold,
+        lock_delay_ms=call.lock_delay_ms,
     )
 
 

@@ -32,8 +32,9 @@ class HoldWatch:
         self._ended_tokens: dict[int, int] = {}  # token of the last hold for which a notice came, by node
         self._silent_count = 0
         self._hold: Held | None = None
+        self._is_lost = False  # the lock delay of that lease keeps the lock closed
         self.try_at_ms = 0.0
-        """When the ttl of the hold is over on a quorum, so that a try is due at the latest."""
+        """When the ttl of the hold and its lock delay are over on a quorum, so that a try is due at the latest."""
 
     def refused(self, refusal: Refusal, now_ms: float) -> None:
         """Take the holds from an attempt that was refused just now."""
@@ -42,6 +43,7 @@ class HoldWatch:
         self._silent_count = len(refusal.silent)
         majority = quorum.majority(self._node_count)
         self._hold = quorum.present_hold(holds, quorum=majority)
+        self._is_lost = self._hold is not None and self._hold.closed
         missing = majority - (self._node_count - self._silent_count - len(holds))
         remaining = sorted(hold.remaining_ms for hold in holds)
         # No hold blocks a quorum if the holds ended between mint and commit.
@@ -50,17 +52,19 @@ class HoldWatch:
             wait_ms = remaining[-1]
         self.try_at_ms = now_ms + wait_ms + _ROUNDING_MS
 
-    def granted(self, *, digest: str, holder: str, token: int, ends_at_ms: float) -> None:
-        """Take the hold from a lease that this server granted."""
+    def granted(
+        self, *, digest: str, holder: str, token: int, ends_at_ms: float, lock_delay_ms: int = 0
+    ) -> None:
+        """Take the hold from a lease that this server granted; it ends at `ends_at_ms`, and then its delay."""
         self._blocking_tokens = dict.fromkeys(range(self._node_count), token)
         self._silent_count = 0
-        self._hold = Held(digest, token, holder, 0)
-        self.try_at_ms = ends_at_ms + _ROUNDING_MS
+        self._hold, self._is_lost = Held(digest, token, holder, 0, lock_delay_ms), False
+        self.try_at_ms = ends_at_ms + lock_delay_ms + _ROUNDING_MS
 
     def renewed(self, digest: str, ends_at_ms: float) -> None:
         """Move the end of the hold if this server renewed its lease."""
-        if digest == self.digest:
-            self.try_at_ms = max(self.try_at_ms, ends_at_ms + _ROUNDING_MS)
+        if self._hold is not None and digest == self._hold.digest:
+            self.try_at_ms = max(self.try_at_ms, ends_at_ms + self._hold.lock_delay_ms + _ROUNDING_MS)
 
     def ended(self, notice: Notice) -> None:
         """Note that a hold has ended on a node."""
@@ -76,8 +80,8 @@ class HoldWatch:
 
     @property
     def digest(self) -> str:
-        """The digest of the lease that last held the lock; empty if none is known."""
-        return self._hold.digest if self._hold else ""
+        """The digest of the lease that last held the lock; empty if none is known, or if it was lost."""
+        return "" if self._hold is None or self._is_lost else self._hold.digest
 
     def current(self, now_ms: float) -> Held | None:
         """Return the hold as last seen, with the ttl that remains."""

@@ -129,6 +129,7 @@ class TrySchedule:
             holder=waiter.call.holder,
             token=grant.token,
             ends_at_ms=grant.minted_at_ms + waiter.call.ttl_ms,
+            lock_delay_ms=waiter.call.lock_delay_ms,
         )
         # An earlier reason to try does not outlive this grant.
         self._try_at_ms = math.inf

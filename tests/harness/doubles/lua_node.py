@@ -98,8 +98,8 @@ class Database:
         self._socket.close()
 
 
-Memory = Mapping[bytes, bytes]
-"""Everything that a node remembers, by key, as DUMP tells it."""
+Memory = Mapping[bytes, tuple[bytes, int]]
+"""Everything that a node remembers, by key: as DUMP tells it, and the ttl, 0 for none."""
 
 
 class LuaNode:
@@ -129,6 +129,13 @@ class LuaNode:
     def expire(self, resource: str) -> None:
         self.database.call("DEL", self._keys.lock(resource))
 
+    def lapse(self, resource: str) -> None:
+        """End the ttl of a hold, so that only its lock delay is left."""
+        value = self.database.call("GET", self._keys.lock(resource))
+        delay_ms = value and hold_fields(value.decode())["lock_delay_ms"]
+        if delay_ms:
+            self.database.call("PEXPIRE", self._keys.lock(resource), delay_ms)
+
     def drop_counter(self, resource: str) -> None:
         self.database.call("DEL", self._keys.counter(resource))
 
@@ -137,12 +144,13 @@ class LuaNode:
 
     def save(self) -> Memory:
         names = self.database.call("KEYS", "*")
-        return {name: self.database.call("DUMP", name) for name in sorted(names)}
+        call = self.database.call
+        return {name: (call("DUMP", name), max(0, call("PTTL", name))) for name in sorted(names)}
 
     def restore(self, older: Memory) -> None:
         self.wipe()
-        for name, value in older.items():
-            self.database.call("RESTORE", name, 0, value)
+        for name, (value, ttl_ms) in older.items():
+            self.database.call("RESTORE", name, ttl_ms, value)
 
     # --- what the scripts do
 
@@ -208,7 +216,7 @@ class LuaNode:
 
 def hold_fields(value: str) -> Mapping[str, str]:
     """Return the fields of a hold, as hold.lua describes it."""
-    fields, _, holder = value.partition("\n")
+    fields, holder, *delay = value.split("\n")
     digest, token, shared, ttl_ms, nonce, *notify = fields.split(" ")
     return {
         "digest": digest,
@@ -218,4 +226,5 @@ def hold_fields(value: str) -> Mapping[str, str]:
         "holder": holder,
         "ttl_ms": ttl_ms,
         "notify": " ".join(notify),
+        "lock_delay_ms": "".join(delay),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from harness.doubles.joining_commands import Formation
@@ -19,7 +19,11 @@ Published = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Holds the `lock` key of one resource; it is gone once the clock has passed `expires_at_ms`."""
+    """Holds the `lock` key of one resource; it is gone once the clock has passed `expires_at_ms`.
+
+    Attributes:
+        expires_at_ms: when the ttl and the lock delay are over.
+    """
 
     digest: str
     nonce: str
@@ -29,6 +33,11 @@ class Hold:
     ttl_ms: int
     expires_at_ms: float
     notify: tuple[str, ...] = ()
+    lock_delay_ms: int = 0
+
+    def is_closed(self, now_ms: float) -> bool:
+        """Tell whether the lease was lost, and its delay runs."""
+        return 0 < self.lock_delay_ms >= int(self.expires_at_ms - now_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +95,11 @@ class NodeMemory:
     def expire(self, resource: str) -> None:
         self.holds.pop(resource, None)
 
+    def lapse(self, resource: str, now_ms: float = 0.0) -> None:
+        """End the ttl of a hold, so that only its lock delay is left."""
+        if (hold := self.holds.get(resource)) and hold.lock_delay_ms:
+            self.holds[resource] = replace(hold, expires_at_ms=now_ms + hold.lock_delay_ms)
+
     def drop_counter(self, resource: str) -> None:
         self.counters.pop(resource, None)
 
@@ -124,6 +138,7 @@ class NodeMemory:
                 "holder": hold.holder,
                 "ttl_ms": str(hold.ttl_ms),
                 "notify": " ".join(hold.notify),
+                "lock_delay_ms": str(hold.lock_delay_ms or ""),
             }
         for resource, counter in self.counters.items():
             kept[names.counter(resource)] = {"": str(counter.value)}

@@ -57,22 +57,25 @@ class FakeNodeState(NodeMemory):
             case Undo():
                 return self._undo(command, hold)
             case Renew(resource, digest):
-                if hold is None or hold.digest != digest or hold.token <= self.waited_floor:
+                hold = _live(hold, digest, now_ms)
+                if hold is None or hold.token <= self.waited_floor:
                     _, until_ms = self.forced.get(digest, (0, -1.0))
                     return Status.FORCED if now_ms <= until_ms else Status.NOT_HELD
-                self.holds[resource] = replace(hold, expires_at_ms=now_ms + hold.ttl_ms)
+                life_ms = hold.ttl_ms + hold.lock_delay_ms
+                self.holds[resource] = replace(hold, expires_at_ms=now_ms + life_ms)
                 return Renewed(hold.token, hold.ttl_ms)
             case ForceRelease(resource, digest, _, token):
-                if hold is None or hold.digest != digest or hold.token > token:
+                hold = _live(hold, digest, now_ms)
+                if hold is None or hold.token > token:
                     return Status.NOT_HELD
                 self.forced[digest] = token, now_ms + hold.ttl_ms
-                self._end(resource, hold)
+                self._force(resource, hold, now_ms)
                 return Status.RELEASED
             case Release(resource, digest):
                 if hold is None or hold.digest != digest:
                     return Status.NOT_HELD
                 self._end(resource, hold)
-                return Status.RELEASED
+                return Status.NOT_HELD if hold.is_closed(now_ms) else Status.RELEASED
             case Inspect():
                 is_free = hold is None or hold.token <= self.waited_floor
                 return Status.FREE if hold is None or is_free else _held(hold, now_ms)
@@ -85,15 +88,21 @@ class FakeNodeState(NodeMemory):
             hold is not None and mint.release_first is not None and hold.digest == mint.release_first.digest
         )
         others = tuple(each for each in hold.notify if each != channel) if hold else ()
-        if hold is not None and not handed_over and hold.digest != mint.digest:
+        is_closed = hold is not None and hold.is_closed(now_ms)
+        if hold is not None and not handed_over and (hold.digest != mint.digest or is_closed):
             if mint.watch_blocking_hold and channel not in hold.notify and len(others) < NOTIFY_MAX:
                 self.holds[mint.resource] = replace(hold, notify=(*hold.notify, channel))
             return _held(hold, now_ms)
-        expires_at_ms = now_ms + mint.ttl_ms
+        expires_at_ms = now_ms + mint.ttl_ms + mint.lock_delay_ms
         if hold is not None and not handed_over and not is_older:
             notify = (*others, channel) if mint.watch_own_hold else hold.notify
             self.holds[mint.resource] = replace(
-                hold, shared=True, ttl_ms=mint.ttl_ms, expires_at_ms=expires_at_ms, notify=notify
+                hold,
+                shared=True,
+                ttl_ms=mint.ttl_ms,
+                expires_at_ms=expires_at_ms,
+                notify=notify,
+                lock_delay_ms=mint.lock_delay_ms,
             )
             return Granted(hold.nonce, hold.token, contended=bool(others), admission_id=self.admission)
         assert self.high is not None, "an admitted node has a high"
@@ -105,10 +114,11 @@ class FakeNodeState(NodeMemory):
         self._count(mint.resource, token, now_ms)
         notify = (*others, channel) if mint.watch_own_hold else others
         self.holds[mint.resource] = Hold(
-            mint.digest, mint.nonce, is_older, token, mint.holder, mint.ttl_ms, expires_at_ms, notify
+            *(mint.digest, mint.nonce, is_older, token, mint.holder, mint.ttl_ms, expires_at_ms, notify),
+            mint.lock_delay_ms,
         )
-        contended = bool(others)
-        return Granted(mint.nonce, token, contended, released=handed_over, admission_id=self.admission)
+        contended, released = bool(others), handed_over and not is_closed
+        return Granted(mint.nonce, token, contended, released=released, admission_id=self.admission)
 
     def _commit(self, commit: Commit, hold: Hold | None, now_ms: float) -> Reply:
         if hold is None or (hold.digest, hold.nonce) != (commit.digest, commit.nonce):
@@ -124,6 +134,13 @@ class FakeNodeState(NodeMemory):
             return Status.KEPT
         self._end(undo.resource, hold)
         return Status.UNDONE
+
+    def _force(self, resource: str, hold: Hold, now_ms: float) -> None:
+        if not hold.lock_delay_ms:
+            self._end(resource, hold)
+            return
+        self.holds[resource] = replace(hold, expires_at_ms=now_ms + hold.lock_delay_ms)
+        self.published += [(channel, resource, 0) for channel in hold.notify]
 
     def _end(self, resource: str, hold: Hold) -> None:
         del self.holds[resource]
@@ -144,5 +161,10 @@ class FakeNodeState(NodeMemory):
         self.high = max(self.high, token)
 
 
+def _live(hold: Hold | None, digest: str, now_ms: float) -> Hold | None:
+    return hold if hold is not None and hold.digest == digest and not hold.is_closed(now_ms) else None
+
+
 def _held(hold: Hold, now_ms: float) -> Held:
-    return Held(hold.digest, hold.token, hold.holder, max(0, int(hold.expires_at_ms - now_ms)))
+    left_ms = max(0, int(hold.expires_at_ms - now_ms))
+    return Held(hold.digest, hold.token, hold.holder, left_ms, hold.lock_delay_ms)

@@ -20,6 +20,7 @@ class Grant:
         called_at_ms: before the call that was answered was sent.
         told_at_ms: when the holder had the answer.
         until_ms: when the holder stops to count on it: the end of its validity, or its release.
+        delay_ms: how long the lock stays closed after `until_ms`; 0 once the holder sends its release.
     """
 
     resource: str
@@ -28,6 +29,12 @@ class Grant:
     called_at_ms: float
     told_at_ms: float
     until_ms: float
+    delay_ms: float = 0.0
+
+    @property
+    def opens_at_ms(self) -> float:
+        """When another lease may begin: a node's clock may gain 1 % on the delay, too."""
+        return self.until_ms + max(0.0, self.delay_ms * 0.99 - 2)
 
 
 @dataclass(slots=True)
@@ -40,6 +47,7 @@ class History:
         clocks_missed_at_ms: when a clock jumped and a vote may have counted before a server saw it;
             exclusion may fail then.
         clocks_were_set_back: a hold may last longer than its lease.
+        lost_with_delay: how many grants came after a lease that was lost with a lock delay.
         copies: when a copy of a node's data was started, and when it had voted for the greatest ttl;
             exclusion may fail in between.
     """
@@ -50,6 +58,7 @@ class History:
     clocks_were_set_back: bool = False
     copies: list[tuple[float, float]] = field(default_factory=list)
     grants: dict[str, list[Grant]] = field(default_factory=dict)
+    lost_with_delay: int = 0
     _forced: dict[tuple[str, str], list[tuple[int, float]]] = field(default_factory=dict)
     _leases_of_tokens: dict[tuple[str, int], str] = field(default_factory=dict)
     _greatest: dict[str, list[tuple[float, int, str]]] = field(default_factory=dict)
@@ -74,7 +83,7 @@ class History:
             self.problem(f"T1: {resource}: token {token} for {other} and for {lease}")
 
     def granted(self, grant: Grant) -> None:
-        """Note that a holder has heard of its grant: T2 and L."""
+        """Note that a holder has heard of its grant: T2, L and X."""
         self.event("granted", grant.resource, grant.lease, grant.token)
         # An operator may have ended the lease before its holder has heard of the grant.
         grant.until_ms = min(grant.until_ms, self._forced_at_ms(grant))
@@ -84,6 +93,16 @@ class History:
                 continue
             if other.told_at_ms < grant.called_at_ms and other.token >= grant.token:
                 self.problem(f"T2: {grant.resource}: token {grant.token} after {other.token} was told")
+            self.lost_with_delay += other.delay_ms > 0
+            if (
+                other.until_ms <= grant.told_at_ms < other.opens_at_ms
+                and other.token < grant.token
+                and not self._is_excused(min(other.called_at_ms, grant.called_at_ms), grant.told_at_ms)
+            ):
+                self.problem(
+                    f"X: {grant.resource}: token {grant.token} while {other.token} keeps the lock closed"
+                    f" until {other.opens_at_ms:.0f} ms"
+                )
             if (
                 other.until_ms > grant.told_at_ms
                 and grant.until_ms > other.told_at_ms

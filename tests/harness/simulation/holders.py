@@ -41,6 +41,7 @@ class Surroundings:
     ttls_ms: Sequence[int]
     call_timeout_s: float
     counts_from_answer: bool = False
+    delays_ms: Sequence[int] = (0,)
 
 
 class Holder:
@@ -81,7 +82,8 @@ class Holder:
         lease = LeaseId(f"{chance.getrandbits(128):032x}")
         ttl_ms = chance.choice(self._around.ttls_ms)
         wait_ms = chance.choice((0, 0, 50, 300, 3_000))
-        grant = await self.acquire(resource, lease, ttl_ms=ttl_ms, wait_ms=wait_ms)
+        delay_ms = self._delay_ms(room_ms=max(self._around.ttls_ms) - ttl_ms)
+        grant = await self.acquire(resource, lease, ttl_ms=ttl_ms, wait_ms=wait_ms, delay_ms=delay_ms)
         if grant is None:
             await self._release(resource, lease)
             return
@@ -94,8 +96,14 @@ class Holder:
                 break
         if chance.random() < 0.9:
             # It counts on the lease no more, and says so before it tells anybody.
-            grant.until_ms = min(grant.until_ms, now_ms())
+            grant.until_ms, grant.delay_ms = min(grant.until_ms, now_ms()), 0.0
             await self._release(resource, lease)
+
+    def _delay_ms(self, *, room_ms: int) -> int:
+        """Return a lock delay that fits into the greatest ttl."""
+        delays_ms = self._around.delays_ms
+        # Without delays nothing is drawn, so that those worlds stay as they are.
+        return min(room_ms, self._around.chance.choice(delays_ms)) if len(delays_ms) > 1 else delays_ms[0]
 
     async def _keep(self, grant: Grant, lease: LeaseId, ttl_ms: int) -> None:
         """Renew again and again, as one who has a lot to do."""
@@ -104,7 +112,9 @@ class Holder:
             if not await self._renew(grant, lease):
                 return
 
-    async def acquire(self, resource: str, lease: LeaseId, *, ttl_ms: int, wait_ms: int) -> Grant | None:
+    async def acquire(
+        self, resource: str, lease: LeaseId, *, ttl_ms: int, wait_ms: int, delay_ms: int = 0
+    ) -> Grant | None:
         """Acquire at one server after another while the outcome is unknown; None without a grant."""
         around = self._around
         for _ in range(_TRIES_MAX):
@@ -114,7 +124,8 @@ class Holder:
             async def acquire(service: LockService, server: ServerHost = server) -> object:
                 arrived_at_ms = server.clock.now_ms()
                 call = AcquireCall(
-                    resource, lease, ttl_ms, self.name, wait_ms, arrived_at_ms, answer_within_ms=None
+                    *(resource, lease, ttl_ms, self.name, wait_ms, arrived_at_ms),
+                    lock_delay_ms=delay_ms,
                 )
                 outcome = await service.acquire(call)
                 if isinstance(outcome, Lease):
@@ -125,7 +136,10 @@ class Holder:
             told = await self._ask(server, acquire, timeout_s=timeout_s)
             if isinstance(told, Lease):
                 until_ms = (now_ms() if around.counts_from_answer else called_at_ms) + told.validity_ms
-                grant = Grant(resource, lease.digest, told.token, called_at_ms, now_ms(), until_ms)
+                told_at_ms = now_ms()
+                grant = Grant(
+                    resource, lease.digest, told.token, called_at_ms, told_at_ms, until_ms, delay_ms
+                )
                 if until_ms > grant.told_at_ms + ttl_ms:
                     around.history.problem(f"D: {resource}: valid for longer than its ttl")
                 if until_ms < called_at_ms + _least_validity_ms(ttl_ms, now_ms() - called_at_ms):

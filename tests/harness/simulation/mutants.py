@@ -97,6 +97,23 @@ class FloorThatEndsHolds(FakeNodeState):
         return answer
 
 
+class MintIgnoresTheDelay(FakeNodeState):
+    """A closed lock is free for the next mint."""
+
+    def _mint(self, mint: Mint, hold: Hold | None, now_ms: float, channel: str) -> Reply:
+        if hold is not None and hold.is_closed(now_ms):
+            hold = None
+        return super()._mint(mint, hold, now_ms, channel)
+
+
+class ForceDeletes(FakeNodeState):
+    """A forced release frees the lock at once."""
+
+    def _force(self, resource: str, hold: Hold, now_ms: float) -> None:
+        del now_ms
+        self._end(resource, hold)
+
+
 class _Any:
     """Equals everything, and is found everywhere."""
 
@@ -237,6 +254,8 @@ MUTANTS: Final = {
     "a forced release ends any lease": Rules(
         patches=((LockService, "force_release", _force_whatever_holds),), breaks="D"
     ),
+    "mint ignores the lock delay": Rules(node=MintIgnoresTheDelay, breaks="X"),
+    "a forced release ignores the lock delay": Rules(node=ForceDeletes, breaks="X"),
     "no wait": Rules(patches=(_fencing(wait_ms=lambda _: 0.0),), breaks="L"),
     "holds end at a restart with proof": Rules(node=FloorThatEndsHolds, breaks="D L"),
     "a wiped node never votes again": Rules(

@@ -243,19 +243,19 @@ class SimulatedRedis:
             return self._join(name, arguments)
         resource = next((key.removeprefix(_LOCK) for key in keys if key.startswith(_LOCK)), "")
         command, channel = self._read(name, resource, arguments[1:])
-        reply = self.state.apply(command, self._clock_ms(), admission=arguments[0], channel=channel)
-        return self._answer(reply)
+        now_ms, admission = self._clock_ms(), arguments[0]
+        return self._answer(self.state.apply(command, now_ms, admission=admission, channel=channel))
 
     def _read(  # noqa: PLR0911  (one return per script)
         self, name: str, resource: str, arguments: Sequence[str]
     ) -> tuple[Command, str]:
         match name, arguments:
-            case "mint", [digest, nonce, holder, ttl, idle, notices]:
+            case "mint", [digest, nonce, holder, ttl, idle, notices, *delay]:
                 notify, behind, channel, ends = notices.split(" ")
                 self.state.counter_idle_ms = float(idle)
                 ended = Release(resource, ends, 0.0) if ends else None
-                told = (notify == "1", behind == "1")
-                return Mint(resource, digest, nonce, holder, int(ttl), ended, *told), channel
+                more = (notify == "1", behind == "1", *map(int, delay))
+                return Mint(resource, digest, nonce, holder, int(ttl), ended, *more), channel
             case "commit", [digest, nonce, token, idle]:
                 self.state.counter_idle_ms = float(idle)
                 return Commit(resource, digest, nonce, int(token)), ""
@@ -276,8 +276,8 @@ class SimulatedRedis:
             case Granted():
                 flags = (int(reply.contended), int(reply.released))
                 return [b"granted", reply.nonce, reply.token, *flags, self._clock_us()]
-            case Held():
-                return [b"held", reply.digest, reply.token, reply.holder, reply.remaining_ms]
+            case Held(digest, token, holder, left_ms, delay_ms):
+                return [b"held", digest, token, holder, left_ms, *filter(None, [delay_ms])]
             case Renewed():
                 return [b"renewed", reply.token, reply.ttl_ms]
             case Status():

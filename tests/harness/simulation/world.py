@@ -30,6 +30,8 @@ _RECOVERY_S: Final = 8.0
 _PROBE_TTLS: Final = 3
 # Every fourth world has an operator.
 _OPERATED: Final = 2
+# Two of eight have lock delays, one of them with an operator.
+_DELAYED: Final = (2, 3)
 # No run takes so long.
 _HANG_S: Final = 120.0
 
@@ -94,6 +96,7 @@ class World:
             *(self.servers, self.history, self.storage, chance, self.resources, ttls_ms),
             call_timeout_s=chance.choice((1.0, 0.1, 0.03)),
             counts_from_answer=rules.counts_from_answer,
+            delays_ms=(0, 60, 300) if seed % 8 in _DELAYED else (0,),
         )
         self.holders = [
             Holder(f"holder-{index}", around, latency_ms=latency_ms) for index in range(chance.randint(2, 6))
@@ -218,6 +221,7 @@ def simulate(seed: int, rules: Rules | None = None, *, make: Callable[[int, Rule
         world = live(lambda: make(seed, rules), hang_s=_HANG_S)
     counts = Counter({"grants": sum(map(len, world.history.grants.values())), "stale": world.storage.refused})
     counts["forced"] = sum(operator.ended for operator in world._operators)
+    counts["closed"] = world.history.lost_with_delay
     counts["acknowledged"] = len(world.storage.acknowledged)
     counts.update(world.struck)
     return Report(seed, tuple(world.history.problems), world.history.trace_hash, counts)

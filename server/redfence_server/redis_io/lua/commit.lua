@@ -19,7 +19,7 @@ if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] or not (high and high >= 
 end
 
 -- include hold.lua
-local digest, stored, shared, ttl_ms, nonce, notify, holder = read_hold(KEYS[3])
+local digest, stored, shared, ttl_ms, nonce, notify, tail = read_hold(KEYS[3])
 if digest ~= ARGV[2] or nonce ~= ARGV[3] then
   return {'lost'}
 end
@@ -27,7 +27,7 @@ end
 local token = tonumber(ARGV[4])
 if tonumber(stored) < token then
   local fields = table.concat({digest, ARGV[4], shared, ttl_ms, nonce}, ' ')
-  redis.call('SET', KEYS[3], fields .. notify .. '\n' .. holder, 'KEEPTTL')
+  redis.call('SET', KEYS[3], fields .. notify .. '\n' .. tail, 'KEEPTTL')
 end
 if tonumber(found[2] or high) < token then
   redis.call('SET', KEYS[4], ARGV[4], 'PX', ARGV[5])

@@ -6,10 +6,11 @@
 -- ARGV  1 admission id
 --       2 digest of the lease id
 --       3 the token that the operator named
--- Returns  {'released'}
---          {'not_held'}      the lease does not hold the lock here, or with a greater token; nothing was changed
+-- Returns  {'released'}      the hold has ended; with a lock delay, the lock stays closed for it from now on
+--          {'not_held'}      the lease does not hold the lock here, or with a greater token, or its lock delay
+--                            keeps the lock closed already; nothing was changed
 --          {'not_admitted'}  as in mint.lua
--- Publishes  as release.lua
+-- Publishes  as release.lua; for a lock that stays closed '0 KEY', because it opens earlier than waiters expect
 --
 -- A lease may get the lock again with a greater token, if its holder retries the Acquire. This script may
 -- arrive late, and must not end that grant. A smaller token belongs to the same lease: no commit reached it.
@@ -20,11 +21,20 @@ if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] then
 end
 
 -- include hold.lua
-local digest, token, _, ttl_ms, _, notify = read_hold(KEYS[2])
+local digest, token, _, ttl_ms, _, notify, tail = read_hold(KEYS[2])
 if digest ~= ARGV[2] or tonumber(token) > tonumber(ARGV[3]) then
   return {'not_held'}
 end
-redis.call('DEL', KEYS[2])
+local _, _, delay_ms, is_closed = read_tail(KEYS[2], tail)
+if is_closed then
+  return {'not_held'}
+end
+if delay_ms > 0 then
+  redis.call('PEXPIRE', KEYS[2], delay_ms)
+  token = '0'
+else
+  redis.call('DEL', KEYS[2])
+end
 -- Without memory for the mark, the hold still ends; its holder then hears that the lease is not held.
 redis.pcall('SET', KEYS[3], ARGV[3], 'PX', ttl_ms)
 for channel in string.gmatch(notify, '%S+') do

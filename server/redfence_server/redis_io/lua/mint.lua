@@ -16,11 +16,15 @@
 --       7 'BLOCKING OWN CHANNEL ENDED', one argument, because each further argument costs the node CPU time:
 --         '1' for a notice when the hold that refuses this mint ends, else '0'; the same for the hold that
 --         this mint makes; the channel of this server; the digest of the lease to release first, or ''
+--       8 lock delay in ms; missing for none
 -- Returns  {'granted', nonce, token, others, released, clock_us}
 --                     the lease holds the lock here; nonce and token of *this hold*; how many other servers
 --                     want a notice of its end; 1 if a lease was released first, else 0; the node's clock,
 --                     because the vote of a node whose clock was set does not count
---          {'held', digest, token, holder, pttl_ms}   another lease holds the lock; nothing was released
+--          {'held', digest, token, holder, pttl_ms[, lock_delay_ms]}
+--                     another lease holds the lock, or the lock is closed after a lease, perhaps this very
+--                     one; nothing was released. The lock opens after pttl_ms without a renewal. With a lock
+--                     delay, it is closed if pttl_ms is no more than that
 --          {'exhausted'}      no token below 2^53 is left; nothing was changed
 --          {'not_admitted'}   the node has another admission id, or has lost its `high`; nothing was changed
 -- Publishes  as release.lua, if after a handover the lock is held for a shorter time
@@ -43,13 +47,17 @@ local own_channel = ''
 if string.byte(ARGV[7], 3) == 49 then -- '1'
   own_channel = ' ' .. string.match(ARGV[7], '^%d %d (%S+)')
 end
+local life_ms, delay_line = ARGV[5], ''
+if ARGV[8] then
+  life_ms, delay_line = ARGV[5] + ARGV[8], '\n' .. ARGV[8]
+end
 -- MGET shows a hash as a free lock. SET NX leaves it alone, and the second round reads it.
 for _ = 1, 2 do
   -- The new hold inherits the channels of other servers from a hold that makes room.
   local condition, shared, notify, other_count, released, told_of = 'NX', '0', '', 0, 0, nil
   if text ~= false then
     -- include hold.lua
-    local digest, stored, was_shared, ttl_ms, nonce, channels, holder, is_hash = read_hold(KEYS[3], text)
+    local digest, stored, was_shared, ttl_ms, nonce, channels, tail, is_hash = read_hold(KEYS[3], text)
     local blocking, channel, ended = string.match(ARGV[7], '^(%d) %d (%S+) (%S*)$')
     condition = 'XX'
     -- The wait outlasted every hold up to its floor; such a hold is left because a clock went back.
@@ -60,7 +68,8 @@ for _ = 1, 2 do
         end
       end
 
-      if digest ~= ended and digest ~= ARGV[2] then
+      local holder, left_ms, delay_ms, is_closed = read_tail(KEYS[3], tail)
+      if digest ~= ended and (digest ~= ARGV[2] or is_closed) then
         -- After 64 servers, further ones wait for the expiry. A substring is a channel: all have the same
         -- length.
         if blocking == '1' and not string.find(channels, channel, 1, true) and other_count < 64 then
@@ -69,10 +78,10 @@ for _ = 1, 2 do
             redis.call('HSET', KEYS[3], 'notify', string.sub(channels, 2))
           else
             local fields = table.concat({digest, stored, was_shared, ttl_ms, nonce}, ' ')
-            redis.call('SET', KEYS[3], fields .. channels .. '\n' .. holder, 'KEEPTTL')
+            redis.call('SET', KEYS[3], fields .. channels .. '\n' .. tail, 'KEEPTTL')
           end
         end
-        return {'held', digest, tonumber(stored), holder, redis.call('PTTL', KEYS[3])}
+        return {'held', digest, tonumber(stored), holder, left_ms, delay_ms > 0 and delay_ms or nil}
       end
 
       -- A process that restarted with proof keeps its holds. But if it is a copy of an older process, greater
@@ -81,8 +90,9 @@ for _ = 1, 2 do
       local is_older = digest == ARGV[2] and tonumber(stored) <= floor
       shared = is_older and '1' or '0'
       if digest == ended then
-        released = 1
-        if redis.call('PTTL', KEYS[3]) > tonumber(ARGV[5]) then
+        -- A closed lock opens for the next waiter too: its last holder has said that it stopped.
+        released = is_closed and 0 or 1
+        if left_ms > tonumber(life_ms) then
           told_of = stored
         end
       elseif not is_older then
@@ -90,7 +100,7 @@ for _ = 1, 2 do
         -- delete the hold, because another server may be granting it now.
         channels = own_channel == '' and channels or notify .. own_channel
         local fields = table.concat({digest, stored, '1', ARGV[5], nonce}, ' ')
-        redis.call('SET', KEYS[3], fields .. channels .. '\n' .. holder, 'PX', ARGV[5])
+        redis.call('SET', KEYS[3], fields .. channels .. '\n' .. holder .. delay_line, 'PX', life_ms)
         local clock = redis.call('TIME')
         return {'granted', nonce, tonumber(stored), other_count, 0, clock[1] * 1000000 + clock[2]}
       end
@@ -107,13 +117,13 @@ for _ = 1, 2 do
   -- tostring() would print a large number as a float.
   local digits = string.format('%.0f', token)
   local hold = ARGV[2] .. ' ' .. digits .. ' ' .. shared .. ' ' .. ARGV[5] .. ' ' .. ARGV[3] .. notify
-    .. own_channel .. '\n' .. ARGV[4]
+    .. own_channel .. '\n' .. ARGV[4] .. delay_line
   -- The numbers come first: no hold ever stands above them.
   redis.call('SET', KEYS[4], digits, 'PX', ARGV[6])
   if token > high then
     redis.call('SET', KEYS[2], digits)
   end
-  if redis.call('SET', KEYS[3], hold, condition, 'PX', ARGV[5]) then
+  if redis.call('SET', KEYS[3], hold, condition, 'PX', life_ms) then
     if told_of then
       -- The other servers expect a later end than the new hold has. This notice makes them try.
       for channel in string.gmatch(notify, '%S+') do

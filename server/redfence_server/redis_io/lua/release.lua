@@ -4,7 +4,8 @@
 -- ARGV  1 admission id
 --       2 digest of the lease id
 -- Returns  {'released'}
---          {'not_held'}      the lease does not hold the lock here; nothing was changed
+--          {'not_held'}      the lease does not hold the lock here. Nothing was changed, but a lock that the
+--                            lock delay of this lease kept closed is free now: its holder has stopped
 --          {'not_admitted'}  as in mint.lua
 -- Publishes  'TOKEN KEY' on each channel of the hold: the token of the hold here, and the lock key
 --
@@ -14,7 +15,7 @@ if redis.call('HGET', KEYS[1], 'admission') ~= ARGV[1] then
 end
 
 local text = redis.pcall('GET', KEYS[2])
-local token, notify
+local token, notify, delay_ms
 if type(text) == 'table' then
   -- include hold.lua
   local hold = {read_hold(KEYS[2])}
@@ -22,10 +23,14 @@ if type(text) == 'table' then
     token, notify = hold[2], hold[6]
   end
 elseif text and string.find(text, ARGV[2] .. ' ', 1, true) == 1 then
-  token, notify = string.match(text, '^(%d+) [01] %d+ %S*([^\n]*)', #ARGV[2] + 2)
+  token, notify, delay_ms = string.match(text, '^(%d+) [01] %d+ %S*([^\n]*)\n[^\n]*\n?(%d*)', #ARGV[2] + 2)
 end
 if not token then
   return {'not_held'}
+end
+local status = 'released'
+if delay_ms and delay_ms ~= '' and redis.call('PTTL', KEYS[2]) <= tonumber(delay_ms) then
+  status = 'not_held'
 end
 redis.call('DEL', KEYS[2])
 if notify ~= '' then
@@ -34,4 +39,4 @@ if notify ~= '' then
     redis.pcall('PUBLISH', channel, token .. ' ' .. KEYS[2])
   end
 end
-return {'released'}
+return {status}

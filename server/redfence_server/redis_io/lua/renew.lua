@@ -5,7 +5,8 @@
 -- ARGV  1 admission id
 --       2 digest of the lease id
 -- Returns  {'renewed', token, ttl_ms}
---          {'not_held'}      the lease does not hold the lock here; nothing was changed
+--          {'not_held'}      the lease does not hold the lock here, or its lock delay keeps the lock closed;
+--                            nothing was changed
 --          {'forced'}        nor does it, because an operator ended it; nothing was changed
 --          {'not_admitted'}  as in mint.lua
 --
@@ -17,7 +18,7 @@ if node[1] ~= ARGV[1] then
 end
 
 local text = redis.pcall('GET', KEYS[2])
-local token, ttl_ms
+local token, ttl_ms, delay_ms
 if type(text) == 'table' then
   -- include hold.lua
   local hold = {read_hold(KEYS[2])}
@@ -25,7 +26,14 @@ if type(text) == 'table' then
     token, ttl_ms = hold[2], hold[4]
   end
 elseif text and string.find(text, ARGV[2] .. ' ', 1, true) == 1 then
-  token, ttl_ms = string.match(text, '^(%d+) [01] (%d+) ', #ARGV[2] + 2)
+  token, ttl_ms, delay_ms = string.match(text, '^(%d+) [01] (%d+) [^\n]*\n[^\n]*\n?(%d*)', #ARGV[2] + 2)
+end
+local life_ms = ttl_ms
+if delay_ms and delay_ms ~= '' then
+  life_ms = ttl_ms + delay_ms
+  if redis.call('PTTL', KEYS[2]) <= tonumber(delay_ms) then
+    token = nil
+  end
 end
 -- A hold from before a wait has ended, as in mint.lua.
 if not token or tonumber(token) <= tonumber(node[2] or 0) then
@@ -34,5 +42,5 @@ if not token or tonumber(token) <= tonumber(node[2] or 0) then
   end
   return {'not_held'}
 end
-redis.call('PEXPIRE', KEYS[2], ttl_ms)
+redis.call('PEXPIRE', KEYS[2], life_ms)
 return {'renewed', tonumber(token), tonumber(ttl_ms)}

@@ -181,7 +181,7 @@ class LockService:
 
     def undo_grant(self, call: AcquireCall, lease: Lease) -> None:
         """Undo a grant that certainly did not reach its caller; see `Redlock.undo_grant`."""
-        self._redlock.undo_grant(resource=call.resource, nonce=lease.nonce, hold_ms=call.hold_ms)
+        self._redlock.undo_grant(resource=call.resource, nonce=lease.nonce, hold_ms=self.ttl_ms_max)
 
     async def renew(self, resource: str, lease_id: LeaseId) -> RenewOutcome:
         """Restart the lease's ttl; a renewal that leaves no validity is AT_RISK."""
@@ -286,7 +286,8 @@ class LockService:
             raise _undecided(replies)
         current = quorum.hold_of_a_quorum(replies)
         if judged.verdict is TokenVerdict.NOT_LIVE or current is None:
-            return ForcedRelease(was_held=False, current=current)
+            is_held = current is not None and not current.closed
+            return ForcedRelease(was_held=False, current=current if is_held else None)
         log = structlog.get_logger().bind(resource=resource, token=token)
         log.warning("force_release", holder=current.holder, reason=reason)
         released: Verdict[ReleaseVerdict] = await begun(

@@ -67,6 +67,26 @@ def invalid_ttl(problem: str, *, ttl_ms_max: int) -> InvalidFieldError:
     return InvalidFieldError("ttl", f"{problem}; {limits}", lock_pb2.ERROR_REASON_INVALID_TTL, metadata)
 
 
+def check_lock_delay_ms(lock_delay_ms: int, *, ttl_ms: int, ttl_ms_max: int, setter: str = "") -> int:
+    """Return the lock delay if it is valid: with the ttl, no longer than the greatest ttl.
+
+    Args:
+        setter: who set it, as a part of the message; empty for the caller.
+
+    Raises:
+        InvalidFieldError: it is negative or too long.
+    """
+    if 0 <= lock_delay_ms <= ttl_ms_max - ttl_ms:
+        return lock_delay_ms
+    most_ms = ttl_ms_max - ttl_ms
+    problem = (
+        f"is {lock_delay_ms / 1000:.10g} s{setter}; with this ttl, at least 0 s and at most "
+        f"{most_ms / 1000:.10g} s are allowed, because no node keeps a hold longer than the greatest ttl"
+    )
+    metadata = {"max": f"{most_ms}ms"}
+    raise InvalidFieldError("lock_delay", problem, lock_pb2.ERROR_REASON_INVALID_LOCK_DELAY, metadata)
+
+
 def check_token(token: int) -> int:
     """Return the fencing token if it is valid.
 

@@ -50,6 +50,18 @@ async def test_a_lock_is_held_in_its_body_and_free_after_it(client: Any, name: s
     assert (await client.get_lock(name)).current is None
 
 
+async def test_a_lock_delay_is_shown_and_bounded_by_the_greatest_ttl(client: Any, name: str) -> None:
+    async with client.lock(name, ttl=10, lock_delay=5):
+        current = (await client.get_lock(name)).current
+        assert (current.lock_delay, current.closed) == (5, False)
+        assert current.remaining <= 10
+    assert (await client.get_lock(name)).current is None, "a release opens the lock at once"
+    with pytest.raises(redfence.InvalidArgumentError, match="lock_delay"):
+        await client.acquire(name, ttl=10, lock_delay=300)
+    with pytest.raises(redfence.InvalidArgumentError, match="lock_delay must not be negative"):
+        await client.acquire(name, ttl=10, lock_delay=-1)
+
+
 async def test_a_held_lock_that_is_tried_once_raises_and_the_body_is_not_entered(
     make_client: Callable[[], Any], name: str
 ) -> None:

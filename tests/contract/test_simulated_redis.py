@@ -147,15 +147,25 @@ _CLOSED = (
     *(_DELAYED, Commit("x", "a" * 64, "n1", 30), ForceRelease("x", "a" * 64, 0.0, 30), Renew("x", "a" * 64)),
     *(Inspect("x"), replace(_DELAYED, digest="b" * 64), _DELAYED, Release("x", "a" * 64, 0.0), Inspect("x")),
 )
+# A handover while another server waits.
+_HAND_OVER = "hand over"
+_MINT = Mint("x", "a" * 64, "n1", "here", TTL_MS)
+_HANDED_OVER = (
+    *(_MINT, replace(_MINT, digest="b" * 64, holder="away", watch_blocking_hold=True)),
+    replace(_MINT, digest="b" * 64, nonce="n2", release_first=Release("x", "a" * 64, 0.0)),
+)
 _WAYS: Mapping[str, Sequence[Command | JoiningCommand]] = {
-    **{_RETURN: _WAY_BACK, _FORCE: _FORCED, _CLOSE: _CLOSED}
+    _RETURN: _WAY_BACK,
+    _FORCE: _FORCED,
+    _CLOSE: _CLOSED,
+    _HAND_OVER: _HANDED_OVER,
 }
 Event = tuple[str, Command | JoiningCommand] | str
 _events: st.SearchStrategy[Event] = st.one_of(
     *[st.tuples(_under, _commands)] * 3,
     *[st.tuples(_under, _joining)] * 2,
     _worlds,
-    st.sampled_from([_RETURN, _FORCE, _CLOSE]),
+    st.sampled_from([_RETURN, _FORCE, _CLOSE, _HAND_OVER]),
 )
 
 
@@ -235,7 +245,7 @@ async def test_every_script_is_answered_alike(fresh_nodes: FreshNodes) -> None:
     real = LuaNode(database).load()
     words: set[object] = set()
 
-    @settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=250, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(events=st.lists(_events, min_size=30, max_size=50), base=_bases)
     def check(events: list[Event], base: int) -> None:
         simulated = simulated_redis()

@@ -31,7 +31,7 @@ class Configuration:
         leaves_out: a rule that is not needed at this size.
         mutants: rules that are.
         deep: those of the mutants that show only after many states.
-        protects: the invariants of which one breaks without such a rule; `exclusive` in the model of exclusion.
+        protects: the invariants of which one breaks without such a rule; `exclusive` of exclusion.
         seen: what must be possible here, or that nothing was found proves nothing.
         reached: goals that need a search of their own, because states must remember more.
     """

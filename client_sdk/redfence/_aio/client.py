@@ -122,6 +122,7 @@ class AsyncClient:
         wait: Seconds | None = None,
         holder: str | None = None,
         max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0,
         on_at_risk: Callback[AsyncLease] = None,
         on_lost: Callback[AsyncLease] = None,
     ) -> AsyncLock:
@@ -130,7 +131,9 @@ class AsyncClient:
         If the lease is lost, the body is cancelled and the `async with` raises LeaseLostError. The arguments
         are those of `acquire`.
         """
-        order = self._order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
+        order = self._order(
+            resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold, lock_delay=lock_delay
+        )
         return AsyncLock(order, self._session, Callbacks(on_at_risk, on_lost))
 
     async def acquire(
@@ -141,6 +144,7 @@ class AsyncClient:
         wait: Seconds | None = None,
         holder: str | None = None,
         max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0,
         on_at_risk: Callback[AsyncLease] = None,
         on_lost: Callback[AsyncLease] = None,
     ) -> AsyncLease:
@@ -154,6 +158,8 @@ class AsyncClient:
                 arrival. 0 tries once and does not queue; None waits for ever.
             holder: a label that other clients see when they find the lock held; None uses the client's.
             max_hold: seconds after which the client stops renewing, so that a stuck holder loses the lease.
+            lock_delay: seconds for which the lock stays closed if the lease is lost; a release opens it at
+                once. With the ttl at most the cluster's maximum. Prefer tokens; see docs/sdk.md.
             on_at_risk: is called with the lease each time it becomes AT_RISK: a renewal failed or got no
                 answer in time, or a third of the ttl is left. Finish or stop the work.
             on_lost: is called with the lease when it is LOST; `raise_if_lost` tells the reason. It may come
@@ -177,7 +183,9 @@ class AsyncClient:
         not block: that would stop the renewals of every lease. The client logs what they raise
         (`callback_failed`). In a forked child no callback runs; there the lease is LOST at once.
         """
-        order = self._order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
+        order = self._order(
+            resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold, lock_delay=lock_delay
+        )
         callbacks = Callbacks(on_at_risk, on_lost)
         return AsyncLease(await self._session.acquire(order), self._session, callbacks)
 
@@ -279,6 +287,9 @@ class AsyncClient:
         wait: Seconds | None,
         holder: str | None,
         max_hold: Seconds | None,
+        lock_delay: Seconds,
     ) -> AcquireOrder:
         holder = self._holder if holder is None else holder
-        return requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
+        return requests.acquire_order(
+            resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold, lock_delay=lock_delay
+        )

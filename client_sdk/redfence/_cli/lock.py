@@ -51,7 +51,13 @@ _EXIT_BY_ERROR: dict[type[Exception], int] = {
 }
 
 # The argument on the command line, by the name of the contract's field.
-_ARGUMENT_BY_FIELD = {"ttl": "--ttl", "wait": "--wait", "holder": "--holder", "resource": "NAME"}
+_ARGUMENT_BY_FIELD = {
+    "ttl": "--ttl",
+    "lock_delay": "--lock-delay",
+    "wait": "--wait",
+    "holder": "--holder",
+    "resource": "NAME",
+}
 
 # The lease of a stopped command is nearly over, so do not wait longer for a server that does not answer.
 _CLOSE_TIMEOUT_S = 1.0
@@ -147,7 +153,9 @@ def _acquire(client: Client, arguments: argparse.Namespace) -> Lease:
     pause = threading.Event()  # never set; a signal ends the wait by an exception
     while True:
         try:
-            return client.acquire(arguments.name, ttl=arguments.ttl, wait=wait)
+            return client.acquire(
+                arguments.name, ttl=arguments.ttl, wait=wait, lock_delay=arguments.lock_delay
+            )
         except UnavailableError as error:
             if arguments.wait is not None:
                 wait = arguments.wait - (clock.now_ms() - started_ms) / 1000

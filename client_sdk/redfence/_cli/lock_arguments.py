@@ -90,6 +90,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "(default: a quarter of the ttl, at most 10s)",
     )
     parser.add_argument(
+        "--lock-delay",
+        type=durations.seconds,
+        default=0.0,
+        metavar="DURATION",
+        help="how long the lock stays closed to all if the lease is lost, e.g. because this machine stands "
+        "still; it gives the command time to stop (default: 0s)",
+    )
+    parser.add_argument(
         "--holder", metavar="LABEL", help="a label that other clients see (default: user@host/pid)"
     )
     servers.add_server_arguments(parser)

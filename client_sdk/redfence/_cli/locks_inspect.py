@@ -39,7 +39,8 @@ def as_json(report: LockReport) -> str:
 def as_table(report: LockReport) -> str:
     """Return the report as text: the holder, a line for each node, and a line for each waiter."""
     current = report.current
-    held = f"held: token {current.token}" if current else "free"
+    state = "closed by its lock delay" if current and current.closed else "held"
+    held = f"{state}: token {current.token}" if current else "free"
     rows = [(str(node.index), node.answer.name.lower(), *_cells(node.hold)) for node in report.nodes]
     lines = [f"{report.resource}: {held}; {report.waiters} waiting at this server"]
     lines += output.table(_COLUMNS, rows)
@@ -53,4 +54,4 @@ def as_table(report: LockReport) -> str:
 def _cells(hold: Hold | None) -> tuple[str, str, str]:
     if hold is None:
         return "-", "-", "-"
-    return str(hold.token), output.seconds(hold.remaining), hold.holder or "-"
+    return (*output.hold(hold), hold.holder or "-")

@@ -21,8 +21,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     servers.add_server_arguments(parser)
     output.add_output_argument(parser)
     parser.epilog = (
-        "WAITERS counts the acquires that wait at the server that answered. A lock that begins or ends "
-        "meanwhile may be missing. -o json prints one object for each lock, a line each."
+        "WAITERS counts the acquires that wait at the server that answered. A lock that is closed was lost, "
+        "and its lock delay runs. A lock that begins or ends meanwhile may be missing. -o json prints one "
+        "object for each lock, a line each."
     )
 
 
@@ -40,5 +41,4 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _row(lock: ListedLock) -> tuple[str, ...]:
     current = lock.current
-    left = output.seconds(current.remaining)
-    return (lock.resource, str(current.token), left, str(lock.waiters), current.holder or "-")
+    return (lock.resource, *output.hold(current)[:2], str(lock.waiters), current.holder or "-")

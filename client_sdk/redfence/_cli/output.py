@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from redfence._messages.reports import Hold
+
 
 def add_output_argument(parser: argparse.ArgumentParser) -> None:
     """Add `-o`, which chooses between a table and JSON."""
@@ -25,6 +27,11 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     ]
+
+
+def hold(shown: Hold) -> tuple[str, str]:
+    """Return the token of a hold, and how long it lasts, for a table."""
+    return str(shown.token), seconds(shown.remaining) + (" closed" if shown.closed else "")
 
 
 def seconds(length: float) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from redfence._clock import Clock
 from redfence._messages.requests import duration_ms
+from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2
 
 # As the contract defines it for Lease.validity.
@@ -21,7 +22,9 @@ class FakeHold:
         holder: the holder's label.
         token: the fencing token.
         ttl_ms: the requested ttl.
-        expires_at_ms: when the hold ends unless it is renewed.
+        expires_at_ms: when the lease ends unless it is renewed.
+        lock_delay_ms: how long the lock stays closed after that.
+        closed: whether the lease has ended, and the delay runs.
     """
 
     lease_id: str = field(repr=False)  # a secret
@@ -29,6 +32,16 @@ class FakeHold:
     token: int
     ttl_ms: float
     expires_at_ms: float
+    lock_delay_ms: float = 0.0
+    closed: bool = False
+
+    def is_of(self, lease_id: str) -> bool:
+        """Tell whether this lease holds the lock."""
+        return self.lease_id == lease_id and not self.closed
+
+    def renew(self, now_ms: float) -> None:
+        """Restart the ttl."""
+        self.expires_at_ms = now_ms + self.ttl_ms
 
 
 class FakeLocks:
@@ -44,9 +57,13 @@ class FakeLocks:
         return self._holds.get(resource)
 
     def expired(self) -> list[str]:
-        """Return the resources whose hold has expired."""
+        """Return the resources whose lease and lock delay are over; close those whose delay runs."""
         now_ms = self._clock.now_ms()
-        return [name for name, hold in self._holds.items() if hold.expires_at_ms <= now_ms]
+        for hold in self._holds.values():
+            hold.closed = hold.closed or hold.expires_at_ms <= now_ms
+        return [
+            name for name, hold in self._holds.items() if hold.expires_at_ms + hold.lock_delay_ms <= now_ms
+        ]
 
     def end(self, resource: str) -> bool:
         """End the hold of a resource; return whether there was one."""
@@ -61,8 +78,10 @@ class FakeLocks:
 
     def grant_to(self, request: lock_pb2.AcquireRequest) -> FakeHold:
         """Grant a resource to the lease of an acquire request."""
-        ttl_ms = duration_ms(request.ttl)
-        return self.grant(request.resource, lease_id=request.lease_id, holder=request.holder, ttl_ms=ttl_ms)
+        ttl_ms, lease_id = duration_ms(request.ttl), request.lease_id
+        hold = self.grant(request.resource, lease_id=lease_id, holder=request.holder, ttl_ms=ttl_ms)
+        hold.lock_delay_ms = duration_ms(request.lock_delay)
+        return hold
 
     def max_token(self) -> int:
         """Return the greatest token of all resources."""
@@ -71,8 +90,24 @@ class FakeLocks:
     def current(self, hold: FakeHold) -> lock_pb2.CurrentHold:
         """Return a hold as the contract's message."""
         current = lock_pb2.CurrentHold(holder=hold.holder, fencing_token=hold.token)
-        current.remaining.FromMilliseconds(int(max(0.0, hold.expires_at_ms - self._clock.now_ms())))
+        ends_at_ms = hold.expires_at_ms + hold.lock_delay_ms * hold.closed
+        current.remaining.FromMilliseconds(int(max(0.0, ends_at_ms - self._clock.now_ms())))
+        current.closed = hold.closed
+        if hold.lock_delay_ms:
+            current.lock_delay.FromMilliseconds(int(hold.lock_delay_ms))
         return current
+
+
+def problem_of(request: lock_pb2.AcquireRequest) -> tuple[lock_pb2.ErrorReason.ValueType, str] | None:
+    """Return why an acquire is invalid: the reason and the message; None for a valid one."""
+    ttl_ms, most_ms = duration_ms(request.ttl), bounds.TTL_MS_MAX_DEFAULT
+    if problem := bounds.resource_problem(request.resource):
+        return lock_pb2.ERROR_REASON_INVALID_RESOURCE, f"resource {problem}"
+    if not bounds.TTL_MS_MIN <= ttl_ms <= most_ms:
+        return lock_pb2.ERROR_REASON_INVALID_TTL, "ttl is out of bounds"
+    if ttl_ms + duration_ms(request.lock_delay) > most_ms:
+        return lock_pb2.ERROR_REASON_INVALID_LOCK_DELAY, "lock_delay is out of bounds"
+    return None
 
 
 def answer_grant(

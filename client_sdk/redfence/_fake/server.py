@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redfence._clock import Clock
-from redfence._fake.locks import FakeHold, FakeLocks, answer_grant, validity_ms
+from redfence._fake.locks import FakeHold, FakeLocks, answer_grant, problem_of, validity_ms
 from redfence._messages.requests import duration_ms
 from redfence._transport.links import Method
 from redfence_proto import bounds
@@ -184,7 +184,7 @@ class FakeServer:
             hold = self._locks.current(current) if current else None
             if method == "GetLock":
                 return self._get_lock(request, hold)
-            live = current is not None and current.token == request.fencing_token
+            live = current and not current.closed and current.token == request.fencing_token
             state = lock_pb2.TOKEN_STATE_LIVE if live else lock_pb2.TOKEN_STATE_NOT_LIVE
             return lock_pb2.CheckTokenResponse(state=state, current=hold)
 
@@ -231,11 +231,8 @@ class FakeServer:
         result: lock_pb2.SessionResult,
         now_ms: float,
     ) -> bool:
-        if problem := bounds.resource_problem(request.resource):
-            _error(result, _INVALID_ARGUMENT, lock_pb2.ERROR_REASON_INVALID_RESOURCE, f"resource {problem}")
-            return True
-        if not bounds.TTL_MS_MIN <= duration_ms(request.ttl) <= bounds.TTL_MS_MAX_DEFAULT:
-            _error(result, _INVALID_ARGUMENT, lock_pb2.ERROR_REASON_INVALID_TTL, "ttl is out of bounds")
+        if problem := problem_of(request):
+            _error(result, _INVALID_ARGUMENT, *problem)
             return True
         if self.quorum_lost:
             _error(
@@ -244,9 +241,8 @@ class FakeServer:
             return True
         hold = self._locks.get(request.resource)
         queue = self._waiting.setdefault(request.resource, deque())
-        if hold is not None and hold.lease_id == request.lease_id:
-            # A retry gets the same grant again.
-            hold.expires_at_ms = now_ms + hold.ttl_ms
+        if hold is not None and hold.is_of(request.lease_id):
+            hold.renew(now_ms)  # a retry gets the same grant again
             answer_grant(result, request, hold, waited_ms=0)
         elif hold is None and not queue:
             hold = self._locks.grant_to(request)
@@ -270,7 +266,8 @@ class FakeServer:
         if hold is None or hold.lease_id != request.lease_id:
             result.release.outcome = lock_pb2.RELEASE_OUTCOME_NOT_HELD
             return
-        result.release.outcome = lock_pb2.RELEASE_OUTCOME_RELEASED
+        not_held, released = lock_pb2.RELEASE_OUTCOME_NOT_HELD, lock_pb2.RELEASE_OUTCOME_RELEASED
+        result.release.outcome = not_held if hold.closed else released
         self.end(request.resource)
 
     def _renew(
@@ -282,11 +279,11 @@ class FakeServer:
         if self.quorum_lost:
             renewed.state = lock_pb2.LEASE_STATE_AT_RISK
             renewed.reason = lock_pb2.LEASE_STATE_REASON_QUORUM_UNAVAILABLE
-        elif hold is None or hold.lease_id != request.lease_id:
+        elif hold is None or not hold.is_of(request.lease_id):
             renewed.state = lock_pb2.LEASE_STATE_LOST
             renewed.reason = lock_pb2.LEASE_STATE_REASON_NOT_HELD
         else:
-            hold.expires_at_ms = now_ms + hold.ttl_ms
+            hold.renew(now_ms)
             renewed.state = lock_pb2.LEASE_STATE_ACTIVE
             renewed.fencing_token = hold.token
             renewed.validity.FromMilliseconds(int(validity_ms(hold.ttl_ms)))

@@ -59,12 +59,16 @@ class Hold:
     Attributes:
         holder: the holder's label; may be "".
         token: the fencing token.
-        remaining: seconds until the lease ends unless it is renewed.
+        remaining: seconds until the lease ends unless it is renewed; if `closed`, until the lock opens.
+        lock_delay: seconds for which the lock stays closed if the lease is lost.
+        closed: whether the lease was lost, and its lock delay keeps the lock closed.
     """
 
     holder: str
     token: int
     remaining: float
+    lock_delay: float = 0.0
+    closed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +235,8 @@ def read_cluster(response: lock_pb2.ClusterStatusResponse) -> ClusterReport:
 
 def read_hold(hold: lock_pb2.CurrentHold) -> Hold:
     """Return a hold of the contract as a value."""
-    return Hold(hold.holder, hold.fencing_token, duration_ms(hold.remaining) / 1000)
+    seconds = (duration_ms(hold.remaining) / 1000, duration_ms(hold.lock_delay) / 1000)
+    return Hold(hold.holder, hold.fencing_token, *seconds, hold.closed)
 
 
 def _node(node: lock_pb2.NodeStatus) -> NodeReport:

@@ -24,6 +24,7 @@ class AcquireOrder:
         wait_ms: how long to wait; 0 tries once, None waits for ever.
         holder: a label for humans; None stands for the process that acquires.
         max_hold_ms: how long the client renews the lease; None renews it until it is released.
+        lock_delay_ms: how long the lock stays closed if the lease is lost.
     """
 
     resource: str
@@ -31,10 +32,17 @@ class AcquireOrder:
     wait_ms: int | None
     holder: str | None
     max_hold_ms: int | None
+    lock_delay_ms: int = 0
 
 
 def acquire_order(
-    resource: str, *, ttl: Seconds, wait: Seconds | None, holder: str | None, max_hold: Seconds | None
+    resource: str,
+    *,
+    ttl: Seconds,
+    wait: Seconds | None,
+    holder: str | None,
+    max_hold: Seconds | None,
+    lock_delay: Seconds = 0,
 ) -> AcquireOrder:
     """Check the arguments of an acquire. The server also checks the cluster's greatest ttl.
 
@@ -50,6 +58,7 @@ def acquire_order(
         None if wait is None else milliseconds("wait", wait),
         holder,
         None if max_hold is None else milliseconds("max_hold", max_hold),
+        milliseconds("lock_delay", lock_delay),
     )
     if order.ttl_ms < bounds.TTL_MS_MIN:
         raise _invalid("ttl", f"must be at least {bounds.TTL_MS_MIN / 1000} seconds, not {ttl!r}")
@@ -117,6 +126,8 @@ def write_acquire(
     _write_duration(acquire.ttl, order.ttl_ms)
     if wait_ms:
         _write_duration(acquire.wait_timeout, wait_ms)
+    if order.lock_delay_ms:
+        _write_duration(acquire.lock_delay, order.lock_delay_ms)
 
 
 def write_release(command: lock_pb2.SessionCommand, *, resource: str, lease_id: str) -> None:

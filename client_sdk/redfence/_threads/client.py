@@ -125,6 +125,7 @@ class Client:
         wait: Seconds | None = None,
         holder: str | None = None,
         max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0,
         on_at_risk: Callback[Lease] = None,
         on_lost: Callback[Lease] = None,
     ) -> Lock:
@@ -133,7 +134,9 @@ class Client:
         If the lease is lost, `lease.lost` is set, and leaving the `with` raises LeaseLostError. The
         arguments are those of `acquire`.
         """
-        order = self._order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
+        order = self._order(
+            resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold, lock_delay=lock_delay
+        )
         return Lock(order, self._session, Callbacks(on_at_risk, on_lost))
 
     def acquire(
@@ -144,6 +147,7 @@ class Client:
         wait: Seconds | None = None,
         holder: str | None = None,
         max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0,
         on_at_risk: Callback[Lease] = None,
         on_lost: Callback[Lease] = None,
     ) -> Lease:
@@ -159,6 +163,8 @@ class Client:
                 arrival. 0 tries once and does not queue; None waits for ever.
             holder: a label that other clients see when they find the lock held; None uses the client's.
             max_hold: seconds after which the client stops renewing, so that a stuck holder loses the lease.
+            lock_delay: seconds for which the lock stays closed if the lease is lost; a release opens it at
+                once. With the ttl at most the cluster's maximum. Prefer tokens; see docs/sdk.md.
             on_at_risk: is called with the lease each time it becomes AT_RISK: a renewal failed or got no
                 answer in time, or a third of the ttl is left. Finish or stop the work.
             on_lost: is called with the lease when it is LOST; `raise_if_lost` tells the reason. It may come
@@ -181,7 +187,9 @@ class Client:
         is reported. The client logs what they raise (`callback_failed`). In a forked child no callback
         runs; there the lease is LOST at once.
         """
-        order = self._order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
+        order = self._order(
+            resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold, lock_delay=lock_delay
+        )
         callbacks = Callbacks(on_at_risk, on_lost)
         return self._session.acquire(order, partial(Lease, session=self._session, callbacks=callbacks))
 
@@ -275,6 +283,9 @@ class Client:
         wait: Seconds | None,
         holder: str | None,
         max_hold: Seconds | None,
+        lock_delay: Seconds,
     ) -> AcquireOrder:
         holder = self._holder if holder is None else holder
-        return requests.acquire_order(resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold)
+        return requests.acquire_order(
+            resource, ttl=ttl, wait=wait, holder=holder, max_hold=max_hold, lock_delay=lock_delay
+        )

@@ -58,6 +58,7 @@ Bounds of all methods, and the reason of the error when a field exceeds them:
              direction of a text: U+061C, U+200E, U+200F, U+2028..U+202E, U+2066..U+2069.
   ttl        100 ms to the cluster's greatest ttl (5 minutes unless set otherwise), in whole milliseconds;
              never changed silently. INVALID_TTL.
+  lock_delay 0 to the greatest ttl less the ttl, in whole milliseconds. INVALID_LOCK_DELAY.
   lease_id   exactly 32 hex digits, "0".."9" and "a".."f". INVALID_LEASE_ID.
   holder     0 to 256 bytes of UTF-8, no control characters. INVALID_HOLDER.
   messages   64 KiB at most, in both directions; the metadata of a call 16 KiB at most. For more, gRPC ends
@@ -527,6 +528,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """RESOURCE_EXHAUSTED. Too many watches are open, or too many locks have the prefix of a watch. Metadata:
     limit, and scope, which names the limit: "server" or "prefix".
     """
+    ERROR_REASON_INVALID_LOCK_DELAY: _ErrorReason.ValueType  # 30
+    """INVALID_ARGUMENT. The lock_delay is negative or malformed, or with the ttl longer than the greatest ttl.
+    Metadata: field; max for the lock_delay with this ttl, in milliseconds with the unit, if it is too long.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call or command failed: the `reason` of `google.rpc.ErrorInfo`, without the prefix ERROR_REASON_.
@@ -627,6 +632,10 @@ ERROR_REASON_WATCH_LIMIT: ErrorReason.ValueType  # 29
 """RESOURCE_EXHAUSTED. Too many watches are open, or too many locks have the prefix of a watch. Metadata:
 limit, and scope, which names the limit: "server" or "prefix".
 """
+ERROR_REASON_INVALID_LOCK_DELAY: ErrorReason.ValueType  # 30
+"""INVALID_ARGUMENT. The lock_delay is negative or malformed, or with the ttl longer than the greatest ttl.
+Metadata: field; max for the lock_delay with this ttl, in milliseconds with the unit, if it is too long.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
@@ -640,6 +649,7 @@ class AcquireRequest(_message.Message):
     WAIT_TIMEOUT_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
     HOLDER_FIELD_NUMBER: _builtins.int
+    LOCK_DELAY_FIELD_NUMBER: _builtins.int
     resource: _builtins.str
     """The name to lock. Required."""
     lease_id: _builtins.str
@@ -665,6 +675,15 @@ class AcquireRequest(_message.Message):
         deadline. Repeat the call, with the same lease id, when it fails with UNAVAILABLE.
         """
 
+    @_builtins.property
+    def lock_delay(self) -> _duration_pb2.Duration:
+        """How long the lock stays closed to every caller after the lease was lost: after it expired, or after an
+        operator ended it. A Release opens the lock at once, also during the delay. Unset or zero: no delay. Never
+        negative, in whole milliseconds, and together with the ttl at most the cluster's greatest ttl. The
+        server's policy may set a longer delay for the resource. INVALID_LOCK_DELAY. It gives a holder that was
+        paused time to stop, for a storage that checks no tokens. It does not replace tokens.
+        """
+
     def __init__(
         self,
         *,
@@ -673,10 +692,11 @@ class AcquireRequest(_message.Message):
         wait_timeout: _duration_pb2.Duration | None = ...,
         lease_id: _builtins.str = ...,
         holder: _builtins.str = ...,
+        lock_delay: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl", "wait_timeout", b"wait_timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lock_delay", b"lock_delay", "ttl", b"ttl", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "lease_id", b"lease_id", "resource", b"resource", "ttl", b"ttl", "wait_timeout", b"wait_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "lease_id", b"lease_id", "lock_delay", b"lock_delay", "resource", b"resource", "ttl", b"ttl", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -778,13 +798,23 @@ class CurrentHold(_message.Message):
     HOLDER_FIELD_NUMBER: _builtins.int
     FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     REMAINING_FIELD_NUMBER: _builtins.int
+    LOCK_DELAY_FIELD_NUMBER: _builtins.int
+    CLOSED_FIELD_NUMBER: _builtins.int
     holder: _builtins.str
     """The holder's label; may be empty."""
     fencing_token: _builtins.int
     """The fencing token of the present lease."""
+    closed: _builtins.bool
+    """The lease was lost, and its lock delay keeps the lock closed. No lease holds it."""
     @_builtins.property
     def remaining(self) -> _duration_pb2.Duration:
-        """How long the lease lasts from now unless it is renewed or released."""
+        """How long the lease lasts from now unless it is renewed or released; if `closed`, how long until the lock
+        opens unless it is released.
+        """
+
+    @_builtins.property
+    def lock_delay(self) -> _duration_pb2.Duration:
+        """How long the lock stays closed if the lease is lost; unset for no lock delay."""
 
     def __init__(
         self,
@@ -792,10 +822,12 @@ class CurrentHold(_message.Message):
         holder: _builtins.str = ...,
         fencing_token: _builtins.int = ...,
         remaining: _duration_pb2.Duration | None = ...,
+        lock_delay: _duration_pb2.Duration | None = ...,
+        closed: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["remaining", b"remaining"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lock_delay", b"lock_delay", "remaining", b"remaining"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "holder", b"holder", "remaining", b"remaining"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "fencing_token", b"fencing_token", "holder", b"holder", "lock_delay", b"lock_delay", "remaining", b"remaining"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

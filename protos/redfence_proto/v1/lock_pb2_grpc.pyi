@@ -58,6 +58,7 @@ Bounds of all methods, and the reason of the error when a field exceeds them:
              direction of a text: U+061C, U+200E, U+200F, U+2028..U+202E, U+2066..U+2069.
   ttl        100 ms to the cluster's greatest ttl (5 minutes unless set otherwise), in whole milliseconds;
              never changed silently. INVALID_TTL.
+  lock_delay 0 to the greatest ttl less the ttl, in whole milliseconds. INVALID_LOCK_DELAY.
   lease_id   exactly 32 hex digits, "0".."9" and "a".."f". INVALID_LEASE_ID.
   holder     0 to 256 bytes of UTF-8, no control characters. INVALID_HOLDER.
   messages   64 KiB at most, in both directions; the metadata of a call 16 KiB at most. For more, gRPC ends

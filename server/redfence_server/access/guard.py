@@ -144,16 +144,22 @@ class Caller:
         except UnauthenticatedError as error:
             self.on_invalid(error)
 
-    def check(self, verb: Verb, resource: str) -> None:
-        """Return if the caller may do this to the resource; its name is empty for a call without one.
+    def check(self, verb: Verb, resource: str) -> int:
+        """Return the least lock delay, in ms, if the caller may do this to the resource.
+
+        The resource's name is empty for a call without one.
 
         Raises:
             UnauthenticatedError: its credentials are not valid any more, or it has none and needs some.
             PermissionDeniedError: the policy does not grant it.
         """
         self._recheck_if_due()
-        if self._grants is not None and not self._grants.decide(verb, resource).allowed:
+        if self._grants is None:
+            return 0
+        decision = self._grants.decide(verb, resource)
+        if not decision.allowed or decision.rule is None:
             self._deny(verb, resource)
+        return decision.rule.lock_delay_ms
 
     def check_all(self, verb: Verb, prefix: str) -> None:
         """Return if the caller may do this to every resource with the prefix; raise as `check`."""

@@ -1,7 +1,8 @@
 """Decide whether a principal may do something to a resource. Pure.
 
 Only the rules that name the principal and the verb count. Among those, the rule with the longest prefix of
-the resource's name decides; of two rules with one prefix, a denial wins. Without such a rule, all is denied.
+the resource's name decides; of two rules with one prefix, a denial wins, or the longer lock delay. Without
+such a rule, all is denied.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Rule:
         principals: texts of principals, or `authenticated`.
         prefix: how the names of the resources begin; empty for all, and for calls without a resource.
         number: the rule's place in the policy, from 1.
+        lock_delay_ms: the least lock delay of the leases that the rule allows to acquire.
     """
 
     principals: frozenset[str]
@@ -45,6 +47,7 @@ class Rule:
     prefix: str
     effect: Effect
     number: int
+    lock_delay_ms: int = 0
 
 
 @value
@@ -67,7 +70,7 @@ class _Prefixes:
         self._by_prefix: dict[str, Decision] = {}
         for rule in rules:
             known = self._by_prefix.get(rule.prefix)
-            if known is None or (known.allowed and rule.effect is Effect.DENY):
+            if known is None or _outweighs(rule, known):
                 self._by_prefix[rule.prefix] = Decision(rule.effect is Effect.ALLOW, rule)
         # A name has at most 256 bytes, so that this many look-ups are the most.
         self._lengths = sorted({len(prefix) for prefix in self._by_prefix}, reverse=True)
@@ -85,6 +88,12 @@ class _Prefixes:
             if not decision.allowed and each.startswith(prefix):
                 return decision
         return self.decide(prefix)
+
+
+def _outweighs(rule: Rule, known: Decision) -> bool:
+    """Tell whether a rule decides instead of an earlier one with the same prefix: it is stricter."""
+    least_ms = known.rule.lock_delay_ms if known.rule else 0
+    return known.allowed and (rule.effect is Effect.DENY or rule.lock_delay_ms > least_ms)
 
 
 class Grants:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from redfence_proto import bounds
 from redfence_server.access import principal
@@ -21,6 +21,13 @@ class _Rule(BaseModel):
     verbs: tuple[Verb, ...] = Field(min_length=1)
     prefix: str
     effect: Effect = Effect.ALLOW
+    lock_delay_ms: int = Field(default=0, ge=0, le=bounds.TTL_MS_MAX_MOST, strict=True)
+
+    @model_validator(mode="after")
+    def _check_lock_delay(self) -> _Rule:
+        if self.lock_delay_ms and (Verb.ACQUIRE not in self.verbs or self.effect is Effect.DENY):
+            raise ValueError("lock_delay_ms needs the verb acquire and the effect allow")
+        return self
 
     @field_validator("principals")
     @classmethod
@@ -57,7 +64,10 @@ def load_policy(path: Path) -> Policy:
         raise ConfigError(f"policy_file: {path}: {problems(error, entry='rule')}") from error
     return Policy(
         [
-            Rule(frozenset(each.principals), frozenset(each.verbs), each.prefix, each.effect, number)
+            Rule(
+                *(frozenset(each.principals), frozenset(each.verbs), each.prefix, each.effect, number),
+                each.lock_delay_ms,
+            )
             for number, each in enumerate(rules, start=1)
         ]
     )

@@ -7,7 +7,9 @@ policy and an audit log, calls reach the lock service directly.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from redfence_server import model
 from redfence_server.access.guard import Caller
 from redfence_server.access.policy import Verb
 from redfence_server.errors import NoQuorumError
@@ -34,14 +36,14 @@ class GuardedService:
 
     async def acquire(self, call: AcquireCall) -> Lease | NotGranted:
         """Grant the lease, or return the hold that blocks it."""
-        self._caller.check(Verb.ACQUIRE, call.resource)
+        call = self._checked(call)
         end = await self._service.acquire(call)
         self._note_acquire(call, end)
         return end
 
     def begin_acquire(self, call: AcquireCall, on_end: Callable[[AcquireEnd], None]) -> Acquisition:
         """Begin an Acquire."""
-        self._caller.check(Verb.ACQUIRE, call.resource)
+        call = self._checked(call)
 
         def on_acquired(end: AcquireEnd) -> None:
             self._note_acquire(call, end)
@@ -91,6 +93,15 @@ class GuardedService:
         """Tell whether the lease with this token holds the resource."""
         self._caller.check(Verb.INSPECT, resource)
         return await self._service.check_token(resource, token)
+
+    def _checked(self, call: AcquireCall) -> AcquireCall:
+        """Return the call, with the lock delay of the policy if that is longer than the caller's."""
+        least_ms = self._caller.check(Verb.ACQUIRE, call.resource)
+        if least_ms <= call.lock_delay_ms:
+            return call
+        ttl_ms, ttl_ms_max, setter = call.ttl_ms, self.ttl_ms_max, " by the server's policy"
+        model.check_lock_delay_ms(least_ms, ttl_ms=ttl_ms, ttl_ms_max=ttl_ms_max, setter=setter)
+        return replace(call, lock_delay_ms=least_ms)
 
     def _note_acquire(self, call: AcquireCall, end: AcquireEnd, *, outcome: str = "granted") -> None:
         if isinstance(end, Lease):

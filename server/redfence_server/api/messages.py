@@ -79,6 +79,17 @@ def _wait_ms(request: lock_pb2.AcquireRequest) -> int:
     return nanoseconds // 1_000_000
 
 
+def _lock_delay_ms(request: lock_pb2.AcquireRequest, *, ttl_ms: int, ttl_ms_max: int) -> int:
+    reason = lock_pb2.ERROR_REASON_INVALID_LOCK_DELAY
+    try:
+        nanoseconds = _nanoseconds(request, "lock_delay") or 0
+    except ValueError as error:
+        raise InvalidFieldError("lock_delay", str(error), reason) from error
+    if nanoseconds % 1_000_000:
+        raise InvalidFieldError("lock_delay", f"is {nanoseconds} ns; whole milliseconds are needed", reason)
+    return model.check_lock_delay_ms(nanoseconds // 1_000_000, ttl_ms=ttl_ms, ttl_ms_max=ttl_ms_max)
+
+
 def read_acquire(
     request: lock_pb2.AcquireRequest,
     *,
@@ -93,15 +104,17 @@ def read_acquire(
     Raises:
         InvalidFieldError: a field is malformed or out of bounds.
     """
+    ttl_ms, has_delay = _ttl_ms(request, ttl_ms_max=ttl_ms_max), request.HasField("lock_delay")
     return AcquireCall(
         resource=model.check_resource(request.resource),
         lease_id=LeaseId(request.lease_id or new_lease_id()),
-        ttl_ms=_ttl_ms(request, ttl_ms_max=ttl_ms_max),
+        ttl_ms=ttl_ms,
         holder=model.check_holder(request.holder),
         wait_ms=_wait_ms(request),
         arrived_at_ms=arrived_at_ms,
         answer_within_ms=answer_within_ms,
         connection=connection,
+        lock_delay_ms=_lock_delay_ms(request, ttl_ms=ttl_ms, ttl_ms_max=ttl_ms_max) if has_delay else 0,
     )
 
 
@@ -261,8 +274,13 @@ def _node_hold(index: int, answer: Reply | None) -> lock_pb2.NodeHold:
 def _current(hold: Held | None) -> lock_pb2.CurrentHold | None:
     if hold is None:
         return None
+    remaining_ms = hold.remaining_ms if hold.closed else hold.remaining_ms - hold.lock_delay_ms
     return lock_pb2.CurrentHold(
-        holder=hold.holder, fencing_token=hold.token, remaining=duration(hold.remaining_ms)
+        holder=hold.holder,
+        fencing_token=hold.token,
+        remaining=duration(remaining_ms),
+        lock_delay=duration(hold.lock_delay_ms) if hold.lock_delay_ms else None,
+        closed=hold.closed,
     )
 
 

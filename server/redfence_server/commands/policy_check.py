@@ -54,6 +54,8 @@ def _because(decision: Decision) -> str:
     if decision.rule is None:
         return "no rule names this principal, verb and prefix"
     rule = decision.rule
+    delay = f", with a lock delay of at least {rule.lock_delay_ms} ms" if rule.lock_delay_ms else ""
     return (
-        f"rule {rule.number} has the longest prefix, {rule.prefix!r}, and its effect is {rule.effect.value}"
+        f"rule {rule.number} has the longest prefix, {rule.prefix!r}, "
+        f"and its effect is {rule.effect.value}{delay}"
     )

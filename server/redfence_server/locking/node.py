@@ -127,7 +127,7 @@ class Held:
     """Another lease holds the lock on this node; in a summary of several answers, on most nodes.
 
     Attributes:
-        remaining_ms: how long the lock stays taken without a renewal: the rest of the ttl, and the lock delay.
+        remaining_ms: how long the lock stays taken without a renewal: for the rest of ttl and lock delay.
         lock_delay_ms: how long the lock stays closed if the lease is lost.
     """
 

@@ -34,7 +34,7 @@ class HoldWatch:
         self._hold: Held | None = None
         self._is_lost = False  # the lock delay of that lease keeps the lock closed
         self.try_at_ms = 0.0
-        """When the ttl of the hold and its lock delay are over on a quorum, so that a try is due at the latest."""
+        """When ttl and lock delay of the hold are over on a quorum, so that a try is due at the latest."""
 
     def refused(self, refusal: Refusal, now_ms: float) -> None:
         """Take the holds from an attempt that was refused just now."""
@@ -55,7 +55,7 @@ class HoldWatch:
     def granted(
         self, *, digest: str, holder: str, token: int, ends_at_ms: float, lock_delay_ms: int = 0
     ) -> None:
-        """Take the hold from a lease that this server granted; it ends at `ends_at_ms`, and then its delay."""
+        """Take the hold from a lease that this server granted; its ttl is over at `ends_at_ms`."""
         self._blocking_tokens = dict.fromkeys(range(self._node_count), token)
         self._silent_count = 0
         self._hold, self._is_lost = Held(digest, token, holder, 0, lock_delay_ms), False

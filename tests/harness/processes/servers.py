@@ -224,13 +224,21 @@ async def form(nodes: Sequence[RedisNode | str], *, ttl_ms_max: int = bounds.TTL
 
 
 def acquire_request(
-    resource: str, *, ttl_ms: int = 10_000, wait_ms: int = 0, lease_id: str = "", holder: str = ""
+    resource: str,
+    *,
+    ttl_ms: int = 10_000,
+    wait_ms: int = 0,
+    lease_id: str = "",
+    holder: str = "",
+    lock_delay_ms: int = 0,
 ) -> lock_pb2.AcquireRequest:
     """Return a request that is valid unless told otherwise."""
     request = lock_pb2.AcquireRequest(resource=resource, lease_id=lease_id, holder=holder)
     request.ttl.CopyFrom(duration(ttl_ms))
     if wait_ms:
         request.wait_timeout.CopyFrom(duration(wait_ms))
+    if lock_delay_ms:
+        request.lock_delay.CopyFrom(duration(lock_delay_ms))
     return request
 
 

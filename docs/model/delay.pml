@@ -258,7 +258,7 @@ inline end(p)
   }
 }
 
-/* Nobody counts on the lease from here on, except by a renewal on nodes that the command missed. */
+/* From here on its holder counts on the lease only by a renewal on nodes that the command missed. */
 inline force()
 {
   d_step {

@@ -70,8 +70,7 @@ def invalid_ttl(problem: str, *, ttl_ms_max: int) -> InvalidFieldError:
 def check_lock_delay_ms(lock_delay_ms: int, *, ttl_ms: int, ttl_ms_max: int, setter: str = "") -> int:
     """Return the lock delay if it is valid: with the ttl, no longer than the greatest ttl.
 
-    Args:
-        setter: who set it, as a part of the message; empty for the caller.
+    The message names the `setter` of the delay, if that is not the caller.
 
     Raises:
         InvalidFieldError: it is negative or too long.

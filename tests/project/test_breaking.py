@@ -63,7 +63,7 @@ def test_a_change_that_breaks_clients_of_the_last_release_fails(scratch: Path) -
     assert "comparing with v0.1.0" in printed
 
     _edit(scratch, "uint64 fencing_token = 3;", "")
-    _edit(scratch, "string holder = 5;", "string holder = 6;")
+    _edit(scratch, "string holder = 5;", "string holder = 98;")
     _edit(scratch, "CommandError", "Failure")
     _edit(scratch, "redfence/v1;redfencev1", "redfence/v2;redfencev2")
     for committed in (False, True):

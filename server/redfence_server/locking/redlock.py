@@ -144,8 +144,7 @@ class Redlock:
     def undo_grant(self, *, resource: str, nonce: str, hold_ms: int) -> None:
         """Undo a grant that its caller never saw, unless a retry of the same Acquire shares it.
 
-        Args:
-            hold_ms: how long a node keeps the hold: the ttl and the lock delay.
+        A node keeps the hold for at most `hold_ms`: the ttl and the lock delay.
         """
         undo = Undo(resource, nonce, self._clock.now_ms() + hold_ms)
         for node in self.nodes:

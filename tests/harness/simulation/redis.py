@@ -6,7 +6,7 @@ tests/contract/test_simulated_redis.py holds it to real nodes: the product's own
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import hiredis
@@ -254,8 +254,8 @@ class SimulatedRedis:
                 notify, behind, channel, ends = notices.split(" ")
                 self.state.counter_idle_ms = float(idle)
                 ended = Release(resource, ends, 0.0) if ends else None
-                more = (notify == "1", behind == "1", *map(int, delay))
-                return Mint(resource, digest, nonce, holder, int(ttl), ended, *more), channel
+                mint = Mint(resource, digest, nonce, holder, int(ttl), ended, notify == "1", behind == "1")
+                return replace(mint, lock_delay_ms=int(delay[0])) if delay else mint, channel
             case "commit", [digest, nonce, token, idle]:
                 self.state.counter_idle_ms = float(idle)
                 return Commit(resource, digest, nonce, int(token)), ""

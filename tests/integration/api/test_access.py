@@ -282,6 +282,27 @@ async def test_a_stream_without_credentials_fails_command_by_command_or_at_once(
         assert status(Failure.of_call(caught.value)) == UNAUTHENTICATED
 
 
+async def test_a_rule_sets_the_least_lock_delay_of_its_prefix(site: Site) -> None:
+    """For unary calls and for commands of a Session; the caller may ask for a longer one."""
+    site.policy.write_text(POLICY.replace('"billing/"', '"billing/"\nlock_delay_ms = 15_000'))
+    site.server.reload()
+    shown: list[int] = []
+    for name, fields in (("1", {}), ("2", {"lock_delay_ms": 20_000})):
+        await site.acquire(f"billing/{name}", **fields)
+        look = lock_pb2.GetLockRequest(resource=f"billing/{name}")
+        current = (await site.server.locks.GetLock(look, metadata=BILLING)).current
+        shown.append(current.lock_delay.seconds)
+    client = redfence.AsyncClient(site.server.target, token=SECRET)
+    async with client, client.lock("billing/3", ttl=10):
+        held = (await client.get_lock("billing/3")).current
+        assert held is not None
+        shown.append(int(held.lock_delay))
+    assert shown == [15, 20, 15]
+    failure = await failure_of(site.acquire("billing/4", ttl_ms=290_000))
+    assert failure.reason == lock_pb2.ERROR_REASON_INVALID_LOCK_DELAY
+    assert dict(failure.metadata) == {"field": "lock_delay", "max": "10000ms"}
+
+
 async def test_a_reload_replaces_the_rules_whole_or_not_at_all(site: Site) -> None:
     await site.acquire("billing/1")
     session = site.server.locks.Session(metadata=BILLING)

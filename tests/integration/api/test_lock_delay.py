@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import redfence
-from harness.processes.servers import FormedNodes, LockServer, Serve, until
+from harness.processes.servers import FormedNodes, LockServer, Serve, call_counts, new_lease_id, until
 from redfence._cli.lock import EXIT_LEASE_LOST
 from redfence_proto.v1 import lock_pb2
 
@@ -68,7 +68,7 @@ async def test_the_lock_of_a_holder_that_is_stopped_is_closed_to_all(
         os.kill(holder.pid, signal.SIGCONT)
         async with asyncio.timeout(20):
             assert await holder.wait() == EXIT_LEASE_LOST
-        assert (await client.get_lock(NAME)).current.closed
+        await seen_closed(client)
         assert not waiting.done()
         waiting.cancel()
 
@@ -112,3 +112,22 @@ async def test_a_forced_release_closes_the_lock_until_its_holder_releases_it(
         assert not await lease.release(), "the lease was not held any more"
         async with asyncio.timeout(5):
             assert (await waiting).token > lease.token
+
+
+async def test_a_waiter_waits_through_the_delay_without_polling_even_for_its_own_lease(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """A client that repeats the Acquire of its lost lease gets no grant either."""
+    nodes = await formed_nodes(3)
+    server = await serve(nodes)
+    lease_id = new_lease_id()
+    await server.acquire(NAME, ttl_ms=100, lock_delay_ms=60_000, lease_id=lease_id)
+    async with redfence.AsyncClient(server.target) as client:
+        await seen_closed(client)
+    before = sum(await call_counts(nodes, "evalsha"))
+    again = await server.acquire(NAME, ttl_ms=100, wait_ms=400, lease_id=lease_id)
+    assert again.outcome == lock_pb2.ACQUIRE_OUTCOME_WAIT_TIMEOUT
+    assert again.current.closed
+    assert again.current.remaining.seconds > 50
+    # Two tries on each node; the server asks nothing else.
+    assert sum(await call_counts(nodes, "evalsha")) - before <= 2 * len(nodes)

@@ -28,10 +28,7 @@ end
 if not token then
   return {'not_held'}
 end
-local status = 'released'
-if delay_ms and delay_ms ~= '' and redis.call('PTTL', KEYS[2]) <= tonumber(delay_ms) then
-  status = 'not_held'
-end
+local is_closed = delay_ms and delay_ms ~= '' and redis.call('PTTL', KEYS[2]) <= tonumber(delay_ms)
 redis.call('DEL', KEYS[2])
 if notify ~= '' then
   for channel in string.gmatch(notify, '%S+') do
@@ -39,4 +36,7 @@ if notify ~= '' then
     redis.pcall('PUBLISH', channel, token .. ' ' .. KEYS[2])
   end
 end
-return {status}
+if is_closed then
+  return {'not_held'}
+end
+return {'released'}

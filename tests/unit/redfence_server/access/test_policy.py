@@ -91,6 +91,19 @@ def test_a_policy_file_is_read_rule_by_rule(tmp_path: Path) -> None:
     assert grants.decide(Verb.INSPECT, "billing/secret/1").allowed
 
 
+def test_of_two_rules_with_one_prefix_the_longer_lock_delay_decides() -> None:
+    who = Principal(Kind.TOKEN, "a")
+    shorter, longer = (
+        Rule(frozenset({"token:a"}), frozenset({Verb.ACQUIRE}), "a/", Effect.ALLOW, number, delay_ms)
+        for number, delay_ms in ((1, 0), (2, 15_000))
+    )
+    for rules in ([shorter, longer], [longer, shorter]):
+        assert Policy(rules).grants_of(who).decide(Verb.ACQUIRE, "a/1").rule == longer
+    denial = Rule(frozenset({"token:a"}), frozenset({Verb.ACQUIRE}), "a/", Effect.DENY, 3)
+    for rules in ([longer, denial], [denial, longer]):
+        assert not Policy(rules).grants_of(who).decide(Verb.ACQUIRE, "a/1").allowed
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -105,6 +118,14 @@ def test_a_policy_file_is_read_rule_by_rule(tmp_path: Path) -> None:
         ('[[rules]]\nprincipals=["token:a"]\nverbs=["admin"]', "rule 1: prefix: Field required"),
         ('[[rules]]\nprincipals=["token:a"]\nverbs=["admin"]\nprefix="{"', "rule 1: prefix: has a '{'"),
         ('[[rules]]\nprincipals=["token:a"]\nverbs=["admin"]\nprefix=""\nefect=1', "rule 1: efect: Extra"),
+        (
+            '[[rules]]\nprincipals=["token:a"]\nverbs=["inspect"]\nprefix=""\nlock_delay_ms=1',
+            "rule 1: lock_delay_ms needs the verb acquire and the effect allow",
+        ),
+        (
+            '[[rules]]\nprincipals=["token:a"]\nverbs=["acquire"]\nprefix=""\nlock_delay_ms=-1',
+            "rule 1: lock_delay_ms: Input should be greater than or equal to 0",
+        ),
     ],
 )
 def test_a_wrong_policy_file_is_refused_by_rule_and_field(tmp_path: Path, text: str, problem: str) -> None:

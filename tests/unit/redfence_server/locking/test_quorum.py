@@ -343,6 +343,23 @@ def test_the_present_hold_is_the_lease_on_most_nodes() -> None:
     assert quorum.present_hold([], quorum=3) is None
 
 
+def test_a_lease_that_is_closed_on_so_many_nodes_that_no_quorum_is_left_is_closed() -> None:
+    """Its token is not live."""
+    live, closed = Held("x", 4, "x", 900, 300), Held("x", 4, "x", 300, 300)
+    for holds, is_closed in (
+        ([live, live, live], False),
+        ([live, live, closed], False),
+        ([live, closed, closed], True),
+        ([closed, closed, closed], True),
+    ):
+        shown = quorum.present_hold(holds, quorum=2)
+        assert shown is not None
+        assert shown.closed is is_closed
+        judged = quorum.judge_token(holds, 4)
+        assert judged is not None
+        assert (judged.verdict is TokenVerdict.NOT_LIVE) is is_closed
+
+
 def test_of_a_lease_that_is_on_a_quorum_no_earlier_leases_token_is_shown() -> None:
     """Before the commit, two lagging nodes may have minted a token that another lease had before."""
     x5, x7, y = Held("x", 5, "", 1), Held("x", 7, "", 1), Held("y", 6, "", 1)

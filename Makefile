@@ -161,8 +161,8 @@ deploy-check: $(DEPLOY_VENV)/.ready ## check the files of deploy/ by their own t
 COMPILE = $(DEPLOY_BIN)/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header \
   --python-version 3.11 pyproject.toml
 lock: $(DEPLOY_VENV)/.ready ## write locks/: the newest packages that pyproject.toml allows, with their hashes
-	@$(COMPILE) --upgrade --extra embedded --extra fast --extra jwt --group dev --group build -o locks/dev.txt
-	@$(COMPILE) --upgrade --extra server --extra fast --extra jwt --group build -o locks/server.txt
+	@$(COMPILE) --upgrade --extra embedded --extra fast --extra jwt --extra traces --group dev --group build -o locks/dev.txt
+	@$(COMPILE) --upgrade --extra server --extra fast --extra jwt --extra traces --group build -o locks/server.txt
 	@for group in tools deploy; do \
 	  $(DEPLOY_BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --no-header \
 	    --python-version 3.11 --group $$group -o locks/$$group.txt || exit 1; done

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Self
@@ -26,7 +26,7 @@ from redfence_server.errors import ConfigError
 from redfence_server.lock_list import LockList
 from redfence_server.lock_service import LockService
 from redfence_server.lock_watch import LockWatches
-from redfence_server.locking.node import NodeState
+from redfence_server.locking.node import LockNode, NodeState
 from redfence_server.locking.redlock import Redlock
 from redfence_server.log_setup import LogLevel
 from redfence_server.membership.admin import AdminSettings
@@ -75,6 +75,7 @@ def assemble(
     randomness: Randomness,
     dial: Dial,
     accept_empty_nodes: bool = False,
+    observe: Callable[[Sequence[LockNode]], Sequence[LockNode]] = lambda nodes: nodes,
 ) -> tuple[NodeCluster, LockService]:
     """Build the parts that decide about locks, without gRPC, and start nothing.
 
@@ -102,7 +103,7 @@ def assemble(
         randomness=randomness,
     )
     service = LockService(
-        Redlock(cluster.links, clock=clock, randomness=randomness),
+        Redlock(observe(cluster.links), clock=clock, randomness=randomness),
         clock=clock,
         randomness=randomness,
         ttl_ms_max=cluster.ttl_ms_max,
@@ -165,14 +166,20 @@ class LockServer:
         self.metrics_port: int | None = None
         self._stack = AsyncExitStack()
         clock, randomness = SystemClock(), SystemRandomness()
-        self._cluster, service = assemble(
-            config, clock=clock, randomness=randomness, dial=dial, accept_empty_nodes=accept_empty_nodes
-        )
         self._telemetry = Telemetry(
             listen=config.metrics_listen,
             logs=config.log_level is LogLevel.DEBUG,
+            traces_endpoint=config.traces_endpoint,
             transport=config.transport,
             clock=clock,
+        )
+        self._cluster, service = assemble(
+            config,
+            clock=clock,
+            randomness=randomness,
+            dial=dial,
+            accept_empty_nodes=accept_empty_nodes,
+            observe=self._telemetry.nodes,
         )
         self._shares = Shares(_share_limits(config), has_room=self._cluster.has_room, clock=clock)
         listener = partial(Listener, config, places=self._shares.connections, wrap=self._telemetry.wrap)
@@ -263,6 +270,7 @@ class LockServer:
             await grpc_serving.stop_within(listener.server, 0)
         await self._cluster.close()
         await self._stack.aclose()
+        await self._telemetry.close()
         if self._guard is not None:
             self._guard.close()
 

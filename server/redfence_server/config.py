@@ -82,6 +82,9 @@ class ServeConfig(BaseModel):
         description="HOST:PORT to serve /metrics, /livez and /readyz on by HTTP; empty: nowhere; "
         "the first of several processes takes this port, and each other one the port after it",
     )
+    traces_endpoint: str = Field(
+        "", description="URL that takes spans by OTLP/HTTP, e.g. http://127.0.0.1:4318/v1/traces; empty: none"
+    )
     processes: int = Field(
         1,
         ge=1,

@@ -113,7 +113,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
     ),
     "redfence": (
         {"_clock", "_errors", "_randomness"},
-        {"_seconds"},
+        {"_seconds", "_tracing"},
         {"_config", "_messages"},
         {"_core", "_defaults", "_transport"},
         {"_aio", "_fake", "_threads"},

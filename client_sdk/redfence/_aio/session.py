@@ -7,6 +7,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from redfence._clock import Clock
@@ -18,6 +19,7 @@ from redfence._core.session import SessionCore
 from redfence._defaults import with_holder
 from redfence._errors import ClosedError, RedfenceError, UnavailableError
 from redfence._messages.requests import AcquireOrder
+from redfence._tracing import client_span
 from redfence._transport.links import AsyncConnector, AsyncLink, Method
 
 # The loop's clock stops in suspend, and the SDK's clock does not. The timer fires at least once a
@@ -83,17 +85,19 @@ class AsyncSession:
             RedfenceError: as `AsyncClient.acquire`.
             RuntimeError: no event loop runs here, or the client belongs to another one.
         """
-        waiter = self._start().create_future()
-        call = self._core.acquire(with_holder(order), waiter, now_ms=self._clock.now_ms())
-        self._wake_driver()
-        try:
-            lease: LeaseCore = await waiter
-        except BaseException:
-            # After an error of the session this does nothing.
-            self._core.abandon(call, now_ms=self._clock.now_ms())
+        with client_span("acquire", order.resource) as traceparent:
+            order = replace(with_holder(order), traceparent=traceparent)
+            waiter = self._start().create_future()
+            call = self._core.acquire(order, waiter, now_ms=self._clock.now_ms())
             self._wake_driver()
-            raise
-        return lease
+            try:
+                lease: LeaseCore = await waiter
+            except BaseException:
+                # After an error of the session this does nothing.
+                self._core.abandon(call, now_ms=self._clock.now_ms())
+                self._wake_driver()
+                raise
+            return lease
 
     async def release(self, lease: LeaseCore) -> bool:
         """Release a lease; return whether it was still held.

@@ -25,6 +25,7 @@ class AcquireOrder:
         holder: a label for humans; None stands for the process that acquires.
         max_hold_ms: how long the client renews the lease; None renews it until it is released.
         lock_delay_ms: how long the lock stays closed if the lease is lost.
+        traceparent: the caller's span; empty without one.
     """
 
     resource: str
@@ -33,6 +34,7 @@ class AcquireOrder:
     holder: str | None
     max_hold_ms: int | None
     lock_delay_ms: int = 0
+    traceparent: str = ""
 
 
 def acquire_order(
@@ -118,6 +120,8 @@ def write_acquire(
     command: lock_pb2.SessionCommand, order: AcquireOrder, *, lease_id: str, wait_ms: int
 ) -> None:
     """Fill in an acquire command that asks for a wait of `wait_ms`."""
+    if order.traceparent:
+        command.traceparent = order.traceparent
     acquire = command.acquire
     acquire.resource = order.resource
     acquire.lease_id = lease_id

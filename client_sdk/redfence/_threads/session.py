@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from redfence._clock import Clock
@@ -25,6 +26,7 @@ from redfence._messages.requests import AcquireOrder
 from redfence._threads.answer import Answer
 from redfence._threads.callbacks import CallbackRunner
 from redfence._threads.driver import Command, SessionDriver
+from redfence._tracing import client_span
 from redfence._transport.links import Method, SyncConnector, SyncLink
 
 T = TypeVar("T")
@@ -72,6 +74,10 @@ class SyncSession:
 
     def acquire(self, order: AcquireOrder, hold: Callable[[LeaseCore], T]) -> T:
         """Acquire a lease and return `hold(lease)`; if the caller is interrupted, the client releases it."""
+        with client_span("acquire", order.resource) as traceparent:
+            return self._acquire(replace(with_holder(order), traceparent=traceparent), hold)
+
+    def _acquire(self, order: AcquireOrder, hold: Callable[[LeaseCore], T]) -> T:
         answer: Answer[LeaseCore] = Answer()
         call: AcquireCall | None = None
 
@@ -84,7 +90,6 @@ class SyncSession:
                 core.abandon(call, now_ms=now_ms)
 
         self.owner.claim()
-        order = with_holder(order)
         try:
             self._run(start, answer)
             return hold(answer.result())

@@ -10,6 +10,7 @@ import grpc
 from grpc import aio
 
 from redfence._errors import RedfenceError, UnavailableError, from_rpc_error
+from redfence._tracing import client_span
 from redfence._transport.bearer import BearerToken
 from redfence._transport.fork import check_fork, note_channel
 from redfence._transport.grpc_channel import (
@@ -146,9 +147,9 @@ class GrpcAsyncLink:
         Cancellation: cancels the call.
         """
         try:
-            return await self._methods[method](
-                request, timeout=timeout_ms / 1000, metadata=self._metadata.now()
-            )
+            with client_span(method, getattr(request, "resource", "")) as traceparent:
+                metadata = self._metadata.now(traceparent)
+                return await self._methods[method](request, timeout=timeout_ms / 1000, metadata=metadata)
         except aio.AioRpcError as exc:
             raise call_error(exc, method, timeout_ms=timeout_ms) from exc
         except asyncio.CancelledError as exc:

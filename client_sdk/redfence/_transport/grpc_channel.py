@@ -61,13 +61,14 @@ class CallMetadata:
         self._fixed = fixed
         self._token = token
 
-    def now(self) -> tuple[tuple[str, str | bytes], ...]:
-        """Return the metadata of a call that begins now.
+    def now(self, traceparent: str = "") -> tuple[tuple[str, str | bytes], ...]:
+        """Return the metadata of a call that begins now, in the span `traceparent` if there is one.
 
         Raises:
             UnavailableError: the file of the token cannot be read now.
         """
-        return self._fixed if self._token is None else (*self._fixed, self._token.entry())
+        fixed = (*self._fixed, ("traceparent", traceparent)) if traceparent else self._fixed
+        return fixed if self._token is None else (*fixed, self._token.entry())
 
 
 def check_metadata(metadata: Metadata) -> tuple[tuple[str, str | bytes], ...]:

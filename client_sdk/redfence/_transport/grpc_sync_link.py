@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from redfence._errors import UnavailableError, from_rpc_error
+from redfence._tracing import client_span
 from redfence._transport.bearer import BearerToken
 from redfence._transport.fork import check_fork, note_channel
 from redfence._transport.grpc_channel import (
@@ -136,7 +137,9 @@ class GrpcSyncLink:
     def call(self, method: Method, request: Any, /, *, timeout_ms: int) -> Any:
         """Make a unary call."""
         try:
-            return self._methods[method](request, timeout=timeout_ms / 1000, metadata=self._metadata.now())
+            with client_span(method, getattr(request, "resource", "")) as traceparent:
+                metadata = self._metadata.now(traceparent)
+                return self._methods[method](request, timeout=timeout_ms / 1000, metadata=metadata)
         except (grpc.RpcError, ValueError) as exc:
             # grpc raises ValueError if the channel was closed before the call, and CANCELLED if
             # during the call.

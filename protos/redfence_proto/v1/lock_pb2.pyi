@@ -1006,8 +1006,13 @@ class SessionCommand(_message.Message):
     RELEASE_FIELD_NUMBER: _builtins.int
     RENEW_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Chosen by the caller, > 0, unique among this stream's unanswered commands. INVALID_COMMAND_ID."""
+    traceparent: _builtins.str
+    """The W3C `traceparent` of the caller's span: 55 characters, as `00-TRACE_ID-SPAN_ID-FLAGS`. Optional. A
+    server that makes traces takes it as the parent of this command's span. It ignores another text.
+    """
     @_builtins.property
     def acquire(self) -> Global___AcquireRequest:
         """As LockService.Acquire."""
@@ -1032,10 +1037,11 @@ class SessionCommand(_message.Message):
         release: Global___ReleaseRequest | None = ...,
         renew: Global___KeepAliveRequest | None = ...,
         cancel: Global___CancelCommand | None = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "cancel", b"cancel", "command", b"command", "release", b"release", "renew", b"renew"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "cancel", b"cancel", "command", b"command", "id", b"id", "release", b"release", "renew", b"renew"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "cancel", b"cancel", "command", b"command", "id", b"id", "release", b"release", "renew", b"renew", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["acquire", "release", "renew", "cancel"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import grpc
 import structlog
@@ -20,6 +20,10 @@ from redfence_server.clock import Clock
 from redfence_server.metrics import outcomes
 from redfence_server.metrics.requests import RequestCounts, Requests
 from redfence_server.sharing.large import Large
+
+if TYPE_CHECKING:
+    # It needs the packages of the extra `traces`.
+    from redfence_server.metrics.tracing import RequestSpan, Spans
 
 # A name is checked only later, so a request may have a text of 64 KiB in place of it.
 _RESOURCE_SHOWN_MAX: Final = 256
@@ -35,11 +39,17 @@ def _asks_to_wait(request: Any) -> bool:
 
 
 class Observer:
-    """Wraps the handlers of a server; counts each request, and logs it at level debug if `logs` is true."""
+    """Wraps the handlers of a server; counts each request, and logs it at level debug if `logs` is true.
 
-    def __init__(self, counts: RequestCounts, *, clock: Clock, logs: bool) -> None:
+    With `spans`, each request of the lock server gets a span.
+    """
+
+    def __init__(
+        self, counts: RequestCounts, *, clock: Clock, logs: bool, spans: Spans | None = None
+    ) -> None:
         self.counts = counts
         self.logs = logs
+        self.spans = spans
         self._clock = clock
 
     def now_s(self) -> float:
@@ -88,6 +98,9 @@ class Observer:
             self.counts.begin_call(peer)
             kind.begin()
             outcome, token = outcomes.INTERNAL, None
+            # Probes would make most of the spans.
+            spans = self.spans if name[0] in _TRACED else None
+            span = None if spans is None else spans.begin_call(*name, request, context.invocation_metadata())
             try:
                 response = await method(request, observed)
                 outcome, token = outcomes.outcome_of(response), outcomes.token_of(response)
@@ -98,6 +111,8 @@ class Observer:
                 self.counts.end_call(peer)
                 outcome = observed.outcome or outcome
                 duration_s, resource = self.now_s() - began_s, _resource_of(request)
+                if spans is not None and span is not None:
+                    spans.end(span, outcome, token)
                 self.answered(kind, duration_s, outcome, peer=peer, resource=resource, token=token)
             return response
 
@@ -185,14 +200,17 @@ class _CommandContext(_Context):
         self._stream = stream
         self._peer: str = self._context.peer()
         # By key, in the order in which they came: the kind, when it came, and the resource for the log.
-        self._open: dict[Any, list[tuple[Requests, float, str | None]]] = {}
+        self._open: dict[Any, list[tuple[Requests, float, str | None, RequestSpan | None]]] = {}
+        self._metadata = () if observer.spans is None else self._context.invocation_metadata()
         self._kinds: dict[tuple[str, bool], Requests] = {}
 
     def close(self) -> None:
         """Count the commands that got no answer."""
         now_s, answered = self._observer.now_s(), self._observer.answered
         for entries in self._open.values():
-            for kind, began_s, resource in entries:
+            for kind, began_s, resource, span in entries:
+                if span is not None and self._observer.spans is not None:
+                    self._observer.spans.end(span, outcomes.UNANSWERED)
                 answered(kind, now_s - began_s, outcomes.UNANSWERED, peer=self._peer, resource=resource)
         self._open.clear()
 
@@ -205,7 +223,7 @@ class _CommandContext(_Context):
         """Begin the commands of a message, and return it."""
         raise NotImplementedError
 
-    def _begin(self, key: Any, command: str, request: Any, now_s: float) -> None:
+    def _begin(self, key: Any, command: str, request: Any, now_s: float, *, parent: str = "") -> None:
         waits = command == "acquire" and _asks_to_wait(request)
         kind = self._kinds.get((command, waits))
         if kind is None:
@@ -214,15 +232,23 @@ class _CommandContext(_Context):
             self._kinds[command, waits] = kind
         kind.begin()
         resource = _resource_of(request) if self._observer.logs else None
-        self._open.setdefault(key, []).append((kind, now_s, resource))
+        spans = self._observer.spans
+        span = (
+            None
+            if spans is None
+            else spans.begin(kind.service, kind.method, request, parent=parent, metadata=self._metadata)
+        )
+        self._open.setdefault(key, []).append((kind, now_s, resource, span))
 
     def _end(self, key: Any, outcome: str, response: Any, now_s: float) -> None:
         entries = self._open.get(key)
         if entries is None:
             return
-        kind, began_s, resource = entries.pop(0)
+        kind, began_s, resource, span = entries.pop(0)
         if not entries:
             del self._open[key]
+        if span is not None and self._observer.spans is not None:
+            self._observer.spans.end(span, outcome, outcomes.token_of(response))
         if self._observer.logs:
             token = outcomes.token_of(response)
             self._observer.answered(
@@ -238,7 +264,8 @@ class _SessionContext(_CommandContext):
             now_s = self._observer.now_s()
             for command in message.commands:
                 name = command.WhichOneof("command") or "unknown"
-                self._begin(command.id, name, getattr(command, name, None), now_s)
+                request = getattr(command, name, None)
+                self._begin(command.id, name, request, now_s, parent=command.traceparent)
         return message
 
     async def write(self, message: Any) -> None:
@@ -271,6 +298,7 @@ class _KeepAliveContext(_CommandContext):
         self._end((message.resource, message.sequence), outcome, message, self._observer.now_s())
 
 
+_TRACED: Final = frozenset({"LockService", "AdminService"})
 _STREAMS: Final[Mapping[str, type[_Context]]] = MappingProxyType(
     {"Session": _SessionContext, "KeepAlive": _KeepAliveContext}
 )

@@ -98,9 +98,11 @@ def collecting() -> Iterator[Collector]:
     with Collector() as collector:
         thread = threading.Thread(target=collector.serve_forever)
         thread.start()
-        yield collector
-        collector.shutdown()
-        thread.join()
+        try:
+            yield collector
+        finally:
+            collector.shutdown()
+            thread.join()
 
 
 def attributes(of: Span | Span.Event) -> dict[str, object]:

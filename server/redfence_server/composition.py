@@ -14,7 +14,6 @@ import structlog
 
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 from redfence_server import log_setup
-from redfence_server.access.audit import AuditLog
 from redfence_server.access.setup import open_guard
 from redfence_server.api import serving as grpc_serving
 from redfence_server.api.health import Health
@@ -26,7 +25,7 @@ from redfence_server.errors import ConfigError
 from redfence_server.lock_list import LockList
 from redfence_server.lock_service import LockService
 from redfence_server.lock_watch import LockWatches
-from redfence_server.locking.node import LockNode, NodeState
+from redfence_server.locking.node import LockNode
 from redfence_server.locking.redlock import Redlock
 from redfence_server.log_setup import LogLevel
 from redfence_server.membership.admin import AdminSettings
@@ -35,7 +34,8 @@ from redfence_server.membership.joining import JoiningSettings
 from redfence_server.membership.node_clock import ClockWitnesses
 from redfence_server.metrics.cluster import ClusterMetrics
 from redfence_server.metrics.telemetry import Telemetry
-from redfence_server.nodes.cluster import ClusterView, NodeCluster, check_urls
+from redfence_server.node_audit import NodeAudit
+from redfence_server.nodes.cluster import NodeCluster, check_urls
 from redfence_server.nodes.link import LinkSettings
 from redfence_server.randomness import Randomness, SystemRandomness
 from redfence_server.redis_io.dial import Dial, dial
@@ -114,28 +114,6 @@ def assemble(
     return cluster, service
 
 
-class _NodeAudit:
-    """Writes a line to the audit log for each change of a node's state."""
-
-    def __init__(self, audit: AuditLog, view: Callable[[], ClusterView]) -> None:
-        self._audit = audit
-        self._view = view
-        self._states: dict[int, NodeState] = {}
-
-    def note(self) -> None:
-        """Compare the states with those that were written last."""
-        for index, report in enumerate(self._view().nodes):
-            if self._states.get(index) is not report.state:
-                self._states[index] = report.state
-                self._audit.record(
-                    "node",
-                    report.state.name.lower(),
-                    node_index=index,
-                    node_address=report.address,
-                    detail=report.detail,
-                )
-
-
 class LockServer:
     """A lock server that answers calls from the entry of `async with` until the exit.
 
@@ -189,7 +167,7 @@ class LockServer:
         self._service = service
         self._guard = open_guard(config.access, audit_log=config.audit_log, clock=clock)
         if self._guard is not None and self._guard.audit is not None:
-            self._cluster.on_change = _NodeAudit(self._guard.audit, self._cluster.view).note
+            self._cluster.on_change = NodeAudit(self._guard.audit, self._cluster.view).note
         self._servicer = LockServicer(
             service,
             clock=clock,

@@ -103,7 +103,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"redis_io"},
         {"config", "embedded", "membership", "waiting"},
         {"diagnosis", "lock_service", "nodes", "operations"},
-        {"lock_list"},
+        {"lock_list", "node_audit"},
         {"lock_watch"},
         {"api"},
         {"metrics"},

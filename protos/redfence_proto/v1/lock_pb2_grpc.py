@@ -504,7 +504,7 @@ class AdminServiceServicer(object):
 
         All watches of a server process together use a tenth of its time: it looks at some 20 locks, then rests
         nine times as long as that took. So with many locks or many watches, pictures are rarer than the interval:
-        with 1,000 locks, one in about 3 s. A client that reads slowly gets rarer pictures with all the
+        with 1,000 locks, one in about 4 s. A client that reads slowly gets rarer pictures with all the
         differences; the server queues nothing for it. When too few nodes answer, the server sends
         `error` in place of the picture and tries again after the interval.
 

@@ -130,4 +130,4 @@ def test_an_earlier_server_neither_reads_nor_changes_a_hold_of_this_form(node: L
     before = node.save()
     with pytest.raises(hiredis.ReplyError, match="WRONGTYPE"):
         node.database.call("EVAL", "return redis.call('HMGET', KEYS[1], 'digest')", 1, LOCK)
-    assert node.save() == before
+    assert [value for value, _ in node.save().values()] == [value for value, _ in before.values()]

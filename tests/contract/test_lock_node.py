@@ -186,6 +186,7 @@ def told_by(site: Site) -> tuple[str, ...]:
 def held_alone(token: str, **hold: str) -> dict[str, dict[str, str]]:
     """Return everything that a node keeps of one hold: that of `mint()`, but for these fields."""
     first = {"digest": A, "nonce": "n1", "shared": "0", "holder": "h", "ttl_ms": str(TTL_MS), "notify": ""}
+    first["lock_delay_ms"] = ""
     number = {"": token}
     return {KEYS.lock(R): first | {"token": token} | hold, KEYS.counter(R): number, KEYS.high: number}
 

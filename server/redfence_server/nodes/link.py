@@ -21,7 +21,7 @@ import structlog
 from redfence_server.clock import WallClock
 from redfence_server.locking.node import Durability, NodeReport, NodeState, NoReply, Notice, ScannedKeys
 from redfence_server.membership.cluster_memory import ClusterMemory
-from redfence_server.membership.examination import Findings
+from redfence_server.membership.examination import Findings, Identity
 from redfence_server.membership.heartbeat import Heartbeat, HeartbeatSettings, NotAdmitted
 from redfence_server.membership.joining import AdmissionRefusedError, JoiningSettings, NodeJoining
 from redfence_server.nodes.commands import NodeCommands
@@ -158,7 +158,9 @@ class NodeLink:
             run_id=self.joining.run_id,
             latency_ms=self._last_connection.latency_ms if self._last_connection else None,
             since_ms=now_ms - self._state.since_ms,
-            durability=self._durability(),
+            durability=_durability(
+                self._commands.identity, assume_durable=self._settings.joining.assume_durable
+            ),
             max_token=self._node_memory.token,
             clock_offset_ms=None if offset_ms is None else offset_ms + now_ms - self._clock.wall_ms(),
             clock_distrusted_ms=distrusted_ms,
@@ -177,13 +179,6 @@ class NodeLink:
         if self._faults.problem:
             return f"its last answer was an error: {self._faults.problem}"
         return self._notice_problem
-
-    def _durability(self) -> Durability:
-        if self._commands.identity is None:
-            return Durability.UNKNOWN
-        if self._commands.identity.durable:
-            return Durability.PROVEN
-        return Durability.DECLARED if self._settings.joining.assume_durable else Durability.NONE
 
     def start(self) -> None:
         """Connect, and stay connected until `close`."""
@@ -340,3 +335,11 @@ async def _read(
         log.warning("node_scan_refused", problem=str(answer))
         return NoReply.REFUSED
     return answer
+
+
+def _durability(identity: Identity | None, *, assume_durable: bool) -> Durability:
+    if identity is None:
+        return Durability.UNKNOWN
+    if identity.durable:
+        return Durability.PROVEN
+    return Durability.DECLARED if assume_durable else Durability.NONE

@@ -57,6 +57,8 @@ SHOWN_ELSEWHERE = {
     lock_pb2.ERROR_REASON_PERMISSION_DENIED,  # api/test_access.py
     lock_pb2.ERROR_REASON_INVALID_REASON,  # test_admin.py
     lock_pb2.ERROR_REASON_INVALID_PAGE,  # api/test_admin.py
+    lock_pb2.ERROR_REASON_INVALID_INTERVAL,  # api/test_watch.py
+    lock_pb2.ERROR_REASON_WATCH_LIMIT,  # api/test_watch.py
 }
 
 Request = AcquireRequest | ReleaseRequest | KeepAliveRequest | GetLockRequest | CheckTokenRequest
@@ -99,6 +101,7 @@ _TTLS_MALFORMED = [
     Duration(seconds=2**62),
     Duration(seconds=1, nanos=2_000_000_000),
 ]
+_LOCK_DELAYS = [Duration(seconds=-1), Duration(seconds=300), *_TTLS_MALFORMED]
 _LEASE_IDS = [LEASE_ID[:-1], LEASE_ID + "0", LEASE_ID.upper(), "g" * 32, LEASE_ID + "\n"]
 
 REFUSED: dict[tuple[str, ErrorReason.ValueType], list[Request]] = {
@@ -112,6 +115,9 @@ REFUSED: dict[tuple[str, ErrorReason.ValueType], list[Request]] = {
             GetLockRequest(resource=name),
             CheckTokenRequest(resource=name, fencing_token=1),
         )
+    ],
+    ("lock_delay", lock_pb2.ERROR_REASON_INVALID_LOCK_DELAY): [
+        _acquire(lock_delay=delay) for delay in _LOCK_DELAYS
     ],
     ("ttl", lock_pb2.ERROR_REASON_INVALID_TTL): [
         _acquire(ttl=ttl) for ttl in _TTLS_OUT_OF_BOUNDS + _TTLS_MALFORMED

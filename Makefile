@@ -16,7 +16,7 @@ PIP    := python -m pip install --quiet --disable-pip-version-check
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 
 .PHONY: help setup run demo test slow test-fast test-all unit model sim chaos upgrade-check fuzz soak check house fmt fix lint type proto \
-  proto-check proto-breaking bench performance attack deploy-check lock examples clean
+  proto-check proto-breaking bench performance attack deploy-check lock release release-check examples clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -166,6 +166,19 @@ lock: $(DEPLOY_VENV)/.ready ## write locks/: the newest packages that pyproject.
 	@for group in tools deploy; do \
 	  $(DEPLOY_BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --no-header \
 	    --python-version 3.11 --group $$group -o locks/$$group.txt || exit 1; done
+
+# The date of the commit is the date of every file, so one commit always gives the same bytes.
+release: $(DEPLOY_VENV)/.ready ## build dist/: wheel, source, list of parts (CycloneDX SBOM of locks/server.txt), checksums
+	@rm -rf dist
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(DEPLOY_BIN)/uv build --quiet --require-hashes \
+	  --build-constraints locks/server.txt --out-dir dist
+	@$(DEPLOY_BIN)/python -W ignore::UserWarning -m cyclonedx_py requirements locks/server.txt --pyproject pyproject.toml \
+	  --output-reproducible -o dist/redfence.cdx.json
+	@cd dist && sha256sum redfence-* redfence.cdx.json > SHA256SUMS && cat SHA256SUMS
+
+release-check: $(DEPLOY_VENV)/.ready ## build a release twice, and compare the checksums
+	@first=$$($(MAKE) --no-print-directory release) && second=$$($(MAKE) --no-print-directory release) && \
+	  echo "$$first" && if [ "$$first" != "$$second" ]; then echo "the second build differs: $$second" >&2; exit 1; fi
 
 examples: $(READY) ## build and run the programs in other languages: make examples ARGS="go rust"
 	@$(BIN)/python examples/run.py $(ARGS)

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     With several processes, return 1 if one of them did not drain in order.
     """
     settings = startup.settings_of(arguments)
-    read_settings = partial(startup.settings_now, arguments)
+    read_settings = partial(startup.settings_now, arguments, settings)
     serve = _serve if settings.processes == 1 else _supervise
     return asyncio.run(serve(settings, read_settings))
 

@@ -62,15 +62,26 @@ def settings_of(arguments: argparse.Namespace) -> config.ServeConfig:
     return settings
 
 
-def settings_now(arguments: argparse.Namespace) -> config.ServeConfig | None:
-    """Return the settings as the file and the environment have them now; None if they are wrong, logged."""
+def settings_now(arguments: argparse.Namespace, began_with: config.ServeConfig) -> config.ServeConfig | None:
+    """Return the settings as the file and the environment have them now; None if they are wrong.
+
+    This process takes over the log level. The log says what is wrong, and which settings have changed that
+    need a restart.
+    """
     try:
-        return config.load(flags.given_flags(arguments), config_file=arguments.config)
+        now = config.load(flags.given_flags(arguments), config_file=arguments.config)
     except ConfigError as error:
         structlog.get_logger().error(
             "settings_not_reloaded", problem=str(error), consequence="the earlier settings stay in force"
         )
         return None
+    log_setup.set_level(now.log_level)
+    fixed = type(now).model_fields.keys() - config.RELOADABLE
+    if changed := sorted(name for name in fixed if getattr(now, name) != getattr(began_with, name)):
+        structlog.get_logger().warning(
+            "settings_need_restart", settings=changed, consequence="their earlier values stay in force"
+        )
+    return now
 
 
 def add_max_ttl_flag(parser: argparse.ArgumentParser, *, default_ms: int | None, purpose: str) -> None:

@@ -59,7 +59,8 @@ class History:
     copies: list[tuple[float, float]] = field(default_factory=list)
     grants: dict[str, list[Grant]] = field(default_factory=dict)
     lost_with_delay: int = 0
-    _forced: dict[tuple[str, str], list[tuple[int, float]]] = field(default_factory=dict)
+    # By resource: the lease that the operator saw, the token that it named, and when.
+    _forced: dict[str, list[tuple[str, int, float]]] = field(default_factory=dict)
     _leases_of_tokens: dict[tuple[str, int], str] = field(default_factory=dict)
     _greatest: dict[str, list[tuple[float, int, str]]] = field(default_factory=dict)
     _trace: hashlib._Hash = field(default_factory=hashlib.sha256)
@@ -128,20 +129,29 @@ class History:
     def forcing(self, resource: str, lease: str, token: int) -> None:
         """Note that an operator is about to end a lease, up to this token: nobody counts on it any more.
 
-        A node may show a greater token than the one that was granted.
+        A node may show a greater token than the one that was granted. And the token that an operator saw on
+        a minority may be granted to another lease before it is forced.
         """
         self.event("forcing", resource, lease, token)
-        self._forced.setdefault((resource, lease), []).append((token, now_ms()))
+        self._forced.setdefault(resource, []).append((lease, token, now_ms()))
         for grant in self.grants.get(resource, ()):
             grant.until_ms = min(grant.until_ms, self._forced_at_ms(grant))
 
     def _forced_at_ms(self, grant: Grant) -> float:
-        forced = self._forced.get((grant.resource, grant.lease), ())
-        return min((at_ms for token, at_ms in forced if grant.token <= token), default=math.inf)
+        forced = self._forced.get(grant.resource, ())
+        return min(
+            (
+                at_ms
+                for lease, token, at_ms in forced
+                if grant.token == token or (grant.lease == lease and grant.token < token)
+            ),
+            default=math.inf,
+        )
 
     def told_forced(self, grant: Grant) -> None:
         """Note that a holder heard that an operator ended its lease: D, if none did."""
-        if (grant.resource, grant.lease) not in self._forced:
+        forced = self._forced.get(grant.resource, ())
+        if not any(grant.lease == lease or grant.token == token for lease, token, _ in forced):
             self.problem(f"D: {grant.resource}: token {grant.token} is forced by nobody")
 
     def told_lost(self, grant: Grant) -> None:

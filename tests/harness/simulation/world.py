@@ -30,7 +30,7 @@ _RECOVERY_S: Final = 8.0
 _PROBE_TTLS: Final = 3
 # Every fourth world has an operator.
 _OPERATED: Final = 2
-# Two of eight have lock delays, one of them with an operator.
+# Two of eight have lock delays, one of them with an operator; those with a profile have none.
 _DELAYED: Final = (2, 3)
 # No run takes so long.
 _HANG_S: Final = 120.0
@@ -96,7 +96,7 @@ class World:
             *(self.servers, self.history, self.storage, chance, self.resources, ttls_ms),
             call_timeout_s=chance.choice((1.0, 0.1, 0.03)),
             counts_from_answer=rules.counts_from_answer,
-            delays_ms=(0, 60, 300) if seed % 8 in _DELAYED else (0,),
+            delays_ms=(0, 60, 300) if seed % 8 in _DELAYED and not profile else (0,),
         )
         self.holders = [
             Holder(f"holder-{index}", around, latency_ms=latency_ms) for index in range(chance.randint(2, 6))

@@ -194,7 +194,6 @@ async def test_a_watcher_that_does_not_read_costs_no_pictures_and_misses_no_lock
         return held
 
     await watcher.until(lambda: known() == expected, timeout_s=20)
-    assert sum(kind == "HELD" for kind, _, _ in watcher.events) == len(names)
     watcher.close()
     await channel.close()
 

@@ -22,7 +22,6 @@ _SEEDS_PER_TEST = 25
 _MUTANT_SEEDS = 350
 # Where some are found that few seeds find. If a change has made that one harmless, a later one is looked for.
 _FIRST_SEEDS = {
-    "undo of a shared hold": 75,
     "counter from zero": 45,
     "no wait": 56,
     "holds end at a restart with proof": 300,

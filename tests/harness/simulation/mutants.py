@@ -245,7 +245,6 @@ MUTANTS: Final = {
     "validity counted from the answer": Rules(counts_from_answer=True, breaks="L"),
     "extend that re-creates": Rules(node=ExtendThatRecreates, breaks="L"),
     "max without commit": Rules(patches=((attempt, "Tally", mutants.MaxWithoutCommit),), breaks="T1 T2"),
-    "undo of a shared hold": Rules(node=mutants.UndoOfAShared, breaks="D L"),
     "undo by lease": Rules(patches=((redlock, "Attempt", mutants.UndoByLease),), breaks="D L"),
     "counter from zero": Rules(node=mutants.CounterFromZero, breaks="T1 T2"),
     "a minority grants": Rules(

@@ -52,6 +52,7 @@ func choices() string {
 func main() {
 	target := flag.String("target", "session", choices())
 	addresses := flag.String("addr", "127.0.0.1:50051", "the addresses of the service, separated by commas")
+	flag.BoolVar(&machines, "machines", false, "each connection to redfence comes from an address of its own")
 	workers := flag.Int("workers", 64, "how many workers run at a time")
 	resource := flag.String("resource", "own", "own: each worker has its resource; one: all share one")
 	rate := flag.Float64("rate", 0, "begin this many pairs per second (default: when the last pair ends)")

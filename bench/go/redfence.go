@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"net"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -12,6 +13,9 @@ import (
 
 	redfencev1 "redfence-bench/gen/redfence/v1"
 )
+
+// machines lets each connection come from a loopback address of its own, as from another machine.
+var machines bool
 
 // newLeaseID returns the secret of one lease, as every client of redfence chooses it.
 func newLeaseID() string {
@@ -45,11 +49,19 @@ func checkReleased(answer *redfencev1.ReleaseResponse) error {
 }
 
 // connectAll opens one connection to each address. An address that is given twice gets two, which
-// spreads the load over the processes of one port.
+// spreads the load over the processes of one port, or over as many machines.
 func connectAll(addresses []string) ([]redfencev1.LockServiceClient, error) {
 	var stubs []redfencev1.LockServiceClient
-	for _, address := range addresses {
-		connection, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	for number, address := range addresses {
+		options := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
+		if machines {
+			source := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 1, byte(number+1))}}
+			options = append(options, grpc.WithContextDialer(
+				func(ctx context.Context, address string) (net.Conn, error) {
+					return source.DialContext(ctx, "tcp", address)
+				}))
+		}
+		connection, err := grpc.NewClient(address, options...)
 		if err != nil {
 			return nil, err
 		}

@@ -35,6 +35,10 @@ class Budget:
         self.taken += count
         return True
 
+    def taken_by(self, peer: str) -> int:
+        """Return how many places the peer has taken."""
+        return self._taken_by[peer]
+
     def give_back(self, peer: str, count: int = 1) -> None:
         """Give back places that were taken."""
         self.taken -= count

@@ -45,8 +45,8 @@ class Shares:
     """
 
     def __init__(self, limits: ShareLimits, *, has_room: Callable[[int], bool], clock: Clock) -> None:
-        self.turns = Turns(has_room)
         self.commands = Budget(limits.commands)
+        self.turns = Turns(has_room, self.commands.taken_by)
         self.connections = connection_places(limits.connections)
         self.new_names = NewNames(limits.new_names_per_second, clock)
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from redfence_server.sharing.turns import COMMANDS_PER_PART, Turns
 
 
-async def test_a_burst_begins_in_order_in_bounded_parts_and_one_who_leaves_takes_no_place() -> None:
-    turns, begun = Turns(), list[int]()
+async def test_beside_a_burst_commands_begin_in_order_in_small_parts() -> None:
+    """One who leaves takes no place."""
+    turns, begun = Turns(unanswered_of=lambda peer: 512 * (peer == "peer")), list[int]()
 
     async def call(number: int) -> None:
         await turns.begin("peer")
         begun.append(number)
 
-    await turns.begin("other")  # with two peers the parts are smaller
+    await turns.begin("other")
     tasks = [asyncio.ensure_future(call(number)) for number in range(250)]
     parts = [0]
     while len(begun) < 249:
@@ -52,3 +54,27 @@ async def test_a_peer_with_few_commands_does_not_wait_behind_one_with_thousands(
     room = True
     await asyncio.gather(*tasks)
     assert "few" in begun[before : before + 5], "peers take turns"
+
+
+async def test_two_peers_without_a_burst_begin_in_large_parts() -> None:
+    """Another peer makes them small only while one of the two has more than 511 commands that wait."""
+    turns, begun = Turns(), list[str]()
+
+    async def call(peer: str) -> None:
+        await turns.begin(peer)
+        begun.append(peer)
+
+    async def largest_part(count: int) -> int:
+        await turns.begin("other")
+        tasks = [asyncio.ensure_future(call("peer")) for _ in range(count)]
+        await asyncio.sleep(0)
+        await turns.begin("other")
+        parts = [len(begun)]
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(0)
+            parts.append(len(begun))
+        begun.clear()
+        return max(after - before for before, after in itertools.pairwise(parts))
+
+    assert await largest_part(700) > COMMANDS_PER_PART
+    assert await largest_part(2_000) <= COMMANDS_PER_PART

@@ -16,7 +16,7 @@ from harness.simulation.history import letters
 from harness.simulation.mutants import MUTANTS
 from harness.simulation.world import Report, replay_command, simulate
 
-SEEDS = 500
+SEEDS = 300
 _SEEDS_PER_TEST = 25
 # A mutant that is not found in so many is not found.
 _MUTANT_SEEDS = 350

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-COMMANDS_PER_PART: Final = 32
+COMMANDS_PER_PART: Final = 16
 """A stream asks for a turn for so many commands at once."""
 # How many commands may begin in one turn of the event loop, and at how many unanswered ones at a quorum of
 # nodes no more begin. A command takes about 0.1 ms. Higher: a burst of one peer delays the others. Lower: the

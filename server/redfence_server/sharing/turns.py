@@ -11,7 +11,7 @@ COMMANDS_PER_PART: Final = 16
 """A stream asks for a turn for so many commands at once."""
 # How many commands may begin in one turn of the event loop, and at how many unanswered ones at a quorum of
 # nodes no more begin. A command takes about 0.1 ms. Higher: a burst of one peer delays the others. Lower: the
-# server writes more and smaller messages; 256 workers on 4 machines lose 15 % of their rate, 40 % with `fast`.
+# server writes more and smaller messages; 256 workers on 4 machines lose 15 % of their rate (`fast`: 40 %).
 _USUAL: Final = (256, 512)
 _BESIDE_A_BURST: Final = (16, 48)
 # A peer with so many commands unanswered or waiting sends a burst.

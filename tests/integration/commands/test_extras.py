@@ -1,0 +1,53 @@
+"""A command whose package is not installed names the extra to install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.processes.ports import HOST
+
+# A module of None is one that cannot be imported.
+_WITHOUT = """
+import sys
+sys.modules[sys.argv[1]] = None
+from redfence._cli.main import main
+sys.exit(main(sys.argv[2:]))
+"""
+_NODES = {"REDFENCE_NODES": f"redis://{HOST}:1"}
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "flags"),
+    [
+        ("redfence_server", "server", ""),
+        ("ngh2", "fast", "--transport fast"),
+        ("opentelemetry.sdk", "traces", f"--traces-endpoint http://{HOST}:1/v1/traces"),
+        ("jwt", "jwt", "--policy-file p.toml --jwt-jwks-file k.json --jwt-audience a --jwt-issuer i"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(
+    tmp_path: Path, package: str, extra: str, flags: str
+) -> None:
+    Path(tmp_path, "k.json").write_text('{"keys": []}')
+    Path(tmp_path, "p.toml").write_text(
+        '[[rules]]\nprincipals = ["anonymous"]\nverbs = ["acquire"]\nprefix = ""\n'
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", _WITHOUT, package, "serve", "--listen", f"{HOST}:0", *flags.split()],
+        cwd=tmp_path,
+        env=_NODES,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("redfence serve: ")
+    assert package in line
+    assert f"pip install 'redfence[{extra}]'" in line

@@ -26,7 +26,8 @@ from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 _PAIRS_PER_S = 40
 _CALL_TIMEOUT_S = 10.0
 _FILES_MAX = 12_000
-_SETTLE_S = 3.0
+# Freed memory is given back every 5 s.
+_SETTLE_S = 7.0
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -37,6 +36,7 @@ from redfence_server.metrics.telemetry import Telemetry
 from redfence_server.node_audit import NodeAudit
 from redfence_server.nodes.cluster import NodeCluster, check_urls
 from redfence_server.nodes.link import LinkSettings
+from redfence_server.process_memory import freed_memory_returned
 from redfence_server.randomness import Randomness, SystemRandomness
 from redfence_server.redis_io.dial import Dial, dial
 from redfence_server.redis_io.scripts import Packer
@@ -223,6 +223,7 @@ class LockServer:
         try:
             if not self._shares_port:
                 await self._listen()
+            await self._stack.enter_async_context(freed_memory_returned())
             self.metrics_port = await self._stack.enter_async_context(
                 self._telemetry.serving(self._metrics, ready=self._is_ready)
             )
@@ -325,14 +326,3 @@ class LockServer:
                 structlog.get_logger().info("settings_reloaded", **changed)
         if self._guard is not None:
             self._guard.reload()
-
-
-def relax_garbage_collector() -> None:
-    """Make the garbage collector run rarely; call it once everything that lasts has been made.
-
-    Commands make no reference cycles, so counting references frees them. By default the collector would run
-    after every few commands, and now and then over all that was imported: an eighth of the server's CPU.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)

@@ -21,6 +21,7 @@ from redfence_server.embedded.parent_death import die_with_parent
 from redfence_server.errors import ConfigError
 from redfence_server.nodes.cluster import check_urls
 from redfence_server.operations import forming
+from redfence_server.process_memory import relax_garbage_collector
 from redfence_server.randomness import SystemRandomness
 
 HELP = "run an embedded quorum, a lock server on it, and the storage demo"
@@ -88,7 +89,7 @@ async def _run(arguments: argparse.Namespace) -> int:
             storage, storage_address = await stack.enter_async_context(
                 _storage(arguments, settings, data_dir)
             )
-            composition.relax_garbage_collector()
+            relax_garbage_collector()
             stop.remove_done_callback(interrupt)
             host = settings.listen.rpartition(":")[0]
             print(

@@ -13,7 +13,8 @@ from redfence_server import config
 from redfence_server.api.serving import stop_signal
 from redfence_server.clock import SystemClock
 from redfence_server.commands import flags, startup
-from redfence_server.composition import LockServer, relax_garbage_collector
+from redfence_server.composition import LockServer
+from redfence_server.process_memory import relax_garbage_collector
 from redfence_server.supervision.supervisor import supervise
 
 HELP = "run a lock server over existing nodes"

@@ -15,9 +15,10 @@ import sys
 
 from redfence_server import log_setup
 from redfence_server.api.serving import stop_signal
-from redfence_server.composition import LockServer, relax_garbage_collector
+from redfence_server.composition import LockServer
 from redfence_server.config import ServeConfig
 from redfence_server.errors import StartupError
+from redfence_server.process_memory import relax_garbage_collector
 
 SERVING = "serving"
 REFUSED = "refused"

@@ -96,7 +96,7 @@ SHARED_WITH_STORAGE = (
 # The rooms of each package, the lowest floor first. A module imports from its own room and from lower floors.
 FLOORS: dict[str, tuple[set[str], ...]] = {
     "redfence_server": (
-        {"clock", "cores", "errors", "log_setup", "randomness", "values"},
+        {"clock", "cores", "errors", "log_setup", "process_memory", "randomness", "values"},
         {"sharing"},
         {"http2"},
         {"access", "locking", "model"},

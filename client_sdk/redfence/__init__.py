@@ -36,7 +36,6 @@ from redfence._errors import (
     StaleTokenError,
     UnavailableError,
     WrongServiceError,
-    from_rpc_error,
 )
 from redfence._messages.admin_reports import (
     ForceOutcome,
@@ -58,6 +57,7 @@ from redfence._messages.reports import (
     QueuedAcquire,
     TokenReport,
 )
+from redfence._messages.server_errors import from_rpc_error
 from redfence._messages.watch_reports import LockChanges, LockEvent, LockEventKind
 from redfence._threads.admin_client import AdminClient
 from redfence._threads.client import Client

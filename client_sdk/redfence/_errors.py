@@ -1,22 +1,20 @@
-"""Defines the SDK's exceptions, and translates the errors of servers into them.
+"""Defines the SDK's exceptions.
 
-    RedfenceError
-    ├── InvalidArgumentError    an argument is wrong: fix the call, do not retry
-    ├── NotAcquiredError        another client holds the lock
-    │   ├── LockHeldError       the call did not wait (wait=0)
-    │   └── AcquireTimeoutError the wait ended first
-    ├── LeaseLostError          the lease ended while it was in use: stop the protected work
-    ├── UnavailableError        no server, or no quorum; nothing was granted or acknowledged: retry later
-    │   └── OverloadedError     a queue is full: retry after `retry_after`
-    ├── OutcomeUnknownError     no answer: the client releases any grant; repeat a write with the same token
-    ├── AccessDeniedError       the credentials are refused, or do not permit this: get others, do not retry
-    ├── StaleTokenError         storage: a later holder has accessed the resource; acquire again
-    ├── NotFoundError           storage: the key does not exist
-    ├── ServerError             a bug in the server
-    │   └── WrongServiceError   the address is that of another service
-    └── ClosedError             the client is closed
-
-The `ErrorReason` decides the exception. Without a reason, the status code decides. The text never decides.
+RedfenceError
+├── InvalidArgumentError    an argument is wrong: fix the call, do not retry
+├── NotAcquiredError        another client holds the lock, or it is closed after a lost lease
+│   ├── LockHeldError       the call did not wait (wait=0)
+│   └── AcquireTimeoutError the wait ended first
+├── LeaseLostError          the lease ended while it was in use: stop the protected work
+├── UnavailableError        no server, or no quorum; nothing was granted or acknowledged: retry later
+│   └── OverloadedError     a queue is full: retry after `retry_after`
+├── OutcomeUnknownError     no answer: the client releases any grant; repeat a write with the same token
+├── AccessDeniedError       the credentials are refused, or do not permit this: get others, do not retry
+├── StaleTokenError         storage: a later holder has accessed the resource; acquire again
+├── NotFoundError           storage: the key does not exist
+├── ServerError             a bug in the server
+│   └── WrongServiceError   the address is that of another service
+└── ClosedError             the client is closed
 """
 
 from __future__ import annotations
@@ -25,11 +23,6 @@ import enum
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
-
-import grpc
-
-from redfence_proto import rich_error
-from redfence_proto.v1 import lock_pb2
 
 _NO_METADATA: Mapping[str, str] = MappingProxyType({})
 
@@ -82,15 +75,17 @@ class InvalidArgumentError(RedfenceError, ValueError):
 
 
 class NotAcquiredError(RedfenceError):
-    """Another client holds the lock.
+    """Another client holds the lock, or it is closed because a lease with a lock delay was lost.
 
     Attributes:
         resource: the name of the lock.
-        holder: the present holder's label; "" if it has none or no holder was seen.
-        token: the present holder's fencing token; None if no holder was seen.
-        remaining: seconds until the present lease ends unless it is renewed; None if no holder was seen.
+        holder: the label of the present lease, or of the lost one; "" if it has none or none was seen.
+        token: that lease's fencing token; None if no lease was seen.
+        remaining: seconds until the present lease ends unless it is renewed; if `closed`, until the lock
+            opens; None if no lease was seen.
         position: the caller's place in the server's queue when its wait ended; 1 is next. 0 if it
             had no place or the place is unknown.
+        closed: whether nobody holds the lock, and the lock delay of a lost lease keeps it closed.
     """
 
     def __init__(
@@ -102,6 +97,7 @@ class NotAcquiredError(RedfenceError):
         token: int | None = None,
         remaining: float | None = None,
         position: int = 0,
+        closed: bool = False,
     ) -> None:
         super().__init__(message)
         self.resource = resource
@@ -109,20 +105,29 @@ class NotAcquiredError(RedfenceError):
         self.token = token
         self.remaining = remaining
         self.position = position
+        self.closed = closed
 
 
 class LockHeldError(NotAcquiredError):
-    """Another client holds the lock, and the call did not wait."""
+    """Another client holds the lock, or it is closed, and the call did not wait."""
 
     def __init__(
-        self, *, resource: str, holder: str = "", token: int | None = None, remaining: float | None = None
+        self,
+        *,
+        resource: str,
+        holder: str = "",
+        token: int | None = None,
+        remaining: float | None = None,
+        closed: bool = False,
     ) -> None:
+        lost = f" for {remaining or 0:.1f} s: the lease{_of(holder)} was lost"
         super().__init__(
-            f"{resource!r} is held{_by(holder)}",
+            f"{resource!r} is closed{lost}" if closed else f"{resource!r} is held{_by(holder)}",
             resource=resource,
             holder=holder,
             token=token,
             remaining=remaining,
+            closed=closed,
         )
 
 
@@ -138,20 +143,27 @@ class AcquireTimeoutError(NotAcquiredError, TimeoutError):
         token: int | None = None,
         remaining: float | None = None,
         position: int = 0,
+        closed: bool = False,
     ) -> None:
+        state = f"closed by the lost lease{_of(holder)}" if closed else f"held{_by(holder)}"
         in_line = f"; still {_ordinal(position)} in line" if position else ""
         super().__init__(
-            f"{resource!r} was still held{_by(holder)} after {wait:g} s{in_line}",
+            f"{resource!r} was still {state} after {wait:g} s{in_line}",
             resource=resource,
             holder=holder,
             token=token,
             remaining=remaining,
             position=position,
+            closed=closed,
         )
 
 
 def _by(holder: str) -> str:
     return f" by {holder!r}" if holder else ""
+
+
+def _of(holder: str) -> str:
+    return f" of {holder!r}" if holder else ""
 
 
 def _ordinal(number: int) -> str:
@@ -243,105 +255,3 @@ class WrongServiceError(ServerError):
 
 class ClosedError(RedfenceError):
     """The client is closed; create a new one."""
-
-
-BY_REASON: Mapping[int, type[RedfenceError]] = MappingProxyType(
-    {
-        lock_pb2.ERROR_REASON_INVALID_RESOURCE: InvalidArgumentError,
-        lock_pb2.ERROR_REASON_INVALID_TTL: InvalidArgumentError,
-        lock_pb2.ERROR_REASON_INVALID_WAIT_TIMEOUT: InvalidArgumentError,
-        lock_pb2.ERROR_REASON_INVALID_LEASE_ID: InvalidArgumentError,
-        lock_pb2.ERROR_REASON_INVALID_HOLDER: InvalidArgumentError,
-        lock_pb2.ERROR_REASON_INVALID_FENCING_TOKEN: InvalidArgumentError,
-        lock_pb2.ERROR_REASON_UNKNOWN_COMMAND: ServerError,
-        lock_pb2.ERROR_REASON_INVALID_COMMAND_ID: ServerError,
-        lock_pb2.ERROR_REASON_QUORUM_UNAVAILABLE: UnavailableError,
-        lock_pb2.ERROR_REASON_VALIDITY_EXHAUSTED: UnavailableError,
-        lock_pb2.ERROR_REASON_DRAINING: UnavailableError,
-        lock_pb2.ERROR_REASON_TOO_MANY_WAITERS: OverloadedError,
-        lock_pb2.ERROR_REASON_TOO_MANY_COMMANDS: OverloadedError,
-        lock_pb2.ERROR_REASON_CANCELLED: UnavailableError,
-        lock_pb2.ERROR_REASON_STALE_TOKEN: StaleTokenError,
-        lock_pb2.ERROR_REASON_INVALID_KEY: InvalidArgumentError,
-        lock_pb2.ERROR_REASON_INVALID_VALUE: InvalidArgumentError,
-        lock_pb2.ERROR_REASON_KEY_NOT_FOUND: NotFoundError,
-        lock_pb2.ERROR_REASON_TOO_MANY_WRITES: OverloadedError,
-        lock_pb2.ERROR_REASON_TOO_MANY_NEW_RESOURCES: OverloadedError,
-        lock_pb2.ERROR_REASON_STORAGE_FAILED: UnavailableError,
-        lock_pb2.ERROR_REASON_INVALID_PAGE: InvalidArgumentError,
-        lock_pb2.ERROR_REASON_INVALID_REASON: InvalidArgumentError,
-        lock_pb2.ERROR_REASON_INVALID_INTERVAL: InvalidArgumentError,
-        lock_pb2.ERROR_REASON_WATCH_LIMIT: OverloadedError,
-        lock_pb2.ERROR_REASON_INVALID_LOCK_DELAY: InvalidArgumentError,
-        lock_pb2.ERROR_REASON_INTERNAL: ServerError,
-        lock_pb2.ERROR_REASON_MALFORMED_MESSAGE: InvalidArgumentError,
-        lock_pb2.ERROR_REASON_UNAUTHENTICATED: AccessDeniedError,
-        lock_pb2.ERROR_REASON_PERMISSION_DENIED: AccessDeniedError,
-    }
-)
-
-BY_CODE: Mapping[grpc.StatusCode, type[RedfenceError]] = MappingProxyType(
-    {
-        # The server ended the stream with OK because it is stopping.
-        grpc.StatusCode.OK: UnavailableError,
-        grpc.StatusCode.CANCELLED: OutcomeUnknownError,
-        grpc.StatusCode.UNKNOWN: ServerError,
-        grpc.StatusCode.INVALID_ARGUMENT: InvalidArgumentError,
-        grpc.StatusCode.DEADLINE_EXCEEDED: OutcomeUnknownError,
-        grpc.StatusCode.NOT_FOUND: NotFoundError,
-        grpc.StatusCode.ALREADY_EXISTS: ServerError,
-        grpc.StatusCode.PERMISSION_DENIED: AccessDeniedError,
-        grpc.StatusCode.RESOURCE_EXHAUSTED: OverloadedError,
-        grpc.StatusCode.FAILED_PRECONDITION: ServerError,
-        grpc.StatusCode.ABORTED: UnavailableError,
-        grpc.StatusCode.OUT_OF_RANGE: InvalidArgumentError,
-        grpc.StatusCode.UNIMPLEMENTED: WrongServiceError,
-        grpc.StatusCode.INTERNAL: ServerError,
-        grpc.StatusCode.UNAVAILABLE: UnavailableError,
-        grpc.StatusCode.DATA_LOSS: ServerError,
-        grpc.StatusCode.UNAUTHENTICATED: AccessDeniedError,
-    }
-)
-
-_CODE_BY_NUMBER: Mapping[int, grpc.StatusCode] = MappingProxyType(
-    {code.value[0]: code for code in grpc.StatusCode}
-)
-
-
-def from_wire(error: lock_pb2.CommandError) -> RedfenceError:
-    """Return the exception for the error of one session command."""
-    code = _CODE_BY_NUMBER.get(error.code, grpc.StatusCode.UNKNOWN)
-    retry_after_ms = error.retry_after.ToMilliseconds() if error.HasField("retry_after") else None
-    return _build(code, error.reason, error.message, metadata=error.metadata, retry_after_ms=retry_after_ms)
-
-
-def from_rpc_error(error: grpc.RpcError) -> RedfenceError:
-    """Return the exception for a failed gRPC call of a lock server or storage; raise it `from` the error."""
-    # grpc raises an object that is also a Call. The two kinds of grpc have different metadata
-    # types; both are pairs.
-    call: Any = error
-    code: grpc.StatusCode = call.code()
-    rich = rich_error.from_trailing_metadata(call.trailing_metadata())
-    if rich is None:
-        text = call.details() or code.value[1]
-        if code is grpc.StatusCode.UNIMPLEMENTED:
-            text += "; is the address that of another service, or of an older server?"
-        return _build(code, lock_pb2.ERROR_REASON_UNSPECIFIED, text)
-    return _build(code, rich.reason, rich.message, metadata=rich.metadata, retry_after_ms=rich.retry_after_ms)
-
-
-def _build(
-    code: grpc.StatusCode,
-    reason: int,
-    message: str,
-    *,
-    metadata: Mapping[str, str] = _NO_METADATA,
-    retry_after_ms: int | None = None,
-) -> RedfenceError:
-    # A newer server may send reasons that this table lacks. Then the status code decides.
-    kind = BY_REASON.get(reason) or BY_CODE[code]
-    name = ""
-    if reason in BY_REASON:
-        name = lock_pb2.ErrorReason.Name(lock_pb2.ErrorReason.ValueType(reason)).removeprefix("ERROR_REASON_")
-    retry_after = None if retry_after_ms is None else retry_after_ms / 1000
-    return kind(message, error_reason=name, metadata=metadata, retry_after=retry_after)

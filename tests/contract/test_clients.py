@@ -206,6 +206,23 @@ async def test_a_wait_for_ever_outlasts_a_lease_that_is_renewed_and_one_that_is_
     assert lease.remaining() > 5
 
 
+async def test_a_refusal_tells_that_a_lost_lease_keeps_the_lock_closed(client: Any, name: str) -> None:
+    lost = await client.acquire(name, ttl=0.2, lock_delay=60, max_hold=0.1, holder="them")
+    async with asyncio.timeout(5):
+        while not (await client.get_lock(name)).current.closed:  # noqa: ASYNC110  (time closes it)
+            await asyncio.sleep(0.005)
+    with pytest.raises(redfence.LockHeldError, match=r"for \d+\.\d s: the lease of 'them' was lost$") as now:
+        await client.acquire(name, ttl=10, wait=0)
+    with pytest.raises(
+        redfence.AcquireTimeoutError, match="still closed by the lost lease of 'them'"
+    ) as later:
+        await client.acquire(name, ttl=10, wait=0.1)
+    for error in (now.value, later.value):
+        assert error.closed
+        assert (error.token, error.holder) == (lost.token, "them")
+        assert 0 < error.remaining <= 60
+
+
 async def test_a_release_tells_whether_it_ended_the_lease_and_may_be_repeated(client: Any, name: str) -> None:
     lease = await client.acquire(name, ttl=10)
     assert await lease.release() is True

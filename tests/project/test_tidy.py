@@ -232,7 +232,7 @@ def test_pure_modules_know_no_event_loop() -> None:
 
 OWNERS = {
     "grpc": re.compile(
-        r"/(api/\w+|http2/\w+|metrics/observing|_transport/\w+|composition|grpc_\w+|client|client_errors|_errors|_aio/client|_threads/client"
+        r"/(api/\w+|http2/\w+|metrics/observing|_transport/\w+|composition|grpc_\w+|client|client_errors|_messages/server_errors|_aio/client|_threads/client"
         r"|commands/storage)\.py$"
     ),
     "jwt": re.compile(r"/access/jwt_tokens\.py$"),

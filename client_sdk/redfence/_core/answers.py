@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from redfence._core.calls import AcquireCall
 from redfence._errors import (
@@ -14,9 +14,9 @@ from redfence._errors import (
     LockHeldError,
     NotAcquiredError,
     RedfenceError,
-    from_wire,
 )
 from redfence._messages import requests
+from redfence._messages.server_errors import from_wire
 from redfence_proto.v1 import lock_pb2
 
 # A server may end a wait a little early. The client asks for the rest only if the rest is longer than a
@@ -126,16 +126,14 @@ def _read_error(
 def _not_acquired(call: AcquireCall, answer: lock_pb2.AcquireResponse) -> NotAcquiredError:
     seen = answer.HasField("current")
     current = answer.current
-    token = current.fencing_token if seen else None
-    remaining = requests.duration_ms(current.remaining) / 1000 if seen else None
-    name = call.order.resource
+    present: dict[str, Any] = {
+        "resource": call.order.resource,
+        "holder": current.holder,
+        "token": current.fencing_token if seen else None,
+        "remaining": requests.duration_ms(current.remaining) / 1000 if seen else None,
+        "closed": current.closed,
+    }
     if call.order.wait_ms == 0:
-        return LockHeldError(resource=name, holder=current.holder, token=token, remaining=remaining)
-    return AcquireTimeoutError(
-        wait=(call.order.wait_ms or 0) / 1000,
-        resource=name,
-        holder=current.holder,
-        token=token,
-        remaining=remaining,
-        position=answer.position,
-    )
+        return LockHeldError(**present)
+    wait = (call.order.wait_ms or 0) / 1000
+    return AcquireTimeoutError(wait=wait, position=answer.position, **present)

@@ -13,7 +13,8 @@ from redfence._core.alarms import Alarms
 from redfence._core.calls import AcquireCall, ReleaseCall, Timed, Waiter, fail, resolve
 from redfence._core.link_state import LinkState
 from redfence._core.outbox import Outbox
-from redfence._errors import OutcomeUnknownError, RedfenceError, from_wire
+from redfence._errors import OutcomeUnknownError, RedfenceError
+from redfence._messages.server_errors import from_wire
 from redfence_proto.v1 import lock_pb2
 
 _log = logging.getLogger("redfence")

@@ -6,8 +6,9 @@ import enum
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from redfence._errors import RedfenceError, UnavailableError, from_wire
+from redfence._errors import RedfenceError, UnavailableError
 from redfence._messages.requests import duration_ms
+from redfence._messages.server_errors import from_wire
 from redfence_proto.v1 import lock_pb2
 
 

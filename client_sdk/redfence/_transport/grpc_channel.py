@@ -13,8 +13,8 @@ from redfence._errors import (
     OutcomeUnknownError,
     RedfenceError,
     UnavailableError,
-    from_rpc_error,
 )
+from redfence._messages.server_errors import from_rpc_error
 from redfence._transport.bearer import BearerToken
 from redfence._transport.tls import Protection, Tls
 from redfence_proto import bounds

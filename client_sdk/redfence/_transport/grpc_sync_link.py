@@ -10,7 +10,8 @@ from typing import Any
 
 import grpc
 
-from redfence._errors import UnavailableError, from_rpc_error
+from redfence._errors import UnavailableError
+from redfence._messages.server_errors import from_rpc_error
 from redfence._tracing import client_span
 from redfence._transport.bearer import BearerToken
 from redfence._transport.fork import check_fork, note_channel

@@ -10,7 +10,7 @@ import pytest
 
 import redfence
 from harness.doubles.failed_call import FailedCall
-from redfence._errors import BY_CODE, BY_REASON, from_rpc_error, from_wire
+from redfence._messages.server_errors import BY_CODE, BY_REASON, from_rpc_error, from_wire
 from redfence_proto import rich_error
 from redfence_proto.v1 import lock_pb2
 
@@ -51,7 +51,7 @@ def test_every_exception_has_one_root() -> None:
 
 def _raised() -> list[redfence.RedfenceError]:
     held = redfence.LockHeldError(resource="r", holder="h", token=3, remaining=1.5)
-    late = redfence.AcquireTimeoutError(wait=1.5, resource="r", position=2)
+    late = redfence.AcquireTimeoutError(wait=1.5, resource="r", position=2, closed=True)
     lost = redfence.LeaseLostError(resource="r", token=7, reason=redfence.LossReason.EXPIRED)
     kinds = dict.fromkeys([*BY_REASON.values(), *BY_CODE.values(), redfence.ClosedError])
     return [held, late, lost, *(kind("m", metadata={"field": "f"}, retry_after=0.5) for kind in kinds)]

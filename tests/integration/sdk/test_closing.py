@@ -205,11 +205,15 @@ def test_a_client_that_was_used_and_not_closed_warns(kind: Any) -> None:
             if asyncio.iscoroutine(called):
                 asyncio.run(called)
 
+    def warned() -> bool:
+        gc.collect()  # while another thread collects, this returns at once
+        return bool(seen)
+
     def use_and_collect() -> None:
         use()
-        gc.collect()
+        asyncio.run(eventually(warned, interval_s=0.01))
 
-    with pytest.warns(ResourceWarning, match="client was not closed"):
+    with pytest.warns(ResourceWarning, match="client was not closed") as seen:
         use_and_collect()
 
 

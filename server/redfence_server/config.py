@@ -28,6 +28,7 @@ from redfence_server.redis_io.dial import NodeTls
 from redfence_server.redis_io.scripts import COUNTER_IDLE_MS_DEFAULT, COUNTER_IDLE_MS_MAX, Keyspace
 
 PROCESSES_MAX = 64
+"""Each process has its own connections to every node."""
 RELOADABLE = frozenset(
     {
         "commands_max",
@@ -41,7 +42,6 @@ RELOADABLE = frozenset(
     }
 )
 """The settings that a server takes over at SIGHUP."""
-"""Each process has its own connections to every node."""
 
 _ENV_PREFIX = "REDFENCE_"
 _CLIENT_VARIABLES = frozenset({"BEARER_TOKEN", "BEARER_TOKEN_FILE", "PLAINTEXT_TOKEN", "TLS_CA"})
@@ -62,12 +62,13 @@ class ServeConfig(BaseModel):
     listen: str = Field(addresses.LOCK_SERVER, description="HOST:PORT to serve on; port 0 takes any free one")
     admin_listen: str = Field(
         "",
-        description="HOST:PORT with the admin service and reflection, which listen then does not serve",
+        description="HOST:PORT to serve the admin service and reflection on, instead of on listen; empty: "
+        "listen serves them",
     )
     tls_cert: Path | None = Field(
         None,
         description="PEM file of this server's certificate, with the intermediate ones; the port then speaks "
-        "only TLS; a renewed file is used from the next connection on",
+        "only TLS; a renewed file counts from the next connection on; without it, the port speaks plain text",
     )
     tls_key: Path | None = Field(None, description="PEM file of the certificate's private key, not encrypted")
     tls_client_ca: Path | None = Field(
@@ -83,7 +84,9 @@ class ServeConfig(BaseModel):
         "the first of several processes takes this port, and each other one the port after it",
     )
     traces_endpoint: str = Field(
-        "", description="URL that takes spans by OTLP/HTTP, e.g. http://127.0.0.1:4318/v1/traces; empty: none"
+        "",
+        description="URL to send OpenTelemetry spans to by OTLP/HTTP, e.g. http://127.0.0.1:4318/v1/traces; "
+        "needs pip install 'redfence[traces]'; empty: send none",
     )
     processes: int = Field(
         1,
@@ -105,7 +108,9 @@ class ServeConfig(BaseModel):
     node_tls_cert: Path | None = Field(
         None, description="PEM file of the certificate that this process shows to the nodes with rediss://"
     )
-    node_tls_key: Path | None = Field(None, description="PEM file of its private key, not encrypted")
+    node_tls_key: Path | None = Field(
+        None, description="PEM file of the private key of node_tls_cert, not encrypted"
+    )
     node_timeout_ms: int = Field(
         500, ge=10, le=60_000, description="how long a node may take to answer a command"
     )
@@ -125,16 +130,17 @@ class ServeConfig(BaseModel):
         COUNTER_IDLE_MS_DEFAULT,
         ge=1_000,
         le=COUNTER_IDLE_MS_MAX,
-        description="how long a node keeps the counter of an unused resource",
+        description="how long a node keeps the counter of an unused resource; less while a node is short of "
+        "memory",
     )
     waiters_max: int = Field(
-        20_000, ge=1, le=1_000_000, description="how many acquires may wait at this server"
+        20_000, ge=1, le=1_000_000, description="how many acquires may wait at a server process"
     )
     waiters_per_resource_max: int = Field(
-        2_000, ge=1, le=1_000_000, description="how many of them for one resource"
+        2_000, ge=1, le=1_000_000, description="how many acquires may wait for one resource"
     )
     waiters_per_connection_max: int = Field(
-        5_000, ge=1, le=1_000_000, description="how many of them on one connection"
+        5_000, ge=1, le=1_000_000, description="how many acquires may wait on one connection"
     )
     commands_max: int = Field(
         10_000, ge=1, le=1_000_000, description="how many commands of one stream may be unanswered"
@@ -143,16 +149,21 @@ class ServeConfig(BaseModel):
         200_000,
         ge=1_000,
         le=10_000_000,
-        description="how many commands of all streams may be unanswered (see docs/security.md)",
+        description="how many commands of all streams of a server process may be unanswered; one peer gets "
+        "at most half (docs/security.md says what a peer is)",
     )
     connections_max: int = Field(
         0,
         ge=0,
         le=1_000_000,
-        description="how many connections may be open, for fast; 0: as the limit of files allows",
+        description="how many connections may be open, only with the transport fast; one peer gets at most "
+        "half; 0: the limit of open files less 128",
     )
     new_resources_per_second: int = Field(
-        1_000, ge=0, le=1_000_000, description="how many new names a peer may acquire per second; 0: any"
+        1_000,
+        ge=0,
+        le=1_000_000,
+        description="how many new resource names one peer may acquire per second; 0: any number",
     )
     policy_file: Path | None = Field(
         None,

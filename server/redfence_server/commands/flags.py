@@ -1,4 +1,4 @@
-"""Make one flag of each setting of a server."""
+"""Add a command-line flag for each setting of a server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def add_flags(
         if names is not None and name not in names:
             continue
         value = command_defaults.get(name, info.default)
-        default = "" if info.is_required() or value in {None, ""} else f" (default: {value})"
+        unit = " ms" if name.endswith("_ms") else ""
+        default = "" if info.is_required() or value in {None, ""} else f" (default: {value}{unit})"
         options: dict[str, Any] = {
             "dest": name,
             "default": argparse.SUPPRESS,
@@ -43,9 +44,9 @@ def add_flags(
 def _metavar(name: str) -> str:
     if "tls_" in name:
         return "FILE"
-    return {"listen": "HOST:PORT", "admin_listen": "HOST:PORT", "processes": "N"}.get(
-        name, name.rpartition("_")[2].upper()
-    )
+    known = {"processes": "N", "new_resources_per_second": "N", "traces_endpoint": "URL", "audit_log": "FILE"}
+    last = name.rpartition("_")[2]
+    return "HOST:PORT" if last == "listen" else known.get(name, last.upper())
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -94,8 +94,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=durations.seconds,
         default=0.0,
         metavar="DURATION",
-        help="how long the lock stays closed to all if the lease is lost, e.g. because this machine stands "
-        "still; it gives the command time to stop (default: 0s)",
+        help="how long the lock stays closed to every client if the lease is lost, e.g. because this machine "
+        "stands still, so that the command has time to stop; a release opens the lock at once; ttl and delay "
+        "together are at most the cluster's greatest ttl (default: 0s)",
     )
     parser.add_argument(
         "--holder", metavar="LABEL", help="a label that other clients see (default: user@host/pid)"
@@ -126,14 +127,14 @@ def _add_waiting(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         const=0.0,
         dest="wait",
-        help="do not wait: fail if the lock is held (as --wait 0)",
+        help="do not wait: fail if the lock is held or closed (as --wait 0)",
     )
     parser.add_argument(
         "-E",
         "--conflict-exit-code",
         type=_status,
         metavar="STATUS",
-        help="the exit status if the lock is held, or not free in time (default: 75)",
+        help="the exit status if the lock is held or closed, or not free in time (default: 75)",
     )
 
 

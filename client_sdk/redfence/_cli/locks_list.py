@@ -10,7 +10,7 @@ from redfence._cli import output, servers
 from redfence._messages.admin_reports import ListedLock
 from redfence._threads.admin_client import AdminClient
 
-HELP = "show the locks that are held"
+HELP = "show the locks that are held or closed"
 
 _COLUMNS = ("RESOURCE", "TOKEN", "REMAINING", "WAITERS", "HOLDER")
 
@@ -21,9 +21,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     servers.add_server_arguments(parser)
     output.add_output_argument(parser)
     parser.epilog = (
-        "WAITERS counts the acquires that wait at the server that answered. A lock that is closed was lost, "
-        "and its lock delay runs. A lock that begins or ends meanwhile may be missing. -o json prints one "
-        "object for each lock, a line each."
+        "WAITERS counts the acquires that wait at the server that answered. `closed` behind REMAINING: the "
+        "lease was lost, and its lock delay keeps the lock closed for that time. A lock that begins or ends "
+        "meanwhile may be missing. -o json prints one object for each lock, a line each."
     )
 
 

@@ -23,18 +23,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--interval",
         type=durations.seconds,
         default=1.0,
-        metavar="TIME",
-        help="from one picture of the cluster to the next, 0.1 to 60 seconds (default: %(default)s)",
+        metavar="DURATION",
+        help="how long from one picture of the cluster to the next, 0.1s to 60s (default: 1s)",
     )
     servers.add_server_arguments(parser)
     output.add_output_argument(parser)
     parser.epilog = (
         "A line has the time, the change, the token, the lock and the holder. Changes: held (when the watch "
-        "begins), acquired, released, expired, lost, forced. A lease that begins and ends between two "
-        "pictures may not be shown. Released and expired are told apart surely if the ttl is at least twice "
-        "the interval. After a broken connection the watch goes on with the locks that are held. "
-        "-o json prints one object for each change, a line each. "
-        "exit status: 1 no server was reachable any more, 130 Ctrl-C"
+        "begins), acquired, released, expired, lost, forced. The watch may miss a lease that begins and ends "
+        "between two pictures. It surely tells released from expired only if the ttl is at least twice the "
+        "interval. After a broken connection the watch goes on at another --server, and first prints the "
+        "locks that are held then. -o json prints one object for each change, a line each. "
+        "exit status: 1 the watch failed, e.g. no server was reachable; 130 Ctrl-C"
     )
 
 

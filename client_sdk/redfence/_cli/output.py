@@ -30,7 +30,7 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def hold(shown: Hold) -> tuple[str, str]:
-    """Return the token of a hold, and how long it lasts, for a table."""
+    """Return two cells for a table: the token of a hold, and how long the lock stays held or closed."""
     return str(shown.token), seconds(shown.remaining) + (" closed" if shown.closed else "")
 
 

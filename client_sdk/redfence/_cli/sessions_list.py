@@ -20,9 +20,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     servers.add_server_arguments(parser)
     output.add_output_argument(parser)
     parser.epilog = (
-        "UNANSWERED counts the commands without a written result, WAITING the acquires among them. The "
-        "session of this command is on the list. With several processes on one port, one of them answers. "
-        "-o json prints one object for each stream, a line each."
+        "UNANSWERED counts the commands without a written result, WAITING the acquires among them. The list "
+        "includes the session of this command. With several server processes on one port, the list has the "
+        "streams of one of them. -o json prints one object for each stream, a line each."
     )
 
 

@@ -2,12 +2,12 @@
 
 RedfenceError
 ├── InvalidArgumentError    an argument is wrong: fix the call, do not retry
-├── NotAcquiredError        another client holds the lock, or it is closed after a lost lease
+├── NotAcquiredError        another client holds the lock, or its lock delay keeps it closed
 │   ├── LockHeldError       the call did not wait (wait=0)
 │   └── AcquireTimeoutError the wait ended first
 ├── LeaseLostError          the lease ended while it was in use: stop the protected work
 ├── UnavailableError        no server, or no quorum; nothing was granted or acknowledged: retry later
-│   └── OverloadedError     a queue is full: retry after `retry_after`
+│   └── OverloadedError     a limit of the server is reached: retry after `retry_after`
 ├── OutcomeUnknownError     no answer: the client releases any grant; repeat a write with the same token
 ├── AccessDeniedError       the credentials are refused, or do not permit this: get others, do not retry
 ├── StaleTokenError         storage: a later holder has accessed the resource; acquire again
@@ -75,14 +75,14 @@ class InvalidArgumentError(RedfenceError, ValueError):
 
 
 class NotAcquiredError(RedfenceError):
-    """Another client holds the lock, or it is closed because a lease with a lock delay was lost.
+    """Another client holds the lock, or the lock delay of a lost lease keeps it closed.
 
     Attributes:
         resource: the name of the lock.
-        holder: the label of the present lease, or of the lost one; "" if it has none or none was seen.
-        token: that lease's fencing token; None if no lease was seen.
-        remaining: seconds until the present lease ends unless it is renewed; if `closed`, until the lock
-            opens; None if no lease was seen.
+        holder: the label of the present or the lost lease; "" if it has none or the server saw no lease.
+        token: the fencing token of that lease; None if the server saw no lease.
+        remaining: seconds until that lease ends unless it is renewed; if `closed`, until the lock opens.
+            None if the server saw no lease.
         position: the caller's place in the server's queue when its wait ended; 1 is next. 0 if it
             had no place or the place is unknown.
         closed: whether nobody holds the lock, and the lock delay of a lost lease keeps it closed.
@@ -109,7 +109,7 @@ class NotAcquiredError(RedfenceError):
 
 
 class LockHeldError(NotAcquiredError):
-    """Another client holds the lock, or it is closed, and the call did not wait."""
+    """The call did not wait, and another client holds the lock, or its lock delay keeps it closed."""
 
     def __init__(
         self,
@@ -120,9 +120,8 @@ class LockHeldError(NotAcquiredError):
         remaining: float | None = None,
         closed: bool = False,
     ) -> None:
-        lost = f" for {remaining or 0:.1f} s: the lease{_of(holder)} was lost"
         super().__init__(
-            f"{resource!r} is closed{lost}" if closed else f"{resource!r} is held{_by(holder)}",
+            f"{resource!r} is {_state(holder, closed=closed)}",
             resource=resource,
             holder=holder,
             token=token,
@@ -145,10 +144,9 @@ class AcquireTimeoutError(NotAcquiredError, TimeoutError):
         position: int = 0,
         closed: bool = False,
     ) -> None:
-        state = f"closed by the lost lease{_of(holder)}" if closed else f"held{_by(holder)}"
         in_line = f"; still {_ordinal(position)} in line" if position else ""
         super().__init__(
-            f"{resource!r} was still {state} after {wait:g} s{in_line}",
+            f"{resource!r} was still {_state(holder, closed=closed)} after {wait:g} s{in_line}",
             resource=resource,
             holder=holder,
             token=token,
@@ -158,12 +156,10 @@ class AcquireTimeoutError(NotAcquiredError, TimeoutError):
         )
 
 
-def _by(holder: str) -> str:
-    return f" by {holder!r}" if holder else ""
-
-
-def _of(holder: str) -> str:
-    return f" of {holder!r}" if holder else ""
+def _state(holder: str, *, closed: bool) -> str:
+    if closed:
+        return "closed by the lock delay of a lost lease" + (f" of {holder!r}" if holder else "")
+    return f"held by {holder!r}" if holder else "held"
 
 
 def _ordinal(number: int) -> str:
@@ -204,13 +200,14 @@ class UnavailableError(RedfenceError):
 
 
 class OverloadedError(UnavailableError):
-    """A queue of the server is full; retry after `retry_after`."""
+    """A limit of the server is reached; retry after `retry_after` if it is set."""
 
     @property
     def scope(self) -> str:
-        """Where too many acquires wait: "resource", "server" or "connection"; "" if another queue is full.
+        """The limit: "resource", "server" or "connection" if too many acquires wait there; "" without scopes.
 
         For a watch, "server" or "prefix": too many watches are open, or too many locks have its prefix.
+        For unanswered commands, "stream" or "peer".
         """
         return self.metadata.get("scope", "")
 

@@ -163,15 +163,16 @@ class Client:
                 arrival. 0 tries once and does not queue; None waits for ever.
             holder: a label that other clients see when they find the lock held; None uses the client's.
             max_hold: seconds after which the client stops renewing, so that a stuck holder loses the lease.
-            lock_delay: seconds for which the lock stays closed if the lease is lost; a release opens it at
-                once. With the ttl at most the cluster's maximum. Prefer tokens; see docs/sdk.md.
+            lock_delay: seconds for which the lock stays closed to every client if the lease is lost; a
+                release opens it at once. Ttl and delay together are at most the cluster's greatest ttl. It
+                does not replace tokens; see docs/sdk.md.
             on_at_risk: is called with the lease each time it becomes AT_RISK: a renewal failed or got no
                 answer in time, or a third of the ttl is left. Finish or stop the work.
             on_lost: is called with the lease when it is LOST; `raise_if_lost` tells the reason. It may come
                 without a warning, e.g. if the process was paused. A release calls neither.
 
         Raises:
-            LockHeldError: another client holds the lock, and `wait` is 0.
+            LockHeldError: `wait` is 0, and another client holds the lock, or its lock delay keeps it closed.
             AcquireTimeoutError: the wait ended first; `position` is the caller's place in the queue.
             UnavailableError: no server was reachable, or no server reached a quorum.
             OverloadedError: too many acquires wait already at every reachable server.

@@ -11,9 +11,9 @@ from redfence._errors import RedfenceError
 
 @contextmanager
 def client_span(name: str, resource: str) -> Iterator[str]:
-    """Make a span for the body, and yield its W3C traceparent; yield nothing if there is no span.
+    """Make a span for the body, and yield its W3C traceparent; yield "" if there is no span.
 
-    A program that traces has imported `opentelemetry.trace` by then. Without it this costs a look-up.
+    A program that traces has imported `opentelemetry.trace` by then. Otherwise the call costs one look-up.
     """
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:

@@ -134,7 +134,7 @@ class FakeLockServer:
     # Faults of leases.
 
     def expire(self, resource: str) -> bool:
-        """End a lease as if its ttl were over; its holder sees the loss at the next renewal."""
+        """End a lease as if ttl and lock delay were over; its holder sees the loss at the next renewal."""
         return self._server.end(resource)
 
     def take_away(self, resource: str, *, holder: str = "somebody else", ttl: Seconds = 3600) -> int:

@@ -23,14 +23,16 @@ from redfence._seconds import Seconds
 from redfence_proto.v1 import lock_pb2
 
 _SETTLE_S: Final = 0.01
-"""Until the session has noticed that its link is broken."""
+"""How long to wait for the session to notice that its link is broken."""
 
 
 class AsyncAdminClient(AsyncClient):
-    """A client that can also see and end the leases of others. For operators; the console uses it.
+    """A client for operators, which can also see and end the leases of others.
 
-    Its arguments are those of `AsyncClient`. A server with a policy wants the verb `inspect` for the prefix,
-    and `admin` for a forced release. If the server has `admin_listen`, name that address.
+    The commands `redfence locks` and `redfence sessions` use it. Its arguments are those of `AsyncClient`. If
+    the server has a policy, the caller needs the verb `inspect` for the prefix, and `admin` for a forced
+    release; `list_sessions` needs `inspect` for the empty prefix. If the server has `admin_listen`, give the
+    client that address.
 
     Each method raises what `AsyncClient.get_lock` raises. `get_lock` shows one lock, node by node.
     """
@@ -38,7 +40,7 @@ class AsyncAdminClient(AsyncClient):
     async def list_locks(self, prefix: str = "") -> AsyncIterator[ListedLock]:
         """Yield the held locks whose names begin with a prefix, in no order, page by page.
 
-        A lock that begins or ends meanwhile may be missing. One may be listed twice.
+        The list may lack a lock that begins or ends meanwhile, and may have a lock twice.
         """
         requests.check_prefix(prefix)
         token = ""
@@ -56,15 +58,16 @@ class AsyncAdminClient(AsyncClient):
     ) -> AsyncGenerator[LockChanges, None]:
         """Yield how the locks with a prefix change in the whole cluster, until the caller stops.
 
-        The server compares pictures of the cluster. A lease that begins and ends between two pictures may
-        never be seen; so never decide a write by an event. A slow reader gets fewer pictures, which have all
-        differences. After a broken connection the watch goes on at another server, with `is_first`.
+        The server compares pictures of the cluster. It may never see a lease that begins and ends between
+        two pictures, so never decide a write by an event. A slow reader gets fewer pictures, which have all
+        differences. After a broken connection the watch goes on at another server; the first picture there
+        has `is_first`.
         Closing the generator ends the watch, e.g. by `contextlib.aclosing`.
 
         Args:
             prefix: the start of the names; empty for all.
-            interval: the seconds from one picture to the next, 0.1 to 60. Each picture is yielded, also one
-                without changes. It should be at most half of the shortest ttl; see `LockEventKind.EXPIRED`.
+            interval: the seconds from one picture to the next, 0.1 to 60. The watch yields each picture,
+                also one without changes. Choose half of the shortest ttl or less; see `LockEventKind`.
 
         Raises:
             OverloadedError: too many watches are open at the server, or too many locks have the prefix.
@@ -103,9 +106,10 @@ class AsyncAdminClient(AsyncClient):
     async def _messages(
         self, request: lock_pb2.WatchLocksRequest
     ) -> AsyncGenerator[lock_pb2.WatchLocksResponse | None, None]:
-        """Yield the messages of a watch; None before those of each new watch, also of the first one.
+        """Yield the messages of a watch, and None before the messages of each new watch, also of the first.
 
-        When the watch breaks, it goes on at a new link, but gives up once every address failed in a row.
+        When a watch breaks, the client opens another one on a new link. It raises the error once more watches
+        failed in a row than there are addresses.
         """
         broken: object = None
         fruitless = 0

@@ -104,9 +104,11 @@ def problem_of(request: lock_pb2.AcquireRequest) -> tuple[lock_pb2.ErrorReason.V
     if problem := bounds.resource_problem(request.resource):
         return lock_pb2.ERROR_REASON_INVALID_RESOURCE, f"resource {problem}"
     if not bounds.TTL_MS_MIN <= ttl_ms <= most_ms:
-        return lock_pb2.ERROR_REASON_INVALID_TTL, "ttl is out of bounds"
-    if ttl_ms + duration_ms(request.lock_delay) > most_ms:
-        return lock_pb2.ERROR_REASON_INVALID_LOCK_DELAY, "lock_delay is out of bounds"
+        allowed = f"at least {bounds.TTL_MS_MIN / 1000:g} s and at most {most_ms / 1000:g} s are allowed"
+        return lock_pb2.ERROR_REASON_INVALID_TTL, f"ttl is {ttl_ms / 1000:.10g} s; {allowed}"
+    if ttl_ms + (delay_ms := duration_ms(request.lock_delay)) > most_ms:
+        allowed = f"with this ttl, at most {(most_ms - ttl_ms) / 1000:.10g} s are allowed"
+        return lock_pb2.ERROR_REASON_INVALID_LOCK_DELAY, f"lock_delay is {delay_ms / 1000:.10g} s; {allowed}"
     return None
 
 

@@ -156,7 +156,7 @@ class FakeServer:
             return self._locks.get(resource)
 
     def end(self, resource: str) -> bool:
-        """End the lease of a resource as if its ttl were over; return whether there was one."""
+        """End the lease of a resource as if ttl and lock delay were over; return whether there was one."""
         with self._lock:
             ended = self._locks.end(resource)
             self._grant_next(resource)

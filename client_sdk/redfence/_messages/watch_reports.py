@@ -1,4 +1,4 @@
-"""Puts the messages of a watch together into what a caller gets. Pure."""
+"""Puts the messages of a watch together into the changes that the caller gets. Pure."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class LockEvent:
         kind: what happened.
         resource: the name of the resource.
         token: the fencing token of the lease.
-        holder: its label; may be "".
-        remaining: the seconds that it lasts unless it is renewed; None if it has ended.
+        holder: the holder's label; may be "".
+        remaining: seconds until the lease ends unless it is renewed; None if it has ended.
     """
 
     kind: LockEventKind
@@ -57,9 +57,9 @@ class LockChanges:
     Attributes:
         events: the changes, in no order, but the end of a lease comes before the next lease of the resource.
         taken_at: when the picture was complete, by the wall clock of the server; None if there is a problem.
-        is_first: the events are all locks that are held; forget what was told before. So a watch begins, and
-            so it goes on after a broken connection.
-        problem: why there is no picture; the next one has the changes from the last.
+        is_first: whether the events are all locks that are held, so that earlier events count no more. True
+            for the first picture of a watch, and for the first picture after a broken connection.
+        problem: why there is no picture; the next picture has the changes since the last one.
     """
 
     events: tuple[LockEvent, ...]
@@ -76,7 +76,7 @@ class PictureReader:
         self._is_first = True
 
     def read(self, message: lock_pb2.WatchLocksResponse | None) -> LockChanges | None:
-        """Take a message, or None where a new watch begins; return what is complete."""
+        """Take a message, or None where a new watch begins; return the changes if the picture is complete."""
         if message is None:
             self._events, self._is_first = [], True
             return None
@@ -92,7 +92,7 @@ class PictureReader:
 
 
 def can_resume(error: UnavailableError) -> bool:
-    """Return whether another server can go on with a watch that ended so."""
+    """Return whether another server can go on with a watch that ended with this error."""
     return error.error_reason in {"", "DRAINING"}
 
 

@@ -157,8 +157,8 @@ class Client:
 
         Args:
             resource: the name to lock: 1 to 256 bytes, no control characters, no braces.
-            ttl: seconds until the lock is free again if this process dies; at least 0.1, at most the
-                cluster's maximum.
+            ttl: seconds until the lease ends if this process dies; at least 0.1, at most the cluster's
+                greatest ttl.
             wait: seconds to wait for a held lock. The server grants waiters in the order of their
                 arrival. 0 tries once and does not queue; None waits for ever.
             holder: a label that other clients see when they find the lock held; None uses the client's.

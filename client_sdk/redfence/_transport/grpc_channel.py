@@ -126,6 +126,6 @@ def watch_error(error: grpc.RpcError) -> RedfenceError:
     """Return the exception for a watch that ended; UnavailableError if another watch can take its place."""
     failure = from_rpc_error(error)
     if isinstance(failure, OutcomeUnknownError) and not failure.error_reason:
-        # For a watch no outcome matters: the connection is gone.
+        # A watch changes nothing, so it has no unknown outcome: the connection is gone.
         return UnavailableError("the connection was closed during the watch")
     return failure

@@ -133,23 +133,27 @@ class TooManyCommandsError(OverloadedError):
     scope: str = "stream"
 
     def __str__(self) -> str:
-        """Return the message with the limit."""
+        """Return the message with the limit and the fix."""
         if self.scope == "stream":
-            return f"{self.limit} commands are unanswered on this stream, which is the limit"
+            return (
+                f"{self.limit} commands are unanswered on this stream, which is the limit; read results "
+                "before sending more, or raise commands_max of the server"
+            )
         return (
-            f"with {self.limit} unanswered commands on this stream, the streams of this client have no room "
-            "for more: together they may take no more than they leave free at the server"
+            "the streams of this client have too many unanswered commands together, or are too many; keep to "
+            f"{self.limit} unanswered commands on this stream, open fewer streams, or raise "
+            "commands_server_max of the server"
         )
 
 
 class TooManyNewResourcesError(OverloadedError):
-    """A client has used too many new resource names in a short time; `limit` is for each second."""
+    """A client has used too many new resource names in a short time; `limit` is the number per second."""
 
     def __str__(self) -> str:
         """Return the message with the limit and the fix."""
         return (
-            f"this client uses more than {self.limit} new resource names a second; use names again, or raise "
-            "new_resources_per_second of the server"
+            f"this client acquires more than {self.limit} new resource names a second; retry later, use "
+            "names again, or raise new_resources_per_second of the server"
         )
 
 

@@ -26,8 +26,8 @@ WATCHES_MAX: Final = 16
 """The most open watches of one server process. They take turns, so more of them get rarer pictures."""
 LOCKS_MAX: Final = 2_000
 """The most locks of one watch: each costs a command to every node in each picture, and 0.5 KB of memory."""
-# A look at a lock takes a server about 0.3 ms of CPU time. It looks at about so many locks at a time. Then
-# it rests so many times as long as that took.
+# A look at a lock takes a server about 0.3 ms of CPU time. It looks at about `_LOOKS_AT_ONCE` locks, then
+# rests `_REST_RATIO` times as long as that took.
 _LOOKS_AT_ONCE: Final = 20
 _REST_RATIO: Final = 9
 # The nodes do not end the holds of one lease in the same millisecond.
@@ -68,7 +68,8 @@ class Seen:
 
     Attributes:
         at_ms: when the server looked.
-        is_in_doubt: it can have no quorum, but a node still has it: its release may be on the way.
+        is_in_doubt: whether the lease can have no quorum, but a node still has its hold, because the release
+            may be on its way.
     """
 
     lease: Held

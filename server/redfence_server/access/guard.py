@@ -115,7 +115,7 @@ class Caller:
 
     @property
     def is_anonymous(self) -> bool:
-        """Whether it has proved no name."""
+        """Whether the caller proved no name."""
         return self._identity.principal == ANONYMOUS
 
     @property

@@ -1,8 +1,8 @@
 """Decide whether a principal may do something to a resource. Pure.
 
 Only the rules that name the principal and the verb count. Among those, the rule with the longest prefix of
-the resource's name decides; of two rules with one prefix, a denial wins, or the longer lock delay. Without
-such a rule, all is denied.
+the resource's name decides. If two rules have that prefix, a denial decides before a rule that allows, and
+the longer lock delay before a shorter one. Without such a rule, the policy denies.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Prefixes:
 
 
 def _outweighs(rule: Rule, known: Decision) -> bool:
-    """Tell whether a rule decides instead of an earlier one with the same prefix: it is stricter."""
+    """Tell whether a rule is stricter than an earlier one with the same prefix, and so decides."""
     least_ms = known.rule.lock_delay_ms if known.rule else 0
     return known.allowed and (rule.effect is Effect.DENY or rule.lock_delay_ms > least_ms)
 

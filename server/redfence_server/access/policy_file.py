@@ -26,7 +26,7 @@ class _Rule(BaseModel):
     @model_validator(mode="after")
     def _check_lock_delay(self) -> _Rule:
         if self.lock_delay_ms and (Verb.ACQUIRE not in self.verbs or self.effect is Effect.DENY):
-            raise ValueError("lock_delay_ms needs the verb acquire and the effect allow")
+            raise ValueError("lock_delay_ms needs the verb acquire and the effect allow; leave it out")
         return self
 
     @field_validator("principals")

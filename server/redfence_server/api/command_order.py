@@ -1,4 +1,4 @@
-"""Order the commands of one message: a waiter may need what a release ends; a cancel may be too early."""
+"""Order the commands of one message: releases first, for waiters; cancels last, after their acquires."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from redfence_proto.v1 import lock_pb2
 
-# To get at a command takes a fiftieth of the time that it takes to carry it out.
+# Reading a command from its message takes a fiftieth of the time of carrying it out.
 _PER_PART: Final = 256
 _RANKS: Final[Mapping[str | None, int]] = MappingProxyType({"release": 0, "cancel": 2})
 
@@ -21,9 +21,9 @@ def rank(command: lock_pb2.SessionCommand) -> int:
 async def in_order(
     commands: Sequence[lock_pb2.SessionCommand], turn: Callable[[], Awaitable[None]]
 ) -> list[lock_pb2.SessionCommand]:
-    """Return what sorting by `rank` returns, after one turn for each part of the commands.
+    """Return the commands sorted by `rank`; wait for a turn before reading each part of them.
 
-    Python takes 10 ms to get at the 10,000 commands that a message may have.
+    A message may have 10,000 commands, and Python takes 10 ms to read them.
     """
     ranked: tuple[list[lock_pb2.SessionCommand], ...] = ([], [], [])
     for first in range(0, len(commands), _PER_PART):

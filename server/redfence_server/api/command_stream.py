@@ -16,10 +16,10 @@ from redfence_server.sharing.budget import Budget
 
 Item = TypeVar("Item")
 
-# A stream takes room for so many commands at once, the first before its first command: an open stream costs
-# about the memory of so many.
+# A stream takes room in blocks of this many commands. It takes the first block when it opens, because an open
+# stream costs about the memory of 16 commands.
 _BLOCK: Final = 16
-# A stream keeps so much room that it does not use.
+# How much unused room a stream keeps for its next commands.
 _KEPT: Final = 256
 
 
@@ -30,7 +30,7 @@ class CommandStream(Generic[Item]):
         open_max: the most commands without a written result; bounds the memory of a peer that does not read.
         batch_max: the most results in one write.
         budget: bounds the commands without a written result of all streams.
-        peer: the one that takes from the budget.
+        peer: the stream takes its room from the part of this peer.
     """
 
     def __init__(self, *, open_max: int, batch_max: int, budget: Budget, peer: str) -> None:
@@ -56,10 +56,10 @@ class CommandStream(Generic[Item]):
         self._unanswered += 1
 
     def make_room(self, count: int) -> None:
-        """Take room for so many more commands, or for as many as the stream may have.
+        """Take room for `count` more commands, or for fewer up to `open_max`.
 
         Raises:
-            TooManyCommandsError: the stream has its most commands, or the budget has too little room.
+            TooManyCommandsError: the stream has `open_max` commands, or the peer's part has too little room.
         """
         taken = self._unanswered + len(self._outbox)
         if taken >= self._open_max:
@@ -68,7 +68,7 @@ class CommandStream(Generic[Item]):
         if wanted > 0:
             wanted = min(wanted + -wanted % _BLOCK, self._open_max - self._room)
             if not self._budget.take(self._peer, wanted):
-                # A client stays below the limit that it is told; with 0 it could send nothing any more.
+                # A client keeps to the limit in the error. With a limit of 0 it could never send again.
                 raise TooManyCommandsError(max(taken, _BLOCK), "peer")
             self._room += wanted
 
@@ -103,7 +103,7 @@ class CommandStream(Generic[Item]):
         return tuple(self._outbox)
 
     def _give_back(self) -> None:
-        """Give back what is neither used nor kept for the next commands."""
+        """Give back the room that is neither used nor kept for the next commands."""
         surplus = self._room - max(self._unanswered + len(self._outbox), _KEPT)
         if surplus > _KEPT:
             self._budget.give_back(self._peer, surplus)

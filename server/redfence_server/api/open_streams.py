@@ -27,7 +27,7 @@ class DrainableStream(Protocol):
 
     @property
     def kind(self) -> lock_pb2.SessionKind.ValueType:
-        """What stream it is."""
+        """The kind of the stream."""
         ...
 
     def drain(self) -> None:

@@ -1,4 +1,4 @@
-"""Refuse requests that cannot be parsed with a reason, and let a stream parse a large one in its turn.
+"""Answer a request that cannot be parsed with a reason; let a stream parse a large request in its turn.
 
 gRPC parses a request before redfence's code runs. If that fails, it answers UNKNOWN, or raises in a stream.
 """
@@ -51,8 +51,8 @@ class AdaptHandlers(grpc.aio.ServerInterceptor):
 def reject_malformed(path: str, handler: Any) -> Any:
     """Return the handler of a redfence method with a parser that does not fail; another one unchanged.
 
-    Calls with one request then answer INVALID_ARGUMENT / MALFORMED_MESSAGE; streams read a `Malformed`.
-    Instead of a large message they read a `Large`.
+    A call with one request then answers INVALID_ARGUMENT / MALFORMED_MESSAGE. A stream of requests reads a
+    `Malformed` in place of a malformed message, and a `Large` in place of a large one.
     """
     if not path.startswith(_OURS):
         return handler

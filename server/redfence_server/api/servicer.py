@@ -63,7 +63,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
 
     Args:
         commands_max: the most unanswered commands of one stream.
-        shares: what callers get their part of.
+        shares: the turns, the room for commands and the new names that peers share.
         drain_grace_ms: how long a draining server waits for unfinished calls; the notice to peers says it.
         guard: identifies callers; None without a policy and an audit log.
 
@@ -185,7 +185,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
         return self._service if caller is None else GuardedService(self._service, caller)
 
     async def _begin(self, context: Context) -> tuple[LockCalls, str]:
-        """Return what a unary call may use and its peer, once it is its turn."""
+        """Wait for the turn of a unary call; return the service for its caller, and the caller's peer."""
         caller = self._caller_of(context)
         peer = _peer_of(context, caller)
         await self._shares.turns.begin(peer)
@@ -204,7 +204,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
 
 
 def _peer_of(context: Context, caller: Caller | None) -> str:
-    """Return with whom a caller shares its bounds: its principal, or its machine if it proved no name."""
+    """Return the peer of a caller: its principal, or the address of its machine if it proved no name."""
     if caller is None or caller.is_anonymous:
         return peer_of(context.peer())
     return caller.principal

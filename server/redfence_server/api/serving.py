@@ -111,8 +111,8 @@ def new_server(
 ) -> Any:
     """Return a `Server` with redfence's limits and no services yet.
 
-    `places` bounds the open connections, with the transport `fast`; by default see `connection_places`.
-    grpcio shows a connection only with its first call.
+    `places` bounds the open connections of the transport `fast`; the default is `connection_places()`. It
+    does not bound grpcio, which shows a connection only with its first call.
 
     `share_port` lets it listen beside the other workers of its supervisor. `wrap` gets the handler of each
     method with all that this server adds to it.

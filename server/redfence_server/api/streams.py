@@ -86,7 +86,7 @@ class Stream(ABC, Generic[Item]):
     @property
     @abstractmethod
     def kind(self) -> lock_pb2.SessionKind.ValueType:
-        """What stream it is, for operators."""
+        """The kind of the stream, for operators."""
 
     def drain(self) -> None:
         """Write the notice, start no more commands, and end when the started ones are answered."""
@@ -235,7 +235,7 @@ class SessionStream(Stream[_Result | lock_pb2.Draining]):
         arrived_at_ms = self._clock.now_ms()
         count = len(request.commands)
         if count > COMMANDS_PER_PART:
-            # Before any other work: a peer without room costs little.
+            # Refuse a peer without room before any other work, so that it costs little.
             self._commands.make_room(count)
             commands = await in_order(
                 request.commands, partial(self._shares.turns.begin, self._peer, COMMANDS_PER_PART)
@@ -270,7 +270,7 @@ class SessionStream(Stream[_Result | lock_pb2.Draining]):
         try:
             self._begin_command(command, arrived_at_ms)
         except Exception as error:
-            # As bytes, because a peer may leave thousands unread.
+            # Keep the error as bytes, because a peer may leave thousands of them unread.
             self._on_end(command_id, _write_error, _error_bytes(error))
 
     def _begin_command(self, command: lock_pb2.SessionCommand, arrived_at_ms: float) -> None:

@@ -78,7 +78,7 @@ class WatchStream:
         self._end_with: Exception | None = None
 
     def drain(self) -> None:
-        """End with DRAINING once the picture under way is written."""
+        """End with DRAINING: finish writing a picture, but give up one that is not complete."""
         self.end(DrainingError())
 
     def end(self, error: Exception) -> None:

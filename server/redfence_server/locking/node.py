@@ -73,7 +73,7 @@ class Commit:
 
 @value
 class Undo:
-    """Delete the hold that the attempt `nonce` made, without a lock delay, unless a retry shares it.
+    """Delete the hold that the attempt `nonce` made, unless a retry shares it; no lock delay follows.
 
     A node that cannot be reached gets the command when it is back. After `expires_at_ms` on the server's
     clock it does not, because the hold has expired.

@@ -194,8 +194,8 @@ def hold_of_a_quorum(replies: Replies) -> Held | None:
 def present_hold(holds: Sequence[Held], *, quorum: int) -> Held | None:
     """Return the hold that most nodes report, for a human to read; None if there is no hold.
 
-    If it is on a quorum, its token is never the one of an earlier lease; `_shows` gives the reason. It is
-    closed if it is closed on a node, and live on fewer nodes than a quorum.
+    If it is on a quorum, its token is never the one of an earlier lease; `_shows` gives the reason. The
+    returned hold is closed if the hold is closed on a node, and live on fewer nodes than a quorum.
     """
     groups = by_lease(holds)
     if not groups:

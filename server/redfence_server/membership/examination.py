@@ -126,7 +126,7 @@ class Findings:
 
     @property
     def memory_share(self) -> float:
-        """Which part of `maxmemory` the node uses, or of its machine's memory without it; 0 if unknown."""
+        """The part of `maxmemory` that the node uses, or of its machine's memory if unset; 0 if unknown."""
         most = int(self.info.get("maxmemory", "0")) or int(self.info.get("total_system_memory", "0"))
         return int(self.info.get("used_memory", "0")) / most if most else 0.0
 

@@ -77,7 +77,7 @@ class Heartbeat:
         self.grant_refusal = ""
         """The error with which the node would have refused a mint at its last examination, or nothing."""
         self.memory_share = 0.0
-        """Which part of its memory the node used at its last examination."""
+        """The part of its memory that the node used at its last examination."""
 
     def begin(self, found: Findings) -> None:
         """Take the findings of the admission: votes count only once the clock is known."""

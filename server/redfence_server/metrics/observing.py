@@ -98,7 +98,7 @@ class Observer:
             self.counts.begin_call(peer)
             kind.begin()
             outcome, token = outcomes.INTERNAL, None
-            # Probes would make most of the spans.
+            # Without this rule, most spans would be those of health probes.
             spans = self.spans if name[0] in _TRACED else None
             span = None if spans is None else spans.begin_call(*name, request, context.invocation_metadata())
             try:

@@ -1,7 +1,7 @@
-"""Make a span of each request, with the answers of the nodes as events, and send the spans away.
+"""Make a span of each request, with the answers of the nodes as events; send spans to a collector.
 
 OpenTelemetry's SDK has a bounded queue and a thread of its own, so a slow or dead collector delays no call:
-spans that do not fit are dropped. A server without the setting `traces_endpoint` has no part of this module.
+it drops spans that do not fit. A server without the setting `traces_endpoint` does not import this module.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _HEADER: Final = "traceparent"
 # A traceparent of the only version that exists; a longer one is ignored.
 _TRACEPARENT_CHARACTERS_MAX: Final = 55
 _RESOURCE_SHOWN_MAX: Final = 256
-# For the last spans of a server that ends. A collector that is gone must not delay the end.
+# How long a server that ends may send its last spans. A collector that is gone must not delay the end.
 _CLOSE_S: Final = 2.0
 _OF_COMMAND: Final = {Mint: "Acquire", Commit: "Acquire", Renew: "Renew", Release: "Release"}
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
@@ -116,9 +116,9 @@ class Spans:
         self._open: dict[tuple[str, str], list[RequestSpan]] = {}
 
     def begin_call(self, service: str, method: str, request: Any, metadata: Any) -> RequestSpan:
-        """Begin the span of a unary call, for the task that runs here."""
+        """Begin the span of a unary call, and make it the span of the running task."""
         span = self.begin(service, method, request, metadata=metadata)
-        # Some commands to nodes name no lease.
+        # A command to a node that names no lease finds its span by the task.
         _CURRENT.set(span)
         return span
 
@@ -158,7 +158,7 @@ class Spans:
         span.end(outcome, token)
 
     def of_command(self, command: Command) -> list[RequestSpan]:
-        """Return the spans of the requests for which a command is sent; of a handover there are two."""
+        """Return the spans of the requests for which the server sends a command; a handover has two."""
         asked = [command, getattr(command, "release_first", None)]
         keys = [(getattr(each, "digest", ""), _OF_COMMAND.get(type(each), "")) for each in asked]
         found = [self._open[key][-1] for key in keys if key in self._open]

@@ -21,15 +21,15 @@ from redfence_server.redis_io.scripts import COUNTER_IDLE_MS_MAX
 
 # How often a server that waits for its first quorum looks whether it has one.
 _LOOK_S: Final = 0.02
-# From which part of a node's memory on, how long its new counters live at most without use.
+# From each part of a node's memory in use on: how long new counters live at most without use, in ms.
 _COUNTER_IDLE_MS: Final = ((0.0, COUNTER_IDLE_MS_MAX), (0.5, 3_600_000), (0.75, 600_000), (0.9, 60_000))
-
-# The life grows again only below its part by so much; otherwise each heartbeat could change it, and log it.
+# The life grows again only once the memory in use is this much below the part. Without the margin, each
+# heartbeat could change the life, and log it.
 _MEMORY_MARGIN: Final = 0.05
 
 
 def _counter_idle_ms(memory_share: float) -> int:
-    """Return how long a counter may live without use where so much of the memory is used."""
+    """Return how long a counter may live without use on a node that uses this part of its memory."""
     return min(idle_ms for least, idle_ms in _COUNTER_IDLE_MS if memory_share >= least)
 
 

@@ -10,7 +10,7 @@ class Large:
     """Takes the place of a message of a stream that takes long to parse.
 
     Attributes:
-        parse: returns the message, or what else a read may return.
+        parse: returns the message, or what a read returns in its place if it is malformed.
     """
 
     __slots__ = ("parse",)

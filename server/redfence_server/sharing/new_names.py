@@ -7,7 +7,7 @@ from typing import Final
 from redfence_server.clock import Clock
 from redfence_server.errors import TooManyNewResourcesError
 
-# Twice as many names are remembered at most: 30 MB if each is as long as a name may be.
+# A server remembers at most twice as many names: 30 MB if each is as long as a name may be.
 _RECENT_MAX: Final = 50_000
 _BURST_S: Final = 10.0
 _PEERS_MAX: Final = 10_000
@@ -30,7 +30,7 @@ class NewNames:
         self.per_second = per_second
         self.refusals = 0
         self._clock = clock
-        # By peer: how many names it may still use, and since when that is so. The longest unused come first.
+        # By peer: how many names it may still use, and since when. The longest idle peer comes first.
         self._left: dict[str, tuple[float, float]] = {}
 
     def check(self, peer: str, name: str) -> None:

@@ -24,7 +24,7 @@
 --          {'held', digest, token, holder, pttl_ms[, lock_delay_ms]}
 --                     another lease holds the lock, or the lock is closed after a lease, perhaps this very
 --                     one; nothing was released. The lock opens after pttl_ms without a renewal. With a lock
---                     delay, it is closed if pttl_ms is no more than that
+--                     delay, the lock is closed if pttl_ms is no more than lock_delay_ms
 --          {'exhausted'}      no token below 2^53 is left; nothing was changed
 --          {'not_admitted'}   the node has another admission id, or has lost its `high`; nothing was changed
 -- Publishes  as release.lua, if after a handover the lock is held for a shorter time

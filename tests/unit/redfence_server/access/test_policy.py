@@ -120,7 +120,7 @@ def test_of_two_rules_with_one_prefix_the_longer_lock_delay_decides() -> None:
         ('[[rules]]\nprincipals=["token:a"]\nverbs=["admin"]\nprefix=""\nefect=1', "rule 1: efect: Extra"),
         (
             '[[rules]]\nprincipals=["token:a"]\nverbs=["inspect"]\nprefix=""\nlock_delay_ms=1',
-            "rule 1: lock_delay_ms needs the verb acquire and the effect allow",
+            "rule 1: lock_delay_ms needs the verb acquire and the effect allow; leave it out",
         ),
         (
             '[[rules]]\nprincipals=["token:a"]\nverbs=["acquire"]\nprefix=""\nlock_delay_ms=-1',

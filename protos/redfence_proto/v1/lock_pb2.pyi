@@ -94,7 +94,7 @@ class _AcquireOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Acquir
     ACQUIRE_OUTCOME_GRANTED: _AcquireOutcome.ValueType  # 1
     """The lease is yours; `lease` is set."""
     ACQUIRE_OUTCOME_HELD: _AcquireOutcome.ValueType  # 2
-    """Another lease holds the resource and the call did not ask to wait."""
+    """The call did not ask to wait, and another lease holds the resource, or a lock delay keeps it closed."""
     ACQUIRE_OUTCOME_WAIT_TIMEOUT: _AcquireOutcome.ValueType  # 3
     """The resource did not become free within `wait_timeout`."""
 
@@ -106,7 +106,7 @@ ACQUIRE_OUTCOME_UNSPECIFIED: AcquireOutcome.ValueType  # 0
 ACQUIRE_OUTCOME_GRANTED: AcquireOutcome.ValueType  # 1
 """The lease is yours; `lease` is set."""
 ACQUIRE_OUTCOME_HELD: AcquireOutcome.ValueType  # 2
-"""Another lease holds the resource and the call did not ask to wait."""
+"""The call did not ask to wait, and another lease holds the resource, or a lock delay keeps it closed."""
 ACQUIRE_OUTCOME_WAIT_TIMEOUT: AcquireOutcome.ValueType  # 3
 """The resource did not become free within `wait_timeout`."""
 Global___AcquireOutcome: _TypeAlias = AcquireOutcome  # noqa: Y015
@@ -323,7 +323,7 @@ class _LockEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LockEve
     """
     LOCK_EVENT_KIND_RELEASED: _LockEventKind.ValueType  # 3
     """The lease ended while it had time left: its holder released it. If another lease has the resource by
-    then, the nodes may have lost it instead.
+    then, the nodes may have lost this lease instead.
     """
     LOCK_EVENT_KIND_EXPIRED: _LockEventKind.ValueType  # 4
     """The lease ended, and the time that it had left in the picture before is over: its ttl ended. A release
@@ -349,7 +349,7 @@ token, e.g. because its Acquire was repeated and granted once more.
 """
 LOCK_EVENT_KIND_RELEASED: LockEventKind.ValueType  # 3
 """The lease ended while it had time left: its holder released it. If another lease has the resource by
-then, the nodes may have lost it instead.
+then, the nodes may have lost this lease instead.
 """
 LOCK_EVENT_KIND_EXPIRED: LockEventKind.ValueType  # 4
 """The lease ended, and the time that it had left in the picture before is over: its ttl ended. A release
@@ -472,8 +472,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     "resource", "server" or "connection".
     """
     ERROR_REASON_TOO_MANY_COMMANDS: _ErrorReason.ValueType  # 13
-    """RESOURCE_EXHAUSTED. Too many commands are unanswered. Metadata: limit, the number of them on this stream,
-    and scope: "stream", or "peer" if all streams of this client together have too many, or are too many.
+    """RESOURCE_EXHAUSTED. Too many commands are unanswered. Metadata: limit, how many of them this stream may have;
+    and scope: "stream" if this stream has too many, "peer" if the streams of this client together have too many,
+    or are too many.
     """
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 14
     """CANCELLED. The acquire was cancelled, by a cancel command or because the server ends its stream for an
@@ -576,8 +577,9 @@ ERROR_REASON_TOO_MANY_WAITERS: ErrorReason.ValueType  # 12
 "resource", "server" or "connection".
 """
 ERROR_REASON_TOO_MANY_COMMANDS: ErrorReason.ValueType  # 13
-"""RESOURCE_EXHAUSTED. Too many commands are unanswered. Metadata: limit, the number of them on this stream,
-and scope: "stream", or "peer" if all streams of this client together have too many, or are too many.
+"""RESOURCE_EXHAUSTED. Too many commands are unanswered. Metadata: limit, how many of them this stream may have;
+and scope: "stream" if this stream has too many, "peer" if the streams of this client together have too many,
+or are too many.
 """
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 14
 """CANCELLED. The acquire was cancelled, by a cancel command or because the server ends its stream for an
@@ -680,8 +682,8 @@ class AcquireRequest(_message.Message):
         """How long the lock stays closed to every caller after the lease was lost: after it expired, or after an
         operator ended it. A Release opens the lock at once, also during the delay. Unset or zero: no delay. Never
         negative, in whole milliseconds, and together with the ttl at most the cluster's greatest ttl. The
-        server's policy may set a longer delay for the resource. INVALID_LOCK_DELAY. It gives a holder that was
-        paused time to stop, for a storage that checks no tokens. It does not replace tokens.
+        server's policy may set a longer delay for the resource. INVALID_LOCK_DELAY. The delay gives a paused holder
+        time to stop, for a storage that checks no tokens. It does not replace tokens.
         """
 
     def __init__(
@@ -724,8 +726,9 @@ class AcquireResponse(_message.Message):
 
     @_builtins.property
     def current(self) -> Global___CurrentHold:
-        """The present holder; set if the outcome is HELD or WAIT_TIMEOUT and a holder was seen. After a wait it is
-        the holder that was last seen, and may be as old as the wait.
+        """The present holder, or the lost lease if the lock is closed; set if the outcome is HELD or WAIT_TIMEOUT and
+        the server saw such a lease. After a wait it is the last one that the server saw, and may be as old as the
+        wait.
         """
 
     def __init__(
@@ -791,7 +794,7 @@ Global___Lease: _TypeAlias = Lease  # noqa: Y015
 
 @_typing.final
 class CurrentHold(_message.Message):
-    """The present holder of a resource, without its secret."""
+    """The lease that holds a resource, or the lost lease of a closed one, without its secret."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -801,15 +804,15 @@ class CurrentHold(_message.Message):
     LOCK_DELAY_FIELD_NUMBER: _builtins.int
     CLOSED_FIELD_NUMBER: _builtins.int
     holder: _builtins.str
-    """The holder's label; may be empty."""
+    """The label of the lease's holder; may be empty."""
     fencing_token: _builtins.int
-    """The fencing token of the present lease."""
+    """The fencing token of the lease."""
     closed: _builtins.bool
-    """The lease was lost, and its lock delay keeps the lock closed. No lease holds it."""
+    """Whether the lease was lost, and its lock delay keeps the lock closed. No lease holds the lock then."""
     @_builtins.property
     def remaining(self) -> _duration_pb2.Duration:
-        """How long the lease lasts from now unless it is renewed or released; if `closed`, how long until the lock
-        opens unless it is released.
+        """How long the lease lasts from now unless it is renewed or released. If `closed`: how long until the lock
+        opens, unless the holder of the lost lease releases it.
         """
 
     @_builtins.property
@@ -1011,7 +1014,7 @@ class SessionCommand(_message.Message):
     """Chosen by the caller, > 0, unique among this stream's unanswered commands. INVALID_COMMAND_ID."""
     traceparent: _builtins.str
     """The W3C `traceparent` of the caller's span: 55 characters, as `00-TRACE_ID-SPAN_ID-FLAGS`. Optional. A
-    server that makes traces takes it as the parent of this command's span. It ignores another text.
+    server that makes traces takes it as the parent of this command's span. It ignores any other text.
     """
     @_builtins.property
     def acquire(self) -> Global___AcquireRequest:

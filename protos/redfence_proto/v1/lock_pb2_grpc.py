@@ -464,7 +464,8 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListLocks(self, request, context):
-        """ListLocks returns the resources that a lease holds on a quorum of nodes, in pages without an order.
+        """ListLocks returns the resources that a lease holds on a quorum of nodes, in pages without an order. It lists a
+        closed lock too, with `closed`.
 
         A lease that holds from the first to the last page is listed at least once, if at most f of N = 2f + 1
         nodes do not answer. A lease that begins or ends meanwhile may be missing, and one may be listed twice. An

@@ -419,7 +419,8 @@ class AdminServiceStub:
                         changed; or too few answered the release: the lease may or may not have ended. Retry.
     """
     ListLocks: _grpc.UnaryUnaryMultiCallable[_lock_pb2.ListLocksRequest, _lock_pb2.ListLocksResponse]
-    """ListLocks returns the resources that a lease holds on a quorum of nodes, in pages without an order.
+    """ListLocks returns the resources that a lease holds on a quorum of nodes, in pages without an order. It lists a
+    closed lock too, with `closed`.
 
     A lease that holds from the first to the last page is listed at least once, if at most f of N = 2f + 1
     nodes do not answer. A lease that begins or ends meanwhile may be missing, and one may be listed twice. An
@@ -497,7 +498,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
                         changed; or too few answered the release: the lease may or may not have ended. Retry.
     """
     ListLocks: _aio.UnaryUnaryMultiCallable[_lock_pb2.ListLocksRequest, _lock_pb2.ListLocksResponse]  # type: ignore[assignment]
-    """ListLocks returns the resources that a lease holds on a quorum of nodes, in pages without an order.
+    """ListLocks returns the resources that a lease holds on a quorum of nodes, in pages without an order. It lists a
+    closed lock too, with `closed`.
 
     A lease that holds from the first to the last page is listed at least once, if at most f of N = 2f + 1
     nodes do not answer. A lease that begins or ends meanwhile may be missing, and one may be listed twice. An
@@ -590,7 +592,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lock_pb2.ListLocksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lock_pb2.ListLocksResponse, _abc.Awaitable[_lock_pb2.ListLocksResponse]]:
-        """ListLocks returns the resources that a lease holds on a quorum of nodes, in pages without an order.
+        """ListLocks returns the resources that a lease holds on a quorum of nodes, in pages without an order. It lists a
+        closed lock too, with `closed`.
 
         A lease that holds from the first to the last page is listed at least once, if at most f of N = 2f + 1
         nodes do not answer. A lease that begins or ends meanwhile may be missing, and one may be listed twice. An

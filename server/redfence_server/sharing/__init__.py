@@ -1,1 +1,1 @@
-"""Share the server fairly between peers: turns to begin commands, memory, connections, and new resource names."""
+"""Share the server fairly between peers: turns to begin commands, memory, connections, and new names."""

@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready
 TOOLS_VENV := .venv-tools
 TOOLS_BIN  := $(TOOLS_VENV)/bin
 PROTO_OUT  := protos/redfence_proto
-SOURCES := protos server client_sdk storage_demo tests bench examples/run.py
+SOURCES := protos server client_sdk storage_demo tests bench examples/run.py deploy/provenance.py
 # With LOCKED=1, exactly the packages of locks/, each checked by its hash; CI does so.
 LOCKED ?=
 PIP    := python -m pip install --quiet --disable-pip-version-check
@@ -170,13 +170,14 @@ lock: $(DEPLOY_VENV)/.ready ## write locks/: the newest packages that pyproject.
 	    --python-version 3.11 --group $$group -o locks/$$group.txt || exit 1; done
 
 # The date of the commit is the date of every file, so one commit always gives the same bytes.
-release: $(DEPLOY_VENV)/.ready ## build dist/: wheel, source, list of parts (CycloneDX SBOM of locks/server.txt), checksums
+release: $(DEPLOY_VENV)/.ready ## build dist/: wheel, source, list of parts (CycloneDX), checksums, provenance (SLSA)
 	@rm -rf dist
 	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(DEPLOY_BIN)/uv build --quiet --require-hashes \
 	  --build-constraints locks/server.txt --out-dir dist
 	@$(DEPLOY_BIN)/python -W ignore::UserWarning -m cyclonedx_py requirements locks/server.txt --pyproject pyproject.toml \
 	  --output-reproducible -o dist/redfence.cdx.json
 	@cd dist && sha256sum redfence-* redfence.cdx.json > SHA256SUMS && cat SHA256SUMS
+	@$(PYTHON) deploy/provenance.py dist && cd dist && sha256sum redfence.provenance.json
 
 release-check: $(DEPLOY_VENV)/.ready ## build a release twice, and compare the checksums
 	@first=$$($(MAKE) --no-print-directory release) && second=$$($(MAKE) --no-print-directory release) && \

@@ -22,7 +22,7 @@ async def test_streams_of_one_client_get_half_of_the_room_and_give_it_back(
     refused = SessionCaller(server)
     error = await refused.ended()
     assert error is not None
-    assert "leave free" in (error.details() or "")
+    assert "open fewer streams" in (error.details() or "")
     assert (await sessions[0].acquire("orders/more")).acquire.outcome == ACQUIRE_OUTCOME_GRANTED
     for session in sessions:
         await session.cancel()

@@ -25,6 +25,7 @@ from redfence._transport.grpc_channel import (
 )
 from redfence._transport.links import Method
 from redfence._transport.reach import Reach
+from redfence._transport.stream_status import StreamStatus
 from redfence._transport.tls import Protection
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 
@@ -108,6 +109,7 @@ class GrpcAsyncLink:
         }
         self._watch_locks: Any = admin.WatchLocks
         self._stream: Any = lock.Session(metadata=metadata.now())
+        self._status = StreamStatus(self._stream)
         self._aborted = False
 
     async def send(self, request: lock_pb2.SessionRequest, /) -> None:
@@ -130,7 +132,8 @@ class GrpcAsyncLink:
         except aio.AioRpcError as exc:
             if self._aborted:
                 return None
-            raise _translated(exc) from exc
+            error = await self._status.of(exc)
+            raise from_rpc_error(error) from error
         except asyncio.CancelledError:
             if self._cancelled_by_us():
                 return None

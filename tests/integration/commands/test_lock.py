@@ -229,7 +229,7 @@ async def test_the_lock_is_held_for_as_long_as_the_command_runs(fake: GrpcFake, 
     hold = fake.server.hold_of("r")
     assert hold is not None
     assert hold.holder == "nightly"
-    assert await run.wait() == 0
+    assert await run.wait(timeout_s=30) == 0
     assert fake.server.counts["renew"] >= 5
 
 

@@ -46,6 +46,9 @@ def pytest_configure() -> None:
     # A shell starts a background job with SIGINT ignored, and the commands under test would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # nohup starts its command with SIGHUP ignored. A handler of Python is not inherited.
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda _number, _frame: None)
     if folder := memory_folder():
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))
     # An example has 200 ms unless told otherwise, and a machine that stands still for so long would fail it.

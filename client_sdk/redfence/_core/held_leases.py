@@ -48,6 +48,18 @@ class HeldLeases:
         self._settle(lease, now_ms)
         self._releases.start(lease.resource, lease.lease_id, now_ms=now_ms, waiter=waiter)
 
+    def close(self, now_ms: float) -> None:
+        """End every lease because the client closes; release those whose validity is not over.
+
+        A lease that the clock has ended is lost, even if no alarm told so yet. Its release would open a
+        lock that a lock delay keeps closed.
+        """
+        for lease in self:
+            if lease.ended(now_ms) is None:
+                self.end(lease, LossReason.CLIENT_CLOSED, None, now_ms)
+            else:
+                self.due(lease, now_ms)
+
     def renew_all_soon(self, now_ms: float) -> None:
         """Renew at once every lease that is at risk, because a new link is open."""
         for lease in self._leases:

@@ -120,8 +120,7 @@ class SessionCore:
         error = ClosedError("the client was closed during the call")
         self._acquires.give_up_all(error, now_ms=now_ms)
         self._link_waiters.settle(error)
-        for lease in self._leases:
-            self._leases.end(lease, LossReason.CLIENT_CLOSED, None, now_ms)
+        self._leases.close(now_ms)
         self._releases.when_idle(waiter)
 
     def stop(self) -> None:

@@ -242,6 +242,18 @@ def test_closing_fails_calls_ends_leases_and_waits_for_the_releases(world: World
     assert idle.done()
 
 
+def test_closing_does_not_release_a_lease_that_the_clock_has_ended(world: World) -> None:
+    """A paused process may close its client before an alarm tells the loss. A release would open the lock."""
+    lease = world.held(ttl=9)
+    told = _told(world, lease)
+    idle = Slot()
+    world.now_ms = lease.deadline_ms
+    world.core.close(idle, now_ms=world.now_ms)
+    assert (lease.loss, told) == (LossReason.EXPIRED, [(lease.deadline_ms, LeaseState.LOST)])
+    assert world.sent() == []
+    assert idle.done()
+
+
 def test_a_closed_client_refuses_everything_and_holds_nobody_up(world: World) -> None:
     idle = Slot()
     world.core.close(idle, now_ms=0.0)

@@ -1,9 +1,10 @@
 """Carry the commands of all callers to one node over one socket.
 
 Commands that come while the node works on others wait for it, and leave together: a batch costs the node one
-fsync. Without commands on their way, those of one turn of the event loop leave at its end. Replies come in
-order, so a queue matches them. Only this class reads the socket, so a cancelled caller leaves no reply for
-the next one. One timer serves the whole queue, because the oldest command is the first to be overdue.
+fsync. Without commands on their way, those of one turn of the event loop leave at its end. A large batch
+leaves in parts, so that the node works on one part while the server makes the next. Replies come in order, so
+a queue matches them. Only this class reads the socket, so a cancelled caller leaves no reply for the next.
+One timer serves the whole queue, because the oldest command is the first to be overdue.
 
 Notices come over the same socket. RESP3 marks them, so notices and replies stay in order.
 """
@@ -30,6 +31,9 @@ _STALL_S: Final = 0.05
 # How long commands wait for the reply to the batch before them. Higher: fewer and larger batches. Lower: a
 # far node, whose replies take long, is asked earlier.
 _GATHER_S: Final = 0.002
+# A batch of so many commands leaves at once, if no more were unanswered when it began. So parts grow with the
+# load. Higher: nodes and server wait for each other. Lower: a node needs more fsyncs.
+_PART_MIN: Final = 32
 # The most that one read takes; the kernel keeps the rest for the next turn of the loop.
 _READ_BYTES_MAX: Final = 65_536
 _INCOMPLETE: Final = object()
@@ -69,6 +73,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._outbox: list[bytes] = []
         self._outbox_since = 0.0
+        self._outbox_room = 0  # how many more commands the batch takes before it leaves
         self._flush_timer: asyncio.Handle | None = None
         self.in_time: deque[_Unanswered] = deque()
         # Timed-out commands whose replies may still come; always older than `in_time`.
@@ -94,15 +99,23 @@ class NodeConnection(asyncio.BufferedProtocol):
             self._begin_batch()
         self._outbox.append(packed)
         self.in_time.append((on_raw, self._outbox_since))
+        self._outbox_room -= 1
+        if self._outbox_room == 0 and self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self.flush()
         return True
 
     def _begin_batch(self) -> None:
         """Set when the next batch leaves: now, or after the reply to the one before, but within `_GATHER_S`.
 
+        It leaves earlier if it gets large.
+
         All commands of a batch count as sent at its beginning, so a late one may time out `_GATHER_S` early.
         """
         now = self._outbox_since = self._loop.time()
-        if self.in_time:
+        unanswered = len(self.in_time)
+        self._outbox_room = unanswered if unanswered > _PART_MIN else _PART_MIN  # noqa: FURB136  (max costs a call)
+        if unanswered:
             self._flush_timer = self._loop.call_at(now + _GATHER_S, self.flush)
         else:
             self._flush_timer = self._loop.call_soon(self.flush)

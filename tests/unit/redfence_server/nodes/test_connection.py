@@ -77,18 +77,18 @@ async def test_commands_leave_at_once_or_gather_behind_the_batch_under_way() -> 
     """They wait for its last reply, but not longer than `_GATHER_S` for a node that is far away."""
     bench = Bench()
     writes = bench.wire.writes
-    for name in range(50):
+    for name in range(20):
         bench.call(name)
     assert writes == []
     await asyncio.sleep(0)
-    assert writes == [b"".join(f"<{name}>".encode() for name in range(50))]
+    assert writes == [b"".join(f"<{name}>".encode() for name in range(20))]
     bench.call("a")
     await asyncio.sleep(0)
     bench.call("b")
-    bench.answer(*range(49))
+    bench.answer(*range(19))
     await asyncio.sleep(0)
     assert len(writes) == 1
-    bench.answer(49)
+    bench.answer(19)
     bench.call("c")
     await asyncio.sleep(0)
     assert writes[1:] == [b"<a><b><c>"]
@@ -97,6 +97,22 @@ async def test_commands_leave_at_once_or_gather_behind_the_batch_under_way() -> 
     assert len(writes) == 2
     await asyncio.sleep(node_connection._GATHER_S * 0.2)
     assert writes[2:] == [b"<d>"]
+
+
+async def test_a_large_batch_leaves_in_parts_that_grow_with_the_load() -> None:
+    """The node works on a part while the server makes the next one; a part is as large as all before it."""
+    bench = Bench()
+    for name in range(200):
+        bench.call(name)
+    assert [write.count(b"<") for write in bench.wire.writes] == [32, 32, 64]
+    bench.answer(*range(128))
+    await asyncio.sleep(0)
+    assert bench.wire.writes[-1].count(b"<") == 72
+    bench.answer(*range(128, 200))
+    bench.call("after")
+    await asyncio.sleep(0)
+    assert bench.wire.writes[-1] == b"<after>"
+    assert bench.told.keys() == set(range(200))
 
 
 async def test_a_reply_longer_than_what_is_read_at_once_is_put_together() -> None:

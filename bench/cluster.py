@@ -7,7 +7,7 @@ import os
 import resource
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,10 +79,12 @@ async def served_process(
     *,
     program: Sequence[str] = REDFENCE,
     arguments: Sequence[str] = (),
+    settings: Mapping[str, str] | None = None,
     files_max: int | None = None,
 ) -> AsyncIterator[ServerProcess]:
     """Run `program serve` with these arguments over the nodes; yield its address and process id.
 
+    `settings` are variables of its environment: an earlier version ignores one that it does not know.
     `files_max` bounds the file descriptors of the process.
 
     Raises:
@@ -90,7 +92,7 @@ async def served_process(
     """
     process = await asyncio.create_subprocess_exec(
         *(*program, "serve", "--listen", "127.0.0.1:0", *arguments),
-        env=_environment(nodes),
+        env={**_environment(nodes), **(settings or {})},
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None

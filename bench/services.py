@@ -34,6 +34,8 @@ PEERS = (*REDLOCKS, *ETCD)
 OPEN_LOOP = frozenset({"session", "unary", "redsync", *ETCD})
 # It keeps leases alive over sessions.
 LEASES = frozenset({"session"})
+# The load program acquires tens of thousands of names in its first seconds.
+_SETTINGS = {"REDFENCE_NEW_RESOURCES_PER_SECOND": "0"}
 _START_TIMEOUT_S = 30.0
 _POLL_INTERVAL_S = 0.05
 
@@ -107,7 +109,9 @@ async def _redfence(
         program = (str(await builds.go_client()), "--target", kind)
     async with (
         cluster.formed_nodes(node_count, program=variant.program) as nodes,
-        cluster.served_process(nodes, program=variant.program, arguments=variant.arguments) as server,
+        cluster.served_process(
+            nodes, program=variant.program, arguments=variant.arguments, settings=_SETTINGS
+        ) as server,
     ):
         addresses = ",".join([server.address] * connections)
         yield Running((*program, "--addr", addresses), {"server": (server.pid,), "node": nodes.pids})

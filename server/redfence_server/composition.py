@@ -309,8 +309,8 @@ class LockServer:
     def reload(self, settings: ServeConfig | None) -> None:
         """Take over what may change without a restart.
 
-        These are the `RELOADABLE` settings, unless they are None; the files of access; and the audit log,
-        which is opened anew. A lower limit ends no wait and no command that has begun.
+        These are the `RELOADABLE` settings, unless they are None; the files of TLS and of access; and the
+        audit log, which is opened anew. A lower limit ends no wait and no command that has begun.
         """
         if settings is not None:
             now = self._config
@@ -324,5 +324,7 @@ class LockServer:
                 self._servicer.commands_max = self._config.commands_max
                 self._shares.set_limits(_share_limits(self._config))
                 structlog.get_logger().info("settings_reloaded", **changed)
+        for listener in self._listeners:
+            listener.reload()
         if self._guard is not None:
             self._guard.reload()

@@ -1,7 +1,8 @@
 """Read the server's certificate, and read it again when its files change, for both transports.
 
 Before each handshake the server looks at the files (three calls of `stat`), so a renewed certificate needs no
-restart and no signal. Open connections keep the certificate with which they began.
+restart and no signal. A signal only makes it look at once. Open connections keep the certificate with which
+they began.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class _Loaded:
 class Certificates:
     """Keeps the last good certificate of the files; any thread may use it.
 
-    A file that cannot be used changes nothing; the log says so once (`certificate_refused`), and says when a
-    new certificate is used (`certificate_reloaded`).
+    A file that cannot be used changes nothing; the log says so once and after each `reload`
+    (`certificate_refused`). The log also says when a new certificate is used (`certificate_reloaded`).
 
     Raises:
         CertificateError: the files cannot be used now.
@@ -107,6 +108,11 @@ class Certificates:
         structlog.get_logger().info("certificate_reloaded", certificate=str(self._files.certificate))
         return True
 
+    def reload(self) -> None:
+        """Use the files as `refresh` does, and log a refusal again, because an operator asks for it."""
+        self._refusal = ""
+        self.refresh()
+
     def current_context(self) -> ssl.SSLContext:
         """Return the context for the next connection of the fast transport."""
         self.refresh()
@@ -118,13 +124,20 @@ class Certificates:
 
     def for_grpcio(self) -> grpc.ServerCredentials:
         """Return credentials by which each connection of grpcio gets the current certificate."""
+        given = self._loaded
 
         def fetch() -> Any:
-            # gRPC asks before each handshake, in a thread of its own; None means no change.
-            return self._loaded.configuration if self.refresh() else None
+            # gRPC asks before each handshake, in a thread of its own; None means no change. A `reload` may
+            # have read the files meanwhile, so the answer depends on what gRPC got last.
+            nonlocal given
+            self.refresh()
+            if self._loaded is given:
+                return None
+            given = self._loaded
+            return given.configuration
 
         return grpc.dynamic_ssl_server_credentials(
-            self._loaded.configuration, fetch, require_client_authentication=self.asks_clients
+            given.configuration, fetch, require_client_authentication=self.asks_clients
         )
 
 

@@ -63,3 +63,8 @@ class Listener:
             setting=self._setting,
         )
         await self.server.start()
+
+    def reload(self) -> None:
+        """Look at the files of TLS now, and log whether new ones are good; open connections go on."""
+        if self._certificates is not None:
+            self._certificates.reload()

@@ -197,6 +197,36 @@ async def test_a_renewed_certificate_is_used_at_the_next_connection(
             assert [each["event"] for each in logs[2:]] == ["certificate_reloaded"]
 
 
+async def test_a_reload_says_at_once_whether_new_files_are_good(
+    transport: Transport, certificate: Certificate, authority: Authority, formed_nodes: FormedNodes
+) -> None:
+    """No connection comes meanwhile; the next one gets the certificate that the reload has read."""
+    first, renewed = der(certificate), authority.issue(HOST)
+    nodes = await formed_nodes(3)
+    files: dict[str, Any] = {"tls_cert": certificate.certificate, "tls_key": certificate.key}
+
+    def certificate_events() -> list[str]:
+        return [event for each in logs if (event := each["event"]).startswith("certificate_")]
+
+    async with serving(nodes, transport=transport, **files) as server:
+        site, context = Site(server.port, HealthWithWitness()), authority.client_context()
+        with capture_logs() as logs:
+            server.reload()
+            assert not certificate_events()
+            certificate.certificate.write_text("no certificate")
+            # An operator who asks again is told again.
+            for count in (1, 2):
+                server.reload()
+                assert certificate_events() == ["certificate_refused"] * count
+            assert f"tls_cert: {certificate.certificate} has no certificate in PEM" in logs[-1]["reason"]
+            assert await site.certificate(context) == first
+            certificate.replace_by(renewed)
+            server.reload()
+            assert certificate_events()[2:] == ["certificate_reloaded"]
+            assert await site.certificate(context) == der(renewed)
+            assert len(certificate_events()) == 3
+
+
 async def test_an_authority_that_was_removed_lets_no_client_in_again(
     transport: Transport,
     certificate: Certificate,

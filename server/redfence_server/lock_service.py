@@ -87,10 +87,15 @@ class LockCalls(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ForcedRelease:
-    """Whether a forced release ended the lease with the token; if not, the hold of another token, if any."""
+    """Whether a forced release ended the lease with the token; if not, the hold of another token, if any.
+
+    Attributes:
+        digest: of the lease that was ended; empty if none was.
+    """
 
     was_held: bool
     current: Held | None = None
+    digest: str = ""
 
 
 class LockService:
@@ -295,7 +300,8 @@ class LockService:
         )
         if released.verdict is ReleaseVerdict.NO_QUORUM:
             raise _release_undecided(released.replies)
-        return ForcedRelease(was_held=released.verdict is ReleaseVerdict.RELEASED)
+        was_held = released.verdict is ReleaseVerdict.RELEASED
+        return ForcedRelease(was_held=was_held, digest=current.digest if was_held else "")
 
 
 def _tell_release(on_end: Callable[[bool | NoQuorumError], None], released: Verdict[ReleaseVerdict]) -> None:

@@ -249,12 +249,13 @@ class AdminServicer(lock_pb2_grpc.AdminServiceServicer):
         resource, token = model.check_resource(request.resource), model.check_token(request.fencing_token)
         reason = model.check_reason(request.reason)
         _check(caller, Verb.ADMIN, resource)
+        line: dict[str, Any] = {"resource": resource, "token": token, "reason": reason}
         try:
             ended = await self._service.force_release(resource, token, reason=reason)
         except NoQuorumError:
-            _record_force(caller, "unknown", resource, token, reason)
+            _record_force(caller, "unknown", **line)
             raise
-        _record_force(caller, "released" if ended.was_held else "not_held", resource, token, reason)
+        _record_force(caller, "released" if ended.was_held else "not_held", digest=ended.digest, **line)
         return messages.force_release_response(ended)
 
     @_answers_errors
@@ -318,6 +319,6 @@ def _check(caller: Caller | None, verb: Verb, resource: str) -> None:
         caller.check(verb, resource)
 
 
-def _record_force(caller: Caller | None, outcome: str, resource: str, token: int, reason: str) -> None:
+def _record_force(caller: Caller | None, outcome: str, **line: Any) -> None:
     if caller is not None:
-        caller.record("force_release", outcome, resource=resource, token=token, reason=reason)
+        caller.record("force_release", outcome, **line)

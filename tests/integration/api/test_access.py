@@ -336,6 +336,28 @@ async def test_a_watch_ends_when_the_policy_does_not_grant_it_any_more(site: Sit
     assert status(Failure.of_call(caught.value)) == DENIED
 
 
+async def test_the_audit_log_says_which_operator_ended_which_lease_and_why(site: Site) -> None:
+    site.policy.write_text(EVERY_VERB)
+    site.server.reload()
+    lease = (await site.acquire("billing/1")).lease
+    request = lock_pb2.ForceReleaseRequest(resource="billing/1", reason="the holder hangs")
+    request.fencing_token = lease.fencing_token
+    for _ in range(2):
+        await site.server.admin.ForceRelease(request, metadata=BILLING)
+    await failure_of(site.server.admin.ForceRelease(request, metadata=OTHER))
+    await eventually(lambda: len(site.audit_lines) == 4)
+    _, ended, again, denied = site.audit_lines
+    for line, outcome, digest in (
+        (ended, "released", digest_of(lease.lease_id).hex()[:8]),
+        (again, "not_held", ""),
+    ):
+        assert (line["event"], line["outcome"], line["lease"]) == ("force_release", outcome, digest)
+        assert (line["principal"], line["resource"]) == ("token:billing", "billing/1")
+        assert (line["token"], line["reason"]) == (lease.fencing_token, "the holder hangs")
+    assert (denied["event"], denied["outcome"]) == ("admin", "permission_denied")
+    assert denied["principal"] == "token:other"
+
+
 async def test_the_audit_log_has_grants_releases_and_denials_and_no_secret(site: Site) -> None:
     lease = (await site.acquire("billing/1")).lease
     await failure_of(site.acquire("other/1"))

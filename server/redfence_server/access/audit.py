@@ -50,7 +50,10 @@ class AuditLog:
         try:
             self._file = self._open()
         except OSError as error:
-            raise ConfigError(f"audit_log: cannot write {target}: {error.strerror}") from error
+            raise ConfigError(
+                f"audit_log: cannot write {target}: {error.strerror}; name a file that this user can write, "
+                f"or {STDERR} for standard error"
+            ) from error
         self._writer = threading.Thread(target=self._run, name="redfence-audit", daemon=True)
         self._writer.start()
 

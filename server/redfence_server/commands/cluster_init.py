@@ -8,6 +8,7 @@ import asyncio
 from redfence_proto import bounds
 from redfence_server.clock import SystemClock
 from redfence_server.commands import startup
+from redfence_server.commands.cluster_audit import audited
 from redfence_server.nodes.cluster import check_urls
 from redfence_server.operations.floors import WALL_US_MIN, floor_of
 from redfence_server.operations.forming import form
@@ -18,7 +19,7 @@ HELP = "form a cluster on empty nodes; harmless to repeat"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
-    startup.add_node_flags(parser)
+    startup.add_node_flags(parser, also={"audit_log"})
     startup.add_max_ttl_flag(
         parser,
         default_ms=bounds.TTL_MS_MAX_DEFAULT,
@@ -39,18 +40,21 @@ def run(arguments: argparse.Namespace) -> int:
     ttl_ms_max = startup.ttl_ms_max_of(arguments)
     assert ttl_ms_max is not None, "it has a default"
     floor, least_token = _floor_of(arguments)
-    cluster_id = asyncio.run(
-        form(
-            check_urls(settings.nodes, settings.node_tls),
-            keys=settings.keyspace,
-            ttl_ms_max=ttl_ms_max,
-            randomness=SystemRandomness(),
-            dial_timeout_ms=settings.dial_timeout_ms,
-            floor=floor,
-            least_token=least_token,
+    nodes = check_urls(settings.nodes, settings.node_tls)
+    with audited(settings, "cluster_init", nodes) as change:
+        change.floor = floor
+        change.cluster_id = asyncio.run(
+            form(
+                nodes,
+                keys=settings.keyspace,
+                ttl_ms_max=ttl_ms_max,
+                randomness=SystemRandomness(),
+                dial_timeout_ms=settings.dial_timeout_ms,
+                floor=floor,
+                least_token=least_token,
+            )
         )
-    )
-    print(f"cluster {cluster_id}: formed, {len(settings.nodes)} nodes")
+    print(f"cluster {change.cluster_id}: formed, {len(settings.nodes)} nodes")
     return 0
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from redfence_server.clock import SystemClock
 from redfence_server.commands import startup
+from redfence_server.commands.cluster_audit import DONE, PARTLY_DONE, audited
 from redfence_server.config import ServeConfig
 from redfence_server.errors import StartupError
 from redfence_server.membership.admin import AdminSettings, NodeSnapshot, connect_all
@@ -31,7 +32,7 @@ _BREAK = (
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
-    startup.add_node_flags(parser, also={"assume_durable"})
+    startup.add_node_flags(parser, also={"assume_durable", "audit_log"})
     parser.epilog = (
         f"{startup.EPILOG} It takes out every node that it can reach. After the greatest ttl all "
         "leases have ended, and the nodes begin anew with tokens above the floor. Repeat it if broken off. "
@@ -74,15 +75,19 @@ async def _recover(settings: ServeConfig, request: Request, *, confirmed: bool) 
         if not confirmed:
             raise StartupError("nothing was changed; add --yes to do it")
         recovery = ClusterRecovery(planned, urls, admin=admin, randomness=randomness)
-        try:
-            await recovery.take_out(nodes)
-            pause_s = wait_ms(planned.ttl_ms_max) / 1000
-            _say(f"taken out; waiting {pause_s:.1f} s ...")
-            await asyncio.sleep(pause_s)
-            await recovery.give_back()
-        except BaseException:
-            sys.stderr.write(_BREAK)
-            raise
+        with audited(settings, "cluster_recover", urls) as change:
+            try:
+                await recovery.take_out(nodes)
+                pause_s = wait_ms(planned.ttl_ms_max) / 1000
+                _say(f"taken out; waiting {pause_s:.1f} s ...")
+                await asyncio.sleep(pause_s)
+                await recovery.give_back()
+            except BaseException:
+                sys.stderr.write(_BREAK)
+                raise
+            finally:
+                change.cluster_id, change.floor = planned.cluster_id, recovery.floor
+            change.outcome = PARTLY_DONE if recovery.left_out else DONE
     _say(as_result(recovery.left_out, recovery.floor))
     return EXIT_NODES_LEFT_OUT if recovery.left_out else 0
 

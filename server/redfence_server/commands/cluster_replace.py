@@ -6,6 +6,7 @@ import argparse
 import asyncio
 
 from redfence_server.commands import startup
+from redfence_server.commands.cluster_audit import audited
 from redfence_server.errors import ConfigError, StartupError
 from redfence_server.membership.admin import AdminSettings
 from redfence_server.membership.fence import wait_ms
@@ -19,7 +20,7 @@ HELP = "prepare a node to replace another, or to vote again after it was wiped"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
-    startup.add_node_flags(parser, also={"assume_durable"})
+    startup.add_node_flags(parser, also={"assume_durable", "audit_log"})
     parser.epilog = (
         f"{startup.EPILOG} Give them as the lock servers have them. Repeating the command is harmless. "
         "exit status: 0 done, 2 not done: refused, or --yes is missing"
@@ -54,17 +55,19 @@ def run(arguments: argparse.Namespace) -> int:
         if planned.ends_vote and not arguments.yes:
             raise StartupError(f"{as_cost(planned, old)}; nothing was changed; add --yes to do it")
 
-    carried_out = asyncio.run(
-        replace_node(
-            index,
-            new,
-            nodes,
-            admin=AdminSettings(settings.keyspace, settings.dial_timeout_ms),
-            assume_durable=settings.assume_durable,
-            randomness=SystemRandomness(),
-            confirm=confirm,
+    with audited(settings, "cluster_replace", (*nodes[:index], new, *nodes[index + 1 :])) as change:
+        carried_out = asyncio.run(
+            replace_node(
+                index,
+                new,
+                nodes,
+                admin=AdminSettings(settings.keyspace, settings.dial_timeout_ms),
+                assume_durable=settings.assume_durable,
+                randomness=SystemRandomness(),
+                confirm=confirm,
+            )
         )
-    )
+        change.cluster_id = carried_out.assignment.cluster_id
     print(as_text(carried_out, old, new))
     return 0
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from redfence_server import config
 from redfence_server.commands import startup
+from redfence_server.commands.cluster_audit import DONE, PARTLY_DONE, audited
 from redfence_server.config import ServeConfig
 from redfence_server.errors import StartupError
 from redfence_server.membership.admin import AdminSettings, NodeSnapshot, connect_all
@@ -31,7 +32,7 @@ _BREAK = (
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
-    startup.add_node_flags(parser, also={"assume_durable"})
+    startup.add_node_flags(parser, also={"assume_durable", "audit_log"})
     parser.epilog = (
         f"{startup.EPILOG} Give the present nodes by --node, as the lock servers have them. The service "
         "stops for the greatest ttl of the cluster, and all leases end. Then give every lock server the new "
@@ -77,17 +78,21 @@ async def _resize(settings: ServeConfig, new_urls: Sequence[NodeUrl], *, confirm
         if not confirmed:
             raise StartupError("nothing was changed; add --yes to do it")
         resize = ClusterResize(planned, new_urls, admin=admin, randomness=SystemRandomness())
-        try:
-            await resize.take_out(old, new)
-            pause_s = wait_ms(planned.ttl_ms_max) / 1000
-            _say(f"taken out; waiting {pause_s:.1f} s ...")
-            await asyncio.sleep(pause_s)
-            await resize.give_back()
-        except BaseException:
-            sys.stderr.write(_BREAK)
-            raise
+        with audited(settings, "cluster_resize", new_urls) as change:
+            try:
+                await resize.take_out(old, new)
+                pause_s = wait_ms(planned.ttl_ms_max) / 1000
+                _say(f"taken out; waiting {pause_s:.1f} s ...")
+                await asyncio.sleep(pause_s)
+                await resize.give_back()
+            except BaseException:
+                sys.stderr.write(_BREAK)
+                raise
+            finally:
+                change.cluster_id, change.floor = planned.successor_id, resize.floor
+            change.outcome = PARTLY_DONE if resize.left_out or planned.away else DONE
     _say(as_result(planned, resize, len(new_urls)))
-    return EXIT_NODES_LEFT_OUT if resize.left_out or planned.away else 0
+    return 0 if change.outcome == DONE else EXIT_NODES_LEFT_OUT
 
 
 def _say(text: str) -> None:

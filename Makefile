@@ -123,8 +123,8 @@ proto-check: $(TOOLS_VENV)/.ready ## is the generated code up to date?
 	@PATH="$(TOOLS_BIN):$$PATH" $(TOOLS_BIN)/python protos/generate.py --check $(PROTO_OUT)
 
 proto-breaking: $(READY) ## does the contract break clients of the last release, the last v* tag below this commit?
-	@tag=$$(git for-each-ref --count=1 --merged HEAD --sort=-creatordate --format='%(refname:short)' \
-	  'refs/tags/v[0-9]*') || exit 1; \
+	@tag=$$(git for-each-ref --count=1 --merged HEAD --no-contains HEAD --sort=-creatordate \
+	  --format='%(refname:short)' 'refs/tags/v[0-9]*') || exit 1; \
 	if [ -z "$$tag" ]; then echo "proto-breaking: nothing compared, this clone has no v* tag below this commit"; \
 	else echo "proto-breaking: comparing with $$tag"; $(BIN)/buf breaking --against ".git#tag=$$tag"; fi
 

@@ -1,7 +1,9 @@
-"""`make proto-breaking` finds what would break the clients of the last release."""
+"""`make proto-breaking` and `make upgrade-check` compare with the last release, never with this commit."""
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
 import subprocess
 import sys
@@ -9,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.chaos.upgrade import last_tag
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROTO = "protos/redfence/v1/lock.proto"
+# Tags of one second have no order.
+_DATES = itertools.count(1_700_000_000)
 
 
 @pytest.fixture
@@ -26,7 +32,8 @@ def scratch(tmp_path: Path) -> Path:
 
 def _git(folder: Path, *arguments: str) -> None:
     identity = ("-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "commit.gpgsign=false")
-    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True)
+    environment = {**os.environ, "GIT_COMMITTER_DATE": f"{next(_DATES)} +0000"}
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, env=environment)
 
 
 def _commit(folder: Path) -> None:
@@ -51,12 +58,13 @@ def _edit(folder: Path, old: str, new: str) -> None:
 
 @pytest.mark.slow
 def test_a_change_that_breaks_clients_of_the_last_release_fails(scratch: Path) -> None:
-    """A new field is no break. Later commits, and tags of another kind, hide no break."""
+    """A new field is no break. Later commits, and tags of another kind or of this commit, hide no break."""
     passed, printed = _compare(scratch)
     assert passed
     assert "nothing compared, this clone has no v* tag" in printed
 
     _git(scratch, "tag", "v0.1.0")
+    _commit(scratch)
     _edit(scratch, "string holder = 5;", "string holder = 5;\n  string region = 99;")
     passed, printed = _compare(scratch)
     assert passed, printed
@@ -71,7 +79,22 @@ def test_a_change_that_breaks_clients_of_the_last_release_fails(scratch: Path) -
             _commit(scratch)
             _git(scratch, "tag", "vendored")
             _commit(scratch)
+            # The release that is being checked.
+            _git(scratch, "tag", "v0.2.0")
         passed, printed = _compare(scratch)
         assert not passed
         for finding in ('field "3"', 'field "5"', 'message "CommandError"', "go_package"):
             assert finding in printed
+
+
+def test_the_upgrade_begins_with_the_last_release_below_this_commit(scratch: Path) -> None:
+    assert not last_tag(scratch)
+    _git(scratch, "tag", "v0.1.0")
+    assert not last_tag(scratch)
+    _commit(scratch)
+    assert last_tag(scratch) == "v0.1.0"
+    _git(scratch, "tag", "v0.2.0")
+    _git(scratch, "tag", "--annotate", "--message", "a release", "v0.2.1")
+    assert last_tag(scratch) == "v0.1.0"
+    _commit(scratch)
+    assert last_tag(scratch) == "v0.2.1"

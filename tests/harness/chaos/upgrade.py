@@ -47,8 +47,10 @@ _SHOWN_MAX: Final = 20
 def main() -> int:
     """Install the earlier version, run, and print what clients saw."""
     parser = argparse.ArgumentParser(prog="python -m harness.chaos.upgrade", description=__doc__)
-    parser.add_argument("--from", dest="revision", metavar="REVISION", help="default: the last v* tag")
-    revision = _full(parser.parse_args().revision or _last_tag() or _FIRST)
+    parser.add_argument(
+        "--from", dest="revision", metavar="REVISION", help="default: the last v* tag below HEAD"
+    )
+    revision = _full(parser.parse_args().revision or last_tag() or _FIRST)
     with tempfile.TemporaryDirectory(prefix="redfence-upgrade-") as name:
         folder = Path(name)
         _say(f"installing {revision} in a folder of its own")
@@ -129,9 +131,14 @@ def _install(revision: str, folder: Path) -> Installation:
     return Installation(folder / ".venv/bin/python", folder / "tests")
 
 
-def _last_tag() -> str:
-    named = ("for-each-ref", "--count=1", "--merged=HEAD", "--sort=-creatordate", "--format=%(refname:short)")
-    return _git(*named, "refs/tags/v[0-9]*")
+def last_tag(repository: Path = _REPOSITORY) -> str:
+    """Return the newest v* tag below HEAD, or an empty text.
+
+    A tag at HEAD names this version itself, so it does not count.
+    """
+    below = ("--merged=HEAD", "--no-contains=HEAD")
+    named = ("for-each-ref", "--count=1", *below, "--sort=-creatordate", "--format=%(refname:short)")
+    return _git(*named, "refs/tags/v[0-9]*", folder=repository)
 
 
 def _full(revision: str) -> str:
@@ -141,8 +148,8 @@ def _full(revision: str) -> str:
         sys.exit(f"upgrade-check: this clone has no commit {revision!r}; fetch it, or name another by FROM")
 
 
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=_REPOSITORY, check=True, capture_output=True, text=True)
+def _git(*arguments: str, folder: Path = _REPOSITORY) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, text=True)
     return done.stdout.strip()
 
 

@@ -21,6 +21,7 @@ from redfence_server.api.servicer import AdminServicer, LockServicer
 from redfence_server.clock import SystemClock, WallClock
 from redfence_server.config import RELOADABLE, ServeConfig
 from redfence_server.errors import ConfigError
+from redfence_server.http2.settings import Transport
 from redfence_server.lock_list import LockList
 from redfence_server.lock_service import LockService
 from redfence_server.lock_watch import LockWatches
@@ -199,7 +200,11 @@ class LockServer:
                 each.server, self._health, SERVICE_NAMES, reflection=config.reflection and has_all
             )
         self._metrics = ClusterMetrics(
-            view=self._cluster.view, waiting=service.waiting, shares=self._shares, ready=self._is_ready
+            view=self._cluster.view,
+            waiting=service.waiting,
+            shares=self._shares,
+            ready=self._is_ready,
+            shows_connections=config.transport is Transport.FAST,
         )
         self._cluster.on_granting = lambda granting: self._health.set_serving(serving=granting)
 

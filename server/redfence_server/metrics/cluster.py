@@ -19,6 +19,7 @@ class ClusterMetrics:
 
     Args:
         ready: tells whether a quorum would grant now; `/readyz` answers the same.
+        shows_connections: whether the transport counts its connections in `shares`.
     """
 
     def __init__(
@@ -28,11 +29,13 @@ class ClusterMetrics:
         waiting: Callable[[], WaitingView],
         shares: Shares,
         ready: Callable[[], bool],
+        shows_connections: bool,
     ) -> None:
         self._view = view
         self._waiting = waiting
         self._shares = shares
         self._ready = ready
+        self._shows_connections = shows_connections
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics, as a collector of prometheus_client."""
@@ -41,6 +44,7 @@ class ClusterMetrics:
         yield from _nodes(view.nodes)
         yield from _waiters(self._waiting())
         yield from _limits(self._shares)
+        yield from _connections(self._shares if self._shows_connections else None)
 
     def _cluster(self, view: ClusterView) -> Iterator[Metric]:
         yield GaugeMetricFamily("redfence_ready", "1 if a quorum would grant now, else 0.", self._ready())
@@ -125,3 +129,15 @@ def _limits(shares: Shares) -> Iterator[Metric]:
     refusals.add_metric(("connections_max",), shares.connections.refusals)
     refusals.add_metric(("new_resources_per_second",), shares.new_names.refusals)
     yield refusals
+
+
+def _connections(shares: Shares | None) -> Iterator[Metric]:
+    """Yield both names without a value if the connections are not known: 0 would be wrong."""
+    taken = GaugeMetricFamily("redfence_connections", "Open connections, only with the transport fast.")
+    most = GaugeMetricFamily(
+        "redfence_connections_max", "How many may be open, only with the transport fast."
+    )
+    if shares is not None:
+        taken.add_metric((), shares.connections.taken)
+        most.add_metric((), shares.connections.size)
+    yield from (taken, most)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import grpc
 import pytest
@@ -18,6 +19,7 @@ from harness.processes.ports import HOST
 from harness.processes.servers import FormedNodes, LockServer, Serve, until
 from redfence_proto.v1 import lock_pb2
 from redfence_server.api.serving import ListenError
+from redfence_server.http2.settings import Transport
 
 NAME = "orders/42"
 ANY_PORT = f"{HOST}:0"
@@ -117,6 +119,30 @@ async def test_a_stream_that_breaks_leaves_no_open_request(server: LockServer) -
     await until(counted)
     samples = await scrape(server.metrics_port)
     assert value(samples, "redfence_requests_open") == value(samples, "redfence_waiters") == 0
+
+
+async def test_connections_without_a_call_are_counted_where_the_transport_shows_them(
+    formed_nodes: FormedNodes, serve: Serve, transport: Transport
+) -> None:
+    """No value is better than a 0 beside open connections."""
+    server = await serve(await formed_nodes(3), connections_max=100, metrics_listen=ANY_PORT)
+    async with asyncio.TaskGroup() as group:
+        opening = [group.create_task(asyncio.open_connection(HOST, server.port)) for _ in range(3)]
+    writers = [task.result()[1] for task in opening]
+
+    async def counted(count: int) -> bool:
+        return value(await scrape(server.metrics_port), "redfence_connections") == count
+
+    shown = {name for name, _ in await scrape(server.metrics_port)}
+    if transport is Transport.FAST:
+        await until(partial(counted, 3))
+        assert value(await scrape(server.metrics_port), "redfence_connections_max") == 100
+        assert value(await scrape(server.metrics_port), "redfence_peers") == 0
+    else:
+        assert not shown & {"redfence_connections", "redfence_connections_max"}
+    for writer in writers:
+        writer.close()
+    await until(partial(counted, 0))
 
 
 async def test_a_handover_is_counted(server: LockServer) -> None:

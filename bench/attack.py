@@ -1,24 +1,27 @@
 """Measures what one good client suffers while another client attacks the server, and what the attacker gets.
 
 The good client acquires and releases at a fixed pace, on an address and a connection of its own. A pair
-counts from the instant at which it was due, so a stall counts for every pair that it delays. There are three
-nodes with fsync on every write, and a new server for each attack.
+counts from the instant at which it was due, so a stall counts for every pair that it delays. It also holds
+one lock all the time, which no attack may end. There are three nodes with fsync on every write, and a new
+server for each attack.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import secrets
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 
 from bench import cluster
+from bench.attack_guesses import HELD, SUCCEEDED
 from bench.attackers import ATTACKS
 from bench.load import percentile
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
@@ -26,6 +29,8 @@ from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
 _PAIRS_PER_S = 40
 _CALL_TIMEOUT_S = 10.0
 _FILES_MAX = 12_000
+# The longest ttl that a server allows by default.
+_HOLD_S = 300.0
 # Freed memory is given back every 5 s.
 _SETTLE_S = 7.0
 
@@ -73,6 +78,25 @@ async def _good_client(address: str, seconds: float, *, first: int) -> _Pairs:
     return pairs
 
 
+class AttackError(Exception):
+    """An attack ended the good client's lock, got what it must not get, or ended without a result."""
+
+
+@asynccontextmanager
+async def _held_lock(address: str, *, seconds: float) -> AsyncIterator[None]:
+    """Hold a lock for so long; raise an error at the exit if another lease or none holds it."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        stub: lock_pb2_grpc.LockServiceAsyncStub = lock_pb2_grpc.LockServiceStub(channel)
+        request = lock_pb2.AcquireRequest(resource=HELD, lease_id=secrets.token_hex(16), holder="good")
+        request.ttl.FromMilliseconds(int(seconds * 1000))
+        lease = (await stub.Acquire(request, timeout=_CALL_TIMEOUT_S)).lease
+        yield
+        seen = await stub.GetLock(lock_pb2.GetLockRequest(resource=HELD), timeout=_CALL_TIMEOUT_S)
+        if (seen.current.holder, seen.current.fencing_token) != ("good", lease.fencing_token):
+            raise AttackError(f"the lock {HELD!r} with token {lease.fencing_token} ended: {seen.current}")
+
+
 def _rss_mb(pid: int) -> float:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1000
@@ -103,16 +127,20 @@ async def _measure(server: cluster.ServerProcess, name: str, seconds: float) -> 
     )
     assert attacker.stdout is not None
     try:
-        await attacker.stdout.readline()
-        await asyncio.sleep(0.5)
-        under = await _good_client(server.address, seconds, first=100_000)
-        got = (await attacker.stdout.readline()).decode().strip() or "it failed"
+        # An attack may last longer than its seconds; the lease must not end by itself.
+        async with _held_lock(server.address, seconds=_HOLD_S):
+            await attacker.stdout.readline()
+            await asyncio.sleep(0.5)
+            under = await _good_client(server.address, seconds, first=100_000)
+            got = (await attacker.stdout.readline()).decode().strip()
+            if not got or got.startswith(SUCCEEDED):
+                raise AttackError(f"{name}: {got or 'the attacker ended without a result'}")
+            await asyncio.sleep(_SETTLE_S)
     finally:
         with suppress(ProcessLookupError):
             attacker.kill()
         await attacker.wait()
-    await asyncio.sleep(_SETTLE_S)
-    watching.cancel()
+        watching.cancel()
     after = _rss_mb(server.pid)
     failed = f", {under.failed} failed" if under.failed else ""
     return (
@@ -150,7 +178,10 @@ async def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.attack")
     add_arguments(parser)
     options = parser.parse_args()
-    await run(options.only or list(ATTACKS), options.transport or ["grpcio", "fast"], options.seconds)
+    try:
+        await run(options.only or list(ATTACKS), options.transport or ["grpcio", "fast"], options.seconds)
+    except AttackError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import resource
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -21,6 +22,7 @@ from bench.attack_floods import (
     rapid_reset,
     settings,
 )
+from bench.attack_guesses import SUCCEEDED, AttackSucceededError, guessed_leases
 from bench.attack_wire import (
     DATA,
     END_HEADERS,
@@ -212,25 +214,6 @@ async def idle_streams(attack: Attack) -> str:
     return f"{sum(not each.ended for each in wires)} of {len(wires)} connections stayed open"
 
 
-# --- guessing
-
-
-async def guessed_leases(attack: Attack) -> str:
-    """Try to end the lock `good/held` with 2,000 guessed lease ids."""
-    attack.begin()
-    released = 0
-    async with CountingClient(attack.port) as client:
-        stream_id = client.begin(f"{SERVICE}Session")
-        for first in range(1, 2_001, 200):
-            request = lock_pb2.SessionRequest()
-            for number in range(first, first + 200):
-                command = request.commands.add(id=number)
-                command.release.resource, command.release.lease_id = "good/held", f"{number:032x}"
-            client.send(stream_id, framed(request.SerializeToString()))
-        await attack.hold()
-    return f"{released} of 2,000 ended it"
-
-
 ATTACKS: Final[dict[str, Callable[[Attack], Awaitable[str]]]] = {
     each.__name__: each
     for each in (
@@ -261,7 +244,11 @@ async def _main() -> None:
     options = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    got = await ATTACKS[options.name](Attack(options.port, options.seconds))
+    try:
+        got = await ATTACKS[options.name](Attack(options.port, options.seconds))
+    except AttackSucceededError as error:
+        print(f"{SUCCEEDED}{error}", flush=True)
+        sys.exit(1)
     print(got, flush=True)
 
 

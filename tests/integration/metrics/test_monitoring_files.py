@@ -142,3 +142,39 @@ def test_prometheus_own_tool_accepts_the_rules(prometheus: Path) -> None:
     command = (prometheus.with_name("promtool"), "check", "rules", RULES)
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_the_first_event_of_a_kind_raises_its_alert_and_shows_on_the_dashboard(
+    prometheus: Path, tmp_path: Path
+) -> None:
+    """The series of an outcome begins with 1, and `increase` sees no rise in that."""
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    (panel,) = (each for each in panels if each["title"] == "Stale tokens refused in an hour")
+    series = 'redfence_requests_total{instance="a",method="Put",outcome="%s"}'
+    firing = 'count by (alertname) (ALERTS{alertstate="firing",alertname!="RedfenceAbsent"})'
+    alerts = ("RedfenceInternalErrors", "RedfenceStaleTokenRefused")
+    both = [{"labels": f'{{alertname="{alert}"}}', "value": 1} for alert in alerts]
+
+    def expect(expression: str, minute: int, *samples: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"expr": expression, "eval_time": f"{minute}m", "exp_samples": samples}
+
+    world = {
+        "interval": "1m",
+        "input_series": [
+            {"series": series % outcome, "values": "_x9 1x90"} for outcome in ("stale_token", "internal")
+        ],
+        "promql_expr_test": [
+            expect(firing, 5),
+            expect(firing, 12, *both),
+            expect(firing, 25),
+            *(
+                expect(panel["targets"][0]["expr"], minute, {"labels": "{}", "value": count})
+                for minute, count in ((5, 0), (12, 1), (90, 0))
+            ),
+        ],
+    }
+    file = tmp_path / "test.yml"
+    file.write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [world]}))
+    command = (prometheus.with_name("promtool"), "test", "rules", file)
+    tested = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert tested.returncode == 0, tested.stdout + tested.stderr

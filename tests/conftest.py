@@ -32,6 +32,7 @@ REQUIRE_REDIS = "REDFENCE_REQUIRE_REDIS"
 REQUIRE_CC = "REDFENCE_REQUIRE_CC"
 REQUIRE_POSTGRES = "REDFENCE_REQUIRE_POSTGRES"
 REQUIRE_PROMETHEUS = "REDFENCE_REQUIRE_PROMETHEUS"
+REQUIRE_GO = "REDFENCE_REQUIRE_GO"
 
 UNMARKED_TEST_S_MAX = 1.0
 """For a test that `make test` runs, without the time by which a busy machine slowed it."""
@@ -218,6 +219,18 @@ def prometheus() -> Path:
         _missing(
             "no prometheus on this machine; the Debian package prometheus has it",
             required_by=REQUIRE_PROMETHEUS,
+        )
+    return Path(program)
+
+
+@pytest.fixture(scope="session")
+def go() -> Path:
+    """The program `go`."""
+    program = shutil.which("go")
+    if program is None:
+        _missing(
+            "no go on this machine; https://go.dev/dl has it, and examples/go/go.mod says which version",
+            required_by=REQUIRE_GO,
         )
     return Path(program)
 

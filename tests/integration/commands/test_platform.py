@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import subprocess
 import sys
 import urllib.parse
@@ -30,7 +29,7 @@ from harness.time.eventually import eventually
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-GO = REPOSITORY / "examples/go"
+EXAMPLE = REPOSITORY / "examples/go"
 TTL_MS = 4_000
 POLICY = """
 [[rules]]
@@ -144,13 +143,11 @@ async def platform(
 
 
 @pytest.fixture
-def go_example() -> Path:
+def go_example(go: Path) -> Path:
     """The program of `examples/go`."""
-    if shutil.which("go") is None:
-        pytest.skip("no go on this machine")
-    program = GO / "build/redfence-example"
-    for command in ((Path(sys.executable).with_name("buf"), "generate"), ("go", "build", "-o", program)):
-        built = subprocess.run(command, cwd=GO, check=False, capture_output=True, text=True)
+    program = EXAMPLE / "build/redfence-example"
+    for command in ((Path(sys.executable).with_name("buf"), "generate"), (go, "build", "-o", program)):
+        built = subprocess.run(command, cwd=EXAMPLE, check=False, capture_output=True, text=True)
         assert built.returncode == 0, built.stderr
     return program
 

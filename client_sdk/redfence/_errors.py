@@ -206,7 +206,8 @@ class OverloadedError(UnavailableError):
     def scope(self) -> str:
         """The limit: "resource", "server" or "connection" if too many acquires wait there; "" without scopes.
 
-        For a watch, "server" or "prefix": too many watches are open, or too many locks have its prefix.
+        For a watch, "peer", "server" or "prefix": this client has too many watches, all clients have too
+        many, or too many locks have its prefix.
         For unanswered commands, "stream" or "peer".
         """
         return self.metadata.get("scope", "")

@@ -159,7 +159,7 @@ class TooManyNewResourcesError(OverloadedError):
 
 @dataclass(eq=False)
 class WatchLimitError(RedfenceServerError):
-    """A limit of watches is reached; its scope is "server" or "prefix"."""
+    """A limit of watches is reached; its scope is "peer", "server" or "prefix"."""
 
     limit: int
     scope: str
@@ -169,6 +169,11 @@ class WatchLimitError(RedfenceServerError):
         if self.scope == "server":
             return (
                 f"{self.limit} watches are open at this server process, which is the limit; end one of them"
+            )
+        if self.scope == "peer":
+            return (
+                f"this client has {self.limit} open watches at this server process, and the other places are "
+                "for other clients; end one of them"
             )
         return f"more than {self.limit} locks have this prefix, which is the limit; watch a longer prefix"
 

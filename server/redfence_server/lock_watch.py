@@ -21,9 +21,10 @@ from redfence_server.locking import quorum
 from redfence_server.locking.node import Held, NoReply
 from redfence_server.locking.quorum import TokenVerdict
 from redfence_server.redis_io.scripts import Keyspace
+from redfence_server.sharing.budget import Budget
 
 WATCHES_MAX: Final = 16
-"""The most open watches of one server process. They take turns, so more of them get rarer pictures."""
+"""The places for open watches of one server process. They take turns, so more of them get rarer pictures."""
 LOCKS_MAX: Final = 2_000
 """The most locks of one watch: each costs a command to every node in each picture, and 0.5 KB of memory."""
 # A look at a lock takes a server about 0.3 ms of CPU time. It looks at about `_LOOKS_AT_ONCE` locks, then
@@ -102,24 +103,24 @@ class LockWatches:
         self._keys = keys
         self._look = look
         self._clock = clock
-        self._count = 0
+        self._places = Budget(WATCHES_MAX)
         self._lock = asyncio.Lock()
         self._rests_until_ms = 0.0
 
     @contextmanager
-    def opened(self, prefix: str) -> Iterator[LockWatch]:
-        """Watch the locks with a prefix until the end of the `with`.
+    def opened(self, prefix: str, peer: str) -> Iterator[LockWatch]:
+        """Watch the locks with a prefix for a peer until the end of the `with`.
 
         Raises:
-            WatchLimitError: too many watches are open.
+            WatchLimitError: the peer has its part of the places, or too many watches are open.
         """
-        if self._count >= WATCHES_MAX:
-            raise WatchLimitError(WATCHES_MAX, "server")
-        self._count += 1
+        if not self._places.take(peer):
+            its = self._places.taken_by(peer)
+            raise WatchLimitError(its, "peer") if its else WatchLimitError(self._places.taken, "server")
         try:
             yield LockWatch(prefix, self)
         finally:
-            self._count -= 1
+            self._places.give_back(peer)
 
     async def next_picture(self, prefix: str, before: Picture | None) -> tuple[Picture, Sequence[LockEvent]]:
         """Take a picture; return it, and the changes since the one `before`.

@@ -527,7 +527,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_WATCH_LIMIT: _ErrorReason.ValueType  # 29
     """RESOURCE_EXHAUSTED. Too many watches are open, or too many locks have the prefix of a watch. Metadata:
-    limit, and scope, which names the limit: "server" or "prefix".
+    limit, and scope, which names the limit: "peer" if this client has its part of the watches, "server" if all
+    clients together have too many, or "prefix".
     """
     ERROR_REASON_INVALID_LOCK_DELAY: _ErrorReason.ValueType  # 30
     """INVALID_ARGUMENT. The lock_delay is negative or malformed, or with the ttl longer than the greatest ttl.
@@ -632,7 +633,8 @@ milliseconds with the unit, e.g. "100ms" and "60000ms".
 """
 ERROR_REASON_WATCH_LIMIT: ErrorReason.ValueType  # 29
 """RESOURCE_EXHAUSTED. Too many watches are open, or too many locks have the prefix of a watch. Metadata:
-limit, and scope, which names the limit: "server" or "prefix".
+limit, and scope, which names the limit: "peer" if this client has its part of the watches, "server" if all
+clients together have too many, or "prefix".
 """
 ERROR_REASON_INVALID_LOCK_DELAY: ErrorReason.ValueType  # 30
 """INVALID_ARGUMENT. The lock_delay is negative or malformed, or with the ttl longer than the greatest ttl.

@@ -514,8 +514,8 @@ class AdminServiceServicer(object):
 
         Status codes:
         INVALID_ARGUMENT    the prefix or the interval is out of bounds.
-        RESOURCE_EXHAUSTED  too many watches are open at this server process, or too many locks have the prefix
-        (WATCH_LIMIT).
+        RESOURCE_EXHAUSTED  too many watches are open at this server process, for this client or for all, or too
+        many locks have the prefix (WATCH_LIMIT).
         PERMISSION_DENIED   the caller may not, or no more, inspect every resource with the prefix.
         UNAVAILABLE         this server is draining (DRAINING).
         """

@@ -461,8 +461,8 @@ class AdminServiceStub:
 
     Status codes:
       INVALID_ARGUMENT    the prefix or the interval is out of bounds.
-      RESOURCE_EXHAUSTED  too many watches are open at this server process, or too many locks have the prefix
-                          (WATCH_LIMIT).
+      RESOURCE_EXHAUSTED  too many watches are open at this server process, for this client or for all, or too
+                          many locks have the prefix (WATCH_LIMIT).
       PERMISSION_DENIED   the caller may not, or no more, inspect every resource with the prefix.
       UNAVAILABLE         this server is draining (DRAINING).
     """
@@ -540,8 +540,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     Status codes:
       INVALID_ARGUMENT    the prefix or the interval is out of bounds.
-      RESOURCE_EXHAUSTED  too many watches are open at this server process, or too many locks have the prefix
-                          (WATCH_LIMIT).
+      RESOURCE_EXHAUSTED  too many watches are open at this server process, for this client or for all, or too
+                          many locks have the prefix (WATCH_LIMIT).
       PERMISSION_DENIED   the caller may not, or no more, inspect every resource with the prefix.
       UNAVAILABLE         this server is draining (DRAINING).
     """
@@ -646,8 +646,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Status codes:
           INVALID_ARGUMENT    the prefix or the interval is out of bounds.
-          RESOURCE_EXHAUSTED  too many watches are open at this server process, or too many locks have the prefix
-                              (WATCH_LIMIT).
+          RESOURCE_EXHAUSTED  too many watches are open at this server process, for this client or for all, or too
+                              many locks have the prefix (WATCH_LIMIT).
           PERMISSION_DENIED   the caller may not, or no more, inspect every resource with the prefix.
           UNAVAILABLE         this server is draining (DRAINING).
         """

@@ -296,7 +296,7 @@ class AdminServicer(lock_pb2_grpc.AdminServiceServicer):
         check()
         if self._streams.draining:
             raise DrainingError
-        with self._watches.opened(prefix) as watch:
+        with self._watches.opened(prefix, _peer_of(context, caller)) as watch:
             stream = WatchStream(context, watch, interval_ms=interval_ms, clock=self._clock, check=check)
             with self._streams.opened(stream, context.peer()), _credentials(self._guard, caller, stream.end):
                 await context.send_initial_metadata(())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
 import grpc
 import pytest
 
+from harness.http2.raw_client import Answer, RawClient
 from harness.load.failures import Failure, failure_of
 from harness.processes.servers import (
     FormedNodes,
@@ -21,6 +23,7 @@ from harness.processes.servers import (
 from redfence_proto.v1 import lock_pb2
 from redfence_server import lock_watch
 from redfence_server.api.messages import duration
+from redfence_server.http2.wire import framed
 from redfence_server.locking.node import Held
 
 NAME = "orders/42"
@@ -233,8 +236,8 @@ async def test_a_watch_outlives_the_loss_of_the_quorum_and_says_that_it_sees_not
 
 @pytest.fixture
 async def many(server: LockServer) -> AsyncIterator[list[Watcher]]:
-    """As many watches as a server process takes."""
-    watchers = [Watcher(server, interval_ms=60_000) for _ in range(lock_watch.WATCHES_MAX)]
+    """As many watches as a server process takes from one peer."""
+    watchers = [Watcher(server, interval_ms=60_000) for _ in range(lock_watch.WATCHES_MAX // 2)]
     for watcher in watchers:
         await watcher.until_pictures(1)
     yield watchers
@@ -251,7 +254,7 @@ async def test_the_number_of_watches_is_bounded_and_sessions_show_them(
     assert (refused.code, refused.reason, refused.metadata) == (
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         lock_pb2.ERROR_REASON_WATCH_LIMIT,
-        {"limit": str(lock_watch.WATCHES_MAX), "scope": "server"},
+        {"limit": str(len(many)), "scope": "peer"},
     )
     many.pop().close()
 
@@ -262,6 +265,31 @@ async def test_the_number_of_watches_is_bounded_and_sessions_show_them(
     await until(left)
     many.append(Watcher(server))
     await many[-1].until_pictures(1)
+
+
+async def test_a_peer_with_its_part_of_the_watches_leaves_some_to_another(
+    server: LockServer, many: list[Watcher]
+) -> None:
+    """The other peers get all places but one, which a new peer could not use without a free one."""
+    request = framed(lock_pb2.WatchLocksRequest(interval=duration(60_000)).SerializeToString())
+    port = int(server.target.rpartition(":")[2])
+    assert len(many) == lock_watch.WATCHES_MAX // 2
+    async with AsyncExitStack() as connections:
+
+        async def watch(source: str) -> Answer:
+            client = await connections.enter_async_context(RawClient(port, source=source))
+            stream_id = client.begin("/redfence.v1.AdminService/WatchLocks")
+            client.send(stream_id, request, end=True)
+            answer = client.answers[stream_id]
+            await client.until(lambda: answer.body or answer.closed)
+            return answer
+
+        first, *more = [await watch(f"127.0.0.{number}") for number in range(2, 10)]
+        assert first.body
+        *others, last = more
+        assert all(each.body for each in others)
+        assert last.status.startswith("8 15 watches are open at this server process")
+    assert (await Watcher(server).failure()).metadata["scope"] == "peer"
 
 
 async def test_a_prefix_with_too_many_locks_is_refused(

@@ -115,17 +115,19 @@ async def test_a_watch_goes_on_at_another_server_with_the_locks_that_are_held(
 
 
 async def test_a_watch_fails_when_no_server_is_left_and_when_it_is_refused(
-    server: LockServer, admin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    server: LockServer, admin: Callable[..., Any]
 ) -> None:
     client = admin(server.target)
     with pytest.raises(redfence.InvalidArgumentError, match=r"at least 0\.1 s"):
         await anext(aiter(client.watch_locks(interval=0.01)))
     with pytest.raises(redfence.InvalidArgumentError, match="prefix"):
         await anext(aiter(client.watch_locks("{")))
-    monkeypatch.setattr(lock_watch, "WATCHES_MAX", 0)
-    with pytest.raises(redfence.OverloadedError, match="0 watches are open") as refused:
+    watches = [aiter(client.watch_locks(interval=60)) for _ in range(lock_watch.WATCHES_MAX // 2)]
+    for watch in watches:
+        await anext(watch)
+    with pytest.raises(redfence.OverloadedError, match="8 open watches") as refused:
         await anext(aiter(client.watch_locks()))
-    assert refused.value.scope == "server"
+    assert refused.value.scope == "peer"
     await server.begin_drain()
     with pytest.raises(redfence.UnavailableError):
         await anext(aiter(client.watch_locks()))

@@ -40,7 +40,8 @@ class LockEvent:
         resource: the name of the resource.
         token: the fencing token of the lease.
         holder: the holder's label; may be "".
-        remaining: seconds until the lease ends unless it is renewed; None if it has ended.
+        remaining: seconds until the lease ends unless it is renewed, without the lock delay; None if it has
+            ended.
     """
 
     kind: LockEventKind

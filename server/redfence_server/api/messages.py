@@ -151,7 +151,7 @@ def fill_acquire(response: lock_pb2.AcquireResponse, call: AcquireCall, outcome:
     waited, held = lock_pb2.ACQUIRE_OUTCOME_WAIT_TIMEOUT, lock_pb2.ACQUIRE_OUTCOME_HELD
     response.outcome = waited if outcome.waited else held
     response.position = outcome.position
-    if (current := _current(outcome.current)) is not None:
+    if (current := current_hold(outcome.current)) is not None:
         response.current.CopyFrom(current)
 
 
@@ -184,7 +184,7 @@ def get_lock_response(resource: str, view: LockView) -> lock_pb2.GetLockResponse
     """Return the answer to a GetLock."""
     return lock_pb2.GetLockResponse(
         resource=resource,
-        current=_current(view.current),
+        current=current_hold(view.current),
         waiters=view.queue.count,
         nodes=[_node_hold(index, answer) for index, answer in enumerate(view.nodes)],
         queue=[
@@ -199,7 +199,7 @@ def check_token_response(judgement: TokenJudgement) -> lock_pb2.CheckTokenRespon
     """Answer a CheckToken."""
     is_live = judgement.verdict is TokenVerdict.LIVE
     state = lock_pb2.TOKEN_STATE_LIVE if is_live else lock_pb2.TOKEN_STATE_NOT_LIVE
-    return lock_pb2.CheckTokenResponse(state=state, current=_current(judgement.current))
+    return lock_pb2.CheckTokenResponse(state=state, current=current_hold(judgement.current))
 
 
 def force_release_response(ended: ForcedRelease) -> lock_pb2.ForceReleaseResponse:
@@ -210,13 +210,13 @@ def force_release_response(ended: ForcedRelease) -> lock_pb2.ForceReleaseRespons
         outcome = lock_pb2.FORCE_RELEASE_OUTCOME_NOT_HELD
     else:
         outcome = lock_pb2.FORCE_RELEASE_OUTCOME_OTHER_TOKEN
-    return lock_pb2.ForceReleaseResponse(outcome=outcome, current=_current(ended.current))
+    return lock_pb2.ForceReleaseResponse(outcome=outcome, current=current_hold(ended.current))
 
 
 def list_locks_response(page: Page) -> lock_pb2.ListLocksResponse:
     """Return the answer to a ListLocks."""
     locks = [
-        lock_pb2.ListedLock(resource=each.resource, current=_current(each.current), waiters=each.waiters)
+        lock_pb2.ListedLock(resource=each.resource, current=current_hold(each.current), waiters=each.waiters)
         for each in page.locks
     ]
     return lock_pb2.ListLocksResponse(locks=locks, next_page_token=page.next_token)
@@ -267,11 +267,12 @@ _ANSWERS = {
 def _node_hold(index: int, answer: Reply | None) -> lock_pb2.NodeHold:
     if isinstance(answer, NoReply):
         return lock_pb2.NodeHold(node_index=index, answer=_ANSWERS[answer])
-    hold = _current(answer) if isinstance(answer, Held) else None
+    hold = current_hold(answer) if isinstance(answer, Held) else None
     return lock_pb2.NodeHold(node_index=index, answer=lock_pb2.NODE_ANSWER_ANSWERED, hold=hold)
 
 
-def _current(hold: Held | None) -> lock_pb2.CurrentHold | None:
+def current_hold(hold: Held | None) -> lock_pb2.CurrentHold | None:
+    """Return a hold as the contract shows it: `remaining` is without the lock delay while the lease holds."""
     if hold is None:
         return None
     remaining_ms = hold.remaining_ms if hold.closed else hold.remaining_ms - hold.lock_delay_ms

@@ -129,7 +129,8 @@ class WatchStream:
 
 
 def _event(event: LockEvent) -> lock_pb2.LockEvent:
-    lease = lock_pb2.CurrentHold(holder=event.lease.holder, fencing_token=event.lease.token)
-    if event.change in {LockChange.HELD, LockChange.ACQUIRED}:
-        lease.remaining.CopyFrom(messages.duration(event.lease.remaining_ms))
-    return lock_pb2.LockEvent(kind=_KINDS[event.change], resource=event.resource, lease=lease)
+    lease = messages.current_hold(event.lease)
+    told = lock_pb2.LockEvent(kind=_KINDS[event.change], resource=event.resource, lease=lease)
+    if event.change not in {LockChange.HELD, LockChange.ACQUIRED}:
+        told.lease.ClearField("remaining")
+    return told

@@ -28,6 +28,8 @@ from redfence_server.locking.node import Held
 
 NAME = "orders/42"
 INTERVAL_MS = 100
+# Longer than any test waits.
+DELAY_MS = 45_000
 Kind = lock_pb2.LockEventKind
 Event = tuple[str, str, int]
 
@@ -140,6 +142,19 @@ async def test_a_lease_that_is_renewed_is_not_told_again(server: LockServer) -> 
     assert watcher.events == [("HELD", NAME, lease.fencing_token)]
     stream.cancel()
     watcher.close()
+
+
+async def test_an_event_has_the_time_of_the_lease_without_its_lock_delay(server: LockServer) -> None:
+    lease = (await server.acquire(NAME, ttl_ms=10_000, lock_delay_ms=DELAY_MS)).lease
+    watcher = Watcher(server)
+    await watcher.until_pictures(1)
+    await server.release(NAME, lease.lease_id)
+    await watcher.until_told(("RELEASED", NAME, lease.fencing_token))
+    watcher.close()
+    held, released = (event.lease for message in watcher.messages for event in message.events)
+    assert 0 < held.remaining.ToMilliseconds() <= 10_000
+    assert not released.HasField("remaining")
+    assert held.lock_delay.ToMilliseconds() == released.lock_delay.ToMilliseconds() == DELAY_MS
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 A picture is a whole list of `lock_list.py`, and a quorum's view of each lock that was held before and is not
 on the list. No command on the hot path takes part. A server without watches does nothing here.
+
+A closed lock is in no picture, because no lease holds it. So its lease has ended once the lock is closed.
 """
 
 from __future__ import annotations
@@ -160,7 +162,11 @@ class LockWatches:
                 self._rests_until_ms = now_ms + _REST_RATIO * (now_ms - began_ms)
 
     async def _listed(self, prefix: str) -> dict[str, Seen]:
-        """Return the leases of a whole list."""
+        """Return the leases of a whole list, without closed locks.
+
+        Raises:
+            WatchLimitError: too many locks have the prefix. A closed one costs as much as a held one.
+        """
         found: dict[str, Seen] = {}
         token = ""
         while True:
@@ -170,7 +176,7 @@ class LockWatches:
             _check_size(found)
             token = page.next_token
             if not token:
-                return found
+                return {name: seen for name, seen in found.items() if not seen.lease.closed}
 
     async def _looked_at(self, names: Sequence[str]) -> AsyncIterator[tuple[str, LockView, float]]:
         """Yield a quorum's view of each resource, and when the server looked."""
@@ -230,21 +236,24 @@ def _judge(view: LockView, before: Seen, at_ms: float) -> Seen | LockChange:
 
     The lease of `before` was not on the list. It stays in the picture while too few nodes can tell.
     """
-    if view.current is not None:
+    if view.current is not None and not view.current.closed:
         return Seen(view.current, at_ms)
     judged = quorum.judge_token(view.nodes, before.lease.token)
     if judged is None or judged.verdict is not TokenVerdict.NOT_LIVE:
         return before
     end = _end(before, at_ms)
-    is_gone = not any(isinstance(hold, Held) and hold.digest == before.lease.digest for hold in view.nodes)
-    if is_gone or end is LockChange.EXPIRED:
+    holds = [hold for hold in view.nodes if isinstance(hold, Held) and hold.digest == before.lease.digest]
+    if not holds or end is LockChange.EXPIRED:
         return end
+    if view.current is not None and all(hold.closed for hold in holds):
+        return LockChange.EXPIRED  # a release would have opened the lock
     return LockChange.LOST if before.is_in_doubt else replace(before, is_in_doubt=True)
 
 
 def _end(before: Seen, at_ms: float) -> LockChange:
     """Return how a lease ended that does not hold at this instant any more, unless it was forced; pure."""
-    ends_at_ms = before.at_ms + before.lease.remaining_ms - _SPREAD_MS
+    left_ms = before.lease.remaining_ms - before.lease.lock_delay_ms
+    ends_at_ms = before.at_ms + left_ms - _SPREAD_MS
     return LockChange.EXPIRED if at_ms >= ends_at_ms else LockChange.RELEASED
 
 

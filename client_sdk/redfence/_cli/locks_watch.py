@@ -30,10 +30,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     output.add_output_argument(parser)
     parser.epilog = (
         "A line has the time, the change, the token, the lock and the holder. Changes: held (when the watch "
-        "begins), acquired, released, expired, lost, forced. The watch may miss a lease that begins and ends "
-        "between two pictures. It surely tells released from expired only if the ttl is at least twice the "
-        "interval. After a broken connection the watch goes on at another --server, and first prints the "
-        "locks that are held then. -o json prints one object for each change, a line each. "
+        "begins), acquired, released, expired, lost, forced. A lock that its lock delay keeps closed is not "
+        "held: the watch prints expired or forced when the lease ends, and nothing when the lock opens. The "
+        "watch may miss a lease that begins and ends between two pictures. It surely tells released from "
+        "expired only if the ttl is at least twice the interval. After a broken connection the watch goes on "
+        "at another --server, and first prints the locks that are held then. -o json prints one object for "
+        "each change, a line each. "
         "exit status: 1 the watch failed, e.g. no server was reachable; 130 Ctrl-C"
     )
 

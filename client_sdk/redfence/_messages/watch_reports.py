@@ -24,11 +24,14 @@ class LockEventKind(enum.Enum):
     RELEASED = lock_pb2.LOCK_EVENT_KIND_RELEASED
     """The lease ended while it had time left: its holder released it."""
     EXPIRED = lock_pb2.LOCK_EVENT_KIND_EXPIRED
-    """The ttl of the lease ended. A release looks the same if the ttl is under twice the interval."""
+    """The ttl of the lease ended; its lock delay may keep the lock closed.
+
+    A release looks the same if the ttl is under twice the interval.
+    """
     LOST = lock_pb2.LOCK_EVENT_KIND_LOST
     """The lease has time left on some node, but no quorum any more."""
     FORCED = lock_pb2.LOCK_EVENT_KIND_FORCED
-    """An operator ended the lease by force."""
+    """An operator ended the lease by force; its lock delay may keep the lock closed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -327,14 +327,16 @@ class _LockEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LockEve
     """
     LOCK_EVENT_KIND_EXPIRED: _LockEventKind.ValueType  # 4
     """The lease ended, and the time that it had left in the picture before is over: its ttl ended. A release
-    looks the same if the interval is too long; see `interval`.
+    looks the same if the interval is too long; see `interval`. A lock delay may keep the lock closed.
     """
     LOCK_EVENT_KIND_LOST: _LockEventKind.ValueType  # 5
     """The lease has time left on some node, but can have no quorum any more: nodes lost it. A release that has
     not reached every node looks the same if it takes longer than one interval.
     """
     LOCK_EVENT_KIND_FORCED: _LockEventKind.ValueType  # 6
-    """An operator ended the lease with ForceRelease. The nodes remember that for one ttl of the lease."""
+    """An operator ended the lease with ForceRelease. The nodes remember that for one ttl of the lease. A lock
+    delay may keep the lock closed.
+    """
 
 class LockEventKind(_LockEventKind, metaclass=_LockEventKindEnumTypeWrapper):
     """What happened to a lock."""
@@ -353,14 +355,16 @@ then, the nodes may have lost this lease instead.
 """
 LOCK_EVENT_KIND_EXPIRED: LockEventKind.ValueType  # 4
 """The lease ended, and the time that it had left in the picture before is over: its ttl ended. A release
-looks the same if the interval is too long; see `interval`.
+looks the same if the interval is too long; see `interval`. A lock delay may keep the lock closed.
 """
 LOCK_EVENT_KIND_LOST: LockEventKind.ValueType  # 5
 """The lease has time left on some node, but can have no quorum any more: nodes lost it. A release that has
 not reached every node looks the same if it takes longer than one interval.
 """
 LOCK_EVENT_KIND_FORCED: LockEventKind.ValueType  # 6
-"""An operator ended the lease with ForceRelease. The nodes remember that for one ttl of the lease."""
+"""An operator ended the lease with ForceRelease. The nodes remember that for one ttl of the lease. A lock
+delay may keep the lock closed.
+"""
 Global___LockEventKind: _TypeAlias = LockEventKind  # noqa: Y015
 
 class _NodeState:
@@ -1804,7 +1808,7 @@ class LockEvent(_message.Message):
     """The locked name."""
     @_builtins.property
     def lease(self) -> Global___CurrentHold:
-        """The lease. When it has ended, it is as last seen, and `remaining` is not set."""
+        """The lease. When it has ended, it is as last seen, and `remaining` is not set. It is never `closed`."""
 
     def __init__(
         self,

@@ -444,6 +444,10 @@ class AdminServiceStub:
     picture is the list of the locks that are held. Each picture takes one message or several. Only the last
     one has `taken_at`, so a picture without changes is one message without events.
 
+    A closed lock is in no picture, because no lease holds it. So EXPIRED or FORCED comes at the end of the
+    lease, while the lock delay still runs. A watch sends nothing when the lock opens: the next event is the
+    ACQUIRED of another lease.
+
     A lease that holds a resource from the beginning to the end of a picture is in it, if at most f of
     N = 2f + 1 nodes do not answer. The server reports the end of each lease that it has reported, when a
     picture shows it. A lease that begins and ends between two pictures may never be seen. An attempt that the
@@ -462,7 +466,7 @@ class AdminServiceStub:
     Status codes:
       INVALID_ARGUMENT    the prefix or the interval is out of bounds.
       RESOURCE_EXHAUSTED  too many watches are open at this server process, for this client or for all, or too
-                          many locks have the prefix (WATCH_LIMIT).
+                          many locks have the prefix, held and closed ones together (WATCH_LIMIT).
       PERMISSION_DENIED   the caller may not, or no more, inspect every resource with the prefix.
       UNAVAILABLE         this server is draining (DRAINING).
     """
@@ -523,6 +527,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     picture is the list of the locks that are held. Each picture takes one message or several. Only the last
     one has `taken_at`, so a picture without changes is one message without events.
 
+    A closed lock is in no picture, because no lease holds it. So EXPIRED or FORCED comes at the end of the
+    lease, while the lock delay still runs. A watch sends nothing when the lock opens: the next event is the
+    ACQUIRED of another lease.
+
     A lease that holds a resource from the beginning to the end of a picture is in it, if at most f of
     N = 2f + 1 nodes do not answer. The server reports the end of each lease that it has reported, when a
     picture shows it. A lease that begins and ends between two pictures may never be seen. An attempt that the
@@ -541,7 +549,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     Status codes:
       INVALID_ARGUMENT    the prefix or the interval is out of bounds.
       RESOURCE_EXHAUSTED  too many watches are open at this server process, for this client or for all, or too
-                          many locks have the prefix (WATCH_LIMIT).
+                          many locks have the prefix, held and closed ones together (WATCH_LIMIT).
       PERMISSION_DENIED   the caller may not, or no more, inspect every resource with the prefix.
       UNAVAILABLE         this server is draining (DRAINING).
     """
@@ -629,6 +637,10 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         picture is the list of the locks that are held. Each picture takes one message or several. Only the last
         one has `taken_at`, so a picture without changes is one message without events.
 
+        A closed lock is in no picture, because no lease holds it. So EXPIRED or FORCED comes at the end of the
+        lease, while the lock delay still runs. A watch sends nothing when the lock opens: the next event is the
+        ACQUIRED of another lease.
+
         A lease that holds a resource from the beginning to the end of a picture is in it, if at most f of
         N = 2f + 1 nodes do not answer. The server reports the end of each lease that it has reported, when a
         picture shows it. A lease that begins and ends between two pictures may never be seen. An attempt that the
@@ -647,7 +659,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         Status codes:
           INVALID_ARGUMENT    the prefix or the interval is out of bounds.
           RESOURCE_EXHAUSTED  too many watches are open at this server process, for this client or for all, or too
-                              many locks have the prefix (WATCH_LIMIT).
+                              many locks have the prefix, held and closed ones together (WATCH_LIMIT).
           PERMISSION_DENIED   the caller may not, or no more, inspect every resource with the prefix.
           UNAVAILABLE         this server is draining (DRAINING).
         """

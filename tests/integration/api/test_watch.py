@@ -78,6 +78,21 @@ async def delete(server: LockServer, resource: str, *, nodes: Sequence[int]) -> 
         await until(partial(server.nodes[index].call, "DEL", f"redfence:lock:{resource}"))
 
 
+async def close_on(server: LockServer, resource: str, *, nodes: Sequence[int]) -> None:
+    """Have the ttl of a hold end on some nodes, so that only its lock delay is left."""
+    for index in nodes:
+        await until(partial(server.nodes[index].call, "PEXPIRE", f"redfence:lock:{resource}", DELAY_MS))
+
+
+async def until_closed(server: LockServer, resource: str) -> None:
+    """Return once a quorum of nodes says that a lock delay keeps the lock closed."""
+
+    async def is_closed() -> bool:
+        return (await server.look(resource)).current.closed
+
+    await until(is_closed)
+
+
 async def force(server: LockServer, lease: lock_pb2.Lease) -> None:
     request = lock_pb2.ForceReleaseRequest(resource=lease.resource, fencing_token=lease.fencing_token)
     await server.admin.ForceRelease(request)
@@ -144,6 +159,35 @@ async def test_a_lease_that_is_renewed_is_not_told_again(server: LockServer) -> 
     watcher.close()
 
 
+async def test_a_lease_with_a_lock_delay_expires_when_its_ttl_is_over(server: LockServer) -> None:
+    """Its lock stays closed, and the watch tells nothing of that, nor of the opening."""
+    watcher = Watcher(server)
+    await watcher.until_pictures(1)
+    granted = await server.acquire(NAME, ttl_ms=300, lock_delay_ms=DELAY_MS)
+    token = granted.lease.fencing_token
+    await watcher.until_told(("EXPIRED", NAME, token))
+    assert (await server.look(NAME)).current.closed
+    await server.release(NAME, granted.lease.lease_id)
+    again = (await server.acquire(NAME, lock_delay_ms=DELAY_MS)).lease.fencing_token
+    await watcher.until_told(("ACQUIRED", NAME, again))
+    assert watcher.events == [("ACQUIRED", NAME, token), ("EXPIRED", NAME, token), ("ACQUIRED", NAME, again)]
+    watcher.close()
+
+
+async def test_a_forced_release_is_told_while_the_lock_delay_runs(server: LockServer) -> None:
+    lease = (await server.acquire(NAME, lock_delay_ms=DELAY_MS)).lease
+    watcher = Watcher(server)
+    await watcher.until_pictures(1)
+    await force(server, lease)
+    await watcher.until_told(("FORCED", NAME, lease.fencing_token))
+    assert (await server.look(NAME)).current.closed
+    assert watcher.events == [
+        ("HELD", NAME, lease.fencing_token),
+        ("FORCED", NAME, lease.fencing_token),
+    ]
+    watcher.close()
+
+
 async def test_an_event_has_the_time_of_the_lease_without_its_lock_delay(server: LockServer) -> None:
     lease = (await server.acquire(NAME, ttl_ms=10_000, lock_delay_ms=DELAY_MS)).lease
     watcher = Watcher(server)
@@ -155,6 +199,51 @@ async def test_an_event_has_the_time_of_the_lease_without_its_lock_delay(server:
     assert 0 < held.remaining.ToMilliseconds() <= 10_000
     assert not released.HasField("remaining")
     assert held.lock_delay.ToMilliseconds() == released.lock_delay.ToMilliseconds() == DELAY_MS
+
+
+async def test_the_first_picture_shows_no_closed_lock(server: LockServer) -> None:
+    await server.acquire("orders/closed", ttl_ms=100, lock_delay_ms=DELAY_MS)
+    held = (await server.acquire("orders/held", lock_delay_ms=DELAY_MS)).lease
+    await until_closed(server, "orders/closed")
+    watcher = Watcher(server)
+    await watcher.until_pictures(1)
+    assert watcher.events == [("HELD", "orders/held", held.fencing_token)]
+    watcher.close()
+
+
+async def test_a_lease_whose_ttl_ended_has_expired_even_if_its_lock_is_open_again(
+    server: LockServer,
+) -> None:
+    """Its holder opened the lock between two pictures; the lock delay was no time of the lease."""
+    lease = (await server.acquire(NAME, ttl_ms=200, lock_delay_ms=DELAY_MS)).lease
+    watcher = Watcher(server, interval_ms=500)
+    await watcher.until_pictures(1)
+    await until_closed(server, NAME)
+    await server.release(NAME, lease.lease_id)
+    await watcher.until_told(("EXPIRED", NAME, lease.fencing_token))
+    watcher.close()
+
+
+async def test_a_hold_that_is_closed_on_a_node_has_no_part_in_a_quorum(server: LockServer) -> None:
+    lease = (await server.acquire(NAME, lock_delay_ms=DELAY_MS)).lease
+    watcher = Watcher(server)
+    await watcher.until_pictures(1)
+    await close_on(server, NAME, nodes=(0,))
+    await watcher.until_pictures(2)
+    await delete(server, NAME, nodes=(1,))
+    await watcher.until_told(("LOST", NAME, lease.fencing_token))
+    assert len(watcher.events) == 2
+    watcher.close()
+
+
+async def test_a_lock_that_is_closed_early_was_not_released(server: LockServer) -> None:
+    """The watch takes it for an expiry, even if no node remembers that an operator ended the lease."""
+    lease = (await server.acquire(NAME, lock_delay_ms=DELAY_MS)).lease
+    watcher = Watcher(server, interval_ms=500)
+    await watcher.until_pictures(1)
+    await close_on(server, NAME, nodes=(0, 1, 2))
+    await watcher.until_told(("EXPIRED", NAME, lease.fencing_token))
+    watcher.close()
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 MORE_PARALLEL := -n $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))) --maxprocesses 9 --dist worksteal
 
 .PHONY: help setup run demo test slow test-fast test-all unit model sim chaos upgrade-check fuzz soak check house fmt fix lint type proto \
-  proto-check proto-breaking bench performance attack deploy-check lock release release-check examples clean
+  proto-check proto-breaking bench performance attack deploy-check deploy-check-host lock release release-check examples clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -155,10 +155,19 @@ deploy-check: $(DEPLOY_VENV)/.ready ## check the files of deploy/ by their own t
 	@$(DEPLOY_BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec deploy/compose/compose.yaml
 	@for file in deploy/kubernetes/[!k]*.yaml; do \
 	  $(DEPLOY_BIN)/kubernetes-validate --strict --quiet $$file || exit 1; done
-	@if command -v systemd-analyze >/dev/null; then \
+	@$(MAKE) --no-print-directory deploy-check-host
+
+# Tools of the system, which no environment of Python has. CI must not pass because one is missing.
+absent = { echo "deploy-check: no $(1) on this machine; the package $(2) has it" >&2; [ "$$CI" != true ]; }
+# promtool looks for the rules beside the settings, where the container of Prometheus has them.
+deploy-check-host:
+	@if ! command -v systemd-analyze >/dev/null; then $(call absent,systemd-analyze,systemd); else \
 	  problems=$$(systemd-analyze verify deploy/systemd/*.service 2>&1 | grep -v 'is not executable: No such file'); \
 	  if [ -n "$$problems" ]; then echo "$$problems" >&2; exit 1; fi; fi
-	@if command -v promtool >/dev/null; then promtool check rules deploy/prometheus/alerts.yml >/dev/null; fi
+	@if ! command -v promtool >/dev/null; then $(call absent,promtool,prometheus); else \
+	  folder=$$(mktemp -d) && trap 'rm -r "$$folder"' EXIT && \
+	  cp deploy/compose/prometheus.yml deploy/prometheus/alerts.yml "$$folder" && \
+	  promtool check config "$$folder/prometheus.yml" >/dev/null; fi
 
 COMPILE = $(DEPLOY_BIN)/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header \
   --python-version 3.11 pyproject.toml

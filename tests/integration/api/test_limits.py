@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
+from harness.http2.raw_client import RawClient
 from harness.load.session_caller import SessionCaller, StreamEndedError
+from harness.processes.ports import HOST
 from harness.processes.servers import FormedNodes, LockServer, Serve
 from redfence_proto.v1.lock_pb2 import ACQUIRE_OUTCOME_GRANTED
+from redfence_server.http2.settings import Transport
 
+CONNECTIONS = 12
 ROOM = 1_000
 
 
@@ -37,3 +42,32 @@ async def _opens(server: LockServer) -> bool:
             return (await session.acquire("orders/last")).HasField("acquire")
     except StreamEndedError:
         return False
+
+
+async def test_a_peer_with_its_part_of_the_connections_leaves_some_to_another(
+    formed_nodes: FormedNodes, serve: Serve, transport: Transport
+) -> None:
+    """With grpcio one peer may take all: it does not show a connection before its first call."""
+    server = await serve(await formed_nodes(3), connections_max=CONNECTIONS)
+    its_part = CONNECTIONS // 2 if transport is Transport.FAST else CONNECTIONS
+    async with AsyncExitStack() as connections:
+
+        async def is_served(source: str) -> bool:
+            client = RawClient(int(server.target.rpartition(":")[2]), source=source)
+            return await _is_served(await connections.enter_async_context(client))
+
+        served = [await is_served("127.0.0.2") for _ in range(CONNECTIONS)]
+        assert served == [number < its_part for number in range(CONNECTIONS)]
+        assert await is_served(HOST)
+        assert (await server.acquire("orders/1")).outcome == ACQUIRE_OUTCOME_GRANTED
+        await connections.aclose()
+        async with asyncio.timeout(10):
+            while not await is_served("127.0.0.2"):
+                pass
+
+
+async def _is_served(client: RawClient) -> bool:
+    """Tell whether the server answers a call, and does not end the connection."""
+    stream_id = client.begin("/redfence.v1.LockService/Nothing")
+    await client.until(lambda: client.ended or client.answers[stream_id].closed)
+    return not client.ended

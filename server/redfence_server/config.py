@@ -6,11 +6,9 @@ and `node_timeout_ms` in the file. Values are checked once, here, and never chan
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
-from redfence_proto import addresses
+from redfence_proto import addresses, variables
 from redfence_server.access.rules import AccessSettings
 from redfence_server.cores import usable_cores
 from redfence_server.errors import ConfigError
@@ -43,10 +41,6 @@ RELOADABLE = frozenset(
 )
 """The settings that a server takes over at SIGHUP."""
 
-_ENV_PREFIX = "REDFENCE_"
-_CLIENT_VARIABLES = frozenset({"BEARER_TOKEN", "BEARER_TOKEN_FILE", "PLAINTEXT_TOKEN", "TLS_CA"})
-# LISTEN_ADDR is similar to LISTEN; PORT, which Kubernetes sets, is not similar to TRANSPORT.
-_SIMILAR = 0.7
 _BETWEEN_URLS = re.compile(r",\s*(?=rediss?://)")
 
 
@@ -309,7 +303,7 @@ def _checked(values: Mapping[str, Any]) -> ServeConfig:
 
 def _describe(problem: ErrorDetails) -> str:
     if problem["type"] == "missing" and problem["loc"] == ("nodes",):
-        return f"missing; name them by --node, {_ENV_PREFIX}NODES, or nodes in the file for --config"
+        return f"missing; name them by --node, {variables.PREFIX}NODES, or nodes in the file for --config"
     return problem["msg"].removeprefix("Value error, ")
 
 
@@ -317,21 +311,12 @@ def _from_environment() -> dict[str, str]:
     """Return the settings in the environment.
 
     Raises:
-        ConfigError: a variable is probably a misspelt setting. Other unknown variables are no error: clients
-            have some, and Kubernetes sets more for a service with the name redfence.
+        ConfigError: a variable is probably misspelt.
     """
-    given = {
-        name.upper().removeprefix(_ENV_PREFIX): value
-        for name, value in os.environ.items()
-        if name.upper().startswith(_ENV_PREFIX)
-    }
+    if problem := variables.misspelt():
+        raise ConfigError(problem)
     settings = {name.upper(): name for name in ServeConfig.model_fields}
-    for unknown in sorted(given.keys() - settings.keys() - _CLIENT_VARIABLES):
-        if similar := get_close_matches(unknown, settings, n=1, cutoff=_SIMILAR):
-            raise ConfigError(
-                f"environment: {_ENV_PREFIX}{unknown} is no setting; did you mean {_ENV_PREFIX}{similar[0]}?"
-            )
-    return {settings[name]: value for name, value in given.items() if name in settings}
+    return {settings[name]: value for name, value in variables.given().items() if name in settings}
 
 
 def _read_file(path: Path) -> dict[str, Any]:

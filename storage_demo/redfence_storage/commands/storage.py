@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from redfence_proto import addresses
+from redfence_proto import addresses, variables
 from redfence_server import log_setup
 from redfence_server.log_setup import LogFormat, LogLevel
 
@@ -20,11 +19,7 @@ if TYPE_CHECKING:
 
 HELP = "serve a small key-value store that refuses stale fencing tokens"
 
-_DB_VARIABLE = "REDFENCE_STORAGE_DB"
-_INSECURE_VARIABLE = "REDFENCE_INSECURE"
 _TRUE = frozenset({"1", "true", "yes", "on"})
-_LISTEN_VARIABLE = "REDFENCE_STORAGE_LISTEN"
-_METRICS_VARIABLE = "REDFENCE_STORAGE_METRICS_LISTEN"
 # As `redfence serve` has them.
 _ACCESS_FILES = {
     "policy_file": "a TOML file that says which principal may use which resources; without it, every "
@@ -45,66 +40,68 @@ _EXIT_UNUSABLE = 2
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command; an option overrides the environment."""
+    given = variables.given()
     parser.add_argument(
         "--db",
         metavar="PATH",
         type=Path,
-        default=os.environ.get(_DB_VARIABLE),
-        help=f"the SQLite file; created if it is missing [${_DB_VARIABLE}]",
+        default=given.get("STORAGE_DB"),
+        help="the SQLite file; created if it is missing [$REDFENCE_STORAGE_DB]",
     )
     parser.add_argument(
         "--listen",
         metavar="HOST:PORT",
-        default=os.environ.get(_LISTEN_VARIABLE, addresses.STORAGE),
-        help=f"the address to serve on; port 0 takes any free one [${_LISTEN_VARIABLE}; {addresses.STORAGE}]",
+        default=given.get("STORAGE_LISTEN", addresses.STORAGE),
+        help="the address to serve on; port 0 takes any free one "
+        f"[$REDFENCE_STORAGE_LISTEN; {addresses.STORAGE}]",
     )
     for name, purpose in (
         ("cert", "PEM file of the certificate, with the intermediate ones; the port then speaks only TLS"),
         ("key", "PEM file of the certificate's private key, not encrypted"),
         ("client-ca", "PEM file of authorities; a client must show a certificate of one of them"),
     ):
-        variable = f"REDFENCE_TLS_{name.upper().replace('-', '_')}"
+        variable = f"TLS_{name.upper().replace('-', '_')}"
         parser.add_argument(
             f"--tls-{name}",
             metavar="FILE",
             type=Path,
-            default=os.environ.get(variable) or None,
-            help=f"{purpose} [${variable}]",
+            default=given.get(variable) or None,
+            help=f"{purpose} [${variables.PREFIX}{variable}]",
         )
     parser.add_argument(
         "--insecure",
         action=argparse.BooleanOptionalAction,
-        default=os.environ.get(_INSECURE_VARIABLE, "").lower() in _TRUE,
-        help=f"serve without TLS on an address that other machines can reach [${_INSECURE_VARIABLE}]",
+        default=given.get("INSECURE", "").lower() in _TRUE,
+        help="serve without TLS on an address that other machines can reach [$REDFENCE_INSECURE]",
     )
     parser.add_argument(
         "--metrics-listen",
         metavar="HOST:PORT",
-        default=os.environ.get(_METRICS_VARIABLE, ""),
+        default=given.get("STORAGE_METRICS_LISTEN", ""),
         help="the address to serve /metrics, /livez and /readyz on by HTTP; empty: nowhere "
-        f"[${_METRICS_VARIABLE}]",
+        "[$REDFENCE_STORAGE_METRICS_LISTEN]",
     )
     for name, purpose in (_ACCESS_FILES | _ACCESS_TEXTS).items():
-        variable = f"REDFENCE_{name.upper()}"
+        variable = name.upper()
         is_file = name in _ACCESS_FILES
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             metavar="FILE" if is_file else name.rpartition("_")[2].upper(),
             type=Path if is_file else str,
-            default=os.environ.get(variable) or (None if is_file else ""),
-            help=f"{purpose} [${variable}]",
+            default=given.get(variable) or (None if is_file else ""),
+            help=f"{purpose} [${variables.PREFIX}{variable}]",
         )
     for option, values, default in (
         ("format", LogFormat, LogFormat.AUTO),
         ("level", LogLevel, LogLevel.INFO),
     ):
-        variable = f"REDFENCE_LOG_{option.upper()}"
+        variable = f"LOG_{option.upper()}"
         parser.add_argument(
             f"--log-{option}",
             type=values,
             choices=list(values),
-            default=os.environ.get(variable, default),
-            help=f"log {option} [${variable}; {default}]",
+            default=given.get(variable, default),
+            help=f"log {option} [${variables.PREFIX}{variable}; {default}]",
         )
 
 
@@ -116,12 +113,8 @@ def run(args: argparse.Namespace) -> int:
     from redfence_storage.errors import DatabaseUnusable
     from redfence_storage.sqlite_store import SqliteStore
 
-    if not args.db:
-        return _print_error(f"no database file given; set --db PATH or {_DB_VARIABLE}")
-    if (args.tls_cert is None) != (args.tls_key is None):
-        return _print_error("--tls-cert and --tls-key belong together; give both or neither")
-    if args.tls_client_ca is not None and args.tls_cert is None:
-        return _print_error("--tls-client-ca needs TLS; give --tls-cert and --tls-key as well")
+    if problem := variables.misspelt() or _problem(args):
+        return _print_error(problem)
     log_setup.configure(log_format=args.log_format, level=args.log_level)
     try:
         store = SqliteStore.open(args.db)
@@ -131,6 +124,16 @@ def run(args: argparse.Namespace) -> int:
         return asyncio.run(_serve(store, args))
     except ConfigError as error:
         return _print_error(str(error))
+
+
+def _problem(args: argparse.Namespace) -> str | None:
+    if not args.db:
+        return "no database file given; set --db PATH or REDFENCE_STORAGE_DB"
+    if (args.tls_cert is None) != (args.tls_key is None):
+        return "--tls-cert and --tls-key belong together; give both or neither"
+    if args.tls_client_ca is not None and args.tls_cert is None:
+        return "--tls-client-ca needs TLS; give --tls-cert and --tls-key as well"
+    return None
 
 
 async def _serve(store: SqliteStore, args: argparse.Namespace) -> int:

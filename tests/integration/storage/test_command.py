@@ -81,3 +81,27 @@ async def test_options_that_cannot_be_served_end_it_with_2_and_one_line(
     process = commands.start_redfence("storage", *options)
     assert (await process.ended(status=2)).startswith(f"redfence storage: {problem}")
     assert process.stderr.count("\n") == 1
+
+
+async def test_a_misspelt_variable_ends_it_with_2_instead_of_serving_without_protection(
+    commands: CommandProcesses,
+) -> None:
+    process = commands.start_redfence(
+        *("storage", "--db", "storage.db", "--listen", "127.0.0.1:0"),
+        environment={"REDFENCE_POLICY_FIL": "/x"},
+    )
+    assert await process.ended(status=2) == (
+        "redfence storage: environment: REDFENCE_POLICY_FIL is no setting; "
+        "did you mean REDFENCE_POLICY_FILE?\n"
+    )
+
+
+async def test_a_variable_may_be_in_small_letters_as_for_the_server(
+    commands: CommandProcesses, tmp_path: Path
+) -> None:
+    """One that was ignored here would leave the storage open, and the server protected."""
+    process = commands.start_redfence(
+        *("storage", "--db", "storage.db", "--listen", "127.0.0.1:0"),
+        environment={"redfence_policy_file": str(tmp_path / "missing.toml")},
+    )
+    assert "policy_file: cannot read" in await process.ended(status=2)

@@ -31,6 +31,17 @@ def test_servers_come_from_the_flag_then_the_environment_then_this_machine(
     assert servers.addresses(argparse.Namespace(server=["c:3"])) == ["c:3"]
 
 
+@pytest.mark.parametrize(
+    ("command", "status"), [("lock r -- true", 2), ("locks list", 1), ("sessions list", 1)]
+)
+def test_a_client_does_not_go_without_tls_because_of_a_misspelt_variable(
+    command: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REDFENCE_TLS_CAS", "ca.crt")
+    assert main.main(command.split()) == status
+    assert "REDFENCE_TLS_CAS is no setting; did you mean REDFENCE_TLS_CA" in capsys.readouterr().err
+
+
 @pytest.fixture
 def entries(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """One good command, one whose package is missing, one that needs an extra only when it runs."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from redfence_proto import variables
 from redfence_server import config, cores
 from redfence_server.cores import usable_cores
 from redfence_server.errors import ConfigError
@@ -51,28 +52,11 @@ def test_a_password_in_the_environment_may_have_a_comma(monkeypatch: pytest.Monk
     assert config.load({}).nodes == ("redis://:a,b@one:1", "rediss://two:2", "redis://u:,@three:3")
 
 
-@pytest.mark.parametrize(
-    ("variable", "meant"),
-    [
-        ("NODE", "NODES"),
-        ("LISTEN_ADDR", "LISTEN"),
-        ("LOGLEVEL", "LOG_LEVEL"),
-        ("timeout_ms", "NODE_TIMEOUT_MS"),
-    ],
-)
-def test_a_misspelt_variable_is_refused_with_a_suggestion(
-    variable: str, meant: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(f"REDFENCE_{variable}", "1")
-    with pytest.raises(
-        ConfigError, match=f"REDFENCE_{variable.upper()} is no setting; .*REDFENCE_{meant}\\?"
-    ):
+def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDFENCE_NODE", "1")
+    with pytest.raises(ConfigError, match=r"REDFENCE_NODE is no setting; did you mean REDFENCE_NODES\?"):
         config.load({"nodes": ()})
 
 
-def test_variables_of_clients_and_of_kubernetes_are_no_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = ("SERVER", "RESOURCE", "TOKEN", "STORAGE", "STORAGE_DB", "STORAGE_LISTEN")
-    secrets = ("TLS_CA", "BEARER_TOKEN", "BEARER_TOKEN_FILE", "PLAINTEXT_TOKEN")
-    for name in (*others, *secrets, "PORT", "SERVICE_HOST", "SERVICE_PORT_GRPC", "PORT_50051_TCP_ADDR"):
-        monkeypatch.setenv(f"REDFENCE_{name}", "1")
-    config.load({"nodes": ()})
+def test_every_program_knows_the_variables_of_the_server() -> None:
+    assert {name.upper() for name in config.ServeConfig.model_fields} == variables.SERVER

@@ -8,7 +8,8 @@ READY  := $(VENV)/.ready
 TOOLS_VENV := .venv-tools
 TOOLS_BIN  := $(TOOLS_VENV)/bin
 PROTO_OUT  := protos/redfence_proto
-SOURCES := protos server client_sdk storage_demo tests bench examples/run.py deploy/provenance.py
+SOURCES := protos server client_sdk storage_demo tests bench examples/run.py deploy/provenance.py \
+  deploy/local/start_platform.py
 # With LOCKED=1, exactly the packages of locks/, each checked by its hash; CI does so.
 LOCKED ?=
 PIP    := python -m pip install --quiet --disable-pip-version-check
@@ -17,7 +18,7 @@ PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 # The slow tests wait much: one worker more than cores takes a sixth off their time.
 MORE_PARALLEL := -n $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))) --maxprocesses 9 --dist worksteal
 
-.PHONY: help setup run demo test slow test-fast test-all unit model sim chaos upgrade-check fuzz soak check house fmt fix lint type proto \
+.PHONY: help setup run platform demo test slow test-fast test-all unit model sim chaos upgrade-check fuzz soak check house fmt fix lint type proto \
   proto-check proto-breaking bench performance attack deploy-check deploy-check-host lock release release-check examples clean
 
 help: ## list the targets
@@ -41,6 +42,9 @@ endif
 
 run: $(READY) ## serve: an embedded quorum, the lock server and the storage demo
 	@exec $(BIN)/redfence dev $(ARGS)
+
+platform: $(READY) ## serve as an operator does: nodes, two servers and a storage with TLS and a policy, Prometheus
+	@exec $(BIN)/python deploy/local/start_platform.py
 
 demo: $(READY) ## a paused holder's late write is refused, and what happens without fencing
 	@$(BIN)/redfence demo gc-pause

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import signal
 import subprocess
 import sys
 import urllib.parse
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 
 import redfence
+import start_platform
 from harness.processes.certificates import Authority, Certificate
 from harness.processes.commands import CommandProcess, CommandProcesses, node_flags
 from harness.processes.fixture_types import FlushedNodes
@@ -162,11 +165,9 @@ async def ask(port: int, query: str) -> Mapping[str, float]:
 async def start_prometheus(program: Path, folder: Path, platform: Platform) -> int:
     """Let Prometheus scrape both servers and judge the alert rules; return its port."""
     port, targets = free_port(), [f"{HOST}:{each}" for each in platform.metrics_ports]
-    shipped = (REPOSITORY / "deploy/compose/prometheus.yml").read_text()
-    shipped = shipped.replace('["server-0:9464", "server-1:9464"]', json.dumps(targets))
-    shipped = shipped.replace("alerts.yml", str(REPOSITORY / "deploy/prometheus/alerts.yml"))
+    settings = start_platform.prometheus_settings({target: target for target in targets})
     config = folder / "prometheus.yml"
-    config.write_text(shipped.replace("interval: 5s", "interval: 200ms"))
+    config.write_text(settings.replace("interval: 5s", "interval: 200ms"))
     database, address = f"--storage.tsdb.path={folder}", f"--web.listen-address={HOST}:{port}"
     platform.commands.start(str(program), f"--config.file={config}", database, address)
 
@@ -243,3 +244,30 @@ async def test_a_go_program_is_allowed_or_denied_by_its_certificate(
     assert "PermissionDenied" in await denied.ended(status=1)
     await allowed.ended()
     assert await storage.stop() == 0
+
+
+async def test_make_platform_starts_all_and_ctrl_c_stops_all(
+    commands: CommandProcesses, prometheus: Path
+) -> None:
+    """Its text has the variables of a client, an allowed call and a denied one; all three are used here."""
+    environment = {"PATH": f"{prometheus.parent}:/bin"}
+    running = commands.start(sys.executable, start_platform.__file__, environment=environment)
+    await running.wait_for_line("^redfence platform ready", timeout_s=60)
+    client = dict(re.findall(r"^  export (\w+)=(.+)$", running.stdout, re.MULTILINE))
+    assert set(client) == {"REDFENCE_SERVER", "REDFENCE_TLS_CA", "REDFENCE_TLS_CERT", "REDFENCE_TLS_KEY"}
+    calls = [line.split() for line in re.findall(r"^  (\S+ lock .+)$", running.stdout, re.MULTILINE)]
+    allowed, denied = (commands.start(*call, environment=client) for call in calls)
+    assert await allowed.ended() == "allowed\n"
+    assert "cert:app.example" in await denied.ended(status=77)
+    port = int(re.findall(r"^Prometheus +http://\S+:(\d+)$", running.stdout, re.MULTILINE)[0])
+
+    async def scraped() -> bool:
+        return set(await ask(port, "up == 1")) == {"server-0", "server-1", "storage"}
+
+    await until(scraped, timeout_s=30)
+    assert await running.stop(number=signal.SIGINT, timeout_s=30) == 0
+    assert running.stdout.endswith("redfence platform stopped\n")
+    assert not Path(client["REDFENCE_TLS_CA"]).parent.exists()
+    for address in client["REDFENCE_SERVER"].split(","):
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(HOST, int(address.rpartition(":")[2]))

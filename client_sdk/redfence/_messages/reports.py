@@ -153,7 +153,8 @@ class NodeReport:
         clock_distrusted_for: seconds for which its votes for new grants do not count, because its
             clock was set.
         state_changes: how often the state has changed since the server started.
-        grant_refusal: the error with which it refuses new grants; "" if it accepts them.
+        grant_refusal: why it would not grant now: the error with which it refuses new grants, or
+            that it answers too late; "" if it would grant.
     """
 
     index: int
@@ -172,7 +173,7 @@ class NodeReport:
 
     @property
     def grants(self) -> bool:
-        """Whether it accepts new grants, and its votes for them count."""
+        """Whether it accepts new grants in time, and its votes for them count."""
         votes = self.state is NodeState.READY and not self.grant_refusal
         return votes and self.clock_distrusted_for <= 0
 

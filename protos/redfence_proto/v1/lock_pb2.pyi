@@ -1920,9 +1920,10 @@ class NodeStatus(_message.Message):
     state_changes: _builtins.int
     """How often the node's state has changed since this server started."""
     grant_refusal: _builtins.str
-    """The error with which the node refuses new grants, such as "OOM …" or "READONLY …"; empty if it accepts
-    them. Meanwhile the node may be READY, and may still accept renewals and releases. Do not count such nodes
-    when you compute whether a quorum can grant. The server learns it at each heartbeat.
+    """Why the node would not grant now; empty if it would. It is the error with which the node refuses new
+    grants, such as "OOM …" or "READONLY …", or a text which says that the node answers too late. Meanwhile the
+    node may be READY, and may still accept renewals and releases. Do not count such nodes when you compute
+    whether a quorum can grant. The server learns it at each heartbeat.
     """
     @_builtins.property
     def latency(self) -> _duration_pb2.Duration:

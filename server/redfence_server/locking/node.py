@@ -253,7 +253,8 @@ class NodeReport:
         clock_offset_ms: its wall clock minus this machine's; None until the server first reads it.
         clock_distrusted_ms: how much longer its votes for new grants do not count, because its clock was set.
         state_changes: how many there were since the server's start.
-        grant_refusal: the error with which a node that votes would refuse a mint; empty if it would run it.
+        grant_refusal: why a node that votes would not grant: the error with which it would refuse a mint, or
+            that it answers heartbeats too late. Empty if it would grant.
         unanswered: how many commands it has not answered yet.
         failures: how many commands got no reply that counts since the server's start, by cause.
     """
@@ -275,7 +276,7 @@ class NodeReport:
 
     @property
     def grants(self) -> bool:
-        """Whether the node would run a mint now, and its vote for the new grant would count."""
+        """Whether the node would run a mint now and in time, and its vote for the new grant would count."""
         return self.state is NodeState.READY and not self.clock_distrusted_ms and not self.grant_refusal
 
 

@@ -75,23 +75,34 @@ class Heartbeat:
         self.node_clock: NodeClock | None = None
         """None until this server first admitted the node."""
         self.grant_refusal = ""
-        """The error with which the node would have refused a mint at its last examination, or nothing."""
+        """Why the node would not have granted at its last examination: its error, or that it is late."""
         self.memory_share = 0.0
         """The part of its memory that the node used at its last examination."""
 
-    def begin(self, found: Findings) -> None:
-        """Take the findings of the admission: votes count only once the clock is known."""
+    def begin(self, found: Findings, *, node_timeout_ms: int) -> None:
+        """Take the findings of the admission: votes count only once the clock is known.
+
+        An examination at an admission may take longer than `node_timeout_ms`, but a command may not.
+        """
         assert found.identity is not None, "a node that was admitted has an identity"
         self._admission = found.identity.admission
         self._step_cost_ms = fence.wait_ms(found.identity.max_ttl_ms)
         self._note_findings(found)
+        if found.clock.trip_ms >= node_timeout_ms:
+            self._note_lateness(
+                f"its answer took {found.clock.trip_ms:.0f} ms; node_timeout_ms is {node_timeout_ms}"
+            )
 
     def bring_forward(self) -> None:
         """Make the next heartbeat come now."""
         self._now.set()
 
-    async def run(self, connection: Examinable, on_alive: Callable[[], None]) -> NotAdmitted:
-        """Return when admission would refuse the node; call `on_alive` after each heartbeat before that.
+    async def run(
+        self, connection: Examinable, on_alive: Callable[[], None], on_missed: Callable[[], None]
+    ) -> NotAdmitted:
+        """Return when admission would refuse the node.
+
+        Before that, call `on_alive` after each heartbeat with an answer in time, else `on_missed`.
 
         Cancellation: nothing is changed.
         """
@@ -106,7 +117,9 @@ class Heartbeat:
             except DialError as error:
                 # A node may be late once. But without an examination, nothing shows that it may still vote.
                 missed += 1
+                self._note_lateness(f"it missed a heartbeat: {error}")
                 if missed < _MISSED_MAX:
+                    on_missed()
                     continue
                 return NotAdmitted(f"it missed {missed} heartbeats: {error}", admission_is_void=False)
             missed = 0
@@ -143,6 +156,10 @@ class Heartbeat:
         self.grant_refusal = found.grant_refusal
         self.memory_share = found.memory_share
         self._note_sample(found.clock)
+
+    def _note_lateness(self, problem: str) -> None:
+        """Report that the node would not grant, until an examination that it answers in time."""
+        self.grant_refusal = self.grant_refusal or problem
 
     def _note_sample(self, reading: ClockReading) -> None:
         """Judge a full sample of the node's clock, and take over the distrust that other servers recorded."""

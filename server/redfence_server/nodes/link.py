@@ -67,7 +67,7 @@ class NodeLink:
 
     Args:
         on_state: called after each change of the state.
-        on_heartbeat: called after each heartbeat of a node that votes.
+        on_heartbeat: called after each heartbeat of a node that votes, also after a missed one.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class NodeLink:
     def _problem(self, refusal: str, distrusted_ms: float) -> str:
         """Return what is wrong with a node that votes; empty when all is well."""
         if refusal:
-            return f"it refuses new grants: {refusal}"
+            return f"it would not grant now: {refusal}"
         if distrusted_ms:
             return f"its clock was set: its votes do not count for {distrusted_ms / 1000:.0f} s"
         if self._faults.problem:
@@ -253,14 +253,14 @@ class NodeLink:
     async def _serve(self, connection: NodeConnection, found: Findings, lost: asyncio.Future[str]) -> None:
         """Send commands to an admitted node until the connection ends."""
         self.admission_refused = None
-        self.heartbeat.begin(found)
+        self.heartbeat.begin(found, node_timeout_ms=self._settings.node_timeout_ms)
         self._faults.examined(found.grant_refusal)
         self._commands.begin(connection, found.identity)
         self._become(NodeState.READY, "")
         self.examined.set()
         self.drop_if_superseded()
         heartbeat = asyncio.create_task(
-            self.heartbeat.run(connection, self._on_alive), name=f"heartbeat-{self.index}"
+            self.heartbeat.run(connection, self._on_alive, self._on_heartbeat), name=f"heartbeat-{self.index}"
         )
         either: set[asyncio.Future[Any]] = {lost, heartbeat}
         try:

@@ -15,7 +15,7 @@ from harness.load.failures import failure_of
 from harness.processes.access_list import restricted
 from harness.processes.fixture_types import FlushedNodes, FreshNodes
 from harness.processes.redis_nodes import RedisNode
-from harness.processes.servers import FormedNodes, LockServer, Serve, form, serving, until
+from harness.processes.servers import FormedNodes, LockServer, Serve, form, new_lease_id, serving, until
 from redfence_proto.v1 import lock_pb2
 from redfence_server import composition
 
@@ -88,7 +88,7 @@ async def test_a_server_is_not_ready_once_its_user_may_no_longer_write(fresh_nod
                 await nodes[0].call("ACL", "SETUSER", "redfence", f"-{right}")
                 await until(lambda: _is(server, NOT_SERVING))
                 (node,) = (await server.status()).nodes
-                assert node.detail.startswith("it refuses new grants: ")
+                assert node.detail.startswith("it would not grant now: ")
                 assert node.detail.endswith(f"({right.upper()})")
                 await nodes[0].call("ACL", "SETUSER", "redfence", f"+{right}")
                 await until(lambda: _is(server, SERVING))
@@ -167,6 +167,48 @@ async def test_a_lost_quorum_is_not_ready_until_it_is_back(
     for proxy in server.proxies[1:]:
         await proxy.heal()
     await until(lambda: _is(server, SERVING))
+
+
+@pytest.mark.slow
+async def test_nodes_that_answer_too_late_are_never_ready_until_they_are_in_time(
+    fresh_formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """An admission may take longer than a command, so the server admits and drops such nodes in turn."""
+    nodes = await fresh_formed_nodes(3)
+    server = await serve(
+        nodes, proxied=True, heartbeat_interval_ms=HEARTBEAT_MS, node_timeout_ms=300, dial_timeout_ms=2_000
+    )
+    watching = health_pb2_grpc.HealthStub(server.channel).Watch(health_pb2.HealthCheckRequest())
+    assert (await watching.read()).status == SERVING
+    for proxy in server.proxies:
+        proxy.delay(replies_ms=400)
+    assert (await watching.read()).status == NOT_SERVING
+    changed = asyncio.create_task(watching.read())
+    changes_before = [node.state_changes for node in (await server.status()).nodes]
+
+    async def each_was_admitted_twice() -> bool:
+        status = (await server.status()).nodes
+        assert not (await _grants(server)), "no acquire is granted"
+        return all(
+            node.state_changes >= before + 4 for node, before in zip(status, changes_before, strict=True)
+        )
+
+    await until(each_was_admitted_twice, timeout_s=60)
+    assert not changed.done(), "a quorum that grants nothing was SERVING"
+    for proxy in server.proxies:
+        proxy.delay()
+    assert (await changed).status == SERVING
+    assert await _grants(server)
+    watching.cancel()
+
+
+async def _grants(server: LockServer) -> bool:
+    """Return whether an acquire of a new resource is granted."""
+    try:
+        answer = await server.acquire(f"late/{new_lease_id()}")
+    except grpc.aio.AioRpcError:
+        return False
+    return answer.outcome == lock_pb2.ACQUIRE_OUTCOME_GRANTED
 
 
 async def test_the_list_of_health_has_every_name(fresh_nodes: FreshNodes) -> None:

@@ -91,11 +91,12 @@ async def test_a_process_is_taken_out_with_the_floor_that_was_known_before_it_wa
 
 
 class Beating:
-    """A heartbeat that runs; `alive` counts its beats."""
+    """A heartbeat that runs; `alive` counts its beats, `refusals` has what each showed, also a missed one."""
 
     def __init__(self, node: ScriptedNode, *, interval_ms: int = 1_000) -> None:
         self.node = node
         self.alive = 0
+        self.refusals: list[str] = []
         self.witnesses = ClockWitnesses(3)
         self._beat = Heartbeat(
             INDEX,
@@ -108,11 +109,15 @@ class Beating:
         self.bring_forward = self._beat.bring_forward
 
     async def start(self) -> asyncio.Task[NotAdmitted]:
-        self._beat.begin(await examine(self.node, KEYS, LoopClock()))
-        return asyncio.create_task(self._beat.run(self.node, self._note))
+        self._beat.begin(await examine(self.node, KEYS, LoopClock()), node_timeout_ms=500)
+        return asyncio.create_task(self._beat.run(self.node, self._note, self._note_refusal))
 
     def _note(self) -> None:
         self.alive += 1
+        self._note_refusal()
+
+    def _note_refusal(self) -> None:
+        self.refusals.append(self._beat.grant_refusal)
 
 
 async def test_a_node_that_is_late_twice_or_refuses_once_is_dropped() -> None:
@@ -137,6 +142,22 @@ async def test_a_node_that_is_late_twice_or_refuses_once_is_dropped() -> None:
     task = await Beating(node).start()
     node.on_look = fail
     assert await task == NotAdmitted("it missed 2 heartbeats: INFO: timed out", admission_is_void=False)
+
+
+async def test_a_missed_heartbeat_shows_that_the_node_would_not_grant_until_the_next_one() -> None:
+    errors = [DialError("INFO: timed out")]
+
+    def fail() -> None:
+        if errors:
+            raise errors.pop()
+
+    node = ScriptedNode()
+    beating = Beating(node)
+    task = await beating.start()
+    node.on_look = fail
+    await asyncio.sleep(5)
+    task.cancel()
+    assert beating.refusals[:3] == ["it missed a heartbeat: INFO: timed out", "", ""]
 
 
 async def test_a_heartbeat_that_is_brought_forward_during_a_heartbeat_comes_right_after_it() -> None:

@@ -142,6 +142,7 @@ class LockServer:
             raise ConfigError("admin_listen: it needs one process; set processes to 1, or leave it out")
         self._config = config
         self._shares_port = share_port
+        self._has_stopped = False
         self.metrics_port: int | None = None
         self._stack = AsyncExitStack()
         clock, randomness = SystemClock(), SystemRandomness()
@@ -250,8 +251,10 @@ class LockServer:
 
     async def _close(self) -> None:
         self._health.drain()
-        for listener in self._listeners:
-            await grpc_serving.stop_within(listener.server, 0)
+        # After a drain, a second stop would wait again for peers that read nothing.
+        if not self._has_stopped:
+            for listener in self._listeners:
+                await grpc_serving.stop_within(listener.server, 0)
         await self._cluster.close()
         await self._stack.aclose()
         await self._telemetry.close()
@@ -305,6 +308,7 @@ class LockServer:
             grace_s=grace_ms / 1000,
             stop=stop,
         )
+        self._has_stopped = True
 
     async def drain(self) -> None:
         """End every wait, stream and health watch; answer new calls that this server drains."""

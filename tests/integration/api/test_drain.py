@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-from datetime import datetime
 from pathlib import Path
 
 import grpc
@@ -20,6 +18,7 @@ from harness.processes.commands import CommandProcess, CommandProcesses, node_fl
 from harness.processes.ports import HOST, free_port
 from harness.processes.servers import FormedNodes, LockServer
 from redfence_proto.v1 import lock_pb2
+from redfence_server.http2.settings import Transport
 from redfence_server.http2.wire import framed
 
 pytestmark = pytest.mark.slow
@@ -28,13 +27,6 @@ NAME = "orders/42"
 # One stream may have 10,000 commands unanswered.
 COMMANDS = 9_900
 STREAMS = 6
-
-
-def instant_of(process: CommandProcess, event: str) -> float:
-    """Return when the process logged the event, in seconds."""
-    entries = [json.loads(line) for line in process.stderr.splitlines() if line.startswith("{")]
-    (at,) = [entry["timestamp"] for entry in entries if entry["event"] == event]
-    return datetime.fromisoformat(at).timestamp()
 
 
 async def start(
@@ -80,9 +72,9 @@ def cpu_s(pid: int) -> float:
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 async def test_a_peer_that_reads_nothing_does_not_prolong_the_drain(
-    processes: str, commands: CommandProcesses, formed_nodes: FormedNodes
+    processes: str, transport: Transport, commands: CommandProcesses, formed_nodes: FormedNodes
 ) -> None:
-    """The server's socket is full. grpcio would wait for it after the grace."""
+    """The server's socket is full. The server waits for it once, after the grace; grpcio would wait on."""
     flags = ("--drain-grace-ms", "1000", "--processes", processes)
     process, port = await start(commands, formed_nodes, *flags)
     windows = {ngh2.Setting.INITIAL_WINDOW_SIZE: 2**30}
@@ -90,9 +82,9 @@ async def test_a_peer_that_reads_nothing_does_not_prolong_the_drain(
         await fill(client)
         await until_idle(process)
         assert await process.stop() == 0
-    if processes == "1":
-        took = instant_of(process, "stopped") - instant_of(process, "draining")
-        assert took < 3.0  # it was 3.7 s when grpcio waited for the peer, and is 1.5 s
+    # grpcio cannot end such a connection, so the server leaves it to the end of the process.
+    abandoned = 1 if transport is Transport.GRPCIO else 0
+    assert process.stderr.count('"event": "connections_abandoned"') == abandoned
     assert "processes_killed" not in process.stderr
 
 

@@ -66,7 +66,7 @@ def settings_now(arguments: argparse.Namespace, began_with: config.ServeConfig) 
     """Return the settings as the file and the environment have them now; None if they are wrong.
 
     This process takes over the log level. The log says what is wrong, and which settings have changed that
-    need a restart.
+    need a restart. The level debug counts at once, but not for the events of requests.
     """
     try:
         now = config.load(flags.given_flags(arguments), config_file=arguments.config)
@@ -77,10 +77,14 @@ def settings_now(arguments: argparse.Namespace, began_with: config.ServeConfig) 
         return None
     log_setup.set_level(now.log_level)
     fixed = type(now).model_fields.keys() - config.RELOADABLE
+    if now.log_level is log_setup.LogLevel.DEBUG:
+        # The events `request` need wrapped handlers, which cost time. The server makes them at its start.
+        fixed |= {"log_level"}
     if changed := sorted(name for name in fixed if getattr(now, name) != getattr(began_with, name)):
-        structlog.get_logger().warning(
-            "settings_need_restart", settings=changed, consequence="their earlier values stay in force"
-        )
+        consequence = "their earlier values stay in force"
+        if "log_level" in changed:
+            consequence += "; only log_level counts now, but requests are not logged"
+        structlog.get_logger().warning("settings_need_restart", settings=changed, consequence=consequence)
     return now
 
 

@@ -72,6 +72,8 @@ async def test_sighup_takes_good_files_and_keeps_the_rules_at_bad_ones(
         assert await reason("a/2") == lock_pb2.ERROR_REASON_PERMISSION_DENIED
         await hang_up("access_reloaded", level='log_level = "info"\nheartbeat_interval_ms = 700')
         assert '"settings": ["heartbeat_interval_ms"]' in process.stderr, process.stderr
+        await hang_up("access_reloaded", level='log_level = "debug"')
+        assert '"settings": ["log_level"]' in process.stderr, process.stderr
         # Wrong settings keep the earlier ones; the rules are read all the same.
         await hang_up("access_reloaded", level="log_level = 7")
         assert process.stderr.count('"event": "settings_not_reloaded"') == 1

@@ -17,13 +17,26 @@ _KINDS_MAX: Final = 8
 class FaultLog:
     """Logs when a node begins to answer with errors, when the kind of the errors changes, and when they end.
 
+    Args:
+        on_failure: the log event of a beginning and of a change.
+        on_recovery: the log event of an end.
+
     Attributes:
         problem: the last error since the examination before the last one; empty if there was none.
     """
 
-    def __init__(self, *, clock: Clock, log: structlog.typing.FilteringBoundLogger) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        log: structlog.typing.FilteringBoundLogger,
+        on_failure: str = "node_command_failed",
+        on_recovery: str = "node_commands_recovered",
+    ) -> None:
         self._clock = clock
         self._log = log
+        self._on_failure = on_failure
+        self._on_recovery = on_recovery
         self.problem = ""
         # The kinds of error in the present fault; empty while there is no fault.
         self._kinds: set[str] = set()
@@ -42,7 +55,7 @@ class FaultLog:
         kind = problem.partition(" ")[0]
         if kind not in self._kinds and len(self._kinds) < _KINDS_MAX:
             self._kinds.add(kind)
-            self._log.warning("node_command_failed", problem=problem, **self._so_far())
+            self._log.warning(self._on_failure, problem=problem, **self._so_far())
 
     def examined(self, refusal: str) -> None:
         """Note an examination, and the error with which the node would refuse a mint, if there is one."""
@@ -53,7 +66,7 @@ class FaultLog:
             if self._kinds and self._clock.now_ms() - self._last_ms >= _QUIET_MS:
                 self._kinds.clear()
                 # The level of the loss, because an operator who saw the loss waits for this.
-                self._log.warning("node_commands_recovered", **self._so_far())
+                self._log.warning(self._on_recovery, **self._so_far())
         self._is_recent = False
 
     def _so_far(self) -> dict[str, float]:

@@ -11,7 +11,7 @@ is dropped, and examined on a new connection.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -19,7 +19,7 @@ from typing import Any, Final
 import structlog
 
 from redfence_server.clock import WallClock
-from redfence_server.locking.node import Durability, NodeReport, NodeState, NoReply, Notice, ScannedKeys
+from redfence_server.locking.node import Durability, NodeReport, NodeState, Notice
 from redfence_server.membership.cluster_memory import ClusterMemory
 from redfence_server.membership.examination import Findings, Identity
 from redfence_server.membership.heartbeat import Heartbeat, HeartbeatSettings, NotAdmitted
@@ -27,6 +27,7 @@ from redfence_server.membership.joining import AdmissionRefusedError, JoiningSet
 from redfence_server.nodes.commands import NodeCommands
 from redfence_server.nodes.connection import NodeConnection
 from redfence_server.nodes.fault_log import FaultLog
+from redfence_server.nodes.key_reader import KeyReader
 from redfence_server.nodes.link_state import LinkState
 from redfence_server.randomness import Randomness
 from redfence_server.redis_io import scripts
@@ -117,7 +118,8 @@ class NodeLink:
         # Bound directly, because every command takes this path.
         self.send = self._commands.send
         self.drop_if_superseded = self._commands.drop_if_superseded
-        self._read = partial(_read, self._commands, self._log)
+        keys = KeyReader(self._commands, clock=clock, log=self._log)
+        self.scan, self.read = keys.scan, keys.read
         self._notice_problem = ""
         self._on_notice: Callable[[Notice], None] = lambda _: None  # until the lock service listens
         self._task: asyncio.Task[None] | None = None
@@ -133,16 +135,6 @@ class NodeLink:
     def listen(self, on_notice: Callable[[Notice], None]) -> None:
         """Pass the notices for this server to `on_notice`; see `LockNode`."""
         self._on_notice = on_notice
-
-    async def scan(self, pattern: str, *, cursor: int, count: int) -> ScannedKeys | NoReply:
-        """Return keys that match a glob pattern; look at about `count` keys, from `cursor` on."""
-        answer = await self._read("SCAN", cursor, "MATCH", pattern, "COUNT", count)
-        return answer if isinstance(answer, NoReply) else ScannedKeys(int(answer[0]), answer[1])
-
-    async def read(self, keys: Sequence[str]) -> Sequence[bytes | None] | NoReply:
-        """Return the values of string keys; None for each that does not exist."""
-        answer: Sequence[bytes | None] | NoReply = await self._read("MGET", *keys)
-        return answer
 
     def report(self) -> NodeReport:
         """Return what this server knows about the node, without asking it."""
@@ -319,22 +311,6 @@ class NodeLink:
 
     def _become(self, state: NodeState, detail: str) -> None:
         self._state.become(state, detail, run_id=self.joining.run_id)
-
-
-async def _read(
-    commands: NodeCommands, log: structlog.typing.FilteringBoundLogger, *command: str | int
-) -> Any:
-    """Return the reply to a raw command that changes nothing, or a `NoReply`."""
-    if commands.connection is None:
-        return NoReply.UNREACHABLE
-    try:
-        (answer,) = await commands.connection.commands(command)
-    except DialError:
-        return NoReply.TIMED_OUT
-    if isinstance(answer, DialRefusedError):
-        log.warning("node_scan_refused", problem=str(answer))
-        return NoReply.REFUSED
-    return answer
 
 
 def _durability(identity: Identity | None, *, assume_durable: bool) -> Durability:

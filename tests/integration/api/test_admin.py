@@ -7,6 +7,7 @@ from functools import partial
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 import redfence
 from harness.load.failures import failure_of
@@ -33,6 +34,7 @@ from redfence_proto.v1.lock_pb2 import (
     NODE_STATE_READY,
     NODE_STATE_UNREACHABLE,
 )
+from redfence_server.nodes import fault_log
 
 NAME = "orders/42"
 
@@ -246,6 +248,24 @@ async def test_a_list_needs_the_right_to_scan_and_nothing_else_does(
         assert failure.metadata == {"nodes": "0=refused,1=refused"}
         token = (await server.look(NAME)).current.fencing_token
         assert (await force(server, token)).outcome == FORCE_RELEASE_OUTCOME_RELEASED
+
+
+async def test_refused_scans_are_logged_once_for_each_fault_of_a_node(
+    formed_nodes: FormedNodes, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A watch lists again and again, so each poll would write a line for each node."""
+    monkeypatch.setattr(fault_log, "_QUIET_MS", 0)
+    nodes = await formed_nodes(1)
+    async with restricted(nodes, without=["+scan"]) as urls:
+        server = await serve(urls)
+        with capture_logs() as logs:
+            for _ in range(20):
+                await failure_of(server.admin.ListLocks(lock_pb2.ListLocksRequest()))
+            await nodes[0].call("ACL", "SETUSER", "redfence", "+scan")
+            for _ in range(20):
+                await listed(server)
+    told = [(entry["event"], entry["failures"]) for entry in logs if entry["event"].startswith("node_scan")]
+    assert told == [("node_scan_refused", 1), ("node_scan_recovered", 20)]
 
 
 async def test_open_streams_are_listed_with_their_peers_and_waiters(server: LockServer) -> None:

@@ -12,13 +12,17 @@ from redfence_server.clock import Clock
 _QUIET_MS: Final = 5_000
 # A fault changes at each new kind of error. Further kinds are only counted, so the log stays bounded.
 _KINDS_MAX: Final = 8
+# A fault that goes on is logged again after this time, so that an operator sees that it has not ended.
+_REMINDER_MS: Final = 60_000
 
 
 class FaultLog:
     """Logs when a node begins to answer with errors, when the kind of the errors changes, and when they end.
 
+    Between, it logs the last error once a minute, with the count so far.
+
     Args:
-        on_failure: the log event of a beginning and of a change.
+        on_failure: the log event of a beginning, a change and a reminder.
         on_recovery: the log event of an end.
 
     Attributes:
@@ -41,7 +45,7 @@ class FaultLog:
         # The kinds of error in the present fault; empty while there is no fault.
         self._kinds: set[str] = set()
         self._failure_count = 0
-        self._began_ms = self._last_ms = 0.0
+        self._began_ms = self._last_ms = self._logged_ms = 0.0
         self._is_recent = False
 
     def failed(self, problem: str) -> None:
@@ -53,8 +57,11 @@ class FaultLog:
             self._began_ms, self._failure_count = self._last_ms, 0
         self._failure_count += 1
         kind = problem.partition(" ")[0]
-        if kind not in self._kinds and len(self._kinds) < _KINDS_MAX:
-            self._kinds.add(kind)
+        is_new = kind not in self._kinds and len(self._kinds) < _KINDS_MAX
+        if is_new or self._last_ms - self._logged_ms >= _REMINDER_MS:
+            if is_new:
+                self._kinds.add(kind)
+            self._logged_ms = self._last_ms
             self._log.warning(self._on_failure, problem=problem, **self._so_far())
 
     def examined(self, refusal: str) -> None:

@@ -41,6 +41,16 @@ def test_a_fault_is_logged_when_it_begins_changes_and_ends_with_a_count() -> Non
     ]
 
 
+def test_a_long_fault_is_logged_once_a_minute_with_the_count_so_far() -> None:
+    with capture_logs() as logs:
+        faults, clock = _fault_log()
+        for _ in range(361):
+            faults.failed("OOM no memory")
+            clock.ms += 500
+    told = [(entry["event"], entry["failures"], entry["lasted_s"]) for entry in logs]
+    assert told == [("node_command_failed", 120 * minute + 1, 60.0 * minute) for minute in range(4)]
+
+
 def test_rare_failures_of_many_kinds_are_one_fault_with_few_lines() -> None:
     with capture_logs() as logs:
         faults, clock = _fault_log()

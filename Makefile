@@ -9,7 +9,7 @@ TOOLS_VENV := .venv-tools
 TOOLS_BIN  := $(TOOLS_VENV)/bin
 PROTO_OUT  := protos/redfence_proto
 SOURCES := protos server client_sdk storage_demo tests bench examples/run.py deploy/provenance.py \
-  deploy/local/start_platform.py
+  deploy/local/start_platform.py deploy/grafana/picture.py
 # With LOCKED=1, exactly the packages of locks/, each checked by its hash; CI does so.
 LOCKED ?=
 PIP    := python -m pip install --quiet --disable-pip-version-check
@@ -19,7 +19,7 @@ PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 MORE_PARALLEL := -n $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))) --maxprocesses 9 --dist worksteal
 
 .PHONY: help setup run platform demo test slow test-fast test-all unit model sim chaos upgrade-check fuzz soak check house fmt fix lint type proto \
-  proto-check proto-breaking bench performance attack deploy-check deploy-check-host lock release release-check examples clean
+  proto-check proto-breaking bench performance attack dashboard-picture deploy-check deploy-check-host lock release release-check examples clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -141,6 +141,10 @@ attack: $(READY) ## what a good client suffers under each attack: make attack AR
 performance: $(READY) ## rewrite the figures and the chart of docs/performance.md from the last comparison
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench
 	@$(BIN)/python -m bench page $(ARGS)
+
+dashboard-picture: $(READY) ## write docs/dashboard.png from a run of 6 minutes (needs prometheus and chromium)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench
+	@$(BIN)/python deploy/grafana/picture.py $(ARGS)
 
 DEPLOY_VENV := .venv-deploy
 DEPLOY_BIN  := $(DEPLOY_VENV)/bin

@@ -385,7 +385,7 @@ async def test_a_peer_with_its_part_of_the_watches_leaves_some_to_another(
             stream_id = client.begin("/redfence.v1.AdminService/WatchLocks")
             client.send(stream_id, request, end=True)
             answer = client.answers[stream_id]
-            await client.until(lambda: answer.body or answer.closed)
+            await client.until(lambda: bool(answer.body) or answer.closed)
             return answer
 
         first, *more = [await watch(f"127.0.0.{number}") for number in range(2, 10)]

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import secrets
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 
 from bench import cluster
 from bench.attack_guesses import HELD, SUCCEEDED
+from bench.attack_site import Site, site_of
 from bench.attackers import ATTACKS
 from bench.load import percentile
 from redfence_proto.v1 import lock_pb2, lock_pb2_grpc
@@ -30,7 +32,7 @@ _PAIRS_PER_S = 40
 _CALL_TIMEOUT_S = 10.0
 _FILES_MAX = 12_000
 # The longest ttl that a server allows by default.
-_HOLD_S = 300.0
+_HOLD_S = 300
 # Freed memory is given back every 5 s.
 _SETTLE_S = 7.0
 
@@ -46,34 +48,34 @@ class _Pairs:
         return percentile(self.ms, percent) if self.ms else float("nan")
 
 
-async def _pair(stub: lock_pb2_grpc.LockServiceAsyncStub, number: int, due: float, pairs: _Pairs) -> None:
+async def _pair(
+    stub: lock_pb2_grpc.LockServiceAsyncStub, number: int, due: float, pairs: _Pairs, site: Site
+) -> None:
     resource, lease_id = f"good/{number % 50}", f"{number:032x}"
     request = lock_pb2.AcquireRequest(resource=resource, lease_id=lease_id)
     request.ttl.seconds = 30
     request.wait_timeout.seconds = 5
     try:
-        await stub.Acquire(request, timeout=_CALL_TIMEOUT_S)
-        await stub.Release(
-            lock_pb2.ReleaseRequest(resource=resource, lease_id=lease_id), timeout=_CALL_TIMEOUT_S
-        )
+        await stub.Acquire(request, timeout=_CALL_TIMEOUT_S, metadata=site.metadata)
+        release = lock_pb2.ReleaseRequest(resource=resource, lease_id=lease_id)
+        await stub.Release(release, timeout=_CALL_TIMEOUT_S, metadata=site.metadata)
     except grpc.aio.AioRpcError:
         pairs.failed += 1
     pairs.ms.append((time.perf_counter() - due) * 1000)
 
 
-async def _good_client(address: str, seconds: float, *, first: int) -> _Pairs:
+async def _good_client(address: str, seconds: float, site: Site, *, first: int) -> _Pairs:
     """Return what pairs took on a new connection; failed ones count with the time until they failed."""
     pairs = _Pairs()
-    options = [("grpc.use_local_subchannel_pool", 1)]
-    async with grpc.aio.insecure_channel(address, options=options) as channel:
+    async with site.channel(address) as channel:
         stub: lock_pb2_grpc.LockServiceAsyncStub = lock_pb2_grpc.LockServiceStub(channel)
-        await _pair(stub, first, time.perf_counter(), _Pairs())
+        await _pair(stub, first, time.perf_counter(), _Pairs(), site)
         begun_at = time.perf_counter()
         tasks = []
         for number in range(int(seconds * _PAIRS_PER_S)):
             due = begun_at + number / _PAIRS_PER_S
             await asyncio.sleep(due - time.perf_counter())
-            tasks.append(asyncio.create_task(_pair(stub, first + 1 + number, due, pairs)))
+            tasks.append(asyncio.create_task(_pair(stub, first + 1 + number, due, pairs, site)))
         await asyncio.gather(*tasks)
     return pairs
 
@@ -83,16 +85,17 @@ class AttackError(Exception):
 
 
 @asynccontextmanager
-async def _held_lock(address: str, *, seconds: float) -> AsyncIterator[None]:
-    """Hold a lock for so long; raise an error at the exit if another lease or none holds it."""
-    options = [("grpc.use_local_subchannel_pool", 1)]
-    async with grpc.aio.insecure_channel(address, options=options) as channel:
+async def _held_lock(address: str, site: Site) -> AsyncIterator[None]:
+    """Hold a lock within the `with`; raise an error at its exit if another lease or none holds it."""
+    more: Any = {"timeout": _CALL_TIMEOUT_S, "metadata": site.metadata}
+    async with site.channel(address) as channel:
         stub: lock_pb2_grpc.LockServiceAsyncStub = lock_pb2_grpc.LockServiceStub(channel)
-        request = lock_pb2.AcquireRequest(resource=HELD, lease_id=secrets.token_hex(16), holder="good")
-        request.ttl.FromMilliseconds(int(seconds * 1000))
-        lease = (await stub.Acquire(request, timeout=_CALL_TIMEOUT_S)).lease
+        request = lock_pb2.AcquireRequest(resource=HELD, lease_id=site.lease_id, holder="good")
+        # An attack may last longer than its seconds; the lease must not end by itself.
+        request.ttl.seconds = _HOLD_S
+        lease = (await stub.Acquire(request, **more)).lease
         yield
-        seen = await stub.GetLock(lock_pb2.GetLockRequest(resource=HELD), timeout=_CALL_TIMEOUT_S)
+        seen = await stub.GetLock(lock_pb2.GetLockRequest(resource=HELD), **more)
         if (seen.current.holder, seen.current.fencing_token) != ("good", lease.fencing_token):
             raise AttackError(f"the lock {HELD!r} with token {lease.fencing_token} ended: {seen.current}")
 
@@ -113,25 +116,27 @@ class _Memory:
             await asyncio.sleep(0.05)
 
 
-async def _measure(server: cluster.ServerProcess, name: str, seconds: float) -> str:
+async def _measure(
+    server: cluster.ServerProcess, name: str, seconds: float, *, site: Site, known: Path
+) -> str:
     port = server.address.rpartition(":")[2]
-    await _good_client(server.address, 1, first=1)
-    rest = await _good_client(server.address, seconds, first=10_000)
+    await _good_client(server.address, 1, site, first=1)
+    rest = await _good_client(server.address, seconds, site, first=10_000)
     before = _rss_mb(server.pid)
     memory = _Memory(server.pid, before)
     watching = asyncio.create_task(memory.watch())
     attacker = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.attackers", name, "--port", port, "--seconds", str(seconds + 2)),
+        *("--known", str(known)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,  # asyncio tells of each write to a connection that has ended
     )
     assert attacker.stdout is not None
     try:
-        # An attack may last longer than its seconds; the lease must not end by itself.
-        async with _held_lock(server.address, seconds=_HOLD_S):
+        async with _held_lock(server.address, site):
             await attacker.stdout.readline()
             await asyncio.sleep(0.5)
-            under = await _good_client(server.address, seconds, first=100_000)
+            under = await _good_client(server.address, seconds, site, first=100_000)
             got = (await attacker.stdout.readline()).decode().strip()
             if not got or got.startswith(SUCCEEDED):
                 raise AttackError(f"{name}: {got or 'the attacker ended without a result'}")
@@ -164,13 +169,15 @@ async def run(names: Sequence[str], transports: Sequence[str], seconds: float) -
         print("| attack | at rest p50 / p99 ms | under attack | ratio | RSS MB before / peak / after | got |")
         print("| --- | --- | --- | --- | --- | --- |", flush=True)
         for name in names:
-            async with (
-                cluster.formed_nodes(3) as nodes,
-                cluster.served_process(
-                    nodes, arguments=("--transport", transport), files_max=_FILES_MAX
-                ) as server,
-            ):
-                print(await _measure(server, name, seconds), flush=True)
+            with tempfile.TemporaryDirectory() as folder:
+                site, known = site_of(name, Path(folder)), Path(folder) / "known.json"
+                async with (
+                    cluster.formed_nodes(3) as nodes,
+                    cluster.served_process(
+                        nodes, arguments=("--transport", transport, *site.arguments), files_max=_FILES_MAX
+                    ) as server,
+                ):
+                    print(await _measure(server, name, seconds, site=site, known=known), flush=True)
 
 
 async def main() -> None:

@@ -1,14 +1,24 @@
-"""Tries to end a lock that the good client holds, and reads every answer."""
+"""Tries to get past lease ids, tokens, the policy and certificates, and reads every answer."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+import ssl
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from bench.attack_wire import SERVICE, SOURCE, Attack
+from bench.attack_wire import (
+    END_HEADERS,
+    HEADERS,
+    SERVICE,
+    SOURCE,
+    Attack,
+    Wire,
+    frame,
+    request_block,
+)
 from harness.http2.raw_client import RawClient
 from redfence_proto.v1 import lock_pb2
 from redfence_server.http2.wire import framed
@@ -19,6 +29,9 @@ SUCCEEDED: Final = "IT SUCCEEDED: "
 """Begins the line of an attacker that got what it must not get."""
 _GUESSES: Final = 2_000
 _GUESSES_PER_MESSAGE: Final = 100
+_CALLS_AT_ONCE: Final = 50
+_CERTIFICATES: Final = 500
+_UNAUTHENTICATED: Final = b"16"
 
 
 class AttackSucceededError(Exception):
@@ -97,3 +110,79 @@ async def guessed_leases(attack: Attack) -> str:
     if outcomes["RELEASED"] or outcomes["ACTIVE"]:
         raise AttackSucceededError(got)
     return f"{got}; answers: {', '.join(f'{count:,} {name}' for name, count in outcomes.most_common())}"
+
+
+async def bad_tokens(attack: Attack) -> str:
+    """Release the lock of the good client by its true lease id, with 2,000 tokens that are not valid."""
+    release = framed(
+        lock_pb2.ReleaseRequest(resource=HELD, lease_id=attack.known["lease_id"]).SerializeToString()
+    )
+    tokens = [(kind, token) for kind, some in attack.known["tokens"].items() for token in some]
+    refused, statuses = Counter[str](), Counter[bytes]()
+    async with RawClient(attack.port, source=SOURCE) as client:
+        attack.begin()
+        for first in range(0, len(tokens), _CALLS_AT_ONCE):
+            for kind, token in tokens[first : first + _CALLS_AT_ONCE]:
+                stream_id = client.begin(f"{SERVICE}Release", (b"authorization", f"Bearer {token}".encode()))
+                client.send(stream_id, release, end=True)
+                status = (await client.closed(stream_id)).headers[b"grpc-status"]
+                statuses[status] += 1
+                refused[kind] += status == _UNAUTHENTICATED
+            await asyncio.sleep(attack.seconds * _CALLS_AT_ONCE / len(tokens))
+    got = ", ".join(f"{count} {kind}" for kind, count in refused.items())
+    if statuses.keys() != {_UNAUTHENTICATED}:
+        raise AttackSucceededError(f"only these were refused: {got}; by status: {dict(statuses)}")
+    return f"UNAUTHENTICATED for {statuses.total():,} of {len(tokens):,} tokens: {got}"
+
+
+async def foreign_prefix(attack: Attack) -> str:
+    """Ask on a Session for names of another prefix, with the true lease id, among allowed commands."""
+    lease_id, batches = attack.known["lease_id"], []
+    for number in range(0, _GUESSES, 200):
+        batch = []
+        for each in range(number, number + 50):
+            acquire = lock_pb2.AcquireRequest(resource=f"good/{each}", lease_id=secrets.token_hex(16))
+            acquire.ttl.seconds = 30
+            release = lock_pb2.ReleaseRequest(resource=HELD, lease_id=lease_id)
+            renew = lock_pb2.KeepAliveRequest(resource=HELD, lease_id=lease_id)
+            own = lock_pb2.ReleaseRequest(resource=f"stranger/{each}", lease_id=lease_id)
+            batch += [
+                lock_pb2.SessionCommand(acquire=acquire),
+                lock_pb2.SessionCommand(release=release),
+                lock_pb2.SessionCommand(renew=renew),
+                lock_pb2.SessionCommand(release=own),
+            ]
+        batches.append(batch)
+    bearer = f"Bearer {attack.known['stranger']}".encode()
+    outcomes = await answers_to(attack, batches, (b"authorization", bearer))
+    foreign = _GUESSES * 3 // 4
+    if outcomes != {"PERMISSION_DENIED": foreign, "NOT_HELD": _GUESSES - foreign}:
+        raise AttackSucceededError(f"outcomes: {dict(outcomes)}")
+    return f"PERMISSION_DENIED for {foreign:,} of {foreign:,}; its own {_GUESSES - foreign} were answered"
+
+
+async def foreign_certificates(attack: Attack) -> str:
+    """Connect 500 times with a certificate of an authority that the server does not trust."""
+    context = ssl.create_default_context(cafile=attack.known["ca"])
+    context.load_cert_chain(attack.known["certificate"], attack.known["key"])
+    context.set_alpn_protocols(["h2"])
+    served = refused = 0
+    attack.begin()
+    for _ in range(_CERTIFICATES):
+        try:
+            # With TLS 1.3 the client learns only after its handshake that the server refuses it.
+            wire = await Wire.open(attack.port, tls=context)
+            await wire.press(frame(HEADERS, END_HEADERS, 1, request_block("Session")))
+            async with asyncio.timeout(5):
+                await wire.until_told()
+        except OSError:
+            refused += 1
+        else:
+            served += wire.received > 0
+            refused += not wire.received
+            wire.writer.transport.abort()
+        await asyncio.sleep(attack.seconds / _CERTIFICATES / 2)
+    await attack.hold()
+    if served or refused != _CERTIFICATES:
+        raise AttackSucceededError(f"{served} of {_CERTIFICATES} connections were served")
+    return f"{refused} of {_CERTIFICATES} connections were refused"

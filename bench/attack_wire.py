@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections import Counter
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import ngh2
 
@@ -56,12 +57,13 @@ class Wire:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
         self.received = 0
+        self._told = asyncio.Event()
         self._reading = asyncio.create_task(self._read(reader))
 
     @classmethod
-    async def open(cls, port: int, *, greets: bool = True) -> Wire:
+    async def open(cls, port: int, *, greets: bool = True, tls: ssl.SSLContext | None = None) -> Wire:
         """Connect, and begin HTTP/2 unless the connection is to be silent."""
-        streams = await asyncio.open_connection(HOST, port, local_addr=(SOURCE, 0))
+        streams = await asyncio.open_connection(HOST, port, local_addr=(SOURCE, 0), ssl=tls)
         wire = cls(*streams)
         if greets:
             wire.writer.write(_PREFACE + frame(SETTINGS, 0, 0) + frame(SETTINGS, 1, 0))
@@ -82,11 +84,17 @@ class Wire:
             await asyncio.sleep(_PAUSE_S)
         return not self.ended
 
+    async def until_told(self) -> None:
+        """Return once the server has sent something or closed the connection."""
+        await self._told.wait()
+
     async def _read(self, reader: asyncio.StreamReader) -> None:
         with suppress(OSError):
             while data := await reader.read(65_536):
                 self.received += len(data)
+                self._told.set()
         self.writer.close()
+        self._told.set()
 
 
 class CountingClient(RawClient):
@@ -111,11 +119,12 @@ class CountingClient(RawClient):
 
 
 class Attack:
-    """What an attack knows: the port of the server, and for how many seconds it lasts."""
+    """What an attack knows: the port of the server, for how many seconds it lasts, and secrets by name."""
 
-    def __init__(self, port: int, seconds: float) -> None:
+    def __init__(self, port: int, seconds: float, known: dict[str, Any]) -> None:
         self.port = port
         self.seconds = seconds
+        self.known = known
         self._stop_at = 0.0
 
     def begin(self) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import resource
 import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Final
 
 from bench.attack_floods import (
@@ -22,7 +24,14 @@ from bench.attack_floods import (
     rapid_reset,
     settings,
 )
-from bench.attack_guesses import SUCCEEDED, AttackSucceededError, guessed_leases
+from bench.attack_guesses import (
+    SUCCEEDED,
+    AttackSucceededError,
+    bad_tokens,
+    foreign_certificates,
+    foreign_prefix,
+    guessed_leases,
+)
 from bench.attack_wire import (
     DATA,
     END_HEADERS,
@@ -232,6 +241,9 @@ ATTACKS: Final[dict[str, Callable[[Attack], Awaitable[str]]]] = {
         empty_data,
         large_metadata,
         guessed_leases,
+        bad_tokens,
+        foreign_prefix,
+        foreign_certificates,
     )
 }
 
@@ -241,11 +253,13 @@ async def _main() -> None:
     parser.add_argument("name", choices=ATTACKS)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--known", type=Path, required=True, help="a JSON file with what the attacker knows")
     options = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
-        got = await ATTACKS[options.name](Attack(options.port, options.seconds))
+        known = json.loads(options.known.read_text())
+        got = await ATTACKS[options.name](Attack(options.port, options.seconds, known))
     except AttackSucceededError as error:
         print(f"{SUCCEEDED}{error}", flush=True)
         sys.exit(1)

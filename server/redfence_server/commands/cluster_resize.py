@@ -62,12 +62,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan, and with --yes resize the cluster; see the epilog for the exit status."""
     settings = startup.settings_of(arguments)
-    new = check_urls(arguments.to or config.nodes_in(arguments.to_config))
+    new = check_urls(arguments.to or config.nodes_in(arguments.to_config), settings.node_tls)
     return asyncio.run(_resize(settings, new, confirmed=arguments.yes))
 
 
 async def _resize(settings: ServeConfig, new_urls: Sequence[NodeUrl], *, confirmed: bool) -> int:
-    urls, admin = check_urls(settings.nodes), AdminSettings(settings.keyspace, settings.dial_timeout_ms)
+    urls = check_urls(settings.nodes, settings.node_tls)
+    admin = AdminSettings(settings.keyspace, settings.dial_timeout_ms)
     async with connect_all(urls, admin) as old, connect_all(new_urls, admin) as new:
         snapshots = [node.snapshot for node in new]
         planned = plan([node.snapshot for node in old], snapshots, assume_durable=settings.assume_durable)

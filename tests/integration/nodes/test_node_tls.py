@@ -70,6 +70,10 @@ async def test_commands_and_servers_reach_nodes_with_a_client_certificate(
     flags += ["--node-tls-cert", str(own.certificate), "--node-tls-key", str(own.key)]
     assert "formed" in await commands.start_redfence("cluster", "init", *flags).ended()
     assert "all is well" in await commands.start_redfence("doctor", *flags).ended()
+    resize = commands.start_redfence("cluster", "resize", "--to", "rediss://127.0.0.1:1", *flags)
+    assert await resize.wait() == 2
+    # The node above is well; without the files it would be missed first.
+    assert "the new node 0 (127.0.0.1:1): " in resize.stderr
     server = commands.start_redfence("serve", "--listen", f"{HOST}:0", *flags)
     address = (await server.wait_for_line(r"^redfence serving on (\S+)", timeout_s=20))[1]
     async with redfence.AsyncClient(address) as client, client.lock("orders/42", ttl=10) as lease:

@@ -100,8 +100,13 @@ async def test_every_name_and_label_in_files_and_docs_is_in_a_real_scrape(
     if transport is not Transport.FAST:
         # They have a name there, but no value.
         shown |= {"redfence_connections": set(), "redfence_connections_max": set()}
-    stale = value(await scrape(storage_port), "redfence_requests_total", method="Put", outcome="stale_token")
-    assert stale == 1
+
+    async def stale_counted() -> bool:
+        # The storage answers a refusal before it counts it.
+        put = {"method": "Put", "outcome": "stale_token"}
+        return value(await scrape(storage_port), "redfence_requests_total", **put) == 1
+
+    await until(stale_counted)
     assert (await get(storage_port, "/readyz"))[0] == 200
 
     for expression in expressions():

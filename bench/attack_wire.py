@@ -119,7 +119,7 @@ class CountingClient(RawClient):
 
 
 class Attack:
-    """What an attack knows: the port of the server, for how many seconds it lasts, and secrets by name."""
+    """Tells an attack the port of the server, how many seconds it lasts, and secrets by name."""
 
     def __init__(self, port: int, seconds: float, known: dict[str, Any]) -> None:
         self.port = port

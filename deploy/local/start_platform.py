@@ -39,7 +39,7 @@ _STOP_TIMEOUT_S = 15.0
 
 @dataclass(frozen=True)
 class Platform:
-    """What runs, and what a client needs to call it.
+    """Holds the running processes, and the files that a client needs to call them.
 
     Attributes:
         folder: has every file: settings, certificates, data, and the output of each process.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# What the recipe itself runs.
+# The programs that the recipe itself runs.
 SHELL_TOOLS = ("make", "sh", "grep", "mktemp", "cp", "rm")
 CHECKERS = {"systemd-analyze": "systemd", "promtool": "prometheus"}
 

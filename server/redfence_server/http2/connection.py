@@ -55,8 +55,8 @@ class Owner(Protocol):
     def method(self, path: str) -> Method | None:
         """Return the method with this path, or None."""
 
-    def opened(self, connection: Connection, peer: str) -> bool:
-        """Note a new connection; return whether its peer may have one more."""
+    def takes(self, connection: Connection, peer: str) -> bool:
+        """Give the connection one of the peer's places; return whether it has one."""
 
     def closed(self, connection: Connection) -> None:
         """Forget the connection."""
@@ -68,12 +68,14 @@ class Connection(asyncio.BufferedProtocol):
     It reads a bounded part in each turn of the event loop, so that a flood delays other connections little.
 
     Attributes:
-        out: sends; it is there once the connection is.
+        is_open: bytes may come and go; before that, a handshake of TLS may go on.
+        out: sends; it is there once the connection is open.
     """
 
     out: Output
 
     def __init__(self, owner: Owner) -> None:
+        self.is_open = False
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._http2 = ngh2.Connection(ngh2.Role.SERVER, owner.http2_settings)
@@ -94,16 +96,32 @@ class Connection(asyncio.BufferedProtocol):
         for call in list(self._calls.values()):
             call.end(code, details)
 
+    def abort(self) -> None:
+        """Close the socket at once."""
+        self._transport.abort()
+
     # --- asyncio's side
+
+    def takes_place(self, transport: asyncio.BaseTransport) -> bool:
+        """Use this transport; abort it and return False if its peer may have no more connections."""
+        self._transport = transport
+        if self._owner.takes(self, peer_of(Peer.of(transport).address)):
+            return True
+        self._transport.abort()
+        return False
+
+    def leaves_place(self) -> None:
+        """Note that the transport is lost; harmless to repeat."""
+        self._transport = None
+        self._owner.closed(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet the peer."""
-        self._transport = transport
+        if not self.takes_place(transport):
+            return
+        self.is_open = True
         peer = Peer.of(transport)
         self.out = Output(self._http2, transport, peer=peer, liveness=self._liveness, loop=self._loop)
-        if not self._owner.opened(self, peer_of(peer.address)):
-            self.out.abort()
-            return
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         # asyncio sets it only for some sockets; without it an answer can wait 40 ms for the peer's ACK.
         self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -161,12 +179,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         """Cancel every call."""
-        self.out.closed = True
+        if not self.is_open:
+            return
+        self.out.end()
         if self._alarm is not None:
             self._alarm.cancel()
         for stream_id in list(self._calls):
             self._lose(stream_id)
-        self._owner.closed(self)
+        self.leaves_place()
 
     # --- events of the peer
 

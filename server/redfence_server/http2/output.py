@@ -114,6 +114,12 @@ class Output:
         self.closed = True
         self._transport.abort()
 
+    def end(self) -> None:
+        """Note that the socket is closed."""
+        self.closed = True
+        # With TLS it refers to the connection, and so to this.
+        self._transport = None
+
     def flush_soon(self) -> None:
         """Write at the end of this turn of the loop."""
         if not self._flushes:

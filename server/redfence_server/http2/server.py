@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from asyncio import sslproto
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -17,10 +17,9 @@ import ngh2
 from redfence_server.http2.connection import Connection, http2_settings
 from redfence_server.http2.context import Method
 from redfence_server.http2.settings import ConnectionSettings
+from redfence_server.http2.tls import TlsConnection
 from redfence_server.sharing.budget import Budget
 
-# By default asyncio allocates 256 KiB for each connection with TLS. The longest TLS record has 16 KiB.
-_TLS_BUFFER_BYTES: Final = 32 * 1024
 # asyncio accepts so many connections in one turn of the event loop. Each costs about 0.2 ms.
 _ACCEPTS_PER_TURN: Final = 16
 # For each of the three steps after the grace: the calls end, the last bytes leave, the sockets close.
@@ -85,8 +84,6 @@ class Server:
 
         The context must offer `h2` by ALPN. A connection that does not agree on `h2` ends at once.
         """
-        # No public setting exists; test_a_connection_with_tls_takes_little_memory fails if this one goes.
-        sslproto.SSLProtocol.max_size = _TLS_BUFFER_BYTES
         return self._bind(address, context)
 
     def _bind(self, address: str, context: ssl.SSLContext | None) -> int:
@@ -113,18 +110,20 @@ class Server:
         loop = asyncio.get_running_loop()
         while self._sockets:
             bound, context = self._sockets.pop()
-            handshake_s = None if context is None else self.settings.liveness.handshake_s
             listener = await loop.create_server(
-                lambda: Connection(self),
-                sock=bound,
-                backlog=_ACCEPTS_PER_TURN,
-                ssl=context,
-                ssl_handshake_timeout=handshake_s,
-                ssl_shutdown_timeout=None if context is None else _CLOSE_S,
+                partial(self._new_connection, context), sock=bound, backlog=_ACCEPTS_PER_TURN
             )
             # The queue of the kernel is longer: asyncio takes one number for both.
             bound.listen(socket.SOMAXCONN)
             self._listeners.append(listener)
+
+    def _new_connection(self, context: ssl.SSLContext | None) -> asyncio.BaseProtocol:
+        connection = Connection(self)
+        if context is None:
+            return connection
+        return TlsConnection(
+            connection, context, handshake_s=self.settings.liveness.handshake_s, shutdown_s=_CLOSE_S
+        )
 
     async def stop(self, grace: float | None) -> None:
         """Accept no more calls, give the running ones `grace` seconds, then end them. Harmless to repeat."""
@@ -133,16 +132,20 @@ class Server:
             listener.close()
         self._listeners.clear()
         for connection in self._connections:
-            connection.out.goaway()
+            if connection.is_open:
+                connection.out.goaway()
+            else:
+                connection.abort()
         await self._tasks_end(grace or 0.0)
         for connection in self._connections:
             connection.end_calls(grpc.StatusCode.UNAVAILABLE, "the server has stopped")
         await self._tasks_end(_CLOSE_S)
         for connection in list(self._connections):
-            connection.out.close()
+            if connection.is_open:
+                connection.out.close()
         await self._connections_end()
         for connection in list(self._connections):
-            connection.out.abort()
+            connection.abort()
         await self._connections_end()
 
     async def _tasks_end(self, timeout_s: float) -> None:
@@ -174,8 +177,10 @@ class Server:
             self._methods[path] = Method.of(self._adapt(path, handler))
         return self._methods[path]
 
-    def opened(self, connection: Connection, peer: str) -> bool:
-        """Note a new connection; return whether its peer may have one more."""
+    def takes(self, connection: Connection, peer: str) -> bool:
+        """Give the connection one of the peer's places; return whether it has one."""
+        if connection in self._connections:
+            return True
         if self._places is not None and not self._places.take(peer):
             return False
         self._connections[connection] = peer

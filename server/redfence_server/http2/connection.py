@@ -19,8 +19,8 @@ from redfence_server.http2.context import Method
 from redfence_server.http2.liveness import Action, Liveness
 from redfence_server.http2.output import Output
 from redfence_server.http2.peer import Peer
+from redfence_server.http2.places import Places
 from redfence_server.http2.settings import ConnectionSettings
-from redfence_server.sharing.peer import peer_of
 
 _ENHANCE_YOUR_CALM: Final = 11
 _WRITE_BUFFER_BYTES: Final = 256 * 1024
@@ -51,12 +51,13 @@ class Owner(Protocol):
 
     settings: ConnectionSettings
     http2_settings: ngh2.Configuration
+    places: Places
 
     def method(self, path: str) -> Method | None:
         """Return the method with this path, or None."""
 
-    def takes(self, connection: Connection, peer: str) -> bool:
-        """Give the connection one of the peer's places; return whether it has one."""
+    def opened(self, connection: Connection) -> None:
+        """Note that calls may come."""
 
     def closed(self, connection: Connection) -> None:
         """Forget the connection."""
@@ -68,14 +69,12 @@ class Connection(asyncio.BufferedProtocol):
     It reads a bounded part in each turn of the event loop, so that a flood delays other connections little.
 
     Attributes:
-        is_open: bytes may come and go; before that, a handshake of TLS may go on.
-        out: sends; it is there once the connection is open.
+        out: sends; it is there once the connection is.
     """
 
     out: Output
 
     def __init__(self, owner: Owner) -> None:
-        self.is_open = False
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._http2 = ngh2.Connection(ngh2.Role.SERVER, owner.http2_settings)
@@ -96,32 +95,16 @@ class Connection(asyncio.BufferedProtocol):
         for call in list(self._calls.values()):
             call.end(code, details)
 
-    def abort(self) -> None:
-        """Close the socket at once."""
-        self._transport.abort()
-
     # --- asyncio's side
-
-    def takes_place(self, transport: asyncio.BaseTransport) -> bool:
-        """Use this transport; abort it and return False if its peer may have no more connections."""
-        self._transport = transport
-        if self._owner.takes(self, peer_of(Peer.of(transport).address)):
-            return True
-        self._transport.abort()
-        return False
-
-    def leaves_place(self) -> None:
-        """Note that the transport is lost; harmless to repeat."""
-        self._transport = None
-        self._owner.closed(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet the peer."""
-        if not self.takes_place(transport):
+        if not self._owner.places.take(self, transport):
             return
-        self.is_open = True
+        self._transport = transport
         peer = Peer.of(transport)
         self.out = Output(self._http2, transport, peer=peer, liveness=self._liveness, loop=self._loop)
+        self._owner.opened(self)
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         # asyncio sets it only for some sockets; without it an answer can wait 40 ms for the peer's ACK.
         self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -179,14 +162,17 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         """Cancel every call."""
-        if not self.is_open:
+        if self._transport is None:
             return
-        self.out.end()
+        # With TLS both transports refer to this connection: a cycle.
+        self._transport = None
+        self.out.abort()
         if self._alarm is not None:
             self._alarm.cancel()
         for stream_id in list(self._calls):
             self._lose(stream_id)
-        self.leaves_place()
+        self._owner.closed(self)
+        self._owner.places.leave(self)
 
     # --- events of the peer
 

@@ -112,13 +112,9 @@ class Output:
     def abort(self) -> None:
         """Close the socket at once."""
         self.closed = True
-        self._transport.abort()
-
-    def end(self) -> None:
-        """Note that the socket is closed."""
-        self.closed = True
-        # With TLS it refers to the connection, and so to this.
-        self._transport = None
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
 
     def flush_soon(self) -> None:
         """Write at the end of this turn of the loop."""

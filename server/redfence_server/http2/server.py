@@ -6,7 +6,6 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -16,6 +15,7 @@ import ngh2
 
 from redfence_server.http2.connection import Connection, http2_settings
 from redfence_server.http2.context import Method
+from redfence_server.http2.places import Places
 from redfence_server.http2.settings import ConnectionSettings
 from redfence_server.http2.tls import TlsConnection
 from redfence_server.sharing.budget import Budget
@@ -51,7 +51,7 @@ class Server:
         share_port: bool = False,
     ) -> None:
         self.settings = settings
-        self._places = places
+        self.places = Places(places)
         self._share_port = share_port
         self.http2_settings: ngh2.Configuration = http2_settings(settings)
         self._adapt = adapt
@@ -60,9 +60,7 @@ class Server:
         # Each with its context for TLS, or None.
         self._sockets: list[tuple[socket.socket, ssl.SSLContext | None]] = []
         self._listeners: list[asyncio.Server] = []
-        # Each with its peer.
-        self._connections: dict[Connection, str] = {}
-        self._all_closed = asyncio.Event()
+        self._connections: set[Connection] = set()
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """Serve the methods of these handlers."""
@@ -122,7 +120,11 @@ class Server:
         if context is None:
             return connection
         return TlsConnection(
-            connection, context, handshake_s=self.settings.liveness.handshake_s, shutdown_s=_CLOSE_S
+            connection,
+            context,
+            places=self.places,
+            handshake_s=self.settings.liveness.handshake_s,
+            shutdown_s=_CLOSE_S,
         )
 
     async def stop(self, grace: float | None) -> None:
@@ -132,33 +134,21 @@ class Server:
             listener.close()
         self._listeners.clear()
         for connection in self._connections:
-            if connection.is_open:
-                connection.out.goaway()
-            else:
-                connection.abort()
+            connection.out.goaway()
         await self._tasks_end(grace or 0.0)
         for connection in self._connections:
             connection.end_calls(grpc.StatusCode.UNAVAILABLE, "the server has stopped")
         await self._tasks_end(_CLOSE_S)
-        for connection in list(self._connections):
-            if connection.is_open:
-                connection.out.close()
-        await self._connections_end()
-        for connection in list(self._connections):
-            connection.abort()
-        await self._connections_end()
+        for connection in self._connections:
+            connection.out.close()
+        await self.places.all_left(timeout_s=_CLOSE_S)
+        self.places.abort_all()
+        await self.places.all_left(timeout_s=_CLOSE_S)
 
     async def _tasks_end(self, timeout_s: float) -> None:
         tasks = [task for connection in self._connections for task in connection.tasks]
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
-
-    async def _connections_end(self) -> None:
-        if self._connections:
-            self._all_closed.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_CLOSE_S):
-                    await self._all_closed.wait()
 
     def _close_sockets(self) -> None:
         while self._sockets:
@@ -177,19 +167,10 @@ class Server:
             self._methods[path] = Method.of(self._adapt(path, handler))
         return self._methods[path]
 
-    def takes(self, connection: Connection, peer: str) -> bool:
-        """Give the connection one of the peer's places; return whether it has one."""
-        if connection in self._connections:
-            return True
-        if self._places is not None and not self._places.take(peer):
-            return False
-        self._connections[connection] = peer
-        return True
+    def opened(self, connection: Connection) -> None:
+        """Note that calls may come."""
+        self._connections.add(connection)
 
     def closed(self, connection: Connection) -> None:
         """Forget the connection."""
-        peer = self._connections.pop(connection, None)
-        if peer is not None and self._places is not None:
-            self._places.give_back(peer)
-        if not self._connections:
-            self._all_closed.set()
+        self._connections.discard(connection)

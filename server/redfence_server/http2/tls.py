@@ -7,6 +7,7 @@ import ssl
 from asyncio import sslproto
 
 from redfence_server.http2.connection import Connection
+from redfence_server.http2.places import Places
 
 
 class TlsConnection(sslproto.SSLProtocol):
@@ -17,7 +18,8 @@ class TlsConnection(sslproto.SSLProtocol):
     and the garbage collector runs rarely.
 
     Args:
-        connection: what the peer's bytes are for; it counts from the start of the handshake.
+        connection: what the peer's bytes are for.
+        places: the connection has one from the start of the handshake.
         handshake_s: how long the handshake may take.
         shutdown_s: how long the peer may take to answer the end of the connection.
     """
@@ -26,7 +28,13 @@ class TlsConnection(sslproto.SSLProtocol):
     max_size = 32 * 1024
 
     def __init__(
-        self, connection: Connection, context: ssl.SSLContext, *, handshake_s: float, shutdown_s: float
+        self,
+        connection: Connection,
+        context: ssl.SSLContext,
+        *,
+        places: Places,
+        handshake_s: float,
+        shutdown_s: float,
     ) -> None:
         super().__init__(
             asyncio.get_running_loop(),
@@ -38,16 +46,17 @@ class TlsConnection(sslproto.SSLProtocol):
             ssl_shutdown_timeout=shutdown_s,
         )
         self._connection = connection
+        self._places = places
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the handshake, if the peer may have one more connection."""
-        if self._connection.takes_place(transport):
+        if self._places.take(self._connection, transport):
             super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """End the connection, and free everything."""
         super().connection_lost(exc)
-        self._connection.leaves_place()
+        self._places.leave(self._connection)
         if exc is not None:
             # The frames of a failed handshake hold the error, which holds them.
             exc.__traceback__ = None

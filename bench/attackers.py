@@ -53,6 +53,14 @@ def _summary(counts: Counter[str]) -> str:
     return ", ".join(f"{count:,} {what}" for what, count in counts.most_common()) or "nothing"
 
 
+async def only_a_busy_process(attack: Attack) -> str:
+    """Compute and send nothing: what every attacker on this machine takes of its cores."""
+    attack.begin()
+    while attack.goes_on:
+        sum(range(10_000))
+    return "nothing"
+
+
 # --- connections
 
 
@@ -226,6 +234,7 @@ async def idle_streams(attack: Attack) -> str:
 ATTACKS: Final[dict[str, Callable[[Attack], Awaitable[str]]]] = {
     each.__name__: each
     for each in (
+        only_a_busy_process,
         idle_connections,
         connections_to_the_limit,
         silent_tcp,

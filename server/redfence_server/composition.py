@@ -162,7 +162,7 @@ class LockServer:
             observe=self._telemetry.nodes,
         )
         self._shares = Shares(_share_limits(config), has_room=self._cluster.has_room, clock=clock)
-        listener = partial(Listener, config, places=self._shares.connections, wrap=self._telemetry.wrap)
+        listener = partial(Listener, config, shares=self._shares.connections, wrap=self._telemetry.wrap)
         self._listeners = [listener("listen", share_port=share_port)]
         if config.admin_listen:
             self._listeners.append(listener("admin_listen"))

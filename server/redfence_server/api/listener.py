@@ -6,7 +6,7 @@ from typing import Any
 
 from redfence_server.api import serving
 from redfence_server.config import ServeConfig
-from redfence_server.sharing.budget import Budget
+from redfence_server.sharing.shares import ConnectionShares
 
 
 class Listener:
@@ -14,7 +14,7 @@ class Listener:
 
     Args:
         setting: the one that names the address.
-        places, share_port, wrap: see `serving.new_server`.
+        shares, share_port, wrap: see `serving.new_server`.
 
     Attributes:
         server: takes the services, before `start`.
@@ -29,7 +29,7 @@ class Listener:
         config: ServeConfig,
         setting: str,
         *,
-        places: Budget | None = None,
+        shares: ConnectionShares | None = None,
         share_port: bool = False,
         wrap: serving.Wrap | None = None,
     ) -> None:
@@ -45,7 +45,7 @@ class Listener:
             setting=setting,
         )
         self.server: Any = serving.new_server(
-            config.transport, places=places, share_port=share_port, wrap=wrap
+            config.transport, shares=shares, share_port=share_port, wrap=wrap
         )
         self.port = 0
 

@@ -25,8 +25,7 @@ from redfence_server.api.parsing import AdaptHandlers, reject_malformed
 from redfence_server.api.reflection import add_reflection
 from redfence_server.errors import ConfigError
 from redfence_server.http2.settings import ConnectionSettings, LivenessSettings, Transport
-from redfence_server.sharing.budget import Budget
-from redfence_server.sharing.shares import connection_places
+from redfence_server.sharing.shares import ConnectionShares
 
 # A connection of either transport has these limits.
 LIMITS = ConnectionSettings(
@@ -105,14 +104,14 @@ Wrap = Callable[[str, Any], Any]
 def new_server(
     transport: Transport = Transport.GRPCIO,
     *,
-    places: Budget | None = None,
+    shares: ConnectionShares | None = None,
     share_port: bool = False,
     wrap: Wrap | None = None,
 ) -> Any:
     """Return a `Server` with redfence's limits and no services yet.
 
-    `places` bounds the open connections of the transport `fast`; the default is `connection_places()`. It
-    does not bound grpcio, which shows a connection only with its first call.
+    `shares` bounds the connections of the transport `fast`; the default is `ConnectionShares.of()`. It does
+    not bound grpcio, which shows a connection only with its first call.
 
     `share_port` lets it listen beside the other workers of its supervisor. `wrap` gets the handler of each
     method with all that this server adds to it.
@@ -138,7 +137,7 @@ def new_server(
         handler = reject_malformed(path, handler)
         return handler if wrap is None else wrap(path, handler)
 
-    return FastServer(LIMITS, adapt=adapt, places=places or connection_places(), share_port=share_port)
+    return FastServer(LIMITS, adapt=adapt, shares=shares, share_port=share_port)
 
 
 def add_health_and_reflection(

@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from redfence_server.http2 import wire
-from redfence_server.http2.context import Context, Method
+from redfence_server.http2.context import NO_ROOM, Context, Method
 from redfence_server.http2.output import Output
 
 
@@ -21,9 +21,10 @@ class Call(Context):
         timeout_s: how long the caller waits, or None.
         reader: splits the body of the request into messages.
         headers: those of the request.
+        header_bytes: their size.
     """
 
-    __slots__ = ("_deadline_timer", "_reader", "task")
+    __slots__ = ("_deadline_timer", "_reader", "header_bytes", "task")
 
     def __init__(
         self,
@@ -35,10 +36,12 @@ class Call(Context):
         timeout_s: float | None,
         reader: wire.MessageReader,
         headers: tuple[wire.Header, ...] = (),
+        header_bytes: int = 0,
     ) -> None:
         deadline = None if timeout_s is None else loop.time() + timeout_s
         super().__init__(out, stream_id, method, loop=loop, deadline=deadline, headers=headers)
         self._reader = reader
+        self.header_bytes = header_bytes
         self._deadline_timer = None if deadline is None else loop.call_at(deadline, self._on_deadline)
         self.task: asyncio.Task[None] | None = None
 
@@ -48,30 +51,43 @@ class Call(Context):
             self.task = self._loop.create_task(self._run_writer(self._requests()))
         return self.task
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes, *, last: bool) -> None:
         """Take bytes of the body; a broken or too large message ends the call."""
         self._untaken += len(data)
         if not self._finished:
             # A peer whose messages are not read may send no more than its window.
             if not self._inbox or not self._method.reads_stream:
                 self._take()
+            pending = self._reader.pending
             try:
-                self._inbox.extend(self._reader.feed(data))
+                messages = self._reader.feed(data)
             except wire.CallError as error:
                 self.end(error.code, error.details)
-            if len(self._inbox) > 1 and not self._method.reads_stream:
+                return
+            self._inbox.extend(messages)
+            if self._method.reads_stream:
+                self._count(sum(map(len, messages)) + self._reader.pending - pending)
+                self._wake_reader()
+            elif len(self._inbox) > 1:
                 # At once: a peer that never ends its request could fill the memory.
                 self._refuse_count()
-            self._wake_reader()
+            elif not last:
+                self._count(len(data))
         else:
             self._take()
+
+    def _count(self, byte_count: int) -> None:
+        if self._out.buffered.add(byte_count):
+            self._body_bytes += byte_count
+        else:
+            self.end(grpc.StatusCode.RESOURCE_EXHAUSTED, NO_ROOM)
 
     def feed_end(self) -> asyncio.Task[None] | None:
         """Take the end of the body; return the task of a method that starts now."""
         self._no_more = True
         if self._finished:
             return None
-        if self._reader.is_within_message:
+        if self._reader.pending:
             self.end(grpc.StatusCode.INTERNAL, "the request ends within a message")
         elif self._method.reads_stream:
             self._wake_reader()
@@ -158,6 +174,7 @@ class Call(Context):
 
     def _close(self) -> None:
         super()._close()
+        self._reader.clear()
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
 

@@ -14,13 +14,16 @@ import ngh2
 import structlog
 
 from redfence_server.http2 import wire
+from redfence_server.http2.buffered import BufferedBytes
 from redfence_server.http2.call import Call
-from redfence_server.http2.context import Method
+from redfence_server.http2.context import NO_ROOM, Method
 from redfence_server.http2.liveness import Action, Liveness
 from redfence_server.http2.output import Output
 from redfence_server.http2.peer import Peer
 from redfence_server.http2.places import Places
 from redfence_server.http2.settings import ConnectionSettings
+from redfence_server.sharing.budget import Budget
+from redfence_server.sharing.peer import peer_of
 
 _ENHANCE_YOUR_CALM: Final = 11
 _WRITE_BUFFER_BYTES: Final = 256 * 1024
@@ -33,6 +36,9 @@ _WINDOW_BYTES: Final = 4 * 1024 * 1024
 _RESETS: Final = (100_000, 20_000)
 # 16 KiB have about 100 calls. Higher: a flood of calls delays other connections.
 _BUFFER: Final = memoryview(bytearray(16 * 1024))
+# For a connection whose last read reset so many calls: about 15 calls, so that a flood delays others less.
+_RESETS_OF_A_FLOOD: Final = 8
+_BUFFER_IN_A_FLOOD: Final = _BUFFER[: 2 * 1024]
 
 
 def http2_settings(settings: ConnectionSettings) -> ngh2.Configuration:
@@ -52,6 +58,7 @@ class Owner(Protocol):
     settings: ConnectionSettings
     http2_settings: ngh2.Configuration
     places: Places
+    buffered_bytes: Budget
 
     def method(self, path: str) -> Method | None:
         """Return the method with this path, or None."""
@@ -80,6 +87,8 @@ class Connection(asyncio.BufferedProtocol):
         self._http2 = ngh2.Connection(ngh2.Role.SERVER, owner.http2_settings)
         self._liveness = Liveness(owner.settings.liveness, self._loop.time())
         self._calls: dict[int, Call] = {}
+        # Those of the last read.
+        self._resets = 0
         self._transport: Any = None
         self._alarm: asyncio.TimerHandle | None = None
 
@@ -103,7 +112,14 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._transport = transport
         peer = Peer.of(transport)
-        self.out = Output(self._http2, transport, peer=peer, liveness=self._liveness, loop=self._loop)
+        self.out = Output(
+            self._http2,
+            transport,
+            peer=peer,
+            buffered=BufferedBytes(self._owner.buffered_bytes, peer_of(peer.address)),
+            liveness=self._liveness,
+            loop=self._loop,
+        )
         self._owner.opened(self)
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         # asyncio sets it only for some sockets; without it an answer can wait 40 ms for the peer's ACK.
@@ -126,13 +142,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  (asyncio's)
         """Return the buffer for the next bytes; all connections share it, because each read ends at once."""
-        return _BUFFER
+        return _BUFFER if self._resets < _RESETS_OF_A_FLOOD else _BUFFER_IN_A_FLOOD
 
     def buffer_updated(self, nbytes: int) -> None:
         """Carry out what the peer sent."""
         if self.out.closed:
             return
         self._liveness.heard(self._loop.time())
+        self._resets = 0
         try:
             self._http2.receive_data(_BUFFER[:nbytes])
         except ngh2.NGH2Error:
@@ -171,6 +188,7 @@ class Connection(asyncio.BufferedProtocol):
             self._alarm.cancel()
         for stream_id in list(self._calls):
             self._lose(stream_id)
+        self.out.buffered.close()
         self._owner.closed(self)
         self._owner.places.leave(self)
 
@@ -186,7 +204,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         settings = self._owner.settings
         try:
-            timeout_s, encoding = wire.check_request(event.headers, bytes_max=settings.metadata_bytes_max)
+            timeout_s, encoding, size = wire.check_request(
+                event.headers, bytes_max=settings.metadata_bytes_max
+            )
         except wire.CallError as error:
             self._refuse(event, wire.status_only(error.code, error.details, error.metadata))
             return
@@ -195,6 +215,9 @@ class Connection(asyncio.BufferedProtocol):
         if method is None:
             details = f"{path} is no method of this server"
             self._refuse(event, wire.status_only(grpc.StatusCode.UNIMPLEMENTED, details))
+            return
+        if not self.out.buffered.add(size):
+            self._refuse(event, wire.status_only(grpc.StatusCode.RESOURCE_EXHAUSTED, NO_ROOM))
             return
         if not self._calls:
             self._liveness.busy()
@@ -206,6 +229,7 @@ class Connection(asyncio.BufferedProtocol):
             timeout_s=timeout_s,
             reader=wire.MessageReader(bytes_max=settings.message_bytes_max, encoding=encoding),
             headers=event.headers,
+            header_bytes=size,
         )
         self._follow(stream_id, call.start_stream())
         if event.end_stream:
@@ -218,7 +242,7 @@ class Connection(asyncio.BufferedProtocol):
             self.out.taken(event.stream_id, len(event.data))
             return
         if event.data:
-            call.feed(event.data)
+            call.feed(event.data, last=event.end_stream)
         if event.end_stream:
             self._on_request_end(event)
 
@@ -230,6 +254,7 @@ class Connection(asyncio.BufferedProtocol):
             self._follow(event.stream_id, call.feed_end())
 
     def _on_stream_end(self, event: ngh2.StreamReset | ngh2.StreamClosed) -> None:
+        self._resets += type(event) is ngh2.StreamReset
         self.out.forget(event.stream_id)
         self._lose(event.stream_id)
 
@@ -271,7 +296,9 @@ class Connection(asyncio.BufferedProtocol):
                 self._forget(stream_id, None)
 
     def _forget(self, stream_id: int, _: asyncio.Task[None] | None) -> None:
-        self._calls.pop(stream_id).close()
+        call = self._calls.pop(stream_id)
+        call.close()
+        self.out.buffered.remove(call.header_bytes)
         if not self._calls:
             self._liveness.idle(self._loop.time())
 

@@ -18,6 +18,11 @@ from google.protobuf.message import DecodeError
 from redfence_server.http2 import wire
 from redfence_server.http2.output import Output
 
+NO_ROOM: Final = (
+    "the unfinished requests and unread answers of this client fill its part of the server's memory; "
+    "end some of them, then try again"
+)
+"""Tells a caller why a call ended with RESOURCE_EXHAUSTED."""
 _FAILED: Final = (grpc.StatusCode.UNKNOWN, "internal error in the server; see its log")
 
 
@@ -54,6 +59,7 @@ class Context:
 
     __slots__ = (
         "_begun",
+        "_body_bytes",
         "_deadline",
         "_failure",
         "_finished",
@@ -87,6 +93,8 @@ class Context:
         # Whole messages that the method has not read, and the bytes that the peer may not replace yet.
         self._inbox: deque[bytes] = deque()
         self._untaken = 0
+        # So many bytes of the body count as buffered.
+        self._body_bytes = 0
         self._no_more = False
         self._wake: asyncio.Future[None] | None = None
         self._begun = False
@@ -144,17 +152,25 @@ class Context:
             self._wake = self._loop.create_future()
             await self._wake
         data = self._inbox.popleft()
+        self._body_bytes -= len(data)
+        self._out.buffered.remove(len(data))
         if self._untaken and not self._inbox:
             self._take()
         return self._parsed(data)
 
     async def write(self, message: Any) -> None:
-        """Send one message; wait while the peer takes none. After the end of the call, do nothing."""
+        """Send one message; wait while the peer takes none. After the end of the call, do nothing.
+
+        Raises:
+            AbortError: the peer leaves more unread than its part; the call has ended.
+        """
         if self._finished:
             return
         await self.send_initial_metadata(())
         self._out.send_message(self._id, wire.framed(self._method.serialize(message)))
-        await self._out.room(self._id)
+        if not await self._out.room(self._id):
+            self._close()
+            raise grpc.aio.AbortError
 
     def _parsed(self, data: bytes) -> Any:
         try:
@@ -183,3 +199,7 @@ class Context:
         self._finished = True
         if self._untaken:
             self._take()
+        if self._body_bytes:
+            self._out.buffered.remove(self._body_bytes)
+            self._body_bytes = 0
+            self._inbox.clear()

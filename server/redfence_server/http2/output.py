@@ -10,6 +10,7 @@ from typing import Any, Final
 import ngh2
 
 from redfence_server.http2 import wire
+from redfence_server.http2.buffered import BufferedBytes
 from redfence_server.http2.liveness import Liveness
 from redfence_server.http2.peer import Peer
 
@@ -17,6 +18,7 @@ from redfence_server.http2.peer import Peer
 _ENDED: Final = (ngh2.StreamUnavailableError, ngh2.ConnectionStateError, ngh2.ConnectionClosingError)
 # A method that writes a stream waits while more of its bytes than this are queued.
 _STREAM_QUEUE_BYTES: Final = 64 * 1024
+_ENHANCE_YOUR_CALM: Final = 11
 
 
 class Output:
@@ -27,6 +29,7 @@ class Output:
 
     Attributes:
         peer: the other end of the connection.
+        buffered: what the connection makes the server keep.
         closed: the connection has ended, or ends once its last bytes have left.
     """
 
@@ -36,10 +39,12 @@ class Output:
         transport: Any,
         *,
         peer: Peer,
+        buffered: BufferedBytes,
         liveness: Liveness,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.peer = peer
+        self.buffered = buffered
         self.closed = False
         self._http2 = http2
         self._transport = transport
@@ -73,14 +78,26 @@ class Output:
         """Note that the stream is closed both ways."""
         self._to_reset.discard(stream_id)
 
-    async def room(self, stream_id: int) -> None:
-        """Return once at most 64 KiB of the call are queued."""
-        if self._queued(stream_id) > _STREAM_QUEUE_BYTES:
-            self._waiting_for_room[stream_id] = room = self._loop.create_future()
-            try:
-                await room
-            finally:
-                del self._waiting_for_room[stream_id]
+    async def room(self, stream_id: int) -> bool:
+        """Return once at most 64 KiB of the call are queued.
+
+        Returns:
+            False if the peer leaves too much unread: the call was reset, and what was queued is gone.
+        """
+        queued = self._queued(stream_id)
+        if queued <= _STREAM_QUEUE_BYTES:
+            return True
+        if not self.buffered.add(queued):
+            # A client of gRPC shows this code as RESOURCE_EXHAUSTED.
+            self._try(partial(self._http2.reset_stream, stream_id, _ENHANCE_YOUR_CALM))
+            return False
+        self._waiting_for_room[stream_id] = room = self._loop.create_future()
+        try:
+            await room
+        finally:
+            del self._waiting_for_room[stream_id]
+            self.buffered.remove(queued)
+        return True
 
     def taken(self, stream_id: int, byte_count: int) -> None:
         """Let the peer send so many more bytes."""

@@ -14,10 +14,10 @@ class Places:
     """The places of a server's connections.
 
     Args:
-        budget: how many there are for all peers; None for any number.
+        budget: how many there are for all peers.
     """
 
-    def __init__(self, budget: Budget | None) -> None:
+    def __init__(self, budget: Budget) -> None:
         self._budget = budget
         # Each connection with its transport and its peer.
         self._taken: dict[asyncio.BaseProtocol, tuple[asyncio.Transport, str]] = {}
@@ -29,7 +29,7 @@ class Places:
         if connection in self._taken:
             return True
         peer = peer_of(Peer.of(transport).address)
-        if self._budget is not None and not self._budget.take(peer):
+        if not self._budget.take(peer):
             transport.abort()
             return False
         self._taken[connection] = transport, peer
@@ -38,7 +38,7 @@ class Places:
     def leave(self, connection: asyncio.BaseProtocol) -> None:
         """Take the place back, if the connection has one."""
         _, peer = self._taken.pop(connection, (None, None))
-        if peer is not None and self._budget is not None:
+        if peer is not None:
             self._budget.give_back(peer)
         if not self._taken:
             self._empty.set()

@@ -18,7 +18,7 @@ from redfence_server.http2.context import Method
 from redfence_server.http2.places import Places
 from redfence_server.http2.settings import ConnectionSettings
 from redfence_server.http2.tls import TlsConnection
-from redfence_server.sharing.budget import Budget
+from redfence_server.sharing.shares import ConnectionShares
 
 # asyncio accepts so many connections in one turn of the event loop. Each costs about 0.2 ms.
 _ACCEPTS_PER_TURN: Final = 16
@@ -38,7 +38,7 @@ class Server:
     Args:
         settings: the limits of each connection.
         adapt: changes the handler of each method before its first call; gets the path and the handler.
-        places: how many connections may be open; None for any number.
+        shares: what peers share; by default as much as a server of redfence has.
         share_port: lets other processes of this user listen on the same port; each gets its part.
     """
 
@@ -47,11 +47,13 @@ class Server:
         settings: ConnectionSettings,
         *,
         adapt: Callable[[str, Any], Any],
-        places: Budget | None = None,
+        shares: ConnectionShares | None = None,
         share_port: bool = False,
     ) -> None:
         self.settings = settings
-        self.places = Places(places)
+        shares = shares or ConnectionShares.of()
+        self.places = Places(shares.places)
+        self.buffered_bytes = shares.buffered_bytes
         self._share_port = share_port
         self.http2_settings: ngh2.Configuration = http2_settings(settings)
         self._adapt = adapt

@@ -53,9 +53,13 @@ class MessageReader:
         self._buffer = b""
 
     @property
-    def is_within_message(self) -> bool:
-        """Whether the body so far ends within a message."""
-        return bool(self._buffer)
+    def pending(self) -> int:
+        """How many bytes of an incomplete message there are."""
+        return len(self._buffer)
+
+    def clear(self) -> None:
+        """Forget the incomplete message."""
+        self._buffer = b""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the messages that these bytes complete.
@@ -119,8 +123,10 @@ def framed(message: bytes) -> bytes:
     return b"\0" + len(message).to_bytes(4) + message
 
 
-def check_request(headers: tuple[Header, ...], *, bytes_max: int) -> tuple[float | None, bytes]:
-    """Return the caller's timeout in seconds, None without one, and the encoding of its messages.
+def check_request(headers: tuple[Header, ...], *, bytes_max: int) -> tuple[float | None, bytes, int]:
+    """Return the caller's timeout in seconds or None, the encoding of its messages, and the headers' size.
+
+    HTTP/2 defines that size.
 
     Raises:
         CallError: the headers are too large, or one of them has a value that the server cannot serve.
@@ -140,7 +146,7 @@ def check_request(headers: tuple[Header, ...], *, bytes_max: int) -> tuple[float
             f"grpc-encoding: {_shown(encoding)} is unknown; use identity, deflate or gzip",
             (("grpc-accept-encoding", "identity,deflate,gzip"),),
         )
-    return None if timeout is None else _timeout_s(timeout), encoding
+    return None if timeout is None else _timeout_s(timeout), encoding, size
 
 
 def request_metadata(headers: tuple[Header, ...]) -> tuple[tuple[str, str | bytes], ...]:

@@ -126,7 +126,8 @@ def _limits(shares: Shares) -> Iterator[Metric]:
         "redfence_limit_refusals", "Times that a peer wanted more than its part.", labels=("limit",)
     )
     refusals.add_metric(("commands_server_max",), shares.commands.refusals)
-    refusals.add_metric(("connections_max",), shares.connections.refusals)
+    refusals.add_metric(("connections_max",), shares.connections.places.refusals)
+    refusals.add_metric(("buffered_bytes",), shares.connections.buffered_bytes.refusals)
     refusals.add_metric(("new_resources_per_second",), shares.new_names.refusals)
     yield refusals
 
@@ -138,6 +139,6 @@ def _connections(shares: Shares | None) -> Iterator[Metric]:
         "redfence_connections_max", "How many may be open, only with the transport fast."
     )
     if shares is not None:
-        taken.add_metric((), shares.connections.taken)
-        most.add_metric((), shares.connections.size)
+        taken.add_metric((), shares.connections.places.taken)
+        most.add_metric((), shares.connections.places.size)
     yield from (taken, most)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from redfence_server.clock import Clock
 from redfence_server.sharing.budget import Budget
@@ -14,6 +14,8 @@ from redfence_server.sharing.turns import Turns
 
 # File descriptors that connections of clients leave for nodes, logs and the interpreter.
 _OTHER_FILES: Final = 128
+# One peer gets at most half. Python needs about twice as much memory for them.
+_BUFFERED_BYTES: Final = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,29 @@ class ShareLimits:
     new_names_per_second: int
 
 
+def _places(connections_max: int) -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return connections_max or max(1, soft - _OTHER_FILES)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionShares:
+    """What the connections of a transport share, if it shows them before their first call.
+
+    Attributes:
+        places: the open connections.
+        buffered_bytes: headers of calls that have not ended, bodies that no method has read, unsent answers.
+    """
+
+    places: Budget
+    buffered_bytes: Budget
+
+    @classmethod
+    def of(cls, connections_max: int = 0) -> Self:
+        """Return so many places; 0 for as many as the limit of files allows."""
+        return cls(Budget(_places(connections_max)), Budget(_BUFFERED_BYTES))
+
+
 class Shares:
     """Gives every peer its part of the server.
 
@@ -40,24 +65,18 @@ class Shares:
     Attributes:
         turns: when commands may begin.
         commands: the unanswered commands of streams.
-        connections: the open connections, where the transport shows them.
+        connections: what the connections of the transport `fast` share.
         new_names: the names of resources that were not used lately.
     """
 
     def __init__(self, limits: ShareLimits, *, has_room: Callable[[int], bool], clock: Clock) -> None:
         self.commands = Budget(limits.commands)
         self.turns = Turns(has_room, self.commands.taken_by)
-        self.connections = connection_places(limits.connections)
+        self.connections = ConnectionShares.of(limits.connections)
         self.new_names = NewNames(limits.new_names_per_second, clock)
 
     def set_limits(self, limits: ShareLimits) -> None:
         """Bound what peers take from now on."""
         self.commands.size = limits.commands
-        self.connections.size = connection_places(limits.connections).size
+        self.connections.places.size = _places(limits.connections)
         self.new_names.per_second = limits.new_names_per_second
-
-
-def connection_places(connections_max: int = 0) -> Budget:
-    """Return the places for open connections; 0 for as many as the limit of files allows."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return Budget(connections_max or max(1, soft - _OTHER_FILES))

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import gzip
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -22,8 +22,11 @@ from redfence_server.http2.call import Call
 from redfence_server.http2.server import Server
 from redfence_server.http2.settings import ConnectionSettings, Transport
 from redfence_server.http2.wire import framed
+from redfence_server.sharing.budget import Budget
+from redfence_server.sharing.shares import ConnectionShares
 
 MESSAGE_BYTES_MAX = 64 * 1024
+BUFFERED_BYTES = 4 * 1024 * 1024
 
 
 class Echo:
@@ -74,7 +77,8 @@ class Echo:
 class Site:
     def __init__(self, settings: ConnectionSettings = LIMITS) -> None:
         self.echo = Echo()
-        self.server = Server(settings, adapt=lambda _, handler: handler)
+        self.shares = ConnectionShares(Budget(100), Budget(BUFFERED_BYTES))
+        self.server = Server(settings, adapt=lambda _, handler: handler, shares=self.shares)
         self.server.add_generic_rpc_handlers([self.echo.handler()])
         self.port = self.server.add_insecure_port(f"{HOST}:0")
 
@@ -248,6 +252,20 @@ async def test_thousands_of_resets_do_not_end_the_connection(site: Site, client:
     assert site.echo.begun == site.echo.cancelled
 
 
+async def test_a_connection_that_resets_many_calls_is_read_in_small_parts(
+    site: Site, client: RawClient
+) -> None:
+    """So that the connections of others need not wait for a hundred calls."""
+    await client.call("/test.Echo/Say", b"")
+    (connection,) = site.server._connections
+    usual = len(connection.get_buffer(-1))
+    for _ in range(20):
+        client.reset(client.begin("/test.Echo/Say"))
+    await until(lambda: len(connection.get_buffer(-1)) < usual / 4)
+    await client.call("/test.Echo/Say", b"")
+    assert len(connection.get_buffer(-1)) == usual
+
+
 # --- flow control
 
 
@@ -280,6 +298,57 @@ async def test_a_method_waits_for_a_peer_that_takes_nothing(site: Site) -> None:
         client.open_windows(stream_id)
         assert len((await client.closed(stream_id)).body) == 1000 * 1029
         assert site.echo.begun == 1000
+
+
+async def _begin_headers(client: RawClient) -> int:
+    return client.begin("/test.Echo/Say", *((b"x-%d" % number, b"y" * 3_000) for number in range(5)))
+
+
+async def _begin_half_a_message(client: RawClient) -> int:
+    stream_id = client.begin("/test.Echo/Say")
+    client.send(stream_id, framed(b"x" * 64_000)[:60_000])
+    return stream_id
+
+
+async def _begin_unread_messages(client: RawClient) -> int:
+    """A message of gzip is 600 times as large as its bytes."""
+    stream_id = client.begin("/test.Echo/ReadLate", (b"grpc-encoding", b"gzip"))
+    packed = gzip.compress(b"x" * 60_000)
+    client.send(stream_id, (b"\1" + len(packed).to_bytes(4) + packed) * 3)
+    return stream_id
+
+
+async def _begin_unread_answers(client: RawClient) -> int:
+    stream_id = client.begin("/test.Echo/WriteMuch")
+    client.send(stream_id, framed(b"200"), end=True)
+    return stream_id
+
+
+@pytest.mark.parametrize(
+    "begin", [_begin_headers, _begin_half_a_message, _begin_unread_messages, _begin_unread_answers]
+)
+async def test_one_peer_makes_the_server_keep_no_more_than_its_part(
+    site: Site, begin: Callable[[RawClient], Awaitable[int]]
+) -> None:
+    """Calls beyond it are refused, an earlier call goes on, another peer is served, and all is given back."""
+    buffered = site.shares.buffered_bytes
+    window = {ngh2.Setting.INITIAL_WINDOW_SIZE: 0}
+    async with RawClient(site.port, settings=window, source="127.0.0.2") as client:
+        first = await begin(client)
+        for _ in range(500):
+            await begin(client)
+            await asyncio.sleep(0)
+            assert buffered.taken <= BUFFERED_BYTES // 2
+        assert buffered.refusals
+        last = await begin(client)
+        refused = client.answers[last]
+        await client.until(lambda: refused.closed or refused.reset is not None)
+        assert refused.reset == ngh2.ErrorCode.ENHANCE_YOUR_CALM or refused.status.startswith("8 the unfin")
+        assert not client.answers[first].closed
+        assert buffered.taken > BUFFERED_BYTES // 3
+        async with RawClient(site.port) as other:
+            assert (await other.call("/test.Echo/Say", b"beside")).body == framed(b"beside")
+    await until(lambda: not buffered.taken)
 
 
 async def test_small_answers_leave_without_waiting_for_an_ack(site: Site, client: RawClient) -> None:

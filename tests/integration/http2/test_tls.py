@@ -18,6 +18,7 @@ from redfence_server.api.serving import LIMITS
 from redfence_server.http2.connection import Connection
 from redfence_server.http2.server import Server
 from redfence_server.sharing.budget import Budget
+from redfence_server.sharing.shares import ConnectionShares
 
 PLACES = 8
 OTHER_HOST = "127.0.0.2"
@@ -28,15 +29,15 @@ async def serving(
     certificate: Certificate, authority: Authority, *, handshake_s: float = 10.0
 ) -> AsyncIterator[tuple[int, Budget]]:
     """Serve nothing to clients with a certificate of the authority; give the port and the places."""
-    places = Budget(PLACES)
+    shares = ConnectionShares.of(PLACES)
     settings = replace(LIMITS, liveness=replace(LIMITS.liveness, handshake_s=handshake_s))
-    server = Server(settings, adapt=lambda _, handler: handler, places=places)
+    server = Server(settings, adapt=lambda _, handler: handler, shares=shares)
     found = protection(f"{HOST}:0", certificate, client_ca=authority.file)
     assert found is not None
     port = server.add_secure_port(f"{HOST}:0", found.for_fast())
     await server.start()
     try:
-        yield port, places
+        yield port, shares.places
     finally:
         await server.stop(0)
 

@@ -30,14 +30,14 @@ def test_a_body_cut_anywhere_gives_its_messages(messages: list[bytes], cuts: lis
     for start, end in pairwise(places):
         found += subject.feed(body[start:end])
     assert found == messages
-    assert not subject.is_within_message
+    assert not subject.pending
 
 
 @pytest.mark.parametrize("byte_count", [1, 4, 5, 14])
 def test_a_reader_tells_that_a_body_ends_within_a_message(byte_count: int) -> None:
     subject = reader()
     assert subject.feed(framed(b"0123456789")[:byte_count]) == []
-    assert subject.is_within_message
+    assert subject.pending
 
 
 def test_a_message_is_refused_by_its_announced_size() -> None:
@@ -82,7 +82,7 @@ def test_a_message_that_cannot_be_decoded_ends_its_call(encoding: bytes, body: b
     [(b"1H", 3600), (b"2M", 120), (b"3S", 3), (b"99999999m", 99999.999), (b"5u", 5e-6), (b"0n", 0)],
 )
 def test_a_timeout_is_read_in_each_unit(value: bytes, seconds: float) -> None:
-    timeout_s, _ = check_request(((b"grpc-timeout", value),), bytes_max=1000)
+    timeout_s, _, _ = check_request(((b"grpc-timeout", value),), bytes_max=1000)
     assert timeout_s == pytest.approx(seconds)
 
 
@@ -95,7 +95,7 @@ def test_a_malformed_timeout_is_refused_by_name(value: bytes) -> None:
 
 def test_headers_are_refused_beyond_their_size_and_for_an_unknown_encoding() -> None:
     exact = (b"k", b"v" * 67)
-    assert check_request((exact,), bytes_max=100) == (None, b"identity")
+    assert check_request((exact,), bytes_max=100) == (None, b"identity", 100)
     with pytest.raises(CallError, match="metadata has 101 bytes; at most 100") as refused:
         check_request(((b"k", b"v" * 68),), bytes_max=100)
     assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -204,7 +204,8 @@ class OverloadedError(UnavailableError):
 
     @property
     def scope(self) -> str:
-        """The limit: "resource", "server" or "connection" if too many acquires wait there; "" without scopes.
+        """The limit: "resource", "server" or "connection" if too many acquires wait there, or "peer" if those of
+        this client have their part of the server; "" without scopes.
 
         For a watch, "peer", "server" or "prefix": this client has too many watches, all clients have too
         many, or too many locks have its prefix.

@@ -128,7 +128,11 @@ class ServeConfig(BaseModel):
         "memory",
     )
     waiters_max: int = Field(
-        20_000, ge=1, le=1_000_000, description="how many acquires may wait at a server process"
+        20_000,
+        ge=1,
+        le=1_000_000,
+        description="how many acquires may wait at a server process; one peer gets at most "
+        "half (docs/security.md says what a peer is)",
     )
     waiters_per_resource_max: int = Field(
         2_000, ge=1, le=1_000_000, description="how many acquires may wait for one resource"

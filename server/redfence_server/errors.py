@@ -112,12 +112,17 @@ class OverloadedError(RedfenceServerError):
 
 @dataclass(eq=False)
 class TooManyWaitersError(OverloadedError):
-    """The limit of waiting acquires is reached; its scope is "resource", "server" or "connection"."""
+    """The limit of waiting acquires is reached; its scope is "resource", "server", "connection" or "peer"."""
 
     scope: str
 
     def __str__(self) -> str:
         """Return the message with the limit."""
+        if self.scope == "peer":
+            return (
+                f"{self.limit} acquires of this client are waiting at this server, and the other places are "
+                "for other clients; wait for fewer locks at a time, or raise waiters_max"
+            )
         where = {
             "resource": "for this resource",
             "server": "at this server",

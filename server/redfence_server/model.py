@@ -122,6 +122,7 @@ class AcquireCall:
     Attributes:
         wait_ms: how long to wait for a held resource; 0 means try once.
         answer_within_ms: the time from arrival to the caller's deadline; None if it has none.
+        peer: whose part of the server the call uses; "" for a call without a limit of its own.
         lock_delay_ms: how long the lock stays closed if the lease is lost.
     """
 
@@ -134,6 +135,7 @@ class AcquireCall:
     answer_within_ms: float | None = None
     connection: str = ""
     lock_delay_ms: int = 0
+    peer: str = ""
 
     @property
     def hold_ms(self) -> int:

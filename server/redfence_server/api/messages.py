@@ -97,6 +97,7 @@ def read_acquire(
     new_lease_id: Callable[[], str],
     arrived_at_ms: float,
     connection: str,
+    peer: str,
     answer_within_ms: float | None = None,
 ) -> AcquireCall:
     """Return an Acquire request as a checked call.
@@ -114,6 +115,7 @@ def read_acquire(
         arrived_at_ms=arrived_at_ms,
         answer_within_ms=answer_within_ms,
         connection=connection,
+        peer=peer,
         lock_delay_ms=_lock_delay_ms(request, ttl_ms=ttl_ms, ttl_ms_max=ttl_ms_max) if has_delay else 0,
     )
 

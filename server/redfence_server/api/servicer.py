@@ -111,6 +111,7 @@ class LockServicer(lock_pb2_grpc.LockServiceServicer):
             new_lease_id=self._randomness.hex_id,
             arrived_at_ms=arrived_at_ms,
             connection=context.peer(),
+            peer=peer,
             answer_within_ms=None if time_remaining is None else time_remaining * 1000,
         )
         if call.resource not in self._shares.new_names.recent:

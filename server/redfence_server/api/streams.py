@@ -303,6 +303,7 @@ class SessionStream(Stream[_Result | lock_pb2.Draining]):
             new_lease_id=self._randomness.hex_id,
             arrived_at_ms=arrived_at_ms,
             connection=self._connection,
+            peer=self._peer,
         )
         if call.resource not in self._shares.new_names.recent:
             self._shares.new_names.check(self._peer, call.resource)

@@ -1,4 +1,4 @@
-"""Limit how many acquires wait at this server, for one resource, and on one connection."""
+"""Limit how many acquires wait at this server, for one resource, on one connection, and of one peer."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ class WaiterLimits:
 class WaiterLimiter:
     """Counts the acquires that wait; refuses every acquire while it is `closed`.
 
+    A peer may take no more places of the server than it leaves free, so that no peer can keep all others from
+    waiting.
+
     Attributes:
         count: the acquires that wait at this server.
         by_resource: how many of them wait for each resource.
@@ -32,6 +35,7 @@ class WaiterLimiter:
         self.count = 0
         self.by_resource: Counter[str] = Counter()
         self._by_connection: Counter[str] = Counter()
+        self._by_peer: Counter[str] = Counter()
 
     def enter(self, call: AcquireCall) -> None:
         """Count one more waiting acquire.
@@ -50,14 +54,22 @@ class WaiterLimiter:
         ):
             if count >= limit:
                 raise TooManyWaitersError(limit, scope)
+        its = self._by_peer[call.peer]
+        if call.peer and its >= limits.server - self.count:
+            raise TooManyWaitersError(its, "peer")
         self.count += 1
         self.by_resource[call.resource] += 1
         self._by_connection[call.connection] += 1
+        self._by_peer[call.peer] += 1
 
     def leave(self, call: AcquireCall) -> None:
         """Count one waiting acquire less."""
         self.count -= 1
-        for counts, key in ((self.by_resource, call.resource), (self._by_connection, call.connection)):
+        for counts, key in (
+            (self.by_resource, call.resource),
+            (self._by_connection, call.connection),
+            (self._by_peer, call.peer),
+        ):
             counts[key] -= 1
             if not counts[key]:
                 del counts[key]

@@ -27,18 +27,19 @@ def is_refusal(failure: Failure, *, scope: str, limit: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "scope"),
+    ("setting", "limit", "scope"),
     [
-        ("waiters_per_resource_max", "resource"),
-        ("waiters_max", "server"),
-        ("waiters_per_connection_max", "connection"),
+        ("waiters_per_resource_max", 3, "resource"),
+        # A peer may take no more than it leaves free.
+        ("waiters_max", 5, "peer"),
+        ("waiters_per_connection_max", 3, "connection"),
     ],
 )
 async def test_one_waiter_too_many_is_refused_until_another_one_leaves(
-    setting: str, scope: str, formed_nodes: FormedNodes, serve: Serve
+    setting: str, limit: int, scope: str, formed_nodes: FormedNodes, serve: Serve
 ) -> None:
     """Here a waiter leaves when it loses its stream."""
-    settings: dict[str, Any] = {setting: 3}
+    settings: dict[str, Any] = {setting: limit}
     server = await serve(await formed_nodes(3), **settings)
     await server.acquire(NAME, ttl_ms=TTL_MS)
     await line_up(server, NAME, 2)

@@ -44,6 +44,7 @@ class Server:
         wait_ms: int = FOREVER_MS,
         ttl_ms: int = TTL_MS,
         connection: str = "",
+        peer: str = "",
         resource: str = R,
         answer_within_ms: float | None = None,
     ) -> asyncio.Task[Lease | NotGranted]:
@@ -51,6 +52,7 @@ class Server:
             *(resource, lease, ttl_ms, f"holder {lease.secret[-2:]}", wait_ms, LoopClock().now_ms()),
             answer_within_ms=answer_within_ms,
             connection=connection,
+            peer=peer,
         )
         return asyncio.ensure_future(self.service.acquire(call))
 

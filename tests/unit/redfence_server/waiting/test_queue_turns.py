@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from unit.redfence_server.service_world import (
@@ -202,6 +203,21 @@ async def test_each_limit_is_told_by_its_name_and_leaving_makes_room(
     waiting.append(server.wait(lease_id(2), connection="x"))
     await settle()
     assert not any(task.done() for task in waiting)
+    await call_off(*waiting)
+    assert server.at_rest()
+
+
+async def test_a_peer_leaves_as_many_places_free_as_it_has() -> None:
+    (server,) = servers(limits=WaiterLimits(server=12, resource=99, connection=99))
+    await server.wait(HOLDER, wait_ms=0)
+    waiting: list[asyncio.Task[Any]] = []
+    for peer, part in (("greedy", 6), ("second", 3), ("third", 2), ("fourth", 1)):
+        waiting += [server.wait(lease_id(len(waiting) + 1 + each), peer=peer) for each in range(part)]
+        await settle()
+        with pytest.raises(TooManyWaitersError) as refused:
+            await server.wait(lease_id(99), peer=peer)
+        told = (refused.value.scope, refused.value.limit)
+        assert told == (("server", 12) if peer == "fourth" else ("peer", part))
     await call_off(*waiting)
     assert server.at_rest()
 

@@ -8,6 +8,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from redfence._clock import Clock
@@ -104,23 +105,29 @@ class AsyncSession:
 
         Cancellation: the release continues in the background, within the rpc timeout.
         """
-        waiter: asyncio.Future[bool] = self._start().create_future()
-        self._core.release(lease, waiter, now_ms=self._clock.now_ms())
-        self._wake_driver()
-        return await waiter
+        with client_span("release", lease.resource) as traceparent:
+            waiter: asyncio.Future[bool] = self._start().create_future()
+            self._core.release(lease, waiter, now_ms=self._clock.now_ms(), traceparent=traceparent)
+            self._wake_driver()
+            return await waiter
 
-    def release_soon(self, lease: LeaseCore) -> None:
-        """Release a lease without waiting for the answer; does nothing if the client is closed."""
-        with contextlib.suppress(ClosedError):
+    def release_soon(self, lease: LeaseCore, *, dropped: bool = False) -> None:
+        """Release a lease without waiting for the answer; does nothing if the client is closed.
+
+        The release of a dropped lease makes no span: the code that the collector interrupted did not ask
+        for it.
+        """
+        span = contextlib.nullcontext("") if dropped else client_span("release", lease.resource)
+        with contextlib.suppress(ClosedError), span as traceparent:
             self._start()
-            self._core.release(lease, None, now_ms=self._clock.now_ms())
+            self._core.release(lease, None, now_ms=self._clock.now_ms(), traceparent=traceparent)
             self._wake_driver()
 
     def release_dropped(self, lease: LeaseCore) -> None:
         """Release a lease that was garbage-collected, in any thread; does nothing once the loop has ended."""
         if self._loop is not None and not self.owner.is_parent:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self.release_soon, lease)
+                self._loop.call_soon_threadsafe(partial(self.release_soon, lease, dropped=True))
 
     async def call(self, method: Method, request: Any) -> Any:
         """Make a unary call on the present link; try again on a new link at most once per address.

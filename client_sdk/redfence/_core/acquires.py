@@ -145,7 +145,7 @@ class Acquires:
         elif isinstance(answer, Refused):
             self._end(call)
             if answer.release:
-                self._releases.start(call.order.resource, call.lease_id, now_ms=now_ms)
+                self._release(call, now_ms)
             fail(call.waiter, answer.error)
         else:
             self._queue(call, now_ms)
@@ -204,8 +204,12 @@ class Acquires:
         self._alarms.set(call, self._deadline_ms(call, now_ms))
 
     def _clean_up(self, call: AcquireCall, now_ms: float) -> None:
-        self._releases.start(call.order.resource, call.lease_id, now_ms=now_ms)
+        self._release(call, now_ms)
         self._end(call)
+
+    def _release(self, call: AcquireCall, now_ms: float) -> None:
+        order = call.order
+        self._releases.start(order.resource, call.lease_id, now_ms=now_ms, traceparent=order.traceparent)
 
     def _end(self, call: AcquireCall) -> None:
         self._outbox.drop(call)

@@ -101,17 +101,21 @@ class ReleaseCall:
         resource: the locked name.
         lease_id: the secret of the lease.
         waiter: receives the outcome; None if no caller waits for it.
+        traceparent: the caller's span; empty without one.
         settled: the release has ended.
     """
 
     resource: str
     lease_id: str = field(repr=False)  # a secret
     waiter: Waiter | None = None
+    traceparent: str = ""
     settled: bool = False
 
     def write(self, command: lock_pb2.SessionCommand, *, now_ms: float) -> None:  # noqa: ARG002
         """Write the release into the command."""
-        requests.write_release(command, resource=self.resource, lease_id=self.lease_id)
+        requests.write_release(
+            command, resource=self.resource, lease_id=self.lease_id, traceparent=self.traceparent
+        )
 
 
 @dataclass(slots=True, eq=False)

@@ -42,11 +42,21 @@ class HeldLeases:
         self._leases[lease] = lease.state
         self._alarms.set(lease, lease.wake_at_ms)
 
-    def end(self, lease: LeaseCore, reason: LossReason, waiter: Waiter | None, now_ms: float) -> None:
+    def end(
+        self,
+        lease: LeaseCore,
+        reason: LossReason,
+        waiter: Waiter | None,
+        now_ms: float,
+        *,
+        traceparent: str = "",
+    ) -> None:
         """End a lease and release it; `waiter` gets whether the lease was still held, or the error."""
         lease.end(reason, now_ms=now_ms)
         self._settle(lease, now_ms)
-        self._releases.start(lease.resource, lease.lease_id, now_ms=now_ms, waiter=waiter)
+        self._releases.start(
+            lease.resource, lease.lease_id, now_ms=now_ms, waiter=waiter, traceparent=traceparent
+        )
 
     def close(self, now_ms: float) -> None:
         """End every lease because the client closes; release those whose validity is not over.

@@ -36,9 +36,17 @@ class Releases:
         """Whether a release is unanswered or still to be sent."""
         return bool(self._pending)
 
-    def start(self, resource: str, lease_id: str, *, now_ms: float, waiter: Waiter | None = None) -> None:
+    def start(
+        self,
+        resource: str,
+        lease_id: str,
+        *,
+        now_ms: float,
+        waiter: Waiter | None = None,
+        traceparent: str = "",
+    ) -> None:
         """Queue a release; `waiter` gets whether the lease was still held, or the error."""
-        call = ReleaseCall(resource, lease_id, waiter)
+        call = ReleaseCall(resource, lease_id, waiter, traceparent)
         self._pending[call] = None
         self._outbox.put_first(call)
         self._alarms.set(call, now_ms + self._timeouts.rpc_timeout_ms)

@@ -91,13 +91,15 @@ class SessionCore:
             return  # `close` has given up every acquire
         if call.lease is not None:
             # The grant and the caller's cancellation came at the same moment.
-            self.release(call.lease, None, now_ms=now_ms)
+            self.release(call.lease, None, now_ms=now_ms, traceparent=call.order.traceparent)
         else:
             self._acquires.give_up(call, now_ms=now_ms)
 
-    def release(self, lease: LeaseCore, waiter: Waiter | None, *, now_ms: float) -> None:
-        """Release a lease; `waiter` gets whether it was still held, or the error."""
-        self._leases.end(lease, LossReason.RELEASED, waiter, now_ms)
+    def release(
+        self, lease: LeaseCore, waiter: Waiter | None, *, now_ms: float, traceparent: str = ""
+    ) -> None:
+        """Release a lease in the caller's span; `waiter` gets whether it was still held, or the error."""
+        self._leases.end(lease, LossReason.RELEASED, waiter, now_ms, traceparent=traceparent)
 
     def await_link(self, waiter: Waiter, *, now_ms: float) -> None:
         """Resolve `waiter` when a link is up, or fail it after the rpc timeout."""

@@ -134,8 +134,12 @@ def write_acquire(
         _write_duration(acquire.lock_delay, order.lock_delay_ms)
 
 
-def write_release(command: lock_pb2.SessionCommand, *, resource: str, lease_id: str) -> None:
+def write_release(
+    command: lock_pb2.SessionCommand, *, resource: str, lease_id: str, traceparent: str
+) -> None:
     """Fill in a release command."""
+    if traceparent:
+        command.traceparent = traceparent
     release = command.release
     release.resource = resource
     release.lease_id = lease_id

@@ -50,7 +50,7 @@ class Lease:
     def __del__(self) -> None:
         """Release a lease that the program dropped, and warn; it would be renewed until the client closes."""
         if not self._session.owner.is_parent and self._core.ended(self._session.now_ms()) is None:
-            self._session.release_soon(self._core)
+            self._session.release_dropped(self._core)
             warnings.warn(f"{self!r} was dropped without a release", ResourceWarning, 2, self)
 
     def __copy__(self) -> Lease:

@@ -104,22 +104,33 @@ class SyncSession:
 
     def release(self, lease: LeaseCore) -> bool:
         """Release a lease; return whether it was still held."""
-        answer: Answer[bool] = Answer()
-        self._release(lease, answer)
-        return self._driver.is_own_thread or answer.result()
+        with client_span("release", lease.resource) as traceparent:
+            answer: Answer[bool] = Answer()
+            self._release(lease, answer, traceparent=traceparent)
+            return self._driver.is_own_thread or answer.result()
 
     def release_soon(self, lease: LeaseCore, holder: object = None) -> None:
         """Release a lease without waiting for the answer; does nothing if the client is closed.
 
         The command keeps `holder`, the lease object, so that the session can still tell it of a loss.
         """
-        with suppress(ClosedError):
-            self._release(lease, Answer(), holder)
+        with client_span("release", lease.resource) as traceparent, suppress(ClosedError):
+            self._release(lease, Answer(), holder, traceparent=traceparent)
 
-    def _release(self, lease: LeaseCore, answer: Answer[bool], holder: object = None) -> None:
+    def release_dropped(self, lease: LeaseCore) -> None:
+        """Release a lease that was garbage-collected, without waiting for the answer.
+
+        The release makes no span: the code that the collector interrupted did not ask for it.
+        """
+        with suppress(ClosedError):
+            self._release(lease, Answer())
+
+    def _release(
+        self, lease: LeaseCore, answer: Answer[bool], holder: object = None, *, traceparent: str = ""
+    ) -> None:
         def start(core: SessionCore, now_ms: float, _keep: object = holder) -> None:
             core.check_open()
-            core.release(lease, answer, now_ms=now_ms)
+            core.release(lease, answer, now_ms=now_ms, traceparent=traceparent)
 
         self._run(start, answer, waits=False)
 

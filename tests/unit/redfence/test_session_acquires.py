@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from unit.redfence.core_world import (
+    Slot,
     World,
     drains,
     failed,
@@ -20,6 +22,7 @@ from unit.redfence.core_world import (
 import redfence
 from redfence._core.acquires import TRY_INTERVAL_MS
 from redfence._core.outbox import COMMANDS_IN_FLIGHT_MAX, COMMANDS_PER_MESSAGE_MAX, WAITS_SHARE
+from redfence._messages.requests import acquire_order
 from redfence_proto import bounds
 from redfence_proto.v1 import lock_pb2
 
@@ -370,3 +373,19 @@ def test_a_draining_server_gets_no_new_commands_and_is_left_when_it_has_answered
     assert world.core.should_leave(world.now_ms + 1000)
     world.answer(released(release))
     assert world.core.should_leave(world.now_ms)
+
+
+def test_a_release_has_the_span_of_the_code_that_caused_it(world: World) -> None:
+    """A cleanup after an acquire belongs to the acquire; a renewal belongs to no caller."""
+    order = replace(acquire_order("r", ttl=9, wait=0, holder="", max_hold=None), traceparent="of acquire")
+    given_up = world.core.acquire(order, Slot(), now_ms=world.now_ms)
+    acquire = world.one("acquire")
+    world.core.abandon(given_up, now_ms=world.now_ms)
+    world.answer(granted(acquire))
+    assert [each.traceparent for each in world.sent() if each.HasField("release")] == ["of acquire"]
+
+    lease = world.held(ttl=9)
+    world.later(4_000)
+    assert world.one("renew").traceparent == ""
+    world.core.release(lease, None, now_ms=world.now_ms, traceparent="of release")
+    assert world.one("release").traceparent == "of release"

@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any, Self, TypeVar
 
 import grpc
 from grpc import aio
 
 from redfence import ClosedError, OutcomeUnknownError, Tls, from_rpc_error
+from redfence._tracing import client_span
 from redfence._transport.bearer import Token as Bearer
 from redfence._transport.bearer import bearer_token
 from redfence._transport.grpc_channel import CallMetadata
@@ -71,6 +73,10 @@ def _call_metadata(
     encrypted = tls is not None
     bearer = bearer_token(token, [target], encrypted=encrypted, plaintext_token=plaintext_token)
     return CallMetadata((), bearer)
+
+
+def _span(request: Any) -> AbstractContextManager[str]:
+    return client_span(type(request).__name__.removesuffix("Request"), request.resource)
 
 
 class AsyncStorageClient:
@@ -171,18 +177,21 @@ class AsyncStorageClient:
         return KeyPage.of(await self._call(self._stub.ListKeys, request))
 
     async def _call(self, method: Callable[..., Awaitable[AnswerT]], request: Any) -> AnswerT:
-        try:
-            return await method(request, timeout=self._timeout_s, metadata=self._metadata.now())
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
-        except aio.UsageError as error:  # grpc raises this for a closed channel
-            raise ClosedError(_CLOSED) from error
-        except asyncio.CancelledError as error:
-            # When the channel is closed during the call, grpc raises this in a task that was not cancelled.
-            task = asyncio.current_task()
-            if self._closed and not (task and task.cancelling()):
-                raise OutcomeUnknownError("the client was closed during the call") from error
-            raise
+        with _span(request) as traceparent:
+            try:
+                metadata = self._metadata.now(traceparent)
+                return await method(request, timeout=self._timeout_s, metadata=metadata)
+            except grpc.RpcError as error:
+                raise from_rpc_error(error) from error
+            except aio.UsageError as error:  # grpc raises this for a closed channel
+                raise ClosedError(_CLOSED) from error
+            except asyncio.CancelledError as error:
+                # When the channel is closed during the call, grpc raises this in a task that was not
+                # cancelled.
+                task = asyncio.current_task()
+                if self._closed and not (task and task.cancelling()):
+                    raise OutcomeUnknownError("the client was closed during the call") from error
+                raise
 
 
 class StorageClient:
@@ -278,9 +287,11 @@ class StorageClient:
         return KeyPage.of(self._call(self._stub.ListKeys, request))
 
     def _call(self, method: Callable[..., AnswerT], request: Any) -> AnswerT:
-        try:
-            return method(request, timeout=self._timeout_s, metadata=self._metadata.now())
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
-        except ValueError as error:  # grpc raises this for a closed channel
-            raise ClosedError(_CLOSED) from error
+        with _span(request) as traceparent:
+            try:
+                metadata = self._metadata.now(traceparent)
+                return method(request, timeout=self._timeout_s, metadata=metadata)
+            except grpc.RpcError as error:
+                raise from_rpc_error(error) from error
+            except ValueError as error:  # grpc raises this for a closed channel
+                raise ClosedError(_CLOSED) from error

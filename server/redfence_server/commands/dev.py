@@ -148,7 +148,15 @@ async def _storage(
     for name in ("cert", "key", "client_ca"):
         if (file := getattr(settings, f"tls_{name}")) is not None:
             command += [f"--tls-{name.replace('_', '-')}", str(file)]
-    for name in ("policy_file", "tokens_file", "jwt_jwks_file", "jwt_audience", "jwt_issuer", "audit_log"):
+    for name in (
+        "policy_file",
+        "tokens_file",
+        "jwt_jwks_file",
+        "jwt_audience",
+        "jwt_issuer",
+        "audit_log",
+        "traces_endpoint",
+    ):
         if value := getattr(settings, name):
             command += [f"--{name.replace('_', '-')}", str(value)]
     command += ["--insecure"] if settings.insecure else ["--no-insecure"]

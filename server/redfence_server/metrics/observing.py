@@ -41,7 +41,7 @@ def _asks_to_wait(request: Any) -> bool:
 class Observer:
     """Wraps the handlers of a server; counts each request, and logs it at level debug if `logs` is true.
 
-    With `spans`, each request of the lock server gets a span.
+    With `spans`, each request gets a span, except health probes and reflection.
     """
 
     def __init__(
@@ -298,7 +298,7 @@ class _KeepAliveContext(_CommandContext):
         self._end((message.resource, message.sequence), outcome, message, self._observer.now_s())
 
 
-_TRACED: Final = frozenset({"LockService", "AdminService"})
+_TRACED: Final = frozenset({"LockService", "AdminService", "StorageService"})
 _STREAMS: Final[Mapping[str, type[_Context]]] = MappingProxyType(
     {"Session": _SessionContext, "KeepAlive": _KeepAliveContext}
 )

@@ -29,6 +29,7 @@ class Telemetry:
         listen: HOST:PORT for the metrics, or empty.
         logs: log each request.
         traces_endpoint: the URL to which spans go, or empty.
+        service: the name of the service in its spans.
 
     Attributes:
         wrap: what `api.serving.new_server` takes to have the requests observed; None if nothing
@@ -46,11 +47,12 @@ class Telemetry:
         clock: WallClock,
         transport: str = "grpcio",
         traces_endpoint: str = "",
+        service: str = "redfence",
     ) -> None:
         self._listen = listen
         self._transport = transport
         self._requests = RequestCounts()
-        self._spans = _open_spans(traces_endpoint, clock) if traces_endpoint else None
+        self._spans = _open_spans(traces_endpoint, clock, service) if traces_endpoint else None
         observer = Observer(self._requests, clock=clock, logs=logs, spans=self._spans)
         self.wrap = observer.wrap if listen or logs or self._spans else None
 
@@ -87,7 +89,7 @@ class Telemetry:
             lag.close()
 
 
-def _open_spans(endpoint: str, clock: WallClock) -> Spans:
+def _open_spans(endpoint: str, clock: WallClock, service: str) -> Spans:
     try:
         # Only traces need these packages.
         from redfence_server.metrics import tracing  # noqa: PLC0415
@@ -96,4 +98,4 @@ def _open_spans(endpoint: str, clock: WallClock) -> Spans:
             f"traces_endpoint: it needs the package {error.name}, which is not installed; "
             "install it with: pip install 'redfence[traces]'"
         ) from error
-    return tracing.open_spans(endpoint, clock=clock)
+    return tracing.open_spans(endpoint, clock=clock, service=service)

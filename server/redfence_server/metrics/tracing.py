@@ -101,13 +101,14 @@ class Spans:
     Args:
         exporter: where spans go.
         clock: gives the instants of spans.
+        service: the name of the service, unless OTEL_SERVICE_NAME gives one.
     """
 
-    def __init__(self, exporter: SpanExporter, *, clock: WallClock) -> None:
+    def __init__(self, exporter: SpanExporter, *, clock: WallClock, service: str) -> None:
         self.clock = clock
         attributes = {SERVICE_VERSION: version("redfence")}
         if OTEL_SERVICE_NAME not in os.environ:
-            attributes[SERVICE_NAME] = "redfence"
+            attributes[SERVICE_NAME] = service
         resource = Resource.create(attributes)
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -216,9 +217,9 @@ class TracedNode:
         return self._node.report()
 
 
-def open_spans(endpoint: str, *, clock: WallClock) -> Spans:
+def open_spans(endpoint: str, *, clock: WallClock, service: str) -> Spans:
     """Return spans that go to this URL by OTLP over HTTP."""
-    return Spans(OTLPSpanExporter(endpoint=endpoint), clock=clock)
+    return Spans(OTLPSpanExporter(endpoint=endpoint), clock=clock, service=service)
 
 
 def _now_ns(clock: WallClock) -> int:

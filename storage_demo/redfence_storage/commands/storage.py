@@ -81,6 +81,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the address to serve /metrics, /livez and /readyz on by HTTP; empty: nowhere "
         "[$REDFENCE_STORAGE_METRICS_LISTEN]",
     )
+    parser.add_argument(
+        "--traces-endpoint",
+        metavar="URL",
+        default=given.get("TRACES_ENDPOINT", ""),
+        help="the URL to send OpenTelemetry spans to by OTLP/HTTP; needs pip install 'redfence[traces]'; "
+        "empty: send none [$REDFENCE_TRACES_ENDPOINT]",
+    )
     for name, purpose in (_ACCESS_FILES | _ACCESS_TEXTS).items():
         variable = name.upper()
         is_file = name in _ACCESS_FILES
@@ -149,6 +156,13 @@ async def _serve(store: SqliteStore, args: argparse.Namespace) -> int:
     from redfence_storage.group_commit import GroupCommit
     from redfence_storage.grpc_servicer import SERVICE_NAME, StorageServicer
 
+    telemetry = Telemetry(
+        listen=args.metrics_listen,
+        logs=args.log_level == LogLevel.DEBUG,
+        clock=SystemClock(),
+        traces_endpoint=args.traces_endpoint,
+        service="redfence-storage",
+    )
     commit = GroupCommit(store)
     guard = None
     try:
@@ -166,11 +180,6 @@ async def _serve(store: SqliteStore, args: argparse.Namespace) -> int:
             key=args.tls_key,
             client_ca=args.tls_client_ca,
             insecure=args.insecure,
-        )
-        telemetry = Telemetry(
-            listen=args.metrics_listen,
-            logs=args.log_level == LogLevel.DEBUG,
-            clock=SystemClock(),
         )
         server: grpc.aio.Server = grpc_serving.new_server(wrap=telemetry.wrap)
         storage_pb2_grpc.add_StorageServiceServicer_to_server(StorageServicer(commit, guard=guard), server)
@@ -198,6 +207,7 @@ async def _serve(store: SqliteStore, args: argparse.Namespace) -> int:
     finally:
         # Comes after the last answer, so that no submitted command is lost.
         await commit.close()
+        await telemetry.close()
         if guard is not None:
             guard.close()
     return 0

@@ -21,23 +21,24 @@ _NODES = {"REDFENCE_NODES": f"redis://{HOST}:1"}
 
 
 @pytest.mark.parametrize(
-    ("package", "extra", "flags"),
+    ("package", "extra", "command"),
     [
-        ("redfence_server", "server", ""),
-        ("ngh2", "fast", "--transport fast"),
-        ("opentelemetry.sdk", "traces", f"--traces-endpoint http://{HOST}:1/v1/traces"),
-        ("jwt", "jwt", "--policy-file p.toml --jwt-jwks-file k.json --jwt-audience a --jwt-issuer i"),
+        ("redfence_server", "server", "serve"),
+        ("ngh2", "fast", "serve --transport fast"),
+        ("opentelemetry.sdk", "traces", f"serve --traces-endpoint http://{HOST}:1/v1/traces"),
+        ("opentelemetry.sdk", "traces", f"storage --db s.db --traces-endpoint http://{HOST}:1/v1/traces"),
+        ("jwt", "jwt", "serve --policy-file p.toml --jwt-jwks-file k.json --jwt-audience a --jwt-issuer i"),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(
-    tmp_path: Path, package: str, extra: str, flags: str
+    tmp_path: Path, package: str, extra: str, command: str
 ) -> None:
     Path(tmp_path, "k.json").write_text('{"keys": []}')
     Path(tmp_path, "p.toml").write_text(
         '[[rules]]\nprincipals = ["anonymous"]\nverbs = ["acquire"]\nprefix = ""\n'
     )
     ended = subprocess.run(
-        [sys.executable, "-c", _WITHOUT, package, "serve", "--listen", f"{HOST}:0", *flags.split()],
+        [sys.executable, "-c", _WITHOUT, package, *command.split(), "--listen", f"{HOST}:0"],
         cwd=tmp_path,
         env=_NODES,
         check=False,
@@ -48,6 +49,6 @@ def test_a_missing_package_is_named_with_its_extra(
     assert ended.returncode == 2
     assert ended.stdout == ""
     (line,) = ended.stderr.splitlines()
-    assert line.startswith("redfence serve: ")
+    assert line.startswith(f"redfence {command.split(maxsplit=1)[0]}: ")
     assert package in line
     assert f"pip install 'redfence[{extra}]'" in line

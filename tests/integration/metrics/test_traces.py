@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from harness.processes.commands import CommandProcesses
@@ -25,8 +26,8 @@ from redfence_server.http2.settings import Transport
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("transport", list(Transport))]
 
 # A program as a user writes it, in a process of its own: the provider of OpenTelemetry is global.
-CLIENT = """
-import asyncio, sys
+SET_UP = """
+import asyncio, sys, warnings
 import redfence
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -38,15 +39,42 @@ provider = TracerProvider()
 provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
 trace.set_tracer_provider(provider)
 tracer = trace.get_tracer("program")
+"""
+
+CLIENT = f"""{SET_UP}
 with tracer.start_as_current_span("threads"), redfence.Client(server) as client:
     with client.lock("orders/threads", ttl=5):
         client.get_lock("orders/threads")
+    dropped = client.acquire("dropped/threads", ttl=5)
+    warnings.simplefilter("ignore")
+    del dropped
 
 async def main():
     async with redfence.AsyncClient(server) as client:
         with tracer.start_as_current_span("asyncio"):
             async with client.lock("orders/asyncio", ttl=5):
                 pass
+            dropped = await client.acquire("dropped/asyncio", ttl=5)
+            del dropped
+
+asyncio.run(main())
+provider.shutdown()
+"""
+
+WRITER = f"""{SET_UP}
+from redfence_storage.client import AsyncStorageClient, StorageClient
+
+with tracer.start_as_current_span("threads"), StorageClient(server) as storage:
+    storage.put("orders/threads", key="state", value=b"paid", token=2)
+    try:
+        storage.put("orders/threads", key="state", value=b"late", token=1)
+    except redfence.StaleTokenError:
+        pass
+
+async def main():
+    async with AsyncStorageClient(server) as storage:
+        with tracer.start_as_current_span("asyncio"):
+            await storage.fence("orders/asyncio", token=1)
 
 asyncio.run(main())
 provider.shutdown()
@@ -62,6 +90,7 @@ class Collector(ThreadingHTTPServer):
     Attributes:
         spans: all that came.
         bodies: as they came.
+        services: the names of the services that sent spans.
     """
 
     daemon_threads = True
@@ -70,10 +99,16 @@ class Collector(ThreadingHTTPServer):
         super().__init__((HOST, 0), _Handler)
         self.spans: list[Span] = []
         self.bodies: list[bytes] = []
+        self.services: set[object] = set()
         self.endpoint = f"http://{HOST}:{self.server_port}/v1/traces"
 
     def named(self, name: str) -> list[Span]:
         return [span for span in list(self.spans) if span.name == name]
+
+    def of(self, name: str, resource: str) -> Span:
+        """Return the only span with this name for this resource."""
+        (span,) = [each for each in self.named(name) if attributes(each)["redfence.resource"] == resource]
+        return span
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -86,6 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.bodies.append(body)
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
             self.server.spans += [span for scope in resource.scope_spans for span in scope.spans]
+            self.server.services.add(attributes(resource.resource)["service.name"])
         self.send_response(200)
         self.end_headers()
 
@@ -105,7 +141,7 @@ def collecting() -> Iterator[Collector]:
             thread.join()
 
 
-def attributes(of: Span | Span.Event) -> dict[str, object]:
+def attributes(of: Span | Span.Event | Resource) -> dict[str, object]:
     return {each.key: getattr(each.value, each.value.WhichOneof("value") or "") for each in of.attributes}
 
 
@@ -118,16 +154,19 @@ async def test_one_trace_has_the_client_the_server_and_the_nodes(
         await commands.start(sys.executable, "-c", CLIENT, address, collector.endpoint).ended()
         assert await server.stop() == 0  # it sends what is left
 
-        await eventually(lambda: len(collector.named("LockService/Session.release")) == 2)
+        await eventually(lambda: len(collector.named("LockService/Session.release")) == 4)
         for program in ("threads", "asyncio"):
             (root,) = collector.named(program)
-            trace = [span for span in collector.spans if span.trace_id == root.trace_id]
-            (of_client,) = [span for span in trace if span.name == "redfence acquire"]
-            assert of_client.parent_span_id == root.span_id
-            (of_server,) = [span for span in trace if span.name == "LockService/Session.acquire"]
-            assert of_server.parent_span_id == of_client.span_id
+            resource = f"orders/{program}"
+            for command in ("release", "acquire"):
+                of_client = collector.of(f"redfence {command}", resource)
+                of_server = collector.of(f"LockService/Session.{command}", resource)
+                assert of_client.parent_span_id == root.span_id
+                assert of_server.parent_span_id == of_client.span_id
+            # The program did not ask for the release of a lease that it dropped.
+            dropped = collector.of("LockService/Session.release", f"dropped/{program}")
+            assert not dropped.parent_span_id
             told = attributes(of_server)
-            assert told["redfence.resource"] == f"orders/{program}"
             assert told["redfence.outcome"] == "granted"
             assert told["redfence.token"]
             answers = [attributes(event) for event in of_server.events]
@@ -170,3 +209,27 @@ async def test_a_silent_collector_and_a_malformed_parent_delay_and_break_nothing
         stream.cancel()
     assert await server.stop() == 0
     assert "Traceback" not in server.stderr
+
+
+async def test_the_storage_of_dev_makes_spans_with_the_parents_of_its_callers(
+    commands: CommandProcesses, transport: Transport
+) -> None:
+    with collecting() as collector:
+        flags = ("--transport", transport, "--traces-endpoint", collector.endpoint)
+        dev, ready = await commands.start_dev(*flags)
+        await commands.start(sys.executable, "-c", WRITER, ready[2], collector.endpoint).ended()
+        assert await dev.stop() == 0  # its storage sends what is left
+
+        await eventually(lambda: len(collector.named("StorageService/Put")) == 2)
+        roots = {name: collector.named(name)[0].span_id for name in ("threads", "asyncio")}
+        for method, program, outcomes in (
+            ("Put", "threads", {"ok", "stale_token"}),
+            ("Fence", "asyncio", {"ok"}),
+        ):
+            of_client = {span.span_id: span for span in collector.named(f"redfence {method}")}
+            of_storage = collector.named(f"StorageService/{method}")
+            assert {span.parent_span_id for span in of_client.values()} == {roots[program]}
+            assert {span.parent_span_id for span in of_storage} == set(of_client)
+            assert {attributes(span)["redfence.outcome"] for span in of_storage} == outcomes
+            assert {attributes(span)["redfence.resource"] for span in of_storage} == {f"orders/{program}"}
+        assert "redfence-storage" in collector.services

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from bench import compare, page
 
 # Each measures one property of redfence alone. The last one takes many minutes.
-BENCHMARKS = ("hand_off", "waiters", "slow_node", "storage_puts", "idle_counters")
+BENCHMARKS = ("hand_off", "waiters", "slow_node", "storage_puts", "capacity", "idle_counters")
 
 
 def main(arguments: Sequence[str]) -> int:

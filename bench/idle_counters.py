@@ -44,7 +44,7 @@ async def _memory(url: str) -> _Memory:
     return _Memory(int(info.partition(b"used_memory:")[2].split()[0]), keys)
 
 
-async def _memories(urls: tuple[str, ...]) -> list[_Memory]:
+async def memories(urls: tuple[str, ...]) -> list[_Memory]:
     return list(await asyncio.gather(*map(_memory, urls)))
 
 
@@ -83,7 +83,7 @@ class _Peak:
     async def watch(self) -> None:
         """Take samples until cancelled."""
         while True:
-            self.observe(await _memories(self._urls))
+            self.observe(await memories(self._urls))
             await asyncio.sleep(_SAMPLE_INTERVAL_S)
 
     def observe(self, found: list[_Memory]) -> None:
@@ -99,7 +99,7 @@ async def _until_dropped(urls: tuple[str, ...]) -> list[_Memory]:
     smallest: list[int] = []
     async with asyncio.timeout(_TIMEOUT_S):
         while True:
-            found = await _memories(urls)
+            found = await memories(urls)
             used = [each.used_bytes for each in found]
             if all(each.keys <= _KEPT_KEYS for each in found) and smallest and used >= smallest:
                 return found

@@ -1,4 +1,4 @@
-"""Runs one load program and reads the CPU time that each process used while it measured."""
+"""Runs one load program, and reads the CPU time and the memory of processes."""
 
 from __future__ import annotations
 
@@ -79,3 +79,9 @@ def cpu_s(pid: int) -> float:
     except (FileNotFoundError, ProcessLookupError):
         return 0.0  # it ended
     return sum(map(int, fields[11:15])) / _TICKS_PER_S + sum(map(cpu_s, children))
+
+
+def memory_bytes(pid: int) -> int:
+    """Return how much memory of a process is in RAM."""
+    lines = Path("/proc", str(pid), "status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))

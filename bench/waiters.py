@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from bench import cluster, raw_session
+from bench.processes import memory_bytes
 from bench.raw_session import RawSession
 
 IDLE_COUNT = 10_000
@@ -37,15 +38,14 @@ class _Usage:
     """Reads the CPU time and the memory of a process."""
 
     def __init__(self, pid: int) -> None:
-        self._folder = Path(f"/proc/{pid}")
+        self._pid = pid
 
     def cpu_s(self) -> float:
-        fields = (self._folder / "stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / 100
 
     def memory_mib(self) -> float:
-        lines = (self._folder / "status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+        return memory_bytes(self._pid) / 2**20
 
     async def cores(self) -> float:
         """Return the share of a core that the process uses from now on for `SECONDS`."""

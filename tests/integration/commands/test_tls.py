@@ -69,6 +69,8 @@ async def test_dev_and_its_storage_speak_tls(
             with pytest.raises(redfence.UnavailableError):
                 await stranger.fence("orders/42", token=lease)
     assert await process.stop() == 0
+    # The storage must not write the lines of gRPC's core, either.
+    assert all(line.startswith("{") for line in process.stderr.splitlines()), process.stderr
 
 
 async def test_commands_refuse_an_open_port_without_tls(commands: CommandProcesses) -> None:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Final
 
 from redfence._errors import RedfenceError
 
+_NO_SPAN: Final = nullcontext("")
 
-@contextmanager
-def client_span(name: str, resource: str) -> Iterator[str]:
-    """Make a span for the body, and yield its W3C traceparent; yield "" if there is no span.
+
+def client_span(name: str, resource: str) -> AbstractContextManager[str]:
+    """Return a context that makes a span, and yields its W3C traceparent; it yields "" if there is no span.
 
     A program that traces has imported `opentelemetry.trace` by then. Otherwise the call costs one look-up.
     """
     trace = sys.modules.get("opentelemetry.trace")
-    if trace is None:
-        yield ""
-        return
+    return _NO_SPAN if trace is None else _span(trace, name, resource)
+
+
+@contextmanager
+def _span(trace: Any, name: str, resource: str) -> Iterator[str]:
     attributes = {"redfence.resource": resource} if resource else {}
     with trace.get_tracer("redfence").start_as_current_span(
         f"redfence {name}",

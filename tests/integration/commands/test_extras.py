@@ -52,3 +52,17 @@ def test_a_missing_package_is_named_with_its_extra(
     assert line.startswith(f"redfence {command.split(maxsplit=1)[0]}: ")
     assert package in line
     assert f"pip install 'redfence[{extra}]'" in line
+
+
+def test_a_program_without_opentelemetry_locks_and_never_imports_it() -> None:
+    """The spans of clients cost such a program one look-up for each call."""
+    program = """
+import sys
+sys.modules["opentelemetry"] = None
+import redfence_storage.client
+from redfence.testing import FakeLockServer
+with FakeLockServer() as fake, fake.client() as client, client.lock("orders/42", ttl=5):
+    client.get_lock("orders/42")
+assert not any(name.startswith("opentelemetry.") for name in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)

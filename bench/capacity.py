@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import trustme
@@ -34,13 +35,18 @@ _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0" + b"\0\0
 
 
 class _Client:
-    """Opens what is counted, and keeps it open until the stack is closed."""
+    """Opens what is counted, and keeps it open until the stack is closed.
+
+    Attributes:
+        waiting: the acquires that wait.
+    """
 
     def __init__(self, address: str, stack: AsyncExitStack, tls: ssl.SSLContext) -> None:
         self._address = address
         self._stack = stack
         self._tls = tls
         self._last = 0
+        self.waiting: list[asyncio.Future[Any]] = []
         self._stubs: list[lock_pb2_grpc.LockServiceAsyncStub] = []
 
     def _next(self) -> tuple[str, str]:
@@ -76,7 +82,7 @@ class _Client:
                 raw_session.acquire(name, self._next()[1], ttl_s=TTL_S, wait_s=TTL_S)
                 for name, _ in held[first : first + _BATCH]
             ]
-            await session.send(waits)
+            self.waiting += await session.send(waits)
             await asyncio.sleep(0.1)
 
     async def wait_in_calls(self, count: int) -> None:
@@ -88,6 +94,7 @@ class _Client:
                 command = raw_session.acquire(name, self._next()[1], ttl_s=TTL_S, wait_s=TTL_S)
                 waiting = asyncio.ensure_future(stub.Acquire(command.acquire))
                 self._stack.callback(waiting.cancel)
+                self.waiting.append(waiting)
             await asyncio.sleep(0.1)
 
     async def open_sessions(self, count: int) -> None:
@@ -144,6 +151,7 @@ async def _measure(
         before = await memory()
         await begin(client, count)
         after = await memory()
+        assert not any(each.done() for each in client.waiting), "the server answered a waiter"
     return (after[0] - before[0]) / count, (after[1] - before[1]) / count
 
 

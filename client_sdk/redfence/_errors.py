@@ -204,9 +204,10 @@ class OverloadedError(UnavailableError):
 
     @property
     def scope(self) -> str:
-        """The limit: "resource", "server" or "connection" if too many acquires wait there, or "peer" if those of
-        this client have their part of the server; "" without scopes.
+        """The limit that is reached, or "" if the error has only one.
 
+        For waiting acquires, "resource", "server" or "connection": too many wait there; or "peer": those of
+        this client have their part of the server.
         For a watch, "peer", "server" or "prefix": this client has too many watches, all clients have too
         many, or too many locks have its prefix.
         For unanswered commands, "stream" or "peer".

@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
+import ngh2
+import pytest
+from structlog.testing import capture_logs
+
 from harness.http2.raw_client import RawClient
 from harness.load.session_caller import SessionCaller, StreamEndedError
 from harness.processes.ports import HOST
 from harness.processes.servers import FormedNodes, LockServer, Serve
+from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import ACQUIRE_OUTCOME_GRANTED
 from redfence_server.http2.settings import Transport
+from redfence_server.http2.wire import framed
+from redfence_server.sharing import shares
 
 CONNECTIONS = 12
 ROOM = 1_000
@@ -64,6 +71,33 @@ async def test_a_peer_with_its_part_of_the_connections_leaves_some_to_another(
         async with asyncio.timeout(10):
             while not await is_served("127.0.0.2"):
                 pass
+
+
+async def test_sessions_whose_results_are_not_read_end_before_they_fill_the_memory(
+    formed_nodes: FormedNodes, serve: Serve, transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if transport is Transport.GRPCIO:
+        pytest.skip("grpcio keeps the results, and commands_server_max bounds how many there are")
+    monkeypatch.setattr(shares, "_BUFFERED_BYTES", 1024 * 1024)
+    server = await serve(await formed_nodes(3))
+    bad = lock_pb2.SessionRequest(commands=[lock_pb2.SessionCommand(id=number) for number in range(1, 1_001)])
+    with capture_logs() as logs:
+        async with RawClient(
+            int(server.target.rpartition(":")[2]),
+            settings={ngh2.Setting.INITIAL_WINDOW_SIZE: 0},
+            source="127.0.0.2",
+        ) as client:
+            streams = []
+            for _ in range(20):
+                streams.append(stream_id := client.begin("/redfence.v1.LockService/Session"))
+                client.send(stream_id, framed(bad.SerializeToString()))
+            answers = [client.answers[stream_id] for stream_id in streams]
+            await client.until(lambda: sum(each.reset is not None for each in answers) > 10)
+            ended = [each.reset for each in answers if each.reset is not None]
+            assert set(ended) == {ngh2.ErrorCode.ENHANCE_YOUR_CALM}
+            assert len(ended) < 18, "the others keep what the peer may have"
+            assert (await server.acquire("orders/1")).outcome == ACQUIRE_OUTCOME_GRANTED
+    assert not [each for each in logs if each["log_level"] in {"warning", "error"}]
 
 
 async def _is_served(client: RawClient) -> bool:

@@ -9,7 +9,7 @@ TOOLS_VENV := .venv-tools
 TOOLS_BIN  := $(TOOLS_VENV)/bin
 PROTO_OUT  := protos/redfence_proto
 SOURCES := protos server client_sdk storage_demo tests bench examples/run.py deploy/provenance.py \
-  deploy/local/start_platform.py deploy/grafana/picture.py
+  deploy/local/start_platform.py deploy/container/check.py deploy/grafana/picture.py
 # With LOCKED=1, exactly the packages of locks/, each checked by its hash; CI does so.
 LOCKED ?=
 PIP    := python -m pip install --quiet --disable-pip-version-check
@@ -19,7 +19,7 @@ PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 MORE_PARALLEL := -n $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))) --maxprocesses 9 --dist worksteal
 
 .PHONY: help setup run platform demo test slow test-fast test-all unit model sim chaos upgrade-check fuzz soak check house fmt fix lint type proto \
-  proto-check proto-breaking bench performance attack dashboard-picture deploy-check deploy-check-host lock release release-check examples clean
+  proto-check proto-breaking bench performance attack dashboard-picture deploy-check deploy-check-host image-check lock release release-check examples clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -177,20 +177,22 @@ deploy-check-host:
 	  cp deploy/compose/prometheus.yml deploy/prometheus/alerts.yml "$$folder" && \
 	  promtool check config "$$folder/prometheus.yml" >/dev/null; fi
 
-COMPILE = $(DEPLOY_BIN)/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header \
-  --python-version 3.11 pyproject.toml
+image-check: $(READY) ## build the container image, and run it on both transports (needs root, buildah, mmdebstrap)
+	@$(BIN)/python deploy/container/check.py
+
+COMPILE = $(DEPLOY_BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --no-header \
+  --python-version 3.11
 lock: $(DEPLOY_VENV)/.ready ## write locks/: the newest packages that pyproject.toml allows, with their hashes
-	@$(COMPILE) --upgrade --extra embedded --extra fast --extra jwt --extra traces --group dev --group build -o locks/dev.txt
-	@$(COMPILE) --upgrade --extra server --extra fast --extra jwt --extra traces --group build -o locks/server.txt
-	@for group in tools deploy; do \
-	  $(DEPLOY_BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --no-header \
-	    --python-version 3.11 --group $$group -o locks/$$group.txt || exit 1; done
+	@$(COMPILE) pyproject.toml --extra embedded --extra fast --extra jwt --extra traces --group dev --group build \
+	  -o locks/dev.txt
+	@$(COMPILE) pyproject.toml --extra server --extra fast --extra jwt --extra traces -o locks/server.txt
+	@for group in build tools deploy; do $(COMPILE) --group $$group -o locks/$$group.txt || exit 1; done
 
 # The date of the commit is the date of every file, so one commit always gives the same bytes.
 release: $(DEPLOY_VENV)/.ready ## build dist/: wheel, source, list of parts (CycloneDX), checksums, provenance (SLSA)
 	@rm -rf dist
 	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(DEPLOY_BIN)/uv build --quiet --require-hashes \
-	  --build-constraints locks/server.txt --out-dir dist
+	  --build-constraints locks/build.txt --out-dir dist
 	@$(DEPLOY_BIN)/python -W ignore::UserWarning -m cyclonedx_py requirements locks/server.txt --pyproject pyproject.toml \
 	  --output-reproducible -o dist/redfence.cdx.json
 	@cd dist && sha256sum redfence-* redfence.cdx.json > SHA256SUMS && cat SHA256SUMS

@@ -14,11 +14,16 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = "https://pypi.org/project/redfence"
-LOCK = Path("locks/server.txt")
+# What builds the wheel, and what the list of parts has.
+LOCKS = (Path("locks/build.txt"), Path("locks/server.txt"))
 
 
 def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def statement(sums: str) -> dict[str, Any]:
@@ -32,7 +37,7 @@ def statement(sums: str) -> dict[str, Any]:
         "externalParameters": {"target": "release", "tags": tags},
         "resolvedDependencies": [
             {"name": "source", "digest": {"gitCommit": commit}},
-            {"name": LOCK.as_posix(), "digest": {"sha256": hashlib.sha256(LOCK.read_bytes()).hexdigest()}},
+            *({"name": lock.as_posix(), "digest": {"sha256": _sha256(lock)}} for lock in LOCKS),
         ],
     }
     return {

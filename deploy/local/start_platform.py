@@ -58,7 +58,7 @@ class Platform:
     client: Mapping[str, str]
 
 
-class _Processes:
+class Processes:
     """Starts processes whose output goes to files, and stops them, the last one first."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
@@ -115,7 +115,7 @@ def _certificate(folder: Path, authority: trustme.CA, name: str) -> tuple[str, s
     return str(certificate), str(key)
 
 
-def _start_nodes(processes: _Processes, folder: Path) -> tuple[list[int], str]:
+def start_nodes(processes: Processes, folder: Path) -> tuple[list[int], str]:
     """Start three nodes and form them; return their process ids and the value of REDFENCE_NODES."""
     program, pids, urls = str(find_redis_binary().path), [], []
     for index in range(3):
@@ -154,7 +154,7 @@ def prometheus_settings(targets: Mapping[str, str]) -> str:
     return shipped.replace(entry, entries).replace("alerts.yml", str(DEPLOY / "prometheus/alerts.yml"))
 
 
-def _start_prometheus(processes: _Processes, folder: Path, targets: Mapping[str, str]) -> str:
+def _start_prometheus(processes: Processes, folder: Path, targets: Mapping[str, str]) -> str:
     """Let Prometheus scrape the targets; return its URL, or nothing if this machine has no Prometheus."""
     program = shutil.which("prometheus")
     if program is None:
@@ -177,12 +177,12 @@ def _start_prometheus(processes: _Processes, folder: Path, targets: Mapping[str,
 def running(folder: Path) -> Iterator[Platform]:
     """Yield the platform once all of it serves; stop it afterwards."""
     with ExitStack() as stack:
-        processes = _Processes(folder, stack)
+        processes = Processes(folder, stack)
         authority = trustme.CA()
         ca = folder / "ca.crt"
         authority.cert_pem.write_to_path(ca)
         cert, key = _certificate(folder, authority, HOST)
-        node_pids, nodes = _start_nodes(processes, folder)
+        node_pids, nodes = start_nodes(processes, folder)
         addresses = {name: f"{HOST}:{free_port()}" for name in SERVICES}
         metrics = {name: f"{HOST}:{free_port()}" for name in SERVICES}
         started = {}

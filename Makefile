@@ -158,11 +158,18 @@ else
 endif
 	@touch $@
 
+KUSTOMIZE ?= go run sigs.k8s.io/kustomize/kustomize/v5@v5.8.1
 deploy-check: $(DEPLOY_VENV)/.ready ## check the files of deploy/ by their own tools
 	@$(DEPLOY_BIN)/hadolint deploy/container/Containerfile
-	@$(DEPLOY_BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec deploy/compose/compose.yaml
-	@for file in deploy/kubernetes/[!k]*.yaml; do \
+	@$(DEPLOY_BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec deploy/compose/compose.yaml \
+	  deploy/compose/mutual-tls.yaml
+	@for file in deploy/kubernetes/base/[!k]*.yaml; do \
 	  $(DEPLOY_BIN)/kubernetes-validate --strict --quiet $$file || exit 1; done
+	@if ! command -v $(firstword $(KUSTOMIZE)) >/dev/null; then \
+	  echo "deploy-check: no $(firstword $(KUSTOMIZE)) on this machine, so kustomize does not build deploy/kubernetes" >&2; \
+	else folder=$$(mktemp -d) && trap 'rm -r "$$folder"' EXIT && for each in base mutual-tls; do \
+	  $(KUSTOMIZE) build deploy/kubernetes/$$each > "$$folder/$$each.yaml" && \
+	  $(DEPLOY_BIN)/kubernetes-validate --strict --quiet "$$folder/$$each.yaml" || exit 1; done; fi
 	@$(MAKE) --no-print-directory deploy-check-host
 
 # Tools of the system, which no environment of Python has. CI must not pass because one is missing.

@@ -187,7 +187,8 @@ def running(folder: Path) -> Iterator[Platform]:
         metrics = {name: f"{HOST}:{free_port()}" for name in SERVICES}
         started = {}
         for name in SERVICES:
-            command = ["storage", "--db", "storage.db"] if name == "storage" else ["serve"]
+            serve = ["serve", "--transport", "fast"]
+            command = ["storage", "--db", "storage.db"] if name == "storage" else serve
             command += ["--listen", addresses[name], "--metrics-listen", metrics[name]]
             command += ["--tls-cert", cert, "--tls-key", key, "--tls-client-ca", str(ca)]
             command += ["--policy-file", str(DEPLOY / "local/policy.toml")]

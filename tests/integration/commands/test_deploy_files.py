@@ -1,4 +1,4 @@
-"""The sample files of deploy/systemd, with other addresses and paths, run real nodes and a real server."""
+"""The samples of deploy/ are valid settings; with other addresses and paths they run nodes and a server."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 import redfence
 from harness.processes.certificates import Authority, Certificate
@@ -16,14 +18,84 @@ from harness.processes.ports import HOST, free_port
 from redfence_server import config
 from redfence_server.access.policy_file import load_policy
 from redfence_server.embedded.binary import RedisBinary
+from redfence_server.http2.settings import Transport
 
-SYSTEMD = Path(__file__).resolve().parents[3] / "deploy/systemd"
+DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
+SYSTEMD = DEPLOY / "systemd"
+KUBERNETES = DEPLOY / "kubernetes"
+
+
+def container(file: Path) -> dict[str, Any]:
+    """Return what the file says of the servers' container."""
+    (deployment,) = (each for each in yaml.safe_load_all(file.read_text()) if each["kind"] == "Deployment")
+    found: dict[str, Any]
+    (found,) = deployment["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+def kubernetes(*files: Path) -> tuple[dict[str, str], set[str]]:
+    """Return the variables of the servers, and the folders that are mounted."""
+    containers = [container(file) for file in files]
+    variables = {v["name"]: v["value"] for each in containers for v in each["env"] if "value" in v}
+    return variables, {mount["mountPath"] for each in containers for mount in each["volumeMounts"]}
+
+
+def compose(*files: Path) -> tuple[dict[str, str], set[str]]:
+    """Return the same of a server of Docker Compose; a mounted file counts as a folder."""
+    servers = [yaml.safe_load(file.read_text())["services"]["server-0"] for file in files]
+    variables = {name: value for each in servers for name, value in each["environment"].items()}
+    return variables, {volume.split(":")[-2] for each in servers for volume in each.get("volumes", ())}
+
+
+COMPOSE = (DEPLOY / "compose/compose.yaml", DEPLOY / "compose/mutual-tls.yaml")
+SERVERS = (KUBERNETES / "base/servers.yaml", KUBERNETES / "mutual-tls/servers.yaml")
+
+
+@pytest.mark.parametrize(
+    ("variables", "mounted", "mutual"),
+    [
+        (*compose(*COMPOSE[:1]), False),
+        (*compose(*COMPOSE), True),
+        (*kubernetes(*SERVERS[:1]), False),
+        (*kubernetes(*SERVERS), True),
+    ],
+    ids=["compose", "compose with mutual TLS", "kubernetes", "kubernetes with mutual TLS"],
+)
+def test_the_variables_of_containers_are_valid_settings(
+    variables: dict[str, str], mounted: set[str], *, mutual: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    settings = config.load({})
+    assert settings.transport is Transport.FAST, "docs/security.md recommends it"
+    assert (settings.tls_client_ca is not None, settings.policy_file is not None) == (mutual, mutual)
+    if mutual:
+        assert not settings.insecure
+        assert settings.audit_log
+    for value in variables.values():
+        if value.startswith("/"):
+            assert {value, str(Path(value).parent)} & mounted, f"nothing is mounted at {value}"
+
+
+def test_kubernetes_has_the_files_that_it_names_and_the_policy_of_systemd() -> None:
+    overlay = KUBERNETES / "mutual-tls"
+    for folder in (KUBERNETES / "base", overlay):
+        named = yaml.safe_load((folder / "kustomization.yaml").read_text())
+        patches = [patch["path"] for patch in named.get("patches", ())]
+        maps = [file for each in named.get("configMapGenerator", ()) for file in each["files"]]
+        for file in (*named["resources"], *patches, *maps):
+            assert (folder / file).exists()
+        unnamed = {file.name for file in folder.iterdir()} - {*named["resources"], *patches, *maps}
+        assert unnamed == {"kustomization.yaml"}
+    # kustomize reads no file above its folder.
+    assert (overlay / "policy.toml").read_text() == (SYSTEMD / "policy.toml").read_text()
 
 
 def test_the_settings_and_the_policy_are_valid_as_they_are() -> None:
     settings = config.load({}, config_file=SYSTEMD / "redfence.toml")
     assert settings.tls_client_ca is not None
     assert settings.policy_file == Path("/etc/redfence/policy.toml")
+    assert settings.transport is Transport.FAST, "docs/security.md recommends it"
     assert load_policy(SYSTEMD / "policy.toml").rules
 
 

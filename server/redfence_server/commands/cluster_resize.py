@@ -35,8 +35,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     startup.add_node_flags(parser, also={"assume_durable", "audit_log"})
     parser.epilog = (
         f"{startup.EPILOG} Give the present nodes by --node, as the lock servers have them. The service "
-        "stops for the greatest ttl of the cluster, and all leases end. Then give every lock server the new "
-        "list. Repeat the command if broken off. exit status: 0 done, 1 done except for the named nodes, "
+        "stops for the greatest ttl of the cluster and a little more, and no lease is renewed. Give every "
+        "lock server the new list while the command waits, or afterwards. Repeat the command if broken off. "
+        "exit status: 0 done, 1 done except for the named nodes, "
         "2 not done: refused, broken off, or --yes is missing; 130 broken off by Ctrl-C"
     )
     new = parser.add_mutually_exclusive_group(required=True)

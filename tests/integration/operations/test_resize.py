@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -169,6 +171,23 @@ async def test_a_lease_that_is_renewed_to_the_last_ends_before_the_next_grant(
     assert (await renew(after, lease)).state == lock_pb2.LEASE_STATE_LOST
     history.check()
     history.check_exclusion()
+
+
+async def test_a_server_with_the_new_list_may_start_while_the_command_waits(
+    commands: CommandProcesses, flushed_nodes: FlushedNodes
+) -> None:
+    """The command waits once, for the greatest ttl and its drift. Then that server grants the first call."""
+    nodes = await flushed_nodes(5)
+    await form(nodes[:3], ttl_ms_max=LONG_TTL_MS)
+    process = resize(commands, nodes[:3], nodes, "--yes")
+    await process.wait_for_line(WAITING)
+    async with serving(nodes, until_quorum=False) as server:
+        serves = asyncio.create_task(server.until_quorum())
+        told = await process.ended()
+        await serves
+        await token(server)
+    drift_ms = LONG_TTL_MS / 100 + 2
+    assert re.findall(r"waiting ([\d.]+) s", told) == [f"{(LONG_TTL_MS + drift_ms) / 1000:.1f}"]
 
 
 async def test_the_new_list_may_come_from_a_settings_file(

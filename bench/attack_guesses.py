@@ -20,6 +20,8 @@ from bench.attack_wire import (
     request_block,
 )
 from harness.http2.raw_client import RawClient
+from redfence_proto import bounds
+from redfence_proto.storage.v1 import storage_pb2
 from redfence_proto.v1 import lock_pb2
 from redfence_server.http2.wire import framed
 
@@ -32,6 +34,7 @@ _GUESSES_PER_MESSAGE: Final = 100
 _CALLS_AT_ONCE: Final = 50
 _CERTIFICATES: Final = 500
 _UNAUTHENTICATED: Final = b"16"
+_PERMISSION_DENIED: Final = b"7"
 
 
 class AttackSucceededError(Exception):
@@ -159,6 +162,27 @@ async def foreign_prefix(attack: Attack) -> str:
     if outcomes != {"PERMISSION_DENIED": foreign, "NOT_HELD": _GUESSES - foreign}:
         raise AttackSucceededError(f"outcomes: {dict(outcomes)}")
     return f"PERMISSION_DENIED for {foreign:,} of {foreign:,}; its own {_GUESSES - foreign} were answered"
+
+
+async def foreign_fences(attack: Attack) -> str:
+    """Fence names of the good client in its storage with the greatest token, without the verb for it."""
+    bearer = f"Bearer {attack.known['stranger']}".encode()
+    statuses = Counter[bytes]()
+    async with RawClient(attack.port, source=SOURCE) as client:
+        attack.begin()
+        for _ in range(0, _GUESSES, _CALLS_AT_ONCE):
+            for name in (HELD, *(f"good/{number}" for number in range(1, _CALLS_AT_ONCE))):
+                request = storage_pb2.FenceRequest(resource=name, fencing_token=bounds.FENCING_TOKEN_MAX)
+                answer = await client.call(
+                    "/redfence.storage.v1.StorageService/Fence",
+                    request.SerializeToString(),
+                    (b"authorization", bearer),
+                )
+                statuses[answer.headers[b"grpc-status"]] += 1
+            await asyncio.sleep(attack.seconds * _CALLS_AT_ONCE / _GUESSES)
+    if statuses != {_PERMISSION_DENIED: _GUESSES}:
+        raise AttackSucceededError(f"answers by status: {dict(statuses)}")
+    return f"PERMISSION_DENIED for {statuses.total():,} of {_GUESSES:,} fences with 2^53 - 1"
 
 
 async def foreign_certificates(attack: Attack) -> str:

@@ -18,7 +18,9 @@ from harness.processes.certificates import Authority, Certificate
 from harness.processes.ports import HOST
 from redfence_server.access.tokens import digest_of
 
-WITH_ACCESS: Final = frozenset({"bad_tokens", "foreign_prefix"})
+WITH_STORAGE: Final = frozenset({"foreign_fences"})
+"""The attacks on a storage, which has the policy of the server."""
+WITH_ACCESS: Final = frozenset({"bad_tokens", "foreign_prefix", *WITH_STORAGE})
 """The attacks on a server with a policy."""
 WITH_TLS: Final = frozenset({"foreign_certificates"})
 """The attacks on a server that asks for client certificates."""
@@ -26,7 +28,7 @@ TOKENS_OF_A_KIND: Final = 500
 _POLICY: Final = """
 [[rules]]
 principals = ["jwt:good"]
-verbs = ["acquire", "inspect"]
+verbs = ["acquire", "inspect", "storage"]
 prefix = "good/"
 
 [[rules]]
@@ -41,16 +43,18 @@ class Site:
     """How to start the server, and how the good client reaches it.
 
     Attributes:
-        arguments: those of `redfence serve`.
+        arguments: those of `redfence serve`, and of `redfence storage` if there is one.
         metadata: what the good client sends with each call.
         credentials: those of the good client's connections; None for plain text.
         lease_id: the secret of the lock that the good client holds; attackers with a policy know it.
+        storage: the address of the storage in which the good client writes under its locks; empty for none.
     """
 
     arguments: tuple[str, ...] = ()
     metadata: tuple[tuple[str, str], ...] = ()
     credentials: grpc.ChannelCredentials | None = None
     lease_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    storage: str = ""
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """Return a channel with a connection of its own."""

@@ -29,6 +29,7 @@ from bench.attack_guesses import (
     AttackSucceededError,
     bad_tokens,
     foreign_certificates,
+    foreign_fences,
     foreign_prefix,
     guessed_leases,
 )
@@ -252,6 +253,7 @@ ATTACKS: Final[dict[str, Callable[[Attack], Awaitable[str]]]] = {
         guessed_leases,
         bad_tokens,
         foreign_prefix,
+        foreign_fences,
         foreign_certificates,
     )
 }

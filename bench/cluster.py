@@ -60,7 +60,7 @@ async def formed_nodes(count: int, *, program: Sequence[str] = REDFENCE) -> Asyn
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """A running `redfence serve`."""
+    """A running `redfence serve` or `redfence storage`."""
 
     address: str
     pid: int
@@ -90,11 +90,32 @@ async def served_process(
     Raises:
         ServiceError: the server ended before it was ready.
     """
-    process = await asyncio.create_subprocess_exec(
-        *(*program, "serve", "--listen", "127.0.0.1:0", *arguments),
-        env={**_environment(nodes), **(settings or {})},
-        stdout=asyncio.subprocess.PIPE,
-    )
+    command = (*program, "serve", "--listen", "127.0.0.1:0", *arguments)
+    environment = {**_environment(nodes), **(settings or {})}
+    async with _running(command, environment, files_max=files_max) as server:
+        yield server
+
+
+@asynccontextmanager
+async def served_storage(*, arguments: Sequence[str] = ()) -> AsyncIterator[ServerProcess]:
+    """Run `redfence storage` with these arguments over an empty file; yield its address and process id.
+
+    Raises:
+        ServiceError: the storage ended before it was ready.
+    """
+    with data_folder() as folder:
+        database = str(folder / "storage.db")
+        command = (*REDFENCE, "storage", "--db", database, "--listen", "127.0.0.1:0", *arguments)
+        async with _running(command, {**os.environ, "REDFENCE_LOG_LEVEL": "error"}) as server:
+            yield server
+
+
+@asynccontextmanager
+async def _running(
+    command: Sequence[str], environment: Mapping[str, str], *, files_max: int | None = None
+) -> AsyncIterator[ServerProcess]:
+    """Run a server whose first line has ` on HOST:PORT`; yield its address and process id."""
+    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     if files_max is not None:
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (files_max, files_max))
@@ -102,7 +123,7 @@ async def served_process(
         line = (await process.stdout.readline()).decode()
         address = line.partition(" on ")[2].partition(" ")[0]
         if not address:
-            raise ServiceError(f"`{' '.join((*program, 'serve', *arguments))}` ended before it was ready")
+            raise ServiceError(f"`{' '.join(command)}` ended before it was ready")
         yield ServerProcess(address.strip(), process.pid)
     finally:
         if process.returncode is None:

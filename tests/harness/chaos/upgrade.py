@@ -122,13 +122,26 @@ def _is_unknown(call: Operation) -> bool:
 
 
 def _install(revision: str, folder: Path) -> Installation:
-    """Install a revision with the packages that it locks, or with the newest ones if it locks none."""
+    """Install a revision with the packages that it locks, or those of this version if it locks none.
+
+    pip checks each package by its hash.
+    """
     folder.mkdir()
     archive = subprocess.run(["git", "archive", revision], cwd=_REPOSITORY, check=True, capture_output=True)
     subprocess.run(["tar", "-x"], cwd=folder, check=True, input=archive.stdout)
-    locked = ["LOCKED=1"] if (folder / "locks/dev.txt").exists() else []
-    subprocess.run(["make", "--silent", "setup", *locked], cwd=folder, check=True)
-    return Installation(folder / ".venv/bin/python", folder / "tests")
+    locks = next(
+        each / "locks/dev.txt" for each in (folder, _REPOSITORY) if (each / "locks/dev.txt").exists()
+    )
+    python = folder / ".venv/bin/python"
+    subprocess.run([sys.executable, "-m", "venv", folder / ".venv"], check=True)
+    for command in (
+        ("install", "--quiet", "--require-hashes", "--requirement", locks),
+        ("install", "--quiet", "--no-deps", "--no-build-isolation", "--editable", folder),
+        # The packages of another version may not fit.
+        ("check",),
+    ):
+        subprocess.run([python, "-m", "pip", "--disable-pip-version-check", *command], check=True)
+    return Installation(python, folder / "tests")
 
 
 def last_tag(repository: Path = _REPOSITORY) -> str:

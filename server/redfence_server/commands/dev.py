@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
+import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -59,7 +61,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, names=config.ServeConfig.model_fields.keys() - _FIXED, command_defaults=_DEFAULTS)
     parser.epilog = (
         "Each setting of `redfence serve` among these flags is also an environment variable: "
-        "--node-timeout-ms is REDFENCE_NODE_TIMEOUT_MS. The first three flags have no variable."
+        "--node-timeout-ms is REDFENCE_NODE_TIMEOUT_MS. The first three flags have no variable. At SIGHUP "
+        "the server and the storage read the files of access again, open the audit log anew, and look "
+        "whether the files of TLS have changed. A closed terminal stops all."
     )
 
 
@@ -91,6 +95,13 @@ async def _run(arguments: argparse.Namespace) -> int:
             )
             relax_garbage_collector()
             stop.remove_done_callback(interrupt)
+
+            def reload() -> None:
+                running.reload(None)
+                with contextlib.suppress(ProcessLookupError):
+                    storage.send_signal(signal.SIGHUP)
+
+            _reload_at_sighup(reload, stop=stop)
             host = settings.listen.rpartition(":")[0]
             print(
                 f"redfence ready: lock server on {host}:{running.port}, storage on {storage_address}, "
@@ -111,6 +122,32 @@ async def _run(arguments: argparse.Namespace) -> int:
         if not stop.done():
             raise
     return 0
+
+
+def _reload_at_sighup(reload: Callable[[], None], *, stop: asyncio.Future[signal.Signals]) -> None:
+    """Call `reload` at each SIGHUP, but stop if the signal comes because the terminal was closed.
+
+    Otherwise the nodes and the ports of a closed terminal would stay. `nohup` asks for just that, and has
+    the signal ignored.
+    """
+    ends_with_terminal = _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+
+    def on_sighup() -> None:
+        if not ends_with_terminal or _has_terminal():
+            reload()
+        elif not stop.done():
+            stop.set_result(signal.SIGHUP)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_sighup)
+
+
+def _has_terminal() -> bool:
+    """Return whether this process belongs to an open terminal."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _scratch() -> tempfile.TemporaryDirectory[str]:

@@ -40,6 +40,10 @@ _EXIT_UNUSABLE = 2
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command; an option overrides the environment."""
+    parser.epilog = (
+        "At SIGHUP the storage reads the files of access again, opens the audit log anew, and looks whether "
+        "the files of TLS have changed."
+    )
     given = variables.given()
     parser.add_argument(
         "--db",
@@ -192,10 +196,15 @@ async def _serve(store: SqliteStore, args: argparse.Namespace) -> int:
         async def drain() -> None:
             health.drain()
 
+        def reload() -> None:
+            if certificates is not None:
+                certificates.reload()
+            if guard is not None:
+                guard.reload()
+
         # Comes before the ready line, because its reader may send a signal at once.
         stop = grpc_serving.stop_signal()
-        if guard is not None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, guard.reload)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
         async with telemetry.serving(ready=lambda: health.serving):
             print(
                 f"redfence storage ready on {args.listen.rpartition(':')[0]}:{port} (db {args.db})",

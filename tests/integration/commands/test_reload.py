@@ -1,21 +1,31 @@
-"""SIGHUP to `redfence serve`, with one process and with several: good files, bad files, the log level."""
+"""SIGHUP to `redfence serve`, with one process and with several: good files, bad files, the log level.
+
+SIGHUP to `redfence storage` and to `redfence dev`: their files of TLS and of access.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+import redfence
 from harness.load.failures import Failure, failure_of
-from harness.processes.commands import CommandProcesses, node_flags
+from harness.processes.certificates import Authority, Certificate
+from harness.processes.commands import DEV, DEV_READY, CommandProcess, CommandProcesses, node_flags
+from harness.processes.ports import HOST
+from harness.processes.process_look import is_alive
 from harness.processes.servers import FormedNodes, LockServer, acquire_request
 from harness.time.eventually import eventually
 from redfence_proto.v1 import lock_pb2
 from redfence_server.access.tokens import digest_of
+from redfence_storage.client import AsyncStorageClient
 
 pytestmark = pytest.mark.slow
 
@@ -134,3 +144,114 @@ async def test_sighup_takes_new_limits_and_keeps_them_all_at_a_bad_value(
             wait.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
     assert await process.stop(timeout_s=20) == 0
+
+
+async def hang_up(process: CommandProcess, event: str, *, more: int) -> None:
+    """Send SIGHUP, and return once the log has so many more of these events."""
+    expected = process.stderr.count(f'"event": "{event}"') + more
+    process.send_signal(signal.SIGHUP)
+    await eventually(
+        lambda: process.stderr.count(f'"event": "{event}"') == expected, timeout_s=20, interval_s=0.02
+    )
+
+
+def tls_flags(certificate: Certificate) -> tuple[str, ...]:
+    return ("--tls-cert", str(certificate.certificate), "--tls-key", str(certificate.key))
+
+
+async def test_sighup_lets_the_storage_look_at_its_certificate(
+    commands: CommandProcesses, certificate: Certificate, authority: Authority
+) -> None:
+    """No connection comes meanwhile. Without TLS and a policy there is nothing to look at, and it goes on."""
+    options = ("storage", "--db", "storage.db", "--listen", f"{HOST}:0")
+    plain = commands.start_redfence(*options)
+    await plain.wait_for_line("ready on")
+    plain.send_signal(signal.SIGHUP)
+    process = commands.start_redfence(*options, *tls_flags(certificate))
+    target = (await process.wait_for_line(r"ready on (\S+)"))[1]
+    certificate.certificate.write_text("no certificate")
+    for _ in range(2):
+        await hang_up(process, "certificate_refused", more=1)
+    assert f"tls_cert: {certificate.certificate} has no certificate in PEM" in process.stderr
+    certificate.replace_by(authority.issue(HOST))
+    await hang_up(process, "certificate_reloaded", more=1)
+    async with AsyncStorageClient(target, tls=redfence.Tls(ca=authority.file)) as storage:
+        await storage.fence("orders/42", token=1)
+    assert await process.stop() == 0
+    assert await plain.stop() == 0
+
+
+async def test_sighup_lets_dev_and_its_storage_read_their_files_again(
+    commands: CommandProcesses, certificate: Certificate, authority: Authority, tmp_path: Path
+) -> None:
+    """Both log each event. New rules count at both, and bad files at neither."""
+    rules, tokens = tmp_path / "policy.toml", tmp_path / "tokens.toml"
+    both = policy("a/").replace('"acquire"', '"acquire", "storage"')
+    rules.write_text(both)
+    tokens.write_text(f'[[tokens]]\nname = "billing"\nsha256 = "{digest_of("secret-of-billing").hex()}"')
+    dev = commands.start_redfence(
+        *(*DEV, *tls_flags(certificate), "--log-level", "info"),
+        *("--policy-file", str(rules), "--tokens-file", str(tokens)),
+    )
+    ready = await dev.wait_for_line(DEV_READY, timeout_s=30)
+    reached: dict[str, Any] = {"tls": redfence.Tls(ca=authority.file), "token": "secret-of-billing"}
+
+    async def works_on(resource: str) -> None:
+        async with (
+            redfence.AsyncClient(ready[1], **reached) as client,
+            AsyncStorageClient(ready[2], **reached) as storage,
+            client.lock(resource, ttl=10, wait=0) as lease,
+        ):
+            await storage.fence(resource, token=lease)
+
+    await works_on("a/1")
+    rules.write_text("rules = 1")
+    certificate.certificate.write_text("no certificate")
+    await hang_up(dev, "certificate_refused", more=2)
+    await eventually(lambda: dev.stderr.count('"event": "access_not_reloaded"') == 2, timeout_s=20)
+    await works_on("a/2")
+    rules.write_text(both.replace("a/", "b/"))
+    certificate.replace_by(authority.issue(HOST))
+    await hang_up(dev, "access_reloaded", more=2)
+    assert dev.stderr.count('"event": "certificate_reloaded"') == 2
+    await works_on("b/1")
+    with pytest.raises(redfence.AccessDeniedError):
+        await works_on("a/3")
+    assert await dev.stop(timeout_s=20) == 0
+
+
+@pytest.mark.parametrize("level", ["warning", "info"])
+async def test_a_closed_terminal_ends_dev_in_order_but_not_after_nohup(
+    commands: CommandProcesses, tmp_path: Path, level: str
+) -> None:
+    """SIGHUP comes then too. A dev that only reloaded would keep its ports, and no terminal would show it.
+
+    With `info` dev logs to the closed terminal. A reload opens the audit log anew, so its file comes back.
+    """
+    spawn = "import pty, signal, sys; {}pty.spawn(sys.argv[1:])"
+    nohup = "signal.signal(signal.SIGHUP, signal.SIG_IGN); "
+    program, audit = str(Path(sys.executable).with_name("redfence")), tmp_path / "audit.jsonl"
+    folders: list[Path] = []
+    pids: list[int] = []
+
+    async def until_gone(number: int) -> None:
+        await eventually(
+            lambda: not folders[number].exists() and not is_alive(pids[number]), timeout_s=20, interval_s=0.05
+        )
+
+    try:
+        for before in ("", nohup):
+            command = (program, *DEV, "--log-level", level, "--audit-log", str(audit))
+            terminal = commands.start(sys.executable, "-c", spawn.format(before), *command)
+            ready = await terminal.wait_for_line(DEV_READY.removesuffix("$"), timeout_s=30)
+            folders.append(Path(ready[4]))
+            pids.append(int(Path(f"/proc/{terminal.pid}/task/{terminal.pid}/children").read_text()))
+            audit.unlink()
+            terminal.kill()
+        await until_gone(0)
+        await eventually(audit.exists, timeout_s=20, interval_s=0.05)
+        os.kill(pids[1], signal.SIGTERM)
+        await until_gone(1)
+    finally:
+        for pid in filter(is_alive, pids):
+            os.kill(pid, signal.SIGKILL)

@@ -312,13 +312,7 @@ def _describe(problem: ErrorDetails) -> str:
 
 
 def _from_environment() -> dict[str, str]:
-    """Return the settings in the environment.
-
-    Raises:
-        ConfigError: a variable is probably misspelt.
-    """
-    if problem := variables.misspelt():
-        raise ConfigError(problem)
+    """Return the settings in the environment; the console has refused misspelt ones."""
     settings = {name.upper(): name for name in ServeConfig.model_fields}
     return {settings[name]: value for name, value in variables.given().items() if name in settings}
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from redfence._cli import commands
 from redfence._errors import RedfenceError
+from redfence_proto import variables
 
 EXIT_FAILED = 1
 # The status that a shell reports after Ctrl-C.
@@ -34,6 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parsed = parse(arguments)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    # For every command, also for one that reads no variable: a script then finds the mistake at once.
+    if problem := variables.misspelt():
+        print(f"redfence {parsed.command_name}: {problem}", file=sys.stderr)
+        return commands.EXIT_USAGE
+    return _run(parsed)
+
+
+def _run(parsed: argparse.Namespace) -> int:
     try:
         status: int = parsed.run(parsed)
         if sys.stdout is not None:  # the caller may have closed it

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import TypedDict
 
 from redfence._defaults import SERVERS_VARIABLE, server_addresses
-from redfence._errors import InvalidArgumentError
 from redfence._transport.bearer import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
 from redfence._transport.tls import Tls, tls_of
 from redfence_proto import addresses as defaults
-from redfence_proto import variables
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,10 +52,8 @@ def credentials(arguments: argparse.Namespace) -> Credentials:
     """Return the files of TLS and of the token: each from its flag, else from the environment.
 
     Raises:
-        InvalidArgumentError: only one of certificate and key is given, or a variable is probably misspelt.
+        InvalidArgumentError: only one of certificate and key is given.
     """
-    if problem := variables.misspelt():
-        raise InvalidArgumentError(problem)
     tls = tls_of(ca=arguments.tls_ca, cert=arguments.tls_cert, key=arguments.tls_key)
     return {"tls": tls, "token": arguments.bearer_token_file}
 

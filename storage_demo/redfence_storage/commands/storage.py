@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     from redfence_storage.errors import DatabaseUnusable
     from redfence_storage.sqlite_store import SqliteStore
 
-    if problem := variables.misspelt() or _problem(args):
+    if problem := _problem(args):
         return _print_error(problem)
     log_setup.configure(log_format=args.log_format, level=args.log_level)
     try:

@@ -32,14 +32,22 @@ def test_servers_come_from_the_flag_then_the_environment_then_this_machine(
 
 
 @pytest.mark.parametrize(
-    ("command", "status"), [("lock r -- true", 2), ("locks list", 1), ("sessions list", 1)]
+    "command",
+    [
+        *("lock r -- true", "locks list", "sessions list", "cluster status", "completion bash"),
+        *("doctor --node redis://127.0.0.1:1", "demo gc-pause", "policy new-token billing"),
+    ],
 )
-def test_a_client_does_not_go_without_tls_because_of_a_misspelt_variable(
-    command: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_no_command_runs_with_a_misspelt_variable(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A client, for example, would go without TLS."""
     monkeypatch.setenv("REDFENCE_TLS_CAS", "ca.crt")
-    assert main.main(command.split()) == status
-    assert "REDFENCE_TLS_CAS is no setting; did you mean REDFENCE_TLS_CA" in capsys.readouterr().err
+    assert main.main(command.split()) == 2
+    told = capsys.readouterr()
+    assert "REDFENCE_TLS_CAS is no setting; did you mean REDFENCE_TLS_CA" in told.err
+    assert told.err.startswith(f"redfence {command[:4]}")
+    assert not told.out
 
 
 @pytest.fixture
@@ -67,6 +75,22 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_a_command_behind_an_entry_point_runs_and_its_result_is_the_exit_status(entries: ModuleType) -> None:
     assert main.main(["good", "--flag", "x"]) == 7
+
+
+def test_a_misspelt_variable_refuses_a_command_of_any_entry_point(
+    entries: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Help comes all the same. `redfence lock` and programs around redfence have variables of their own."""
+    for name in ("RESOURCE", "TOKEN", "LOCK_TIMEOUT"):
+        monkeypatch.setenv(f"REDFENCE_{name}", "1")
+    assert main.main(["good"]) == 7
+    monkeypatch.setenv("REDFENCE_POLICY", "policy.toml")
+    assert main.main(["good"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("redfence good: environment: REDFENCE_POLICY is no setting; did you mean ")
+    with pytest.raises(SystemExit) as exited:
+        main.main(["good", "--help"])
+    assert exited.value.code == 0
 
 
 def test_a_command_whose_package_is_missing_is_listed(

@@ -21,7 +21,7 @@ from redfence_proto import variables
 def test_a_misspelt_variable_is_named_with_a_suggestion(
     variable: str, meant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(f"REDFENCE_{variable}", "1")
+    monkeypatch.setenv(f"redfence_{variable}" if variable.islower() else f"REDFENCE_{variable}", "1")
     problem = variables.misspelt()
     assert problem is not None
     unknown, _, suggestion = problem.partition("; did you mean ")

@@ -52,11 +52,5 @@ def test_a_password_in_the_environment_may_have_a_comma(monkeypatch: pytest.Monk
     assert config.load({}).nodes == ("redis://:a,b@one:1", "rediss://two:2", "redis://u:,@three:3")
 
 
-def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REDFENCE_NODE", "1")
-    with pytest.raises(ConfigError, match=r"REDFENCE_NODE is no setting; did you mean REDFENCE_NODES\?"):
-        config.load({"nodes": ()})
-
-
 def test_every_program_knows_the_variables_of_the_server() -> None:
     assert {name.upper() for name in config.ServeConfig.model_fields} == variables.SERVER

@@ -99,6 +99,16 @@ def given() -> dict[str, str]:
     }
 
 
+def without_protection() -> dict[str, str]:
+    """Return the environment without the variables of TLS, of access and of the audit log."""
+    protecting = {
+        name
+        for name in os.environ
+        if name.upper().startswith(PREFIX) and _PROTECTING & set(name.upper().split("_"))
+    }
+    return {name: value for name, value in os.environ.items() if name not in protecting}
+
+
 def misspelt() -> str | None:
     """Return what is wrong with the environment, and a suggestion; None if no variable looks misspelt.
 

@@ -58,6 +58,17 @@ def credentials(arguments: argparse.Namespace) -> Credentials:
     return {"tls": tls, "token": arguments.bearer_token_file}
 
 
+def credential_flags(arguments: argparse.Namespace) -> list[str]:
+    """Return the given flags of TLS and of the token, for a process that also has `add_server_arguments`."""
+    files = {
+        "--tls-ca": arguments.tls_ca,
+        "--tls-cert": arguments.tls_cert,
+        "--tls-key": arguments.tls_key,
+        "--bearer-token-file": arguments.bearer_token_file,
+    }
+    return [word for flag, file in files.items() if file is not None for word in (flag, str(file))]
+
+
 def addresses(arguments: argparse.Namespace) -> list[str]:
     """Return the server addresses: from the flag, else from the environment, else the local default."""
     return list(arguments.server or server_addresses()) or [defaults.LOCK_SERVER]

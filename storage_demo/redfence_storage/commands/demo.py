@@ -9,9 +9,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
+from redfence._cli import servers
+from redfence._defaults import server_addresses
 from redfence_proto import addresses as defaults
+from redfence_proto import variables
+
+if TYPE_CHECKING:
+    from redfence_storage.pause_demo.conductor import Stage
 
 HELP = "show with real processes why fencing tokens are needed"
 
@@ -30,21 +38,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         description="Stops a real process with SIGSTOP until its lease is over, then lets it write. "
         "Exit status: 0 if the storage refused the stale write, 1 if the write corrupted the data "
         "(as it does with --no-fencing), 2 if the story could not be played.",
+        epilog="The files of TLS and the token are for the lock server and for the storage. The story starts "
+        "its own servers if no flag and no variable names one, no flag gives credentials, and none run on "
+        f"{defaults.LOCK_SERVER} and {defaults.STORAGE}. These have no TLS and no access control, whatever "
+        "the environment says.",
     )
     gc_pause.add_argument(
         "--no-fencing", action="store_true", help="keep the data in a plain file, which does not check tokens"
     )
-    gc_pause.add_argument(
-        "--server",
-        default=os.environ.get("REDFENCE_SERVER"),
-        metavar="HOST:PORT",
-        help=f"the lock server [$REDFENCE_SERVER; {defaults.LOCK_SERVER}, or a new one if none runs there]",
-    )
+    servers.add_server_arguments(gc_pause)
     gc_pause.add_argument(
         "--storage",
         default=os.environ.get("REDFENCE_STORAGE"),
-        metavar="HOST:PORT",
-        help=f"the storage demo [$REDFENCE_STORAGE; {defaults.STORAGE}, or a new one if none runs there]",
+        metavar="ADDR",
+        help=f"HOST:PORT of the storage demo (default: $REDFENCE_STORAGE, else {defaults.STORAGE})",
     )
 
 
@@ -56,14 +63,17 @@ def run(args: argparse.Namespace) -> int:
     from redfence_storage.pause_demo.conductor import DemoError, Stage, play
 
     try:
-        with _servers(args) as (server, storage), tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder:
             stage = Stage(
-                server=server,
-                storage=None if args.no_fencing else storage,
+                servers=servers.addresses(args),
+                storage=args.storage or defaults.STORAGE,
+                credentials=servers.credential_flags(args),
+                environment=os.environ,
                 folder=Path(folder),
                 narrate=_narrate,
             )
-            survived = play(stage)
+            with _served(stage, named=bool(args.server or server_addresses() or args.storage)) as served:
+                survived = play(replace(served, storage=None) if args.no_fencing else served)
     except DemoError as error:
         print(f"redfence demo: {error}", file=sys.stderr)
         return EXIT_NOT_PLAYED
@@ -75,15 +85,15 @@ def _narrate(line: str) -> None:
 
 
 @contextmanager
-def _servers(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """Yield the addresses of a lock server and a storage; start both if none is named or running."""
-    server, storage = args.server or defaults.LOCK_SERVER, args.storage or defaults.STORAGE
-    if args.server or args.storage or (_is_listening(server) and _is_listening(storage)):
-        yield server, storage
-        return
-    _narrate(f"(No servers run on {server} and {storage}: starting a quorum for this story.)")
+def _served(stage: Stage, *, named: bool) -> Iterator[Stage]:
+    """Yield the stage with a lock server and a storage; start both if none is `named` or running."""
     from redfence_storage.pause_demo.conductor import DemoError
 
+    assert stage.storage is not None
+    if named or stage.credentials or (_is_listening(stage.servers[0]) and _is_listening(stage.storage)):
+        yield stage
+        return
+    _narrate(f"(No servers run on {stage.servers[0]} and {stage.storage}: starting a quorum for this story.)")
     command = [
         sys.executable,
         "-m",
@@ -94,7 +104,9 @@ def _servers(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
         "--storage-listen",
         "127.0.0.1:0",
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    # The credentials of other servers would keep the workers out, or would go to these ones.
+    environment = variables.without_protection()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stdout is not None
             # The line is: redfence ready: lock server on HOST:PORT, storage on HOST:PORT, …
@@ -102,7 +114,7 @@ def _servers(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
             addresses = [after for word, after in pairwise(words) if word == "on"]
             if len(addresses) != 2:
                 raise DemoError("could not start a lock server; its error is printed above")
-            yield addresses[0], addresses[1]
+            yield replace(stage, servers=addresses[:1], storage=addresses[1], environment=environment)
         finally:
             process.terminate()
 

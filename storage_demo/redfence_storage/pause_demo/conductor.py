@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,14 +33,18 @@ class Stage:
     """The servers and files that the story uses.
 
     Attributes:
-        server: the address of the lock server.
+        servers: the addresses of the lock servers.
         storage: the address of the storage that checks tokens; None uses a plain file.
+        credentials: the flags of TLS and of a token, for server and storage.
+        environment: the variables of the workers.
         folder: the folder of the plain file.
         narrate: prints one line of the story.
     """
 
-    server: str
+    servers: Sequence[str]
     storage: str | None
+    credentials: Sequence[str]
+    environment: Mapping[str, str]
     folder: Path
     narrate: Callable[[str], None]
 
@@ -56,9 +60,11 @@ class Worker:
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "redfence_storage.pause_demo.worker", "--name", name),
-                *("--server", stage.server, "--resource", resource, "--ttl", str(TTL_S)),
-                *("--wait", str(wait_s), "--amount", str(amount), *where),
+                *("--resource", resource, "--ttl", str(TTL_S), "--wait", str(wait_s)),
+                *("--amount", str(amount), *where, *stage.credentials),
+                *(word for address in stage.servers for word in ("--server", address)),
             ],
+            env=stage.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import redfence
+from redfence._cli import servers
 from redfence_storage.client import StorageClient
 from redfence_storage.pause_demo.account import Account, FencedAccount, PlainAccount
 
@@ -42,7 +43,7 @@ def main() -> int:
     """Run one worker; return its exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--name", required=True)
-    parser.add_argument("--server", required=True)
+    servers.add_server_arguments(parser)
     parser.add_argument("--resource", required=True)
     parser.add_argument("--ttl", type=float, required=True)
     parser.add_argument("--wait", type=float, required=True)
@@ -54,11 +55,12 @@ def main() -> int:
     # The SDK also logs the loss, but only the conductor prints the story.
     logging.getLogger("redfence").setLevel(logging.ERROR)
     try:
-        with redfence.Client(options.server) as client:
+        credentials = servers.credentials(options)
+        with redfence.Client(*servers.addresses(options), **credentials) as client:
             if options.file is not None:
                 deposit(client, PlainAccount(options.file), options)
             else:
-                with StorageClient(options.storage) as storage:
+                with StorageClient(options.storage, **credentials) as storage:
                     deposit(client, FencedAccount(storage, options.resource), options)
     except redfence.LeaseLostError as error:
         # The paused holder sees the loss only after its write. That is too late unless the storage

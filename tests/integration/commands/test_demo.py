@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+from harness.processes.certificates import Authority, Certificate
 from harness.processes.commands import CommandProcesses
+from harness.processes.ports import HOST, free_port
+from redfence._cli import main
+from redfence_proto import addresses
+from redfence_server.access.tokens import digest_of
 
 pytestmark = pytest.mark.slow
 
@@ -48,3 +54,44 @@ async def test_the_demo_says_when_it_cannot_be_played(commands: CommandProcesses
     demo = commands.start_redfence("demo", "gc-pause", "--server", "127.0.0.1:1", "--storage", "127.0.0.1:1")
     await demo.ended(status=2, timeout_s=60)
     assert demo.stderr.startswith("redfence demo: A:")
+
+
+@pytest.mark.parametrize("by", ["flags", "variables"])
+async def test_the_demo_shows_its_credentials_to_the_server_and_to_the_storage(
+    commands: CommandProcesses, certificate: Certificate, authority: Authority, tmp_path: Path, by: str
+) -> None:
+    """Both want a client's certificate and a token. The first of the servers is away."""
+    policy, tokens, secret = (tmp_path / name for name in ("policy.toml", "tokens.toml", "secret"))
+    policy.write_text(
+        '[[rules]]\nprincipals = ["token:demo"]\nverbs = ["acquire", "storage"]\nprefix = "demo/"\n'
+    )
+    tokens.write_text(f'[[tokens]]\nname = "demo"\nsha256 = "{digest_of("secret-of-the-demo").hex()}"')
+    secret.write_text("secret-of-the-demo")
+    _, ready = await commands.start_dev(
+        *("--tls-cert", str(certificate.certificate), "--tls-key", str(certificate.key)),
+        *("--tls-client-ca", str(authority.file)),
+        *("--policy-file", str(policy), "--tokens-file", str(tokens)),
+    )
+    away, own = f"{HOST}:{free_port()}", authority.issue("demo.example")
+    files = {"tls-ca": own.authority, "tls-cert": own.certificate, "tls-key": own.key}
+    given = {name: str(file) for name, file in (files | {"bearer-token-file": secret}).items()}
+    if by == "flags":
+        servers = ("--server", away, "--server", ready[1], "--storage", ready[2])
+        flags = (word for name, file in given.items() for word in (f"--{name}", file))
+        await commands.start_redfence("demo", "gc-pause", *servers, *flags).ended()
+    else:
+        variables = given | {"server": f"{away},{ready[1]}", "storage": ready[2]}
+        environment = {f"REDFENCE_{name.upper().replace('-', '_')}": each for name, each in variables.items()}
+        await commands.start_redfence("demo", "gc-pause", environment=environment).ended()
+
+
+def test_own_servers_of_the_demo_need_no_credentials_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An operator's shell names files for other servers; here none of them exists."""
+    for name in ("LOCK_SERVER", "STORAGE"):
+        monkeypatch.setattr(addresses, name, f"{HOST}:{free_port()}")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    for name in ("TLS_CA", "TLS_CERT", "TLS_KEY", "BEARER_TOKEN_FILE", "POLICY_FILE", "TOKENS_FILE"):
+        monkeypatch.setenv(f"REDFENCE_{name}", "/missing")
+    assert main.main(["demo", "gc-pause"]) == 0

@@ -29,6 +29,19 @@ def test_a_misspelt_variable_is_named_with_a_suggestion(
     assert f"REDFENCE_{meant}" in suggestion.removesuffix("?").split(" or ")
 
 
+def test_an_environment_without_protection_keeps_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {"REDFENCE_NODE_TIMEOUT_MS": "700", "REDFENCE_REDIS_SERVER": "/x", "CA": "others", "TLS_CERT": "o"}
+    names = ("TLS_CA", "tls_key", "NODE_TLS_CERT", "BEARER_TOKEN", "POLICY_FILE", "JWT_ISSUER", "AUDIT_LOG")
+    removed = {f"REDFENCE_{name}" for name in names} | {"redfence_insecure"}
+    for name in removed:
+        monkeypatch.setenv(name, "1")
+    for name, value in kept.items():
+        monkeypatch.setenv(name, value)
+    environment = variables.without_protection()
+    assert kept.items() <= environment.items()
+    assert not removed & environment.keys()
+
+
 def test_variables_of_all_programs_and_of_kubernetes_are_no_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     servers = ("NODES", "POLICY_FILE", "tls_cert", "REDIS_SERVER")
     storage = ("STORAGE_DB", "STORAGE_LISTEN", "STORAGE_METRICS_LISTEN")

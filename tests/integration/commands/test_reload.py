@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import pytest
@@ -165,10 +167,10 @@ async def test_sighup_lets_the_storage_look_at_its_certificate(
     """No connection comes meanwhile. Without TLS and a policy there is nothing to look at, and it goes on."""
     options = ("storage", "--db", "storage.db", "--listen", f"{HOST}:0")
     plain = commands.start_redfence(*options)
-    await plain.wait_for_line("ready on")
+    await plain.wait_for_line("ready on", timeout_s=30)
     plain.send_signal(signal.SIGHUP)
     process = commands.start_redfence(*options, *tls_flags(certificate))
-    target = (await process.wait_for_line(r"ready on (\S+)"))[1]
+    target = (await process.wait_for_line(r"ready on (\S+)", timeout_s=30))[1]
     certificate.certificate.write_text("no certificate")
     for _ in range(2):
         await hang_up(process, "certificate_refused", more=1)
@@ -177,8 +179,8 @@ async def test_sighup_lets_the_storage_look_at_its_certificate(
     await hang_up(process, "certificate_reloaded", more=1)
     async with AsyncStorageClient(target, tls=redfence.Tls(ca=authority.file)) as storage:
         await storage.fence("orders/42", token=1)
-    assert await process.stop() == 0
-    assert await plain.stop() == 0
+    assert await process.stop(timeout_s=20) == 0
+    assert await plain.stop(timeout_s=20) == 0
 
 
 async def test_sighup_lets_dev_and_its_storage_read_their_files_again(
@@ -220,38 +222,69 @@ async def test_sighup_lets_dev_and_its_storage_read_their_files_again(
     assert await dev.stop(timeout_s=20) == 0
 
 
-@pytest.mark.parametrize("level", ["warning", "info"])
-async def test_a_closed_terminal_ends_dev_in_order_but_not_after_nohup(
-    commands: CommandProcesses, tmp_path: Path, level: str
+# The child of this process runs in a terminal of its own, which closes when this process ends.
+TERMINAL = (sys.executable, "-c", "import pty, sys; pty.spawn(['sh', '-c', sys.argv[1]])")
+
+
+class DevInTerminal:
+    """A `redfence dev` that a shell has started in a terminal; its standard output is a file."""
+
+    def __init__(self, commands: CommandProcesses, output: Path, *words: str) -> None:
+        command = shlex.join([*words, str(Path(sys.executable).with_name("redfence")), *DEV])
+        # The second command keeps the shell from becoming dev.
+        self._terminal = commands.start(*TERMINAL, f"{command} > {shlex.quote(str(output))}; true")
+        self._output = output
+
+    async def __aenter__(self) -> Self:
+        await eventually(
+            lambda: self._output.exists() and "stops all\n" in self._output.read_text(), timeout_s=30
+        )
+        ready = re.search(DEV_READY, self._output.read_text(), re.MULTILINE)
+        assert ready is not None
+        self._folder = Path(ready[4])
+        self.pid = child_of(child_of(self._terminal.pid))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if is_alive(self.pid):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def close_terminal(self) -> None:
+        self._terminal.kill()
+
+    async def gone(self) -> None:
+        """Return once the process and its temporary folder are gone."""
+        await eventually(
+            lambda: not self._folder.exists() and not is_alive(self.pid), timeout_s=20, interval_s=0.05
+        )
+
+
+def child_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
+async def test_a_closed_terminal_ends_dev_and_leaves_no_file(
+    commands: CommandProcesses, tmp_path: Path
 ) -> None:
     """SIGHUP comes then too. A dev that only reloaded would keep its ports, and no terminal would show it.
 
-    With `info` dev logs to the closed terminal. A reload opens the audit log anew, so its file comes back.
+    With `info` it logs its end to the closed terminal.
     """
-    spawn = "import pty, signal, sys; {}pty.spawn(sys.argv[1:])"
-    nohup = "signal.signal(signal.SIGHUP, signal.SIG_IGN); "
-    program, audit = str(Path(sys.executable).with_name("redfence")), tmp_path / "audit.jsonl"
-    folders: list[Path] = []
-    pids: list[int] = []
+    words = ("env", "REDFENCE_LOG_LEVEL=info")
+    async with DevInTerminal(commands, tmp_path / "output", *words) as dev:
+        dev.close_terminal()
+        await dev.gone()
 
-    async def until_gone(number: int) -> None:
-        await eventually(
-            lambda: not folders[number].exists() and not is_alive(pids[number]), timeout_s=20, interval_s=0.05
-        )
 
-    try:
-        for before in ("", nohup):
-            command = (program, *DEV, "--log-level", level, "--audit-log", str(audit))
-            terminal = commands.start(sys.executable, "-c", spawn.format(before), *command)
-            ready = await terminal.wait_for_line(DEV_READY.removesuffix("$"), timeout_s=30)
-            folders.append(Path(ready[4]))
-            pids.append(int(Path(f"/proc/{terminal.pid}/task/{terminal.pid}/children").read_text()))
-            audit.unlink()
-            terminal.kill()
-        await until_gone(0)
+async def test_after_nohup_a_closed_terminal_does_not_end_dev(
+    commands: CommandProcesses, tmp_path: Path
+) -> None:
+    """It reloads then. A reload opens the audit log anew, so its file comes back."""
+    audit = tmp_path / "audit.jsonl"
+    words = ("env", f"REDFENCE_AUDIT_LOG={audit}", "nohup")
+    async with DevInTerminal(commands, tmp_path / "output", *words) as dev:
+        audit.unlink()
+        dev.close_terminal()
         await eventually(audit.exists, timeout_s=20, interval_s=0.05)
-        os.kill(pids[1], signal.SIGTERM)
-        await until_gone(1)
-    finally:
-        for pid in filter(is_alive, pids):
-            os.kill(pid, signal.SIGKILL)
+        os.kill(dev.pid, signal.SIGTERM)
+        await dev.gone()

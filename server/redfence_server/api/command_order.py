@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -20,14 +21,16 @@ def rank(command: lock_pb2.SessionCommand) -> int:
 
 async def in_order(
     commands: Sequence[lock_pb2.SessionCommand], turn: Callable[[], Awaitable[None]]
-) -> list[lock_pb2.SessionCommand]:
-    """Return the commands sorted by `rank`; wait for a turn before reading each part of them.
+) -> Sequence[int]:
+    """Return the indices of the commands sorted by `rank`; wait for a turn before reading each part of them.
 
-    A message may have 10,000 commands, and Python takes 10 ms to read them.
+    A message may have 10,000 commands, and Python takes 10 ms to read them. A command that Python has read
+    takes 100 bytes until it is dropped, an index 4.
     """
-    ranked: tuple[list[lock_pb2.SessionCommand], ...] = ([], [], [])
+    ranked = array("I"), array("I"), array("I")
     for first in range(0, len(commands), _PER_PART):
         await turn()
-        for command in commands[first : first + _PER_PART]:
-            ranked[rank(command)].append(command)
-    return [command for each in ranked for command in each]
+        for index, command in enumerate(commands[first : first + _PER_PART], first):
+            ranked[rank(command)].append(index)
+    releases, others, cancels = ranked
+    return releases + others + cancels

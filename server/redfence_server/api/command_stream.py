@@ -39,6 +39,8 @@ class CommandStream(Generic[Item]):
         self._budget = budget
         self._peer = peer
         self._room = 0
+        # So many commands begin soon; their room is kept for them.
+        self._announced = 0
         self._unanswered = 0
         self._outbox: deque[Item] = deque()
         self._wake = asyncio.Event()
@@ -52,15 +54,21 @@ class CommandStream(Generic[Item]):
                 counted.
         """
         if self._unanswered + len(self._outbox) >= self._room:
-            self.make_room(1)
+            self._make_room(1)
+        if self._announced:
+            self._announced -= 1
         self._unanswered += 1
 
     def make_room(self, count: int) -> None:
-        """Take room for `count` more commands, or for fewer up to `open_max`.
+        """Take room for the `count` commands that begin next, or for fewer up to `open_max`.
 
         Raises:
             TooManyCommandsError: the stream has `open_max` commands, or the peer's part has too little room.
         """
+        self._make_room(count)
+        self._announced = count
+
+    def _make_room(self, count: int) -> None:
         taken = self._unanswered + len(self._outbox)
         if taken >= self._open_max:
             raise TooManyCommandsError(self._open_max)
@@ -104,7 +112,8 @@ class CommandStream(Generic[Item]):
 
     def _give_back(self) -> None:
         """Give back the room that is neither used nor kept for the next commands."""
-        surplus = self._room - max(self._unanswered + len(self._outbox), _KEPT)
+        used = self._unanswered + len(self._outbox) + self._announced
+        surplus = self._room - max(used, _KEPT)
         if surplus > _KEPT:
             self._budget.give_back(self._peer, surplus)
             self._room -= surplus

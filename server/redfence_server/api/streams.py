@@ -234,21 +234,19 @@ class SessionStream(Stream[_Result | lock_pb2.Draining]):
     async def _begin(self, request: lock_pb2.SessionRequest) -> None:
         arrived_at_ms = self._clock.now_ms()
         count = len(request.commands)
-        if count > COMMANDS_PER_PART:
-            # Refuse a peer without room before any other work, so that it costs little.
-            self._commands.make_room(count)
-            commands = await in_order(
-                request.commands, partial(self._shares.turns.begin, self._peer, COMMANDS_PER_PART)
-            )
-        else:
-            commands = sorted(request.commands, key=rank)
-        for first in range(0, count, COMMANDS_PER_PART):
-            await self._shares.turns.begin(
-                self._peer,
-                count if count < COMMANDS_PER_PART else COMMANDS_PER_PART,  # noqa: FURB136  (min costs a call)
-            )
-            for command in commands[first : first + COMMANDS_PER_PART]:
+        if count <= COMMANDS_PER_PART:
+            await self._shares.turns.begin(self._peer, count)
+            for command in sorted(request.commands, key=rank):
                 self._start(command, arrived_at_ms)
+            return
+        # Refuse a peer without room before any other work, so that it costs little.
+        self._commands.make_room(count)
+        turn = partial(self._shares.turns.begin, self._peer, COMMANDS_PER_PART)
+        order = await in_order(request.commands, turn)
+        for first in range(0, count, COMMANDS_PER_PART):
+            await turn()
+            for index in order[first : first + COMMANDS_PER_PART]:
+                self._start(request.commands[index], arrived_at_ms)
 
     def _on_protocol_error(self) -> None:
         self._cancel_acquires()

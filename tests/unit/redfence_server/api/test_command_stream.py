@@ -64,3 +64,21 @@ async def test_commands_without_a_written_result_are_bounded() -> None:
     stream.finish()
     await writing
     assert peer.batches == [["a"], ["b", "d"]]
+
+
+async def test_the_room_of_commands_that_begin_later_is_kept_for_them() -> None:
+    """Otherwise each of many streams could keep a message with thousands of commands."""
+    budget, peer = Budget(10_000), Peer()
+    stream: CommandStream[str] = CommandStream(open_max=2_000, batch_max=100, budget=budget, peer="peer")
+    stream.make_room(2_000)
+    writing = asyncio.ensure_future(stream.write_all(peer.write))
+    for begun in range(100, 2_100, 100):
+        for _ in range(100):
+            start(stream, 0, "a")
+        await asyncio.sleep(1)
+        assert budget.taken >= 2_000 - begun
+    assert budget.taken < 1_000
+    stream.finish()
+    await writing
+    stream.close()
+    assert not budget.taken

@@ -13,8 +13,10 @@ from typing import Final
 
 _STATM: Final = Path("/proc/self/statm")
 _RETURN_INTERVAL_S: Final = 5.0
+# A try takes up to 0.1 s of CPU. The pause after it is at least so many times as long.
+_PAUSE_RATIO: Final = 100
 # A process that has not grown by so much since its start keeps what it has.
-_KEPT_BYTES: Final = 64 * 1024 * 1024
+_KEPT_BYTES: Final = 16 * 1024 * 1024
 
 
 def relax_garbage_collector() -> None:
@@ -35,7 +37,8 @@ async def freed_memory_returned(
     """Give freed memory back while the process is larger than now by `kept_bytes`.
 
     The C library keeps what a burst of calls has freed between memory in use: 690 MB after 20,000 calls with
-    large metadata on grpcio, and 220 MB once it is asked for it. Does nothing without glibc on Linux.
+    large metadata on grpcio, and 220 MB once it is asked for it. Asking takes at most 1 % of a core. Does
+    nothing without glibc on Linux.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None or not _STATM.exists():
@@ -50,11 +53,15 @@ async def freed_memory_returned(
 
 
 async def _return_freed(trim: Callable[[int], int], interval_s: float, usual_bytes: int) -> None:
+    loop, wait_s = asyncio.get_running_loop(), interval_s
     while True:
-        await asyncio.sleep(interval_s)
+        await asyncio.sleep(wait_s)
+        wait_s = interval_s
         if _resident_bytes() > usual_bytes:
-            # It may take 0.1 s, and ctypes holds no lock of the interpreter meanwhile.
+            began_s = loop.time()
+            # ctypes holds no lock of the interpreter meanwhile.
             await asyncio.to_thread(trim, 0)
+            wait_s = max(interval_s, _PAUSE_RATIO * (loop.time() - began_s))
 
 
 def _resident_bytes() -> int:

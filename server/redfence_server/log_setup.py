@@ -13,6 +13,8 @@ from enum import StrEnum
 import structlog
 from google.protobuf.message import DecodeError
 
+from redfence_server.grpc_sending import caller_has_left
+
 
 class LogFormat(StrEnum):
     """The format of events; AUTO is CONSOLE on a terminal and JSON elsewhere."""
@@ -95,8 +97,11 @@ class _LibraryMessages(logging.Handler):
     """Writes the warnings and errors that libraries give to Python's own logging as events."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and isinstance(record.exc_info[1], DecodeError):
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, DecodeError):
             return  # A caller sent bytes that are no message to health or reflection; gRPC answered it.
+        if caller_has_left(error):
+            return  # A caller may leave at any time; grpcio takes some of them for errors.
         structlog.get_logger().log(
             record.levelno,
             "library_message",

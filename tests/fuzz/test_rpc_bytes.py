@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import grpc
 import pytest
+from grpc_reflection.v1alpha import reflection_pb2
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -165,6 +166,7 @@ def broken_at(method: Method, messages: Sequence[bytes]) -> int | None:
 
 
 SESSION, KEEP_ALIVE = OWN_STREAMS["Session"], OWN_STREAMS["KeepAlive"]
+REFLECTION = LIBRARY_METHODS[-1]
 
 
 def batches(method: Method) -> st.SearchStrategy[list[bytes]]:
@@ -275,6 +277,19 @@ def test_health_and_reflection_do_no_harm_to_what_is_served(site: FuzzSite, meth
             assert call.code() is not Code.INTERNAL
 
         check()
+
+
+def test_a_caller_that_leaves_before_it_has_its_answer_does_no_harm(site: FuzzSite) -> None:
+    """The library of reflection fails to send the rest of the answer, and logs that."""
+    # The server may send a few bytes of an answer, and the rest once the caller reads.
+    options = (("grpc.http2.lookahead_bytes", 16), ("grpc.http2.bdp_probe", 0))
+    request = reflection_pb2.ServerReflectionRequest(list_services="all").SerializeToString()
+    with unharmed(site):
+        for _ in range(10):
+            with grpc.insecure_channel(site.server_address, options=options) as channel:
+                call = channel.stream_stream(REFLECTION.path)(iter([request]), timeout=CALL_TIMEOUT_S)
+                call.initial_metadata()  # it comes with the first bytes of the answer
+                call.cancel()
 
 
 # --- what it costs

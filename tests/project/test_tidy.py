@@ -96,6 +96,7 @@ SHARED_WITH_STORAGE = (
 # The rooms of each package, the lowest floor first. A module imports from its own room and from lower floors.
 FLOORS: dict[str, tuple[set[str], ...]] = {
     "redfence_server": (
+        {"grpc_sending"},
         {"clock", "cores", "errors", "log_setup", "process_memory", "randomness", "values"},
         {"sharing"},
         {"http2"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
@@ -23,6 +24,7 @@ from redfence_server.api.streams import SessionStream, Stream
 from redfence_server.api.watch_stream import WatchStream, read_interval_ms
 from redfence_server.clock import Clock, WallClock
 from redfence_server.errors import DrainingError, NoQuorumError
+from redfence_server.grpc_sending import caller_has_left
 from redfence_server.lock_list import LockList, check_page_size, check_prefix
 from redfence_server.lock_service import LockCalls, LockService
 from redfence_server.lock_watch import LockWatches
@@ -44,7 +46,10 @@ Method = Callable[[Self, Request, Context], Awaitable[Response]]
 
 
 def _answers_errors(method: Method[Self, Request, Response]) -> Method[Self, Request, Response]:
-    """End the call with a status for every exception; no exception passes this boundary."""
+    """End the call with a status for every exception; no other exception passes this boundary.
+
+    If the caller has left, end it as a cancellation.
+    """
 
     @wraps(method)
     async def call(servicer: Self, request: Request, context: Context) -> Response:
@@ -53,6 +58,9 @@ def _answers_errors(method: Method[Self, Request, Response]) -> Method[Self, Req
         except grpc.aio.AbortError:
             raise
         except Exception as error:
+            if caller_has_left(error):
+                # As grpcio itself ends most calls whose caller has left.
+                raise asyncio.CancelledError from None
             return await errors.abort(context, *errors.describe(error, where=method.__name__))
 
     return call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -10,15 +11,19 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from harness.http2.raw_client import Answer, RawClient
 from harness.load.failures import Failure, failure_of
+from harness.processes.metrics import scrape, value
+from harness.processes.ports import HOST
 from harness.processes.servers import (
     FormedNodes,
     LockServer,
     Serve,
     call_counts,
     until,
+    until_idle,
 )
 from redfence_proto.v1 import lock_pb2
 from redfence_server import lock_watch
@@ -70,6 +75,16 @@ class Watcher:
 
     def close(self) -> None:
         self.call.cancel()
+
+
+def reads_at_most(count: int) -> list[tuple[str, int]]:
+    """Return the options of a connection of its own that takes so many bytes of a stream unread."""
+    return [
+        ("grpc.http2.lookahead_bytes", count),
+        # Otherwise gRPC makes room for more and more bytes that nobody reads.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
 
 
 async def delete(server: LockServer, resource: str, *, nodes: Sequence[int]) -> None:
@@ -303,6 +318,33 @@ async def test_a_watcher_that_does_not_read_costs_no_pictures_and_misses_no_lock
     await watcher.until(lambda: known() == expected, timeout_s=20)
     watcher.close()
     await channel.close()
+
+
+async def test_a_watcher_that_leaves_without_reading_is_no_defect_of_the_server(
+    formed_nodes: FormedNodes, serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With grpcio, the write to it fails. The log shows no error, and the metrics no defect."""
+    server = await serve(await formed_nodes(3), heartbeat_interval_ms=60_000, metrics_listen=f"{HOST}:0")
+    await server.acquire("n" * 256, holder="h" * 256)
+
+    async def asked() -> bool:
+        return sum(map(bool, await call_counts(server.nodes, "scan"))) == 2
+
+    async def ended() -> bool:
+        return bool(value(await scrape(server.metrics_port), "redfence_streams_total"))
+
+    with capture_logs() as logs:
+        async with grpc.aio.insecure_channel(server.target, options=reads_at_most(16)) as channel:
+            watcher = Watcher(LockServer(channel), interval_ms=60_000)
+            await until(asked)
+            # The picture is complete, and the server writes it.
+            await until_idle(server.nodes)
+            watcher.close()
+        await until(ended)
+    assert not logs
+    samples = await scrape(server.metrics_port)
+    assert value(samples, "redfence_streams_total", method="WatchLocks", outcome="cancelled") == 1
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 async def test_a_drain_ends_a_watch_and_refuses_new_ones(server: LockServer) -> None:

@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import Iterator
 
+import grpc
 import pytest
 import structlog
 from google.protobuf.message import DecodeError
@@ -61,6 +62,8 @@ def test_messages_of_libraries_are_events_and_each_is_one_line(monkeypatch: pyte
     logging.getLogger("asyncio").error("Task exception was never %s", "retrieved", exc_info=defect)
     logging.getLogger("grpc").info("not of interest")
     logging.getLogger("grpc").error("bytes of a caller", exc_info=DecodeError("no message"))
+    not_sent = grpc.aio.InternalError('Failed "execute_batch": (…)')
+    logging.getLogger("grpc").error("a caller that left", exc_info=not_sent)
     (text,) = stderr.texts
     event = json.loads(text)
     assert (event["event"], event["library"], event["level"]) == ("library_message", "asyncio", "error")

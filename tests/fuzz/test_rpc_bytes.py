@@ -287,7 +287,7 @@ def test_a_caller_that_leaves_before_it_has_its_answer_does_no_harm(site: FuzzSi
     with unharmed(site):
         for _ in range(10):
             with grpc.insecure_channel(site.server_address, options=options) as channel:
-                call = channel.stream_stream(REFLECTION.path)(iter([request]), timeout=CALL_TIMEOUT_S)
+                call: Any = channel.stream_stream(REFLECTION.path)(iter([request]), timeout=CALL_TIMEOUT_S)
                 call.initial_metadata()  # it comes with the first bytes of the answer
                 call.cancel()
 

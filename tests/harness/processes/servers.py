@@ -102,6 +102,15 @@ class LockServer:
         """Call ClusterStatus."""
         return await self.admin.ClusterStatus(lock_pb2.ClusterStatusRequest())
 
+    async def until_carried_out(self) -> None:
+        """Return once every node has run every command of the calls that this server has answered.
+
+        The server answers by a quorum, so a slow node may be later. It answers GetLock once each node has
+        answered, and a node runs the commands of one connection in their order.
+        """
+        for _ in range(2):  # the late answer of a node may call for one more command to it
+            await self.look("carried/out")
+
     async def until_waiting(self, resource: str, *, count: int = 1, timeout_s: float = 5.0) -> None:
         """Return once so many acquires of the resource wait at this server."""
 

@@ -72,10 +72,11 @@ async def test_releasing_again_or_with_another_lease_id_tells_not_held_and_ends_
     """The server takes any name within the bounds; names of many-byte characters and patterns included."""
     for name in (NAME, "ä" * 128, " ", "a/b:c*?[]\\", "🔒"):
         lease = (await server.acquire(name)).lease
-        await server.locks.GetLock(lock_pb2.GetLockRequest(resource=name))  # once all nodes answered
+        await server.until_carried_out()
         before = await memories(server.nodes)
         assert await server.release(name, new_lease_id()) == RELEASE_OUTCOME_NOT_HELD
         assert (await server.acquire(name)).outcome == ACQUIRE_OUTCOME_HELD
+        await server.until_carried_out()
         assert await memories(server.nodes) == before
         assert (await server.check(name, lease.fencing_token)).state == TOKEN_STATE_LIVE
         assert await server.release(name, lease.lease_id) == RELEASE_OUTCOME_RELEASED

@@ -209,6 +209,7 @@ async def test_a_request_that_breaks_a_bound_is_refused_and_changes_nothing_on_a
     field: str, reason: ErrorReason.ValueType, small_server: LockServer
 ) -> None:
     await small_server.acquire(NAME, lease_id=LEASE_ID)
+    await small_server.until_carried_out()
     before = await memories(small_server.nodes)
     for request in REFUSED[field, reason]:
         for route in ROUTES[type(request)]:
@@ -219,6 +220,7 @@ async def test_a_request_that_breaks_a_bound_is_refused_and_changes_nothing_on_a
             assert failure.retry_after_ms is None
             if request in [_acquire(ttl=ttl) for ttl in _TTLS_OUT_OF_BOUNDS]:
                 assert failure.metadata == {"field": "ttl", "min": "100ms", "max": "300000ms"}
+    await small_server.until_carried_out()
     assert await memories(small_server.nodes) == before
 
 
@@ -234,6 +236,7 @@ async def test_a_message_or_metadata_over_the_limit_is_refused_by_grpc_without_a
             await call
         assert refused.value.code() is EXHAUSTED
         assert from_trailing_metadata(refused.value.trailing_metadata()) is None
+    await small_server.until_carried_out()
     assert await memories(small_server.nodes) == before
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from harness.load.failures import failure_of
 from harness.load.session_caller import SessionCaller
-from harness.processes.servers import FormedNodes, LockServer, Serve, memories, new_lease_id, now_ms
+from harness.processes.servers import FormedNodes, LockServer, Serve, memories, new_lease_id, now_ms, until
 from harness.time.eventually import eventually
 from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import (
@@ -83,6 +83,7 @@ async def test_a_lease_that_has_ended_is_lost_and_its_renewal_changes_nothing(
     following = (await server.acquire("expired", wait_ms=5_000)).lease
     assert now_ms() >= sent_at_ms + expired.validity.ToMilliseconds()
     assert following.fencing_token > expired.fencing_token
+    await server.until_carried_out()
     before = await memories(server.nodes)
     for name, lease_id in (
         ("released", released.lease_id),
@@ -94,6 +95,7 @@ async def test_a_lease_that_has_ended_is_lost_and_its_renewal_changes_nothing(
             assert (response.state, response.reason) == (LEASE_STATE_LOST, LEASE_STATE_REASON_NOT_HELD)
             assert not response.fencing_token
             assert not response.HasField("validity")
+    await server.until_carried_out()
     assert await memories(server.nodes) == before
     assert (await keep_alive.renew("expired", following.lease_id)).state == LEASE_STATE_ACTIVE
 
@@ -128,8 +130,15 @@ async def test_one_stream_renews_many_leases_and_keeps_the_order_of_each(
 async def test_a_cancelled_stream_releases_nothing(server: LockServer, keep_alive: KeepAliveCaller) -> None:
     lease = (await server.acquire(NAME)).lease
     await keep_alive.renew(NAME, lease.lease_id)
+    await server.until_carried_out()
     before = await memories(server.nodes)
     keep_alive.call.cancel()
+
+    async def ended() -> bool:
+        return not (await server.admin.ListSessions(lock_pb2.ListSessionsRequest())).sessions
+
+    await until(ended)
+    await server.until_carried_out()
     assert await memories(server.nodes) == before
     async with KeepAliveCaller(server) as another:
         assert (await another.renew(NAME, lease.lease_id)).state == LEASE_STATE_ACTIVE

@@ -91,6 +91,7 @@ async def test_without_a_majority_every_call_fails_at_once_until_the_nodes_are_b
     server = await serve(nodes, node_timeout_ms=20_000)
     await until_all_ready(server)
     held = (await server.acquire("held", ttl_ms=60_000)).lease
+    await server.until_carried_out()
     before = [await memory(node) for node in nodes[:2]]
     for node in nodes[:2]:
         node.kill()

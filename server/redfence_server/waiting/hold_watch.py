@@ -30,7 +30,7 @@ class HoldWatch:
         self._node_count = node_count
         self._blocking_tokens: dict[int, int] = {}  # token of the blocking hold, by node
         self._ended_tokens: dict[int, int] = {}  # token of the last hold for which a notice came, by node
-        self._silent_count = 0
+        self._silent: frozenset[int] = frozenset()
         self._hold: Held | None = None
         self._is_lost = False  # the lock delay of that lease keeps the lock closed
         self.try_at_ms = 0.0
@@ -40,11 +40,11 @@ class HoldWatch:
         """Take the holds from an attempt that was refused just now."""
         holds = [hold for _, hold in refusal.held]
         self._blocking_tokens = {node: hold.token for node, hold in refusal.held}
-        self._silent_count = len(refusal.silent)
+        self._silent = frozenset(node for node, _ in refusal.silent)
         majority = quorum.majority(self._node_count)
         self._hold = quorum.present_hold(holds, quorum=majority)
         self._is_lost = self._hold is not None and self._hold.closed
-        missing = majority - (self._node_count - self._silent_count - len(holds))
+        missing = majority - (self._node_count - len(self._silent) - len(holds))
         remaining = sorted(hold.remaining_ms for hold in holds)
         # No hold blocks a quorum if the holds ended between mint and commit.
         wait_ms = remaining[min(missing, len(remaining)) - 1] if missing > 0 and remaining else 0
@@ -57,7 +57,7 @@ class HoldWatch:
     ) -> None:
         """Take the hold from a lease that this server granted; its ttl is over at `ends_at_ms`."""
         self._blocking_tokens = dict.fromkeys(range(self._node_count), token)
-        self._silent_count = 0
+        self._silent = frozenset()
         self._hold, self._is_lost = Held(digest, token, holder, 0, lock_delay_ms), False
         self.try_at_ms = ends_at_ms + lock_delay_ms + _ROUNDING_MS
 
@@ -70,13 +70,17 @@ class HoldWatch:
         """Note that a hold has ended on a node."""
         self._ended_tokens[notice.node] = notice.token
 
+    def may_block(self, node: int) -> bool:
+        """Tell whether a node refused the last try with a hold, or did not answer it."""
+        return node in self._blocking_tokens or node in self._silent
+
     @property
     def may_be_free(self) -> bool:
         """Tell whether a quorum of nodes may be free before the ttl of the hold is over."""
         blocking = sum(
             self._ended_tokens.get(node, 0) < token for node, token in self._blocking_tokens.items()
         )
-        return self._node_count - self._silent_count - blocking >= quorum.majority(self._node_count)
+        return self._node_count - len(self._silent) - blocking >= quorum.majority(self._node_count)
 
     @property
     def digest(self) -> str:

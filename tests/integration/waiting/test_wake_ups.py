@@ -75,6 +75,21 @@ async def test_a_release_wakes_a_waiter_elsewhere_by_one_notice_and_one_mint_a_n
     assert difference(await call_counts(nodes, "publish"), publish) == [1] * count
 
 
+async def test_waiters_do_not_poll_while_one_node_lacks_the_hold(
+    formed_nodes: FormedNodes, serve: Serve
+) -> None:
+    """Each try is granted there and undone. The notice of that undo is none that the lock may be free."""
+    nodes = await formed_nodes(3)
+    server = await serve(nodes, heartbeat_interval_ms=60_000)
+    held = (await server.acquire(NAME, ttl_ms=TTL_MS)).lease
+    await server.until_carried_out()
+    assert await nodes[2].call("DEL", f"redfence:lock:{NAME}") == 1
+    first, _ = await line_up(server, NAME, 2)
+    await until_idle(nodes)
+    assert await server.release(NAME, held.lease_id) == RELEASE_OUTCOME_RELEASED
+    assert (await first.lease()).fencing_token > held.fencing_token
+
+
 async def silence_notices(nodes: Sequence[RedisNode]) -> None:
     """Take the right to publish from the scripts. Releases go on."""
     for node in nodes:

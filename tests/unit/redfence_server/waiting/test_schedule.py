@@ -7,7 +7,7 @@ import math
 import pytest
 
 from redfence_server.locking.attempt import AttemptGranted
-from redfence_server.locking.node import Held, Notice
+from redfence_server.locking.node import Held, NoReply, Notice
 from redfence_server.locking.tally import Failure, Refusal
 from redfence_server.model import AcquireCall, LeaseId
 from redfence_server.randomness import SystemRandomness
@@ -74,6 +74,21 @@ def test_notices_make_a_try_due_at_once_if_a_quorum_may_be_free_and_otherwise_so
     for notice, within_ms in zip(NOTICES, (100, 0, 0), strict=True):
         schedule.noticed(notice, NOW_MS)
         assert schedule.due_at_ms == NOW_MS + within_ms
+
+
+def test_a_notice_from_a_node_that_did_not_refuse_the_last_try_calls_for_none() -> None:
+    """The try was granted there, and its own undo sends the notice. A silent node may have a hold."""
+    schedule, trying = TrySchedule(3, SystemRandomness()), waiter()
+    schedule.begin(trying)
+    held = tuple((node, Held("d" * 64, 5, "", TTL_MS)) for node in (0, 1))
+    schedule.refused(trying, Refusal(Failure.HELD, held, ()), NOW_MS)
+    end_ms = schedule.due_at_ms
+    schedule.noticed(NOTICES[2], NOW_MS)
+    assert schedule.due_at_ms == end_ms > NOW_MS + TTL_MS
+    schedule.begin(trying)
+    schedule.refused(trying, Refusal(Failure.HELD, held, ((2, NoReply.TIMED_OUT),)), NOW_MS)
+    schedule.noticed(NOTICES[2], NOW_MS)
+    assert schedule.due_at_ms == NOW_MS + 100
 
 
 @pytest.mark.parametrize("how", [TryEnd.GRANTED, TryEnd.HELD])

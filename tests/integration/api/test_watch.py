@@ -323,9 +323,11 @@ async def test_a_watcher_that_leaves_without_reading_is_no_defect_of_the_server(
     """With grpcio, the write to it fails. The log shows no error, and the metrics no defect."""
     server = await serve(await formed_nodes(3), heartbeat_interval_ms=60_000, metrics_listen=f"{HOST}:0")
     await server.acquire("n" * 256, holder="h" * 256)
+    before = await call_counts(server.nodes, "scan")
 
     async def asked() -> bool:
-        return sum(map(bool, await call_counts(server.nodes, "scan"))) == 2
+        after = await call_counts(server.nodes, "scan")
+        return sum(new > old for new, old in zip(after, before, strict=True)) == 2
 
     async def ended() -> bool:
         return bool(value(await scrape(server.metrics_port), "redfence_streams_total"))

@@ -18,7 +18,8 @@ def client_span(name: str, resource: str) -> AbstractContextManager[str]:
     A program that traces has imported `opentelemetry.trace` by then. Otherwise the call costs one look-up.
     """
     trace = sys.modules.get("opentelemetry.trace")
-    return _NO_SPAN if trace is None else _span(trace, name, resource)
+    # Another thread may be importing it; it defines `__all__` last.
+    return _span(trace, name, resource) if hasattr(trace, "__all__") else _NO_SPAN
 
 
 @contextmanager

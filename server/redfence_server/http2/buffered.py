@@ -2,53 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from redfence_server.sharing.budget import Budget
-
-# A connection takes a quarter more than it needs, and at least this; so most calls take nothing anew.
-_STEP_BYTES: Final = 1024
 
 
 class BufferedBytes:
-    """Counts headers of calls that have not ended, bodies that no method has read, and unsent answers.
+    """Counts calls that have not ended, bodies that no method has read, and answers that wait for the peer.
 
     Args:
         budget: the bytes for all connections.
         peer: the part of this peer is used.
     """
 
-    __slots__ = ("_budget", "_count", "_peer", "_taken")
+    __slots__ = ("_budget", "_count", "_peer")
 
     def __init__(self, budget: Budget, peer: str) -> None:
         self._budget = budget
         self._peer = peer
         self._count = 0
-        self._taken = 0
 
     def add(self, count: int) -> bool:
         """Count so many bytes more; return False, and count none, if the peer may have no more."""
+        if not self._budget.take(self._peer, count):
+            return False
         self._count += count
-        if self._count <= self._taken:
-            return True
-        more = self._count - self._taken + max(_STEP_BYTES, self._count // 4)
-        if self._budget.take(self._peer, more):
-            self._taken += more
-            return True
-        self._count -= count
-        return False
+        return True
 
     def remove(self, count: int) -> None:
-        """Count so many bytes less."""
-        self._count -= count
-        surplus = self._taken - self._count
-        if surplus > 4 * _STEP_BYTES + self._count:
-            self._give_back(surplus - _STEP_BYTES)
+        """Count so many bytes less; after `close`, do nothing."""
+        if count and self._count:
+            self._count -= count
+            self._budget.give_back(self._peer, count)
 
     def close(self) -> None:
         """Give everything back."""
-        self._give_back(self._taken)
-
-    def _give_back(self, count: int) -> None:
-        self._taken -= count
-        self._budget.give_back(self._peer, count)
+        self.remove(self._count)

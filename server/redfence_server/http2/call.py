@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from redfence_server.http2 import wire
-from redfence_server.http2.context import NO_ROOM, Context, Method
+from redfence_server.http2.context import MESSAGE_BYTES, NO_ROOM, Context, Method
 from redfence_server.http2.output import Output
 
 
@@ -21,10 +21,10 @@ class Call(Context):
         timeout_s: how long the caller waits, or None.
         reader: splits the body of the request into messages.
         headers: those of the request.
-        header_bytes: their size.
+        own_bytes: what the call and its headers count as buffered, until it is closed.
     """
 
-    __slots__ = ("_deadline_timer", "_reader", "header_bytes", "task")
+    __slots__ = ("_deadline_timer", "_reader", "own_bytes", "task")
 
     def __init__(
         self,
@@ -36,12 +36,12 @@ class Call(Context):
         timeout_s: float | None,
         reader: wire.MessageReader,
         headers: tuple[wire.Header, ...] = (),
-        header_bytes: int = 0,
+        own_bytes: int = 0,
     ) -> None:
         deadline = None if timeout_s is None else loop.time() + timeout_s
         super().__init__(out, stream_id, method, loop=loop, deadline=deadline, headers=headers)
         self._reader = reader
-        self.header_bytes = header_bytes
+        self.own_bytes = own_bytes
         self._deadline_timer = None if deadline is None else loop.call_at(deadline, self._on_deadline)
         self.task: asyncio.Task[None] | None = None
 
@@ -51,7 +51,7 @@ class Call(Context):
             self.task = self._loop.create_task(self._run_writer(self._requests()))
         return self.task
 
-    def feed(self, data: bytes, *, last: bool) -> None:
+    def feed(self, data: bytes) -> None:
         """Take bytes of the body; a broken or too large message ends the call."""
         self._untaken += len(data)
         if not self._finished:
@@ -64,23 +64,20 @@ class Call(Context):
             except wire.CallError as error:
                 self.end(error.code, error.details)
                 return
+            # A message counts as long as it is after decompression; the peer may have sent a thousandth.
+            more = sum(map(len, messages)) + MESSAGE_BYTES * len(messages) + self._reader.pending - pending
+            if not self._out.buffered.add(more):
+                self.end(grpc.StatusCode.RESOURCE_EXHAUSTED, NO_ROOM)
+                return
+            self._body_bytes += more
             self._inbox.extend(messages)
             if self._method.reads_stream:
-                self._count(sum(map(len, messages)) + self._reader.pending - pending)
                 self._wake_reader()
             elif len(self._inbox) > 1:
                 # At once: a peer that never ends its request could fill the memory.
                 self._refuse_count()
-            elif not last:
-                self._count(len(data))
         else:
             self._take()
-
-    def _count(self, byte_count: int) -> None:
-        if self._out.buffered.add(byte_count):
-            self._body_bytes += byte_count
-        else:
-            self.end(grpc.StatusCode.RESOURCE_EXHAUSTED, NO_ROOM)
 
     def feed_end(self) -> asyncio.Task[None] | None:
         """Take the end of the body; return the task of a method that starts now."""

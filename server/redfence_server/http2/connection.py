@@ -34,9 +34,13 @@ _WINDOW_BYTES: Final = 4 * 1024 * 1024
 # The library's own limits, (1000, 33) for resets and (10000, 330) for glitches, would end such a connection.
 # A call that is reset costs no more than one that is answered.
 _RESETS: Final = (100_000, 20_000)
+# What Python and the library keep for a call, and for each of its headers, besides the bytes of the headers.
+_CALL_BYTES: Final = 2_500
+_HEADER_BYTES: Final = 100
 # 16 KiB have about 100 calls. Higher: a flood of calls delays other connections.
 _BUFFER: Final = memoryview(bytearray(16 * 1024))
-# For a connection whose last read reset so many calls: about 15 calls, so that a flood delays others less.
+# A connection whose last read reset so many calls gets a buffer of about 15 calls, so that a flood delays
+# others less.
 _RESETS_OF_A_FLOOD: Final = 8
 _BUFFER_IN_A_FLOOD: Final = _BUFFER[: 2 * 1024]
 
@@ -87,7 +91,7 @@ class Connection(asyncio.BufferedProtocol):
         self._http2 = ngh2.Connection(ngh2.Role.SERVER, owner.http2_settings)
         self._liveness = Liveness(owner.settings.liveness, self._loop.time())
         self._calls: dict[int, Call] = {}
-        # Those of the last read.
+        # The calls that the peer reset in the last read.
         self._resets = 0
         self._transport: Any = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -216,6 +220,7 @@ class Connection(asyncio.BufferedProtocol):
             details = f"{path} is no method of this server"
             self._refuse(event, wire.status_only(grpc.StatusCode.UNIMPLEMENTED, details))
             return
+        size += _CALL_BYTES + _HEADER_BYTES * len(event.headers)
         if not self.out.buffered.add(size):
             self._refuse(event, wire.status_only(grpc.StatusCode.RESOURCE_EXHAUSTED, NO_ROOM))
             return
@@ -229,7 +234,7 @@ class Connection(asyncio.BufferedProtocol):
             timeout_s=timeout_s,
             reader=wire.MessageReader(bytes_max=settings.message_bytes_max, encoding=encoding),
             headers=event.headers,
-            header_bytes=size,
+            own_bytes=size,
         )
         self._follow(stream_id, call.start_stream())
         if event.end_stream:
@@ -242,7 +247,7 @@ class Connection(asyncio.BufferedProtocol):
             self.out.taken(event.stream_id, len(event.data))
             return
         if event.data:
-            call.feed(event.data, last=event.end_stream)
+            call.feed(event.data)
         if event.end_stream:
             self._on_request_end(event)
 
@@ -298,7 +303,7 @@ class Connection(asyncio.BufferedProtocol):
     def _forget(self, stream_id: int, _: asyncio.Task[None] | None) -> None:
         call = self._calls.pop(stream_id)
         call.close()
-        self.out.buffered.remove(call.header_bytes)
+        self.out.buffered.remove(call.own_bytes)
         if not self._calls:
             self._liveness.idle(self._loop.time())
 

@@ -18,9 +18,11 @@ from google.protobuf.message import DecodeError
 from redfence_server.http2 import wire
 from redfence_server.http2.output import Output
 
+MESSAGE_BYTES: Final = 60
+"""What Python keeps for a message besides its bytes."""
 NO_ROOM: Final = (
     "the unfinished requests and unread answers of this client fill its part of the server's memory; "
-    "end some of them, then try again"
+    "end some of them before the next call"
 )
 """Tells a caller why a call ended with RESOURCE_EXHAUSTED."""
 _FAILED: Final = (grpc.StatusCode.UNKNOWN, "internal error in the server; see its log")
@@ -152,8 +154,8 @@ class Context:
             self._wake = self._loop.create_future()
             await self._wake
         data = self._inbox.popleft()
-        self._body_bytes -= len(data)
-        self._out.buffered.remove(len(data))
+        self._body_bytes -= len(data) + MESSAGE_BYTES
+        self._out.buffered.remove(len(data) + MESSAGE_BYTES)
         if self._untaken and not self._inbox:
             self._take()
         return self._parsed(data)
@@ -199,7 +201,6 @@ class Context:
         self._finished = True
         if self._untaken:
             self._take()
-        if self._body_bytes:
-            self._out.buffered.remove(self._body_bytes)
-            self._body_bytes = 0
-            self._inbox.clear()
+        self._out.buffered.remove(self._body_bytes)
+        self._body_bytes = 0
+        self._inbox.clear()

@@ -11,7 +11,7 @@ from redfence_server.sharing.peer import peer_of
 
 
 class Places:
-    """The places of a server's connections.
+    """Gives each connection of a server a place, and takes it back.
 
     Args:
         budget: how many there are for all peers.
@@ -24,7 +24,7 @@ class Places:
         self._empty = asyncio.Event()
 
     def take(self, connection: asyncio.BaseProtocol, transport: asyncio.BaseTransport) -> bool:
-        """Give the connection a place, unless it has one; return False if it was aborted for want of one."""
+        """Give the connection a place, unless it has one; return False if it was aborted instead."""
         assert isinstance(transport, asyncio.Transport)
         if connection in self._taken:
             return True

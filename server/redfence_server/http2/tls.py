@@ -18,7 +18,7 @@ class TlsConnection(sslproto.SSLProtocol):
     and the garbage collector runs rarely.
 
     Args:
-        connection: what the peer's bytes are for.
+        connection: gets the peer's bytes.
         places: the connection has one from the start of the handshake.
         handshake_s: how long the handshake may take.
         shutdown_s: how long the peer may take to answer the end of the connection.

@@ -14,8 +14,8 @@ from redfence_server.sharing.turns import Turns
 
 # File descriptors that connections of clients leave for nodes, logs and the interpreter.
 _OTHER_FILES: Final = 128
-# One peer gets at most half. Python needs about twice as much memory for them.
-_BUFFERED_BYTES: Final = 64 * 1024 * 1024
+# One peer gets at most half. 10,000 calls that wait, with tokens of 2 KB, take as much.
+_BUFFERED_BYTES: Final = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,8 @@ class ConnectionShares:
 
     Attributes:
         places: the open connections.
-        buffered_bytes: headers of calls that have not ended, bodies that no method has read, unsent answers.
+        buffered_bytes: calls that have not ended, bodies that no method has read, and unread answers of streams
+            with more than 64 KiB of them.
     """
 
     places: Budget

@@ -55,7 +55,7 @@ def _summary(counts: Counter[str]) -> str:
 
 
 async def only_a_busy_process(attack: Attack) -> str:
-    """Compute and send nothing: what every attacker on this machine takes of its cores."""
+    """Use a core and send nothing, as the control of all attacks: each attacker takes CPU from the server."""
     attack.begin()
     while attack.goes_on:
         sum(range(10_000))

@@ -28,7 +28,7 @@ BASE = "localhost/redfence-base"
 IMAGE = "localhost/redfence"
 # The release of Debian that has the Python of the Containerfile.
 DEBIAN = "trixie"
-# pip in the build must trust and ask what pip on this machine does.
+# pip in the build must use the authorities and the index of this machine's pip.
 _OF_THIS_MACHINE = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf")
 # Programs and packages that serve an attacker and not the server.
 _UNWANTED = {"pip", "setuptools", "wheel", "hatchling", "editables"}

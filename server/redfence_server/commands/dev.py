@@ -127,8 +127,8 @@ async def _run(arguments: argparse.Namespace) -> int:
 def _reload_at_sighup(reload: Callable[[], None], *, stop: asyncio.Future[signal.Signals]) -> None:
     """Call `reload` at each SIGHUP, but stop if the signal comes because the terminal was closed.
 
-    Otherwise the nodes and the ports of a closed terminal would stay. `nohup` asks for just that, and has
-    the signal ignored.
+    Otherwise the nodes and the ports would stay after the terminal closes. `nohup` asks for that: it starts
+    the process with the signal ignored.
     """
     ends_with_terminal = _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 

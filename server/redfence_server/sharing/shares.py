@@ -44,8 +44,8 @@ class ConnectionShares:
 
     Attributes:
         places: the open connections.
-        buffered_bytes: calls that have not ended, bodies that no method has read, and unread answers of streams
-            with more than 64 KiB of them.
+        buffered_bytes: calls that have not ended, bodies that no method has read, and unread answers of a
+            stream with more than 64 KiB of them.
     """
 
     places: Budget

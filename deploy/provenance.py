@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = "https://pypi.org/project/redfence"
-# What builds the wheel, and what the list of parts has.
+# The packages that build the wheel, and those in the list of parts.
 LOCKS = (Path("locks/build.txt"), Path("locks/server.txt"))
 
 

@@ -40,7 +40,7 @@ def _places(connections_max: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionShares:
-    """What the connections of a transport share, if it shows them before their first call.
+    """Bounds what the connections of the transport `fast` take together.
 
     Attributes:
         places: the open connections.

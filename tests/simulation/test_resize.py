@@ -53,7 +53,8 @@ MUTANTS = {
     ),
     "no wait": Rules(patches=((world_of_resizes, "wait_ms", lambda _: 0.0),), breaks="L"),
     "the successor begins at 0": Rules(
-        patches=((recovery_plan, "greatest_number", _shows_no_token),), breaks="T1 T2"
+        patches=((recovery_plan, "greatest_number", _shows_no_token), (resizing, "TOKENS_JUMP", 0)),
+        breaks="T1 T2",
     ),
 }
 

@@ -55,6 +55,7 @@ BY_REASON: Mapping[int, type[RedfenceError]] = MappingProxyType(
         lock_pb2.ERROR_REASON_INVALID_REASON: InvalidArgumentError,
         lock_pb2.ERROR_REASON_INVALID_INTERVAL: InvalidArgumentError,
         lock_pb2.ERROR_REASON_WATCH_LIMIT: OverloadedError,
+        lock_pb2.ERROR_REASON_TOO_MANY_BUFFERED_BYTES: OverloadedError,
         lock_pb2.ERROR_REASON_INVALID_LOCK_DELAY: InvalidArgumentError,
         lock_pb2.ERROR_REASON_INTERNAL: ServerError,
         lock_pb2.ERROR_REASON_MALFORMED_MESSAGE: InvalidArgumentError,

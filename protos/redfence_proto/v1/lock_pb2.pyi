@@ -39,7 +39,8 @@ reports it.
 An error without this ErrorInfo comes from gRPC, a proxy or your own deadline. The outcome is unknown,
 whatever the status code. The same holds for every unanswered command of a stream. Keep the lease id:
 repeat the call with it, or send Release. But never repeat a message or metadata over the limits below: gRPC
-refuses it each time, with RESOURCE_EXHAUSTED and without ErrorInfo.
+refuses it each time, with RESOURCE_EXHAUSTED and without ErrorInfo. A server may also reset a call, which
+gRPC shows with the same code, if this client leaves too many bytes of its answers unread; read them first.
 
 Access. A server with a policy asks for credentials: the metadata "authorization: Bearer TOKEN", or a
 client certificate. Every call and every command of a stream then also fails with UNAUTHENTICATED or
@@ -539,6 +540,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """INVALID_ARGUMENT. The lock_delay is negative or malformed, or with the ttl longer than the greatest ttl.
     Metadata: field; max for the lock_delay with this ttl, in milliseconds with the unit, if it is too long.
     """
+    ERROR_REASON_TOO_MANY_BUFFERED_BYTES: _ErrorReason.ValueType  # 31
+    """RESOURCE_EXHAUSTED. The unfinished requests and unread answers of this client fill its part of the server's
+    memory. A unary call with this error has changed nothing; on a stream, see "Errors" above for unanswered
+    commands. Metadata: scope, "peer".
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call or command failed: the `reason` of `google.rpc.ErrorInfo`, without the prefix ERROR_REASON_.
@@ -645,6 +651,11 @@ clients together have too many, or "prefix".
 ERROR_REASON_INVALID_LOCK_DELAY: ErrorReason.ValueType  # 30
 """INVALID_ARGUMENT. The lock_delay is negative or malformed, or with the ttl longer than the greatest ttl.
 Metadata: field; max for the lock_delay with this ttl, in milliseconds with the unit, if it is too long.
+"""
+ERROR_REASON_TOO_MANY_BUFFERED_BYTES: ErrorReason.ValueType  # 31
+"""RESOURCE_EXHAUSTED. The unfinished requests and unread answers of this client fill its part of the server's
+memory. A unary call with this error has changed nothing; on a stream, see "Errors" above for unanswered
+commands. Metadata: scope, "peer".
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 

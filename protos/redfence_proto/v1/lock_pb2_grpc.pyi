@@ -39,7 +39,8 @@ reports it.
 An error without this ErrorInfo comes from gRPC, a proxy or your own deadline. The outcome is unknown,
 whatever the status code. The same holds for every unanswered command of a stream. Keep the lease id:
 repeat the call with it, or send Release. But never repeat a message or metadata over the limits below: gRPC
-refuses it each time, with RESOURCE_EXHAUSTED and without ErrorInfo.
+refuses it each time, with RESOURCE_EXHAUSTED and without ErrorInfo. A server may also reset a call, which
+gRPC shows with the same code, if this client leaves too many bytes of its answers unread; read them first.
 
 Access. A server with a policy asks for credentials: the metadata "authorization: Bearer TOKEN", or a
 client certificate. Every call and every command of a stream then also fails with UNAUTHENTICATED or

@@ -67,7 +67,7 @@ class Call(Context):
             # A message counts as long as it is after decompression; the peer may have sent a thousandth.
             more = sum(map(len, messages)) + MESSAGE_BYTES * len(messages) + self._reader.pending - pending
             if not self._out.buffered.add(more):
-                self.end(grpc.StatusCode.RESOURCE_EXHAUSTED, NO_ROOM)
+                self.end(*NO_ROOM)
                 return
             self._body_bytes += more
             self._inbox.extend(messages)
@@ -106,9 +106,9 @@ class Call(Context):
         if self.task is not None:
             self.task.cancel()
 
-    def end(self, code: grpc.StatusCode, details: str) -> None:
+    def end(self, code: grpc.StatusCode, details: str, metadata: wire.Metadata = ()) -> None:
         """End the call with this status now, and cancel the method if it still runs."""
-        self._finish(wire.status_trailers(code, details, ()))
+        self._finish(wire.status_trailers(code, details, metadata))
         if self.task is not None:
             self.task.cancel()
 

@@ -22,11 +22,10 @@ from redfence_server.http2.output import Output
 from redfence_server.http2.peer import Peer
 from redfence_server.http2.places import Places
 from redfence_server.http2.settings import ConnectionSettings
+from redfence_server.http2.unread import Unread
 from redfence_server.sharing.budget import Budget
 from redfence_server.sharing.peer import peer_of
 
-_ENHANCE_YOUR_CALM: Final = 11
-_WRITE_BUFFER_BYTES: Final = 256 * 1024
 # A peer may send so much before methods have read it. A stream has HTTP/2's 64 KiB, so 63 streams whose
 # methods do not read leave room for the others.
 _WINDOW_BYTES: Final = 4 * 1024 * 1024
@@ -49,8 +48,10 @@ def http2_settings(settings: ConnectionSettings) -> ngh2.Configuration:
     """Return what the library needs of the settings."""
     return ngh2.Configuration(
         auto_window_update=False,
-        # Larger headers end the connection; up to here the call ends with a status.
+        # Larger headers end the connection; up to here the call ends with a status. So much, 80 KB in memory,
+        # a connection can keep with headers that do not end, and no budget counts it.
         max_inbound_header_list_size=4 * settings.metadata_bytes_max,
+        max_inbound_header_count=128,
         stream_reset_rate_limit=_RESETS,
         glitch_rate_limit=_RESETS,
     )
@@ -81,9 +82,11 @@ class Connection(asyncio.BufferedProtocol):
 
     Attributes:
         out: sends; it is there once the connection is.
+        carrier: the transport below TLS, if there is TLS.
     """
 
     out: Output
+    carrier: asyncio.Transport | None = None
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
@@ -93,7 +96,7 @@ class Connection(asyncio.BufferedProtocol):
         self._calls: dict[int, Call] = {}
         # The calls that the peer reset in the last read.
         self._resets = 0
-        self._transport: Any = None
+        self._transport: asyncio.Transport | None = None
         self._alarm: asyncio.TimerHandle | None = None
 
     # --- the server's side
@@ -114,18 +117,24 @@ class Connection(asyncio.BufferedProtocol):
         """Greet the peer."""
         if not self._owner.places.take(self, transport):
             return
+        assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        carrier = self.carrier or transport
+        # `pause_writing` comes whenever the socket is full, so a connection keeps no more than one write.
+        carrier.set_write_buffer_limits(high=0)
         peer = Peer.of(transport)
+        buffered = BufferedBytes(self._owner.buffered_bytes, peer_of(peer.address))
         self.out = Output(
             self._http2,
             transport,
+            unread=Unread(self._http2, carrier, buffered),
             peer=peer,
-            buffered=BufferedBytes(self._owner.buffered_bytes, peer_of(peer.address)),
+            buffered=buffered,
             liveness=self._liveness,
+            on_reset=self._lose,
             loop=self._loop,
         )
         self._owner.opened(self)
-        self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         # asyncio sets it only for some sockets; without it an answer can wait 40 ms for the peer's ACK.
         self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         tls: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
@@ -173,11 +182,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """Stop both ways: a peer that does not read its answers gets no more work done."""
+        if self._transport is None:  # within the handshake of TLS
+            return
         self.out.set_paused(True)
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """Go on."""
+        if self._transport is None:
+            return
         self._transport.resume_reading()
         self.out.set_paused(False)
 
@@ -222,7 +235,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         size += _CALL_BYTES + _HEADER_BYTES * len(event.headers)
         if not self.out.buffered.add(size):
-            self._refuse(event, wire.status_only(grpc.StatusCode.RESOURCE_EXHAUSTED, NO_ROOM))
+            self._refuse(event, wire.status_only(*NO_ROOM))
             return
         if not self._calls:
             self._liveness.busy()
@@ -265,7 +278,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _on_ping(self, _: ngh2.PingReceived) -> None:
         if not self.out.closed and not self._liveness.allows_ping(self._loop.time()):
-            self.out.goaway(_ENHANCE_YOUR_CALM, b"too_many_pings")
+            self.out.goaway(ngh2.ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
             self.out.close()
 
     def _on_settings(self, _: ngh2.SettingsReceived) -> None:

@@ -15,16 +15,26 @@ from typing import Any, Final, NoReturn, Self
 import grpc
 from google.protobuf.message import DecodeError
 
+from redfence_proto.rich_error import RichError, to_trailing_metadata
+from redfence_proto.v1 import lock_pb2
 from redfence_server.http2 import wire
 from redfence_server.http2.output import Output
 
 MESSAGE_BYTES: Final = 60
 """What Python keeps for a message besides its bytes."""
-NO_ROOM: Final = (
+_NO_ROOM: Final = RichError(
+    lock_pb2.ERROR_REASON_TOO_MANY_BUFFERED_BYTES,
     "the unfinished requests and unread answers of this client fill its part of the server's memory; "
-    "end some of them before the next call"
+    "end some of them before the next call",
+    metadata={"scope": "peer"},
+    retry_after_ms=1_000,
 )
-"""Tells a caller why a call ended with RESOURCE_EXHAUSTED."""
+NO_ROOM: Final = (
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    _NO_ROOM.message,
+    to_trailing_metadata(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], _NO_ROOM),
+)
+"""The status of a call beyond its peer's part of the memory."""
 _FAILED: Final = (grpc.StatusCode.UNKNOWN, "internal error in the server; see its log")
 
 
@@ -161,18 +171,12 @@ class Context:
         return self._parsed(data)
 
     async def write(self, message: Any) -> None:
-        """Send one message; wait while the peer takes none. After the end of the call, do nothing.
-
-        Raises:
-            AbortError: the peer leaves more unread than its part; the call has ended.
-        """
+        """Send one message; wait while the peer takes none. After the end of the call, do nothing."""
         if self._finished:
             return
         await self.send_initial_metadata(())
         self._out.send_message(self._id, wire.framed(self._method.serialize(message)))
-        if not await self._out.room(self._id):
-            self._close()
-            raise grpc.aio.AbortError
+        await self._out.room(self._id)
 
     def _parsed(self, data: bytes) -> Any:
         try:

@@ -13,19 +13,24 @@ from redfence_server.http2 import wire
 from redfence_server.http2.buffered import BufferedBytes
 from redfence_server.http2.liveness import Liveness
 from redfence_server.http2.peer import Peer
+from redfence_server.http2.unread import ENDED, Unread
 
-# A stream or the connection may have ended before the event that tells it has come here.
-_ENDED: Final = (ngh2.StreamUnavailableError, ngh2.ConnectionStateError, ngh2.ConnectionClosingError)
 # A method that writes a stream waits while more of its bytes than this are queued.
 _STREAM_QUEUE_BYTES: Final = 64 * 1024
-_ENHANCE_YOUR_CALM: Final = 11
+# What calls queue is written, and counted, after so many bytes, even within a turn.
+_FRESH_BYTES: Final = 64 * 1024
 
 
 class Output:
     """Queues the answers of a connection's calls. After the connection's end, every method does nothing.
 
+    If a peer leaves more unread than its part of the memory, the calls that wrote last are reset. A client
+    of gRPC shows that as RESOURCE_EXHAUSTED.
+
     Args:
-        transport: asyncio's or uvloop's, which have no common class.
+        transport: takes the bytes.
+        unread: what the peer has not read of it.
+        on_reset: gets the stream of each call that is reset so.
 
     Attributes:
         peer: the other end of the connection.
@@ -36,22 +41,30 @@ class Output:
     def __init__(
         self,
         http2: ngh2.Connection,
-        transport: Any,
+        transport: asyncio.Transport,
         *,
+        unread: Unread,
         peer: Peer,
         buffered: BufferedBytes,
         liveness: Liveness,
+        on_reset: Callable[[int], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.peer = peer
         self.buffered = buffered
         self.closed = False
         self._http2 = http2
-        self._transport = transport
+        # Without these after the end, because they refer to this output: a cycle.
+        self._transport: Any = transport
+        self._unread: Any = unread
+        self._on_reset: Any = on_reset
         self._liveness = liveness
         self._loop = loop
         self._flushes = False
         self._paused = False
+        # The calls that have queued a message since the last flush, and the bytes of these messages.
+        self._wrote: set[int] = set()
+        self._fresh = 0
         # Ended calls whose request has not ended: the peer is told to stop, once it has the answer.
         self._to_reset: set[int] = set()
         self._waiting_for_room: dict[int, asyncio.Future[None]] = {}
@@ -64,7 +77,11 @@ class Output:
 
     def send_message(self, stream_id: int, frame: bytes) -> None:
         """Queue one message of a call."""
+        self._wrote.add(stream_id)
         self._send(partial(self._http2.send_data, stream_id, frame))
+        self._fresh += len(frame)
+        if self._fresh > _FRESH_BYTES:
+            self.flush()
 
     def send_trailers(self, stream_id: int, trailers: tuple[wire.Header, ...]) -> None:
         """End the answer of a call."""
@@ -78,26 +95,15 @@ class Output:
         """Note that the stream is closed both ways."""
         self._to_reset.discard(stream_id)
 
-    async def room(self, stream_id: int) -> bool:
-        """Return once at most 64 KiB of the call are queued.
-
-        Returns:
-            False if the peer leaves too much unread: the call was reset, and what was queued is gone.
-        """
-        queued = self._queued(stream_id)
-        if queued <= _STREAM_QUEUE_BYTES:
-            return True
-        if not self.buffered.add(queued):
-            # A client of gRPC shows this code as RESOURCE_EXHAUSTED.
-            self._try(partial(self._http2.reset_stream, stream_id, _ENHANCE_YOUR_CALM))
-            return False
+    async def room(self, stream_id: int) -> None:
+        """Return once at most 64 KiB of the call are queued."""
+        if self.closed or self._unread.queued(stream_id) <= _STREAM_QUEUE_BYTES:
+            return
         self._waiting_for_room[stream_id] = room = self._loop.create_future()
         try:
             await room
         finally:
             del self._waiting_for_room[stream_id]
-            self.buffered.remove(queued)
-        return True
 
     def taken(self, stream_id: int, byte_count: int) -> None:
         """Let the peer send so many more bytes."""
@@ -122,6 +128,7 @@ class Output:
     def close(self) -> None:
         """Write what is queued, then close the socket."""
         if not self.closed:
+            self._paused = False  # the transport closes the socket after the last byte
             self.flush()
             self.closed = True
             self._transport.close()
@@ -131,7 +138,7 @@ class Output:
         self.closed = True
         if self._transport is not None:
             self._transport.abort()
-            self._transport = None
+            self._transport = self._unread = self._on_reset = None
 
     def flush_soon(self) -> None:
         """Write at the end of this turn of the loop."""
@@ -142,20 +149,37 @@ class Output:
     def flush(self) -> None:
         """Write what is queued now, as far as the peer's windows allow."""
         self._flushes = False
-        if self.closed or self._paused:
+        if self.closed:
             return
-        self._write()
-        for stream_id, room in self._waiting_for_room.items():
-            if not room.done() and self._queued(stream_id) <= _STREAM_QUEUE_BYTES:
-                room.set_result(None)
-        if self._to_reset:
-            self._reset_ended()
-        if not self._http2.want_read and not self._http2.want_write:
-            self.closed = True
-            self._transport.close()
+        if not self._paused:
+            self._write()
+            for stream_id, room in self._waiting_for_room.items():
+                if not room.done() and self._unread.queued(stream_id) <= _STREAM_QUEUE_BYTES:
+                    room.set_result(None)
+            if self._to_reset:
+                self._reset_ended()
+            if not self._http2.want_read and not self._http2.want_write:
+                self.closed = True
+                self._transport.close()
+                return
+        self._count_unread()
+
+    def _count_unread(self) -> None:
+        if not self._unread.count():
+            for stream_id in self._wrote:
+                if self._unread.queued(stream_id):
+                    self._try(partial(self._http2.reset_stream, stream_id, ngh2.ErrorCode.ENHANCE_YOUR_CALM))
+                    self._on_reset(stream_id)
+            if not self._paused:
+                self._write()  # the library keeps the answer of a call that is reset until then
+            if not self._unread.count():
+                # The socket is full, and what was given to it cannot be taken back.
+                self.abort()
+        self._wrote.clear()
+        self._fresh = 0
 
     def _reset_ended(self) -> None:
-        for stream_id in [each for each in self._to_reset if not self._queued(each)]:
+        for stream_id in [each for each in self._to_reset if not self._unread.queued(each)]:
             self._to_reset.discard(stream_id)
             self._try(partial(self._http2.reset_stream, stream_id, 0))
         self._write()
@@ -169,14 +193,10 @@ class Output:
         self._liveness.answered()
 
     def _try(self, queue: Callable[[], None]) -> None:
+        if self.closed:
+            return
         try:  # noqa: SIM105  (each message of each call comes here, and `suppress` costs a microsecond)
             queue()
-        except _ENDED:
+        except ENDED:
             pass
         self.flush_soon()
-
-    def _queued(self, stream_id: int) -> int:
-        try:
-            return self._http2.queued_body_size(stream_id)
-        except _ENDED:
-            return 0

@@ -45,18 +45,37 @@ class TlsConnection(sslproto.SSLProtocol):
             ssl_handshake_timeout=handshake_s,  # type: ignore[arg-type]  # typeshed wants an int
             ssl_shutdown_timeout=shutdown_s,
         )
+        # By default asyncio reads 256 KiB ahead while the connection does not read.
+        self._set_read_buffer_limits(high=self.max_size)  # type: ignore[attr-defined]  # not in typeshed
         self._connection = connection
         self._places = places
+        self._is_full = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the handshake, if the peer may have one more connection."""
+        assert isinstance(transport, asyncio.Transport)
+        self._connection.carrier = transport
         if self._places.take(self._connection, transport):
             super().connection_made(transport)
+
+    def pause_writing(self) -> None:
+        """Let the connection wait as well; asyncio would let it encrypt 512 KiB more."""
+        self._is_full = True
+        super().pause_writing()
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Write what TLS has kept; let the connection go on unless that fills the socket again."""
+        self._is_full = False
+        super().resume_writing()
+        if not self._is_full:
+            self._connection.resume_writing()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """End the connection, and free everything."""
         super().connection_lost(exc)
         self._places.leave(self._connection)
+        self._connection.carrier = None
         if exc is not None:
             # The frames of a failed handshake hold the error, which holds them.
             exc.__traceback__ = None

@@ -133,12 +133,20 @@ def _limits(shares: Shares) -> Iterator[Metric]:
 
 
 def _connections(shares: Shares | None) -> Iterator[Metric]:
-    """Yield both names without a value if the connections are not known: 0 would be wrong."""
-    taken = GaugeMetricFamily("redfence_connections", "Open connections, only with the transport fast.")
-    most = GaugeMetricFamily(
-        "redfence_connections_max", "How many may be open, only with the transport fast."
-    )
+    """Yield all names without a value if the connections are not known: 0 would be wrong."""
+    gauges = [
+        GaugeMetricFamily(f"redfence_{name}", f"{text}, only with the transport fast.")
+        for name, text in (
+            ("connections", "Open connections"),
+            ("connections_max", "How many may be open"),
+            ("buffered_bytes", "Bytes of unfinished requests and unread answers"),
+            ("buffered_bytes_max", "How many there may be"),
+        )
+    ]
     if shares is not None:
-        taken.add_metric((), shares.connections.places.taken)
-        most.add_metric((), shares.connections.places.size)
-    yield from (taken, most)
+        places, buffered = shares.connections.places, shares.connections.buffered_bytes
+        for gauge, value in zip(
+            gauges, (places.taken, places.size, buffered.taken, buffered.size), strict=True
+        ):
+            gauge.add_metric((), value)
+    yield from gauges

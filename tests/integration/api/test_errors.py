@@ -59,6 +59,7 @@ SHOWN_ELSEWHERE = {
     lock_pb2.ERROR_REASON_INVALID_PAGE,  # api/test_admin.py
     lock_pb2.ERROR_REASON_INVALID_INTERVAL,  # api/test_watch.py
     lock_pb2.ERROR_REASON_WATCH_LIMIT,  # api/test_watch.py
+    lock_pb2.ERROR_REASON_TOO_MANY_BUFFERED_BYTES,  # http2/test_server.py
 }
 
 Request = AcquireRequest | ReleaseRequest | KeepAliveRequest | GetLockRequest | CheckTokenRequest

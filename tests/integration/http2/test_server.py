@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
 import gzip
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +16,9 @@ import grpc
 import ngh2
 import pytest
 
-from harness.http2.raw_client import RawClient
+from harness.http2.raw_client import Answer, RawClient
 from harness.processes.ports import HOST
+from redfence_proto.rich_error import from_trailing_metadata
 from redfence_server.api.serving import LIMITS, new_server
 from redfence_server.http2.call import Call
 from redfence_server.http2.server import Server
@@ -337,6 +339,23 @@ async def _begin_unread_answers(client: RawClient) -> int:
     return stream_id
 
 
+async def _begin_unread_answer(client: RawClient) -> int:
+    stream_id = client.begin("/test.Echo/Say")
+    client.send(stream_id, framed(b"x" * 30_000), end=True)
+    return stream_id
+
+
+def _is_refused(answer: Answer) -> bool:
+    if b"grpc-status" in answer.headers:
+        details = base64.b64decode(answer.headers[b"grpc-status-details-bin"] + b"==")
+        error = from_trailing_metadata([("grpc-status-details-bin", details)])
+        assert error is not None
+        assert (error.reason_name, error.metadata) == ("TOO_MANY_BUFFERED_BYTES", {"scope": "peer"})
+        assert error.retry_after_ms == 1_000
+        return answer.status.startswith("8 the unfin")
+    return answer.reset == ngh2.ErrorCode.ENHANCE_YOUR_CALM
+
+
 @pytest.mark.parametrize(
     "begin",
     [
@@ -345,6 +364,7 @@ async def _begin_unread_answers(client: RawClient) -> int:
         _begin_compressed_message,
         _begin_unread_messages,
         _begin_unread_answers,
+        _begin_unread_answer,
     ],
 )
 async def test_one_peer_makes_the_server_keep_no_more_than_its_part(
@@ -360,12 +380,45 @@ async def test_one_peer_makes_the_server_keep_no_more_than_its_part(
             await asyncio.sleep(0)
             assert buffered.taken <= BUFFERED_BYTES // 2
         assert buffered.refusals
-        last = await begin(client)
-        refused = client.answers[last]
-        await client.until(lambda: refused.closed or refused.reset is not None)
-        assert refused.reset == ngh2.ErrorCode.ENHANCE_YOUR_CALM or refused.status.startswith("8 the unfin")
+        ended = [answer for answer in client.answers.values() if answer.closed]
+        assert ended
+        assert all(map(_is_refused, ended))
         assert not client.answers[first].closed
         assert buffered.taken > BUFFERED_BYTES // 3
+        async with RawClient(site.port) as other:
+            assert (await other.call("/test.Echo/Say", b"beside")).body == framed(b"beside")
+    await until(lambda: not buffered.taken)
+
+
+@pytest.mark.parametrize("at_once", [1, 10])
+async def test_what_full_sockets_do_not_take_is_a_part_of_it(site: Site, at_once: int) -> None:
+    """The windows are open, so the bytes go on to the sockets; what these do not take counts as well."""
+    buffered = site.shares.buffered_bytes
+    buffered.size = 2 * 1024 * 1024
+
+    def kept() -> int:
+        return sum(
+            each._http2.queued_body_size() + each.out._unread._carrier.get_write_buffer_size()
+            for each in site.server._connections
+            if not each.out.closed
+        )
+
+    window = {ngh2.Setting.INITIAL_WINDOW_SIZE: 2**31 - 1}
+    async with AsyncExitStack() as stack:
+        for _ in range(40):
+            client = await stack.enter_async_context(
+                RawClient(site.port, settings=window, source="127.0.0.2")
+            )
+            client.http2.set_local_window_size(2**31 - 1)
+            await client.call("/test.Echo/Say", b"hello")
+            client.stop_reading()
+            for _ in range(200 // at_once):
+                for _ in range(at_once):
+                    client.send(client.begin("/test.Echo/WriteMuch"), framed(b"60"), end=True)
+                await asyncio.sleep(0)
+                # It counts at the end of a turn, or after 64 KiB.
+                assert kept() - 2 * 64 * 1024 <= buffered.taken <= buffered.size // 2
+        assert buffered.refusals
         async with RawClient(site.port) as other:
             assert (await other.call("/test.Echo/Say", b"beside")).body == framed(b"beside")
     await until(lambda: not buffered.taken)
@@ -374,6 +427,7 @@ async def test_one_peer_makes_the_server_keep_no_more_than_its_part(
 async def test_small_answers_leave_without_waiting_for_an_ack(site: Site, client: RawClient) -> None:
     await client.call("/test.Echo/Say", b"")
     (connection,) = site.server._connections
+    assert connection._transport is not None
     connected = connection._transport.get_extra_info("socket")
     assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 

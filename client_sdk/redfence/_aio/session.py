@@ -8,7 +8,6 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from redfence._clock import Clock
@@ -107,27 +106,30 @@ class AsyncSession:
         """
         with client_span("release", lease.resource) as traceparent:
             waiter: asyncio.Future[bool] = self._start().create_future()
-            self._core.release(lease, waiter, now_ms=self._clock.now_ms(), traceparent=traceparent)
-            self._wake_driver()
+            self._release(lease, waiter, traceparent=traceparent)
             return await waiter
 
-    def release_soon(self, lease: LeaseCore, *, dropped: bool = False) -> None:
-        """Release a lease without waiting for the answer; does nothing if the client is closed.
-
-        The release of a dropped lease makes no span: the code that the collector interrupted did not ask
-        for it.
-        """
-        span = contextlib.nullcontext("") if dropped else client_span("release", lease.resource)
-        with contextlib.suppress(ClosedError), span as traceparent:
-            self._start()
-            self._core.release(lease, None, now_ms=self._clock.now_ms(), traceparent=traceparent)
-            self._wake_driver()
+    def release_soon(self, lease: LeaseCore) -> None:
+        """Release a lease without waiting for the answer; does nothing if the client is closed."""
+        with client_span("release", lease.resource) as traceparent:
+            self._release(lease, traceparent=traceparent)
 
     def release_dropped(self, lease: LeaseCore) -> None:
-        """Release a lease that was garbage-collected, in any thread; does nothing once the loop has ended."""
+        """Release a lease that was garbage-collected, in any thread; does nothing once the loop has ended.
+
+        The release makes no span: the code that the collector interrupted did not ask for it.
+        """
         if self._loop is not None and not self.owner.is_parent:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(partial(self.release_soon, lease, dropped=True))
+                self._loop.call_soon_threadsafe(self._release, lease)
+
+    def _release(
+        self, lease: LeaseCore, waiter: asyncio.Future[bool] | None = None, *, traceparent: str = ""
+    ) -> None:
+        with contextlib.suppress(ClosedError):  # closing has released the lease
+            self._start()
+            self._core.release(lease, waiter, now_ms=self._clock.now_ms(), traceparent=traceparent)
+            self._wake_driver()
 
     async def call(self, method: Method, request: Any) -> Any:
         """Make a unary call on the present link; try again on a new link at most once per address.
@@ -218,7 +220,11 @@ class AsyncSession:
         if self._loop is None:
             self._loop = loop
             self._task = self._loop.create_task(self._run(), name="redfence-session")
-            self._unwatch = self._clock.watch(self._time_moved)
+
+            def time_moved() -> None:
+                loop.call_soon_threadsafe(self._on_timer)
+
+            self._unwatch = self._clock.watch(time_moved)
         return self._loop
 
     # Called after each call to the core: wakes the writer, and sets the timer to the next alarm.
@@ -246,10 +252,6 @@ class AsyncSession:
         if self._link is not None and self._core.should_leave(now_ms):
             self._link.abort()
         self._wake_driver()
-
-    def _time_moved(self) -> None:
-        assert self._loop is not None, "the session watches the clock but has no loop"
-        self._loop.call_soon_threadsafe(self._on_timer)
 
     # The link task.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -9,7 +10,11 @@ from typing import Any, Final
 
 from redfence._errors import RedfenceError
 
+_log = logging.getLogger("redfence")
+
 _NO_SPAN: Final = nullcontext("")
+# The faults of the program's OpenTelemetry that are in the log.
+_logged: Final[set[str]] = set()
 
 
 def client_span(name: str, resource: str) -> AbstractContextManager[str]:
@@ -25,21 +30,36 @@ def client_span(name: str, resource: str) -> AbstractContextManager[str]:
 @contextmanager
 def _span(trace: Any, name: str, resource: str) -> Iterator[str]:
     attributes = {"redfence.resource": resource} if resource else {}
-    with trace.get_tracer("redfence").start_as_current_span(
-        f"redfence {name}",
-        kind=trace.SpanKind.CLIENT,
-        attributes=attributes,
-        # A lock that another client holds is no failure of the program.
-        record_exception=False,
-        set_status_on_exception=False,
-    ) as span:
+    span, traceparent = None, ""
+    with _faults_logged():
+        scope = trace.get_tracer("redfence").start_as_current_span(
+            f"redfence {name}", kind=trace.SpanKind.CLIENT, attributes=attributes
+        )
+        span = scope.__enter__()
         context = span.get_span_context()
-        try:
-            yield (
-                f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
-                if context.is_valid
-                else ""
-            )
-        except RedfenceError as error:
-            span.set_attribute("error.type", type(error).__name__)
-            raise
+        if context.is_valid:
+            traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+    try:
+        yield traceparent
+    except RedfenceError as error:
+        if span is not None:
+            with _faults_logged():
+                span.set_attribute("error.type", type(error).__name__)
+        raise
+    finally:
+        if span is not None:
+            with _faults_logged():
+                # It gets no error, because a lock that another client holds is no failure of the program.
+                scope.__exit__(None, None, None)
+
+
+@contextmanager
+def _faults_logged() -> Iterator[None]:
+    """Log what samplers and processors of the program raise, each kind once; it must fail no call."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  (what it raises is the program's code, and may be anything)
+        kind = type(error).__qualname__
+        if kind not in _logged:
+            _logged.add(kind)
+            _log.warning("span_failed error=%r: OpenTelemetry raised, and the call went on", error)

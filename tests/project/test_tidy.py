@@ -291,10 +291,11 @@ def test_only_the_clock_asks_for_the_time() -> None:
 
 
 # The last ones: what runs in the callbacks of a connection, which must go on; an acquire and a thread, whose
-# defects must reach their callers; and a holder's code, which must not end ours.
+# defects must reach their callers; a holder's code, which must not end ours; and the program's OpenTelemetry,
+# which must fail no call.
 _BOUNDARY = re.compile(
     r"/(servicer|streams|keep_alive_stream|http2/(call|connection)|grpc_servicer|__main__|group_commit|waiting/acquiring|nodes/(commands|link)"
-    r"|_threads/(driver|session)|_core/callbacks)\.py$"
+    r"|_threads/(driver|session)|_core/callbacks|redfence/_tracing)\.py$"
 )
 
 

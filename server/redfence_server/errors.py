@@ -120,8 +120,8 @@ class TooManyWaitersError(OverloadedError):
         """Return the message with the limit."""
         if self.scope == "peer":
             return (
-                f"{self.limit} acquires of this client are waiting at this server, and the other places are "
-                "for other clients; wait for fewer locks at a time, or raise waiters_max"
+                f"this client may now have {self.limit} acquires waiting at this server, half of the places "
+                "that other clients leave; wait for fewer locks at a time, or raise waiters_max"
             )
         where = {
             "resource": "for this resource",

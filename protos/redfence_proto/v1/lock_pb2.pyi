@@ -474,8 +474,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAVAILABLE. The server is stopping: repeat the call at another server, with the same lease id."""
     ERROR_REASON_TOO_MANY_WAITERS: _ErrorReason.ValueType  # 12
     """RESOURCE_EXHAUSTED. Too many acquires wait. Metadata: limit, and scope, which names the limit:
-    "resource", "server" or "connection"; or "peer" if so many acquires of this client wait already, and the other
-    places of the server are for other clients.
+    "resource", "server" or "connection"; or "peer" if the acquires of this client may take no more of the server's
+    places. That limit is half of the places that other clients leave now.
     """
     ERROR_REASON_TOO_MANY_COMMANDS: _ErrorReason.ValueType  # 13
     """RESOURCE_EXHAUSTED. Too many commands are unanswered. Metadata: limit, how many of them this stream may have;
@@ -586,8 +586,8 @@ ERROR_REASON_DRAINING: ErrorReason.ValueType  # 11
 """UNAVAILABLE. The server is stopping: repeat the call at another server, with the same lease id."""
 ERROR_REASON_TOO_MANY_WAITERS: ErrorReason.ValueType  # 12
 """RESOURCE_EXHAUSTED. Too many acquires wait. Metadata: limit, and scope, which names the limit:
-"resource", "server" or "connection"; or "peer" if so many acquires of this client wait already, and the other
-places of the server are for other clients.
+"resource", "server" or "connection"; or "peer" if the acquires of this client may take no more of the server's
+places. That limit is half of the places that other clients leave now.
 """
 ERROR_REASON_TOO_MANY_COMMANDS: ErrorReason.ValueType  # 13
 """RESOURCE_EXHAUSTED. Too many commands are unanswered. Metadata: limit, how many of them this stream may have;

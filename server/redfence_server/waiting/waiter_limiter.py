@@ -21,8 +21,9 @@ class WaiterLimits:
 class WaiterLimiter:
     """Counts the acquires that wait; refuses every acquire while it is `closed`.
 
-    A peer may take no more places of the server than it leaves free, so that no peer can keep all others from
-    waiting.
+    A peer may take half of the server's places that other peers leave, so that no peer can keep all others
+    from waiting. Unlike in a `Budget`, that is one place more if their number is odd, so every place is used,
+    also the only one.
 
     Attributes:
         count: the acquires that wait at this server.
@@ -47,16 +48,16 @@ class WaiterLimiter:
         if self.closed:
             raise DrainingError
         limits = self.limits
+        its = self._by_peer[call.peer] if call.peer else 0
+        left_by_others = limits.server - self.count + its
         for count, limit, scope in (
             (self.by_resource[call.resource], limits.resource, "resource"),
             (self.count, limits.server, "server"),
             (self._by_connection[call.connection], limits.connection, "connection"),
+            (its, (left_by_others + 1) // 2, "peer"),
         ):
             if count >= limit:
                 raise TooManyWaitersError(limit, scope)
-        its = self._by_peer[call.peer]
-        if call.peer and its >= limits.server - self.count:
-            raise TooManyWaitersError(its, "peer")
         self.count += 1
         self.by_resource[call.resource] += 1
         self._by_connection[call.connection] += 1

@@ -222,6 +222,25 @@ async def test_a_peer_leaves_as_many_places_free_as_it_has() -> None:
     assert server.at_rest()
 
 
+async def test_a_refused_peer_is_told_how_many_may_wait_now() -> None:
+    """It has more than that if others came later, so its own count would tell it to keep them."""
+    (server,) = servers(limits=WaiterLimits(server=12, resource=99, connection=99))
+    await server.wait(HOLDER, wait_ms=0)
+    waiting = [server.wait(lease_id(number), peer="early") for number in range(1, 7)]
+    await settle()
+    waiting += [server.wait(lease_id(number), peer="late") for number in range(7, 10)]
+    await settle()
+    with pytest.raises(TooManyWaitersError) as refused:
+        await server.wait(lease_id(99), peer="early")
+    assert (refused.value.scope, refused.value.limit) == ("peer", 5)
+    await call_off(waiting.pop(0), waiting.pop(0))
+    waiting.append(server.wait(lease_id(99), peer="early"))
+    await settle()
+    assert not waiting[-1].done(), "four waited, and five may"
+    await call_off(*waiting)
+    assert server.at_rest()
+
+
 async def test_the_first_callers_keep_their_places_when_too_many_come_at_once() -> None:
     (server,) = servers(limits=WaiterLimits(server=9, resource=3, connection=9))
     await server.acquire(HOLDER)

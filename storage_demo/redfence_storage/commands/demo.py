@@ -38,10 +38,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         description="Stops a real process with SIGSTOP until its lease is over, then lets it write. "
         "Exit status: 0 if the storage refused the stale write, 1 if the write corrupted the data "
         "(as it does with --no-fencing), 2 if the story could not be played.",
-        epilog="The files of TLS and the token are for the lock server and for the storage. The story starts "
-        "its own servers if no flag and no variable names one, no flag gives credentials, and none run on "
-        f"{defaults.LOCK_SERVER} and {defaults.STORAGE}. These have no TLS and no access control, whatever "
-        "the environment says.",
+        epilog="The files of TLS and the token are for the lock server and for the storage. If no flag and "
+        "no variable names a server, and no flag gives credentials, the story looks for servers on "
+        f"{defaults.LOCK_SERVER} and {defaults.STORAGE}. Unless both run, it starts a lock server and a "
+        "storage of its own, with a quorum. These have no TLS and no access control, whatever the "
+        "environment says.",
     )
     gc_pause.add_argument(
         "--no-fencing", action="store_true", help="keep the data in a plain file, which does not check tokens"
@@ -86,14 +87,17 @@ def _narrate(line: str) -> None:
 
 @contextmanager
 def _served(stage: Stage, *, named: bool) -> Iterator[Stage]:
-    """Yield the stage with a lock server and a storage; start both if none is `named` or running."""
+    """Yield the stage with a lock server and a storage; start both if none is `named` and not both run."""
     from redfence_storage.pause_demo.conductor import DemoError
 
     assert stage.storage is not None
     if named or stage.credentials or (_is_listening(stage.servers[0]) and _is_listening(stage.storage)):
         yield stage
         return
-    _narrate(f"(No servers run on {stage.servers[0]} and {stage.storage}: starting a quorum for this story.)")
+    _narrate(
+        f"(No lock server runs on {stage.servers[0]}, or no storage on {stage.storage}: "
+        "starting both for this story, with a quorum.)"
+    )
     command = [
         sys.executable,
         "-m",

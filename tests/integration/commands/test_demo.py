@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -85,13 +86,21 @@ async def test_the_demo_shows_its_credentials_to_the_server_and_to_the_storage(
         await commands.start_redfence("demo", "gc-pause", environment=environment).ended()
 
 
+@pytest.mark.parametrize("running", [None, "STORAGE"])
 def test_own_servers_of_the_demo_need_no_credentials_whatever_the_environment_says(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], running: str | None
 ) -> None:
-    """An operator's shell names files for other servers; here none of them exists."""
-    for name in ("LOCK_SERVER", "STORAGE"):
-        monkeypatch.setattr(addresses, name, f"{HOST}:{free_port()}")
+    """It starts both, even if one runs. An operator's shell names files for others; here none exists."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     for name in ("TLS_CA", "TLS_CERT", "TLS_KEY", "BEARER_TOKEN_FILE", "POLICY_FILE", "TOKENS_FILE"):
         monkeypatch.setenv(f"REDFENCE_{name}", "/missing")
-    assert main.main(["demo", "gc-pause"]) == 0
+    with socket.create_server((HOST, 0)) as one:
+        for name in ("LOCK_SERVER", "STORAGE"):
+            port = one.getsockname()[1] if name == running else free_port()
+            monkeypatch.setattr(addresses, name, f"{HOST}:{port}")
+        assert main.main(["demo", "gc-pause"]) == 0
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first == (
+        f"(No lock server runs on {addresses.LOCK_SERVER}, or no storage on {addresses.STORAGE}: "
+        "starting both for this story, with a quorum.)"
+    )

@@ -25,6 +25,7 @@ from redfence_proto.v1 import lock_pb2
 from redfence_server.api import serving as grpc_serving
 from redfence_server.api.health import Health
 from redfence_server.http2.settings import Transport
+from redfence_server.sharing.shares import ConnectionShares
 
 _TIMEOUT_S = 10.0
 # Channels of one process to one target would otherwise share their connection.
@@ -77,9 +78,13 @@ class Site:
 
 @asynccontextmanager
 async def site(
-    transport: Transport, certificate: Certificate | None, *, client_ca: Path | None = None
+    transport: Transport,
+    certificate: Certificate | None,
+    *,
+    client_ca: Path | None = None,
+    shares: ConnectionShares | None = None,
 ) -> AsyncIterator[Site]:
-    server = grpc_serving.new_server(transport)
+    server = grpc_serving.new_server(transport, shares=shares)
     health = HealthWithWitness()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     health.set_serving(serving=True)
@@ -282,17 +287,28 @@ def der(certificate: Certificate) -> bytes:
 
 
 @pytest.mark.slow
-async def test_a_handshake_that_hangs_is_closed(transport: Transport, certificate: Certificate) -> None:
-    async with site(transport, certificate) as server:
+async def test_a_handshake_that_hangs_is_closed(
+    transport: Transport, certificate: Certificate, authority: Authority
+) -> None:
+    """It delays no other client, and has its place among the connections, which only `fast` counts."""
+    shares = ConnectionShares.of(100)
+    async with site(transport, certificate, shares=shares) as server:
         silent = await asyncio.open_connection(HOST, server.port)
         # The head of a record whose body never comes.
         half = await asyncio.open_connection(HOST, server.port)
         half[1].write(b"\x16\x03\x01\x02\x00\x01")
+        assert await server.check(authority.credentials()) is grpc.StatusCode.OK
+        hanging = 2 if transport is Transport.FAST else 0
+        await eventually(lambda: shares.places.taken == hanging)
+        assert not silent[0].at_eof()
+        assert not half[0].at_eof()
         async with asyncio.timeout(3 * grpc_serving.LIMITS.liveness.handshake_s):
-            for reader, writer in (silent, half):
+            for reader, _ in (silent, half):
                 with suppress(ConnectionResetError):
-                    await reader.read()
-                writer.close()
+                    await reader.read()  # until the server ends the connection
+        await eventually(lambda: not shares.places.taken)
+        for _, writer in (silent, half):
+            writer.close()
 
 
 @pytest.mark.slow

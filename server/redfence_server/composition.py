@@ -65,6 +65,7 @@ def _share_limits(config: ServeConfig) -> ShareLimits:
     return ShareLimits(
         commands=config.commands_server_max,
         connections=config.connections_max,
+        buffered_bytes=config.buffered_bytes_max,
         new_names_per_second=config.new_resources_per_second,
     )
 

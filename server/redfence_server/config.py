@@ -24,11 +24,13 @@ from redfence_server.http2.settings import Transport
 from redfence_server.log_setup import LogFormat, LogLevel
 from redfence_server.redis_io.dial import NodeTls
 from redfence_server.redis_io.scripts import COUNTER_IDLE_MS_DEFAULT, COUNTER_IDLE_MS_MAX, Keyspace
+from redfence_server.sharing.shares import BUFFERED_BYTES_MAX_DEFAULT
 
 PROCESSES_MAX = 64
 """Each process has its own connections to every node."""
 RELOADABLE = frozenset(
     {
+        "buffered_bytes_max",
         "commands_max",
         "commands_server_max",
         "connections_max",
@@ -156,6 +158,13 @@ class ServeConfig(BaseModel):
         le=1_000_000,
         description="how many connections may be open, only with the transport fast; one peer gets at most "
         "half; 0: the limit of open files less 128",
+    )
+    buffered_bytes_max: int = Field(
+        BUFFERED_BYTES_MAX_DEFAULT,
+        ge=4 * 1024 * 1024,
+        le=2**40,
+        description="how many bytes of unfinished requests and unread answers the server may keep, only with "
+        "the transport fast; one peer gets at most half",
     )
     new_resources_per_second: int = Field(
         1_000,

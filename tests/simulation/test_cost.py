@@ -62,7 +62,7 @@ class Peer:
 
 def shares_of(server: ServerHost) -> Shares:
     assert server.cluster is not None
-    limits = ShareLimits(commands=10_000, connections=0, new_names_per_second=1_000)
+    limits = ShareLimits(commands=10_000, connections=0, buffered_bytes=2**30, new_names_per_second=1_000)
     return Shares(limits, has_room=server.cluster.has_room, clock=server.clock)
 
 

@@ -27,8 +27,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "REDFENCE_NODE_TIMEOUT_MS, --node is REDFENCE_NODES) and a key of the TOML file. A flag wins over "
         "the environment, and the environment over the file. At SIGHUP the server reads log_level, "
         "commands_max, the limits of waiters (waiters_…), the limits of peers (commands_server_max, "
-        "connections_max, new_resources_per_second) and the files of access again, and looks whether the "
-        "files of TLS have changed."
+        "connections_max, buffered_bytes_max, new_resources_per_second) and the files of access again, and "
+        "looks whether the files of TLS have changed."
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with settings")
     flags.add_flags(parser)

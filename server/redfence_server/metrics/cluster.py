@@ -127,7 +127,7 @@ def _limits(shares: Shares) -> Iterator[Metric]:
     )
     refusals.add_metric(("commands_server_max",), shares.commands.refusals)
     refusals.add_metric(("connections_max",), shares.connections.places.refusals)
-    refusals.add_metric(("buffered_bytes",), shares.connections.buffered_bytes.refusals)
+    refusals.add_metric(("buffered_bytes_max",), shares.connections.buffered_bytes.refusals)
     refusals.add_metric(("new_resources_per_second",), shares.new_names.refusals)
     yield refusals
 

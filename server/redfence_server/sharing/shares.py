@@ -14,8 +14,8 @@ from redfence_server.sharing.turns import Turns
 
 # File descriptors that connections of clients leave for nodes, logs and the interpreter.
 _OTHER_FILES: Final = 128
-# One peer gets at most half. 10,000 calls that wait, with tokens of 2 KB, take as much.
-_BUFFERED_BYTES: Final = 128 * 1024 * 1024
+BUFFERED_BYTES_MAX_DEFAULT: Final = 128 * 1024 * 1024
+"""One peer gets at most half: that of 10,000 calls that wait, with tokens of 2 KB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,13 @@ class ShareLimits:
     Attributes:
         commands: how many commands of streams may be unanswered.
         connections: how many may be open; 0 for as many as the limit of files allows.
+        buffered_bytes: how many bytes of unfinished requests and unread answers may be kept.
         new_names_per_second: how many each peer may acquire; 0 for any number.
     """
 
     commands: int
     connections: int
+    buffered_bytes: int
     new_names_per_second: int
 
 
@@ -44,17 +46,16 @@ class ConnectionShares:
 
     Attributes:
         places: the open connections.
-        buffered_bytes: calls that have not ended, bodies that no method has read, and unread answers of a
-            stream with more than 64 KiB of them.
+        buffered_bytes: calls that have not ended, bodies that no method has read, and unread answers.
     """
 
     places: Budget
     buffered_bytes: Budget
 
     @classmethod
-    def of(cls, connections_max: int = 0) -> Self:
-        """Return so many places; 0 for as many as the limit of files allows."""
-        return cls(Budget(_places(connections_max)), Budget(_BUFFERED_BYTES))
+    def of(cls, connections_max: int = 0, buffered_bytes_max: int = BUFFERED_BYTES_MAX_DEFAULT) -> Self:
+        """Return shares of so many connections, 0 for as many as the limit of files allows, and bytes."""
+        return cls(Budget(_places(connections_max)), Budget(buffered_bytes_max))
 
 
 class Shares:
@@ -73,11 +74,12 @@ class Shares:
     def __init__(self, limits: ShareLimits, *, has_room: Callable[[int], bool], clock: Clock) -> None:
         self.commands = Budget(limits.commands)
         self.turns = Turns(has_room, self.commands.taken_by)
-        self.connections = ConnectionShares.of(limits.connections)
+        self.connections = ConnectionShares.of(limits.connections, limits.buffered_bytes)
         self.new_names = NewNames(limits.new_names_per_second, clock)
 
     def set_limits(self, limits: ShareLimits) -> None:
         """Bound what peers take from now on."""
         self.commands.size = limits.commands
         self.connections.places.size = _places(limits.connections)
+        self.connections.buffered_bytes.size = limits.buffered_bytes
         self.new_names.per_second = limits.new_names_per_second

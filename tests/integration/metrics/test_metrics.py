@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import grpc
 import pytest
@@ -125,7 +126,8 @@ async def test_connections_without_a_call_are_counted_where_the_transport_shows_
     formed_nodes: FormedNodes, serve: Serve, transport: Transport
 ) -> None:
     """No value is better than a 0 beside open connections."""
-    server = await serve(await formed_nodes(3), connections_max=100, metrics_listen=ANY_PORT)
+    limits: dict[str, Any] = {"connections_max": 100, "buffered_bytes_max": 5_000_000}
+    server = await serve(await formed_nodes(3), **limits, metrics_listen=ANY_PORT)
     async with asyncio.TaskGroup() as group:
         opening = [group.create_task(asyncio.open_connection(HOST, server.port)) for _ in range(3)]
     writers = [task.result()[1] for task in opening]
@@ -136,7 +138,9 @@ async def test_connections_without_a_call_are_counted_where_the_transport_shows_
     shown = {name for name, _ in await scrape(server.metrics_port)}
     if transport is Transport.FAST:
         await until(partial(counted, 3))
-        assert value(await scrape(server.metrics_port), "redfence_connections_max") == 100
+        samples = await scrape(server.metrics_port)
+        assert {name: value(samples, f"redfence_{name}") for name in limits} == limits
+        assert value(samples, "redfence_buffered_bytes") == 0
         assert value(await scrape(server.metrics_port), "redfence_peers") == 0
     else:
         assert not [name for name in shown if name.startswith(("redfence_connections", "redfence_buffered"))]

@@ -48,10 +48,11 @@ class Attempt:
     """Tries once to grant one lease, under a new nonce, with at most one mint on each node.
 
     Args:
-        on_outcome: called once with the outcome, but not before `start` returns, and not after `give_up`.
         on_reply: called with each node's reply to the mint, also after the attempt is over.
 
     Attributes:
+        on_outcome: called once with the outcome, but not before `start` returns, and not after `give_up`.
+        on_late_reply: called with each reply to the mint after the attempt was refused.
         outcome: None until the attempt is decided, and for ever if it was given up before.
     """
 
@@ -61,13 +62,13 @@ class Attempt:
         mint: Mint,
         *,
         clock: Clock,
-        on_outcome: Callable[[AttemptOutcome], None] | None = None,
         on_reply: Callable[[int, Reply], None] | None = None,
     ) -> None:
         self._nodes = nodes
         self._mint = mint
         self._clock = clock
-        self.on_outcome = on_outcome
+        self.on_outcome: Callable[[AttemptOutcome], None] | None = None
+        self.on_late_reply: Callable[[int, Reply], None] | None = None
         self._on_reply = on_reply
         self._contended = False
         self._admission_ids = [""] * len(nodes)
@@ -113,6 +114,8 @@ class Attempt:
             self._act(self._tally.minted(node, reply))
         elif isinstance(self.outcome, AttemptGranted) and not self._given_up:
             self._act(self._tally.late(node, reply))
+        elif isinstance(self.outcome, Refusal) and self.on_late_reply is not None:
+            self.on_late_reply(node, reply)
 
     def _on_commit(self, node: int, token: int, reply: Reply) -> None:
         if self.is_open:

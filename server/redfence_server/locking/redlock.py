@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 from redfence_server.clock import Clock
 from redfence_server.locking import quorum
-from redfence_server.locking.attempt import Attempt, AttemptOutcome
+from redfence_server.locking.attempt import Attempt
 from redfence_server.locking.backoff import revalidation_pauses
 from redfence_server.locking.node import (
     REVALIDATION_MS_MAX,
@@ -125,10 +125,9 @@ class Redlock:
         order: Order,
         *,
         release_first: Release | None = None,
-        on_outcome: Callable[[AttemptOutcome], None] | None = None,
         on_reply: Callable[[int, Reply], None] | None = None,
     ) -> Attempt:
-        """Send the mints of an attempt; see `Attempt` for the callbacks."""
+        """Send the mints of an attempt; the caller must set its `on_outcome`."""
         nonce = self._randomness.hex_id()
         mint = Mint(
             *(order.resource, order.digest, nonce, order.holder, order.ttl_ms),
@@ -137,7 +136,7 @@ class Redlock:
             watch_own_hold=order.watch_own_hold,
             lock_delay_ms=order.lock_delay_ms,
         )
-        attempt = Attempt(self.nodes, mint, clock=self._clock, on_outcome=on_outcome, on_reply=on_reply)
+        attempt = Attempt(self.nodes, mint, clock=self._clock, on_reply=on_reply)
         attempt.start()
         return attempt
 

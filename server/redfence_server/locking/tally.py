@@ -12,6 +12,7 @@ docs/algorithm.md has the argument. tests/unit/redfence_server/locking/test_quor
 
 from __future__ import annotations
 
+from dataclasses import field
 from enum import Enum, auto
 
 from redfence_server.locking import quorum
@@ -49,11 +50,15 @@ class Grant:
 
 @value
 class Refusal:
-    """The attempt has failed; by node index, the holds that refused it and the nodes that did not answer."""
+    """The attempt has failed; by node index, the holds that refused it and the nodes that did not answer.
+
+    `granted` has the nodes that granted it by then; other nodes may still answer.
+    """
 
     failure: Failure
     held: tuple[tuple[int, Held], ...]
     silent: tuple[tuple[int, NoReply], ...]
+    granted: tuple[int, ...] = field(default=(), compare=False)
 
 
 Decision = Ask | Grant | Refusal
@@ -161,15 +166,16 @@ class Tally:
     def _refuse(self) -> Decision:
         held = tuple((node, reply) for node, reply in enumerate(self._replies) if isinstance(reply, Held))
         silent = quorum.silent_nodes(self._replies)
+        granted = tuple(node for node, reply in enumerate(self._replies) if isinstance(reply, Granted))
         node_count = len(self._replies)
         if len(silent) > node_count - self._quorum:
-            return Refusal(Failure.NO_QUORUM, held, silent)
+            return Refusal(Failure.NO_QUORUM, held, silent, granted)
         if node_count - self._replies.count(None) - len(silent) < self._quorum:
             # Fewer nodes than a quorum must not decide that the lock is held, because there may be no quorum.
             return WAIT
         if not held:
-            return Refusal(Failure.EXPIRED, held, silent)
+            return Refusal(Failure.EXPIRED, held, silent, granted)
         unknown = len(silent) + self._replies.count(None)
         most = max(len(group) for group in quorum.by_lease([reply for _, reply in held]))
         split = most + unknown < self._quorum
-        return Refusal(Failure.SPLIT if split else Failure.HELD, held, silent)
+        return Refusal(Failure.SPLIT if split else Failure.HELD, held, silent, granted)

@@ -25,7 +25,7 @@ from redfence_server.errors import (
 from redfence_server.locking import quorum
 from redfence_server.locking.attempt import Attempt, AttemptGranted, AttemptOutcome, TooLate
 from redfence_server.locking.backoff import pauses, revalidation_pauses
-from redfence_server.locking.node import REVALIDATION_MS_MAX, Held, NoReply
+from redfence_server.locking.node import REVALIDATION_MS_MAX, Granted, Held, NoReply, Reply
 from redfence_server.locking.redlock import Order, Redlock
 from redfence_server.locking.tally import Failure, Refusal
 from redfence_server.model import AcquireCall, Lease
@@ -168,9 +168,9 @@ class Acquisition:
         try:
             waiter = self._waiter
             watch_own_hold = waiter is not None and self._acquirer.queues.wants_notice(waiter)
-            self._attempt = self._acquirer.redlock.begin(
-                order(self._call, watch_own_hold=watch_own_hold), on_outcome=self._on_outcome
-            )
+            attempt = self._acquirer.redlock.begin(order(self._call, watch_own_hold=watch_own_hold))
+            self._attempt = attempt
+            attempt.on_outcome, attempt.on_late_reply = self._on_outcome, self._on_late_reply
         except Exception as defect:
             self._fail(defect)
 
@@ -194,6 +194,11 @@ class Acquisition:
                     resource=call.resource, nonce=outcome.nonce, hold_ms=call.hold_ms
                 )
             self._fail(defect)
+
+    def _on_late_reply(self, node: int, reply: Reply) -> None:
+        """Tell the queue, also if this waiter has left, because the next one relies on this try."""
+        if self._call.wait_ms > 0 and (queue := self._acquirer.queues.find(self._call.resource)) is not None:
+            queue.answered_late(node, granted=isinstance(reply, Granted))
 
     def _fail(self, defect: Exception) -> None:
         """End with a defect, which must reach the caller and not the code that called back.
@@ -279,7 +284,7 @@ class Acquisition:
         try:
             if isinstance(turn, Attempt):
                 self._attempt = turn
-                turn.on_outcome = self._on_outcome
+                turn.on_outcome, turn.on_late_reply = self._on_outcome, self._on_late_reply
             elif isinstance(turn, Exception):
                 self._finish(turn)
             elif turn is Turn.TRY:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from redfence_server.locking import quorum
-from redfence_server.locking.node import Held, Notice
+from redfence_server.locking.node import Held, NoReply, Notice
 from redfence_server.locking.tally import Refusal
 
 # A node counts in whole milliseconds, and ends a key in the millisecond after its last.
@@ -30,7 +30,8 @@ class HoldWatch:
         self._node_count = node_count
         self._blocking_tokens: dict[int, int] = {}  # token of the blocking hold, by node
         self._ended_tokens: dict[int, int] = {}  # token of the last hold for which a notice came, by node
-        self._silent: frozenset[int] = frozenset()
+        self._silent_count = 0
+        self._granted: set[int] = set()  # nodes that granted the last try that they answered
         self._hold: Held | None = None
         self._is_lost = False  # the lock delay of that lease keeps the lock closed
         self.try_at_ms = 0.0
@@ -40,11 +41,15 @@ class HoldWatch:
         """Take the holds from an attempt that was refused just now."""
         holds = [hold for _, hold in refusal.held]
         self._blocking_tokens = {node: hold.token for node, hold in refusal.held}
-        self._silent = frozenset(node for node, _ in refusal.silent)
+        self._silent_count = len(refusal.silent)
+        self._granted.difference_update(self._blocking_tokens, (node for node, _ in refusal.silent))
+        self._granted.update(refusal.granted)
+        # A node whose clock was set has granted too, but its vote did not count.
+        self._granted.update(node for node, reason in refusal.silent if reason is NoReply.CLOCK_SET)
         majority = quorum.majority(self._node_count)
         self._hold = quorum.present_hold(holds, quorum=majority)
         self._is_lost = self._hold is not None and self._hold.closed
-        missing = majority - (self._node_count - len(self._silent) - len(holds))
+        missing = majority - (self._node_count - self._silent_count - len(holds))
         remaining = sorted(hold.remaining_ms for hold in holds)
         # No hold blocks a quorum if the holds ended between mint and commit.
         wait_ms = remaining[min(missing, len(remaining)) - 1] if missing > 0 and remaining else 0
@@ -57,9 +62,14 @@ class HoldWatch:
     ) -> None:
         """Take the hold from a lease that this server granted; its ttl is over at `ends_at_ms`."""
         self._blocking_tokens = dict.fromkeys(range(self._node_count), token)
-        self._silent = frozenset()
+        self._silent_count = 0
+        self._granted.clear()
         self._hold, self._is_lost = Held(digest, token, holder, 0, lock_delay_ms), False
         self.try_at_ms = ends_at_ms + lock_delay_ms + _ROUNDING_MS
+
+    def answered_late(self, node: int, *, granted: bool) -> None:
+        """Note the answer of a node to a try that the other nodes had refused before."""
+        (self._granted.add if granted else self._granted.discard)(node)
 
     def renewed(self, digest: str, ends_at_ms: float) -> None:
         """Move the end of the hold if this server renewed its lease."""
@@ -70,9 +80,12 @@ class HoldWatch:
         """Note that a hold has ended on a node."""
         self._ended_tokens[notice.node] = notice.token
 
-    def may_block(self, node: int) -> bool:
-        """Tell whether a node refused the last try with a hold, or did not answer it."""
-        return node in self._blocking_tokens or node in self._silent
+    def is_news(self, notice: Notice) -> bool:
+        """Tell whether a notice can be of another hold than a try made, and its undo ended.
+
+        A node answers a try before it sends the notice of the undo. So its last answer decides.
+        """
+        return notice.node not in self._granted
 
     @property
     def may_be_free(self) -> bool:
@@ -80,7 +93,7 @@ class HoldWatch:
         blocking = sum(
             self._ended_tokens.get(node, 0) < token for node, token in self._blocking_tokens.items()
         )
-        return self._node_count - len(self._silent) - blocking >= quorum.majority(self._node_count)
+        return self._node_count - self._silent_count - blocking >= quorum.majority(self._node_count)
 
     @property
     def digest(self) -> str:

@@ -112,6 +112,10 @@ class WaitQueue:
         self._wake_retries()
         self._arm()
 
+    def answered_late(self, node: int, *, granted: bool) -> None:
+        """Note the answer of a node to a try that was refused before."""
+        self._schedule.watch.answered_late(node, granted=granted)
+
     def failed(self, waiter: Waiter) -> None:
         """End a try that was too late or reached no quorum; the head pauses before its next try."""
         self._schedule.failed(waiter, self._clock.now_ms())

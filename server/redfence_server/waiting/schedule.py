@@ -4,7 +4,7 @@ The head tries at `due_at_ms`: when an event calls for a try, or at the end of t
 this server holds back for another server. `NEXT_TRY` says what the end of a try calls for. Other events are:
 
 - an arrival: try within 100 ms, in case this server's knowledge of the hold is out of date;
-- a notice from a node that may block: try at once if a quorum of nodes may be free, otherwise within 100 ms;
+- a notice, but not of a try's undo: try at once if a quorum of nodes may be free, otherwise within 100 ms;
 - a renewal through this server: the hold ends later;
 - a release through this server: the lock is handed over without a try. After `HAND_OVERS_MAX` in a row while
   another server waits, the release is open instead, and the head holds back.
@@ -154,9 +154,8 @@ class TrySchedule:
     def noticed(self, notice: Notice, now_ms: float) -> None:
         """Note that a hold has ended on a node."""
         self.watch.ended(notice)
-        if self.trying is None and not self.watch.may_block(notice.node):
-            # The undo of the last try sends it, where the try was granted. A try for each such notice would
-            # make the waiters poll, if a node has lost the hold.
+        if self.trying is None and not self.watch.is_news(notice):
+            # A try for each such notice would make the waiters poll, if a node has lost the hold.
             return
         # Other nodes may send no notice, because their holds may list other servers.
         is_free = self.trying is None and self.watch.may_be_free

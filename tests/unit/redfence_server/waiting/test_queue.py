@@ -92,6 +92,22 @@ async def test_a_release_through_another_server_wakes_the_first_waiter_and_nobod
     await call_off(*waiting[1:])
 
 
+async def test_the_notice_of_a_node_that_refused_after_the_try_wakes_the_waiter_alone() -> None:
+    """Two refusals decide a try, before the third node answers. The other two may send no notice."""
+    here, there = await held(2)
+    waiting = here.wait(lease_id(1))
+    await settle()
+    here.links[0].unreachable = True  # its notice is lost
+    there.links[1].hold_requests = True  # its release is late
+    released_ms = LoopClock().now_ms()
+    await there.release(HOLDER)
+    await settle()
+    here.links[0].unreachable = False
+    await waiting
+    assert token_of(waiting) == 2
+    assert LoopClock().now_ms() - released_ms < 101
+
+
 async def test_a_server_that_does_not_wait_hears_nothing() -> None:
     here, there, elsewhere = servers(3)
     heard: dict[str, int] = {}

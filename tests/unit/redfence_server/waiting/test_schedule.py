@@ -76,19 +76,26 @@ def test_notices_make_a_try_due_at_once_if_a_quorum_may_be_free_and_otherwise_so
         assert schedule.due_at_ms == NOW_MS + within_ms
 
 
-def test_a_notice_from_a_node_that_did_not_refuse_the_last_try_calls_for_none() -> None:
-    """The try was granted there, and its own undo sends the notice. A silent node may have a hold."""
+def test_a_notice_from_a_node_that_granted_the_last_try_calls_for_none() -> None:
+    """The own undo of the try sends it. A silent node may have a hold, and so may one that answers late."""
     schedule, trying = TrySchedule(3, SystemRandomness()), waiter()
     schedule.begin(trying)
     held = tuple((node, Held("d" * 64, 5, "", TTL_MS)) for node in (0, 1))
-    schedule.refused(trying, Refusal(Failure.HELD, held, ()), NOW_MS)
+    schedule.refused(trying, Refusal(Failure.HELD, held, (), granted=(2,)), NOW_MS)
     end_ms = schedule.due_at_ms
     schedule.noticed(NOTICES[2], NOW_MS)
     assert schedule.due_at_ms == end_ms > NOW_MS + TTL_MS
-    schedule.begin(trying)
-    schedule.refused(trying, Refusal(Failure.HELD, held, ((2, NoReply.TIMED_OUT),)), NOW_MS)
-    schedule.noticed(NOTICES[2], NOW_MS)
-    assert schedule.due_at_ms == NOW_MS + 100
+    for granted, due_at_ms in ((True, end_ms), (False, NOW_MS + 100)):
+        schedule.begin(trying)
+        schedule.refused(trying, Refusal(Failure.HELD, held, ()), NOW_MS)
+        schedule.watch.answered_late(2, granted=granted)
+        schedule.noticed(NOTICES[2], NOW_MS)
+        assert schedule.due_at_ms == due_at_ms
+    for reason, due_at_ms in ((NoReply.CLOCK_SET, end_ms), (NoReply.TIMED_OUT, NOW_MS + 100)):
+        schedule.begin(trying)
+        schedule.refused(trying, Refusal(Failure.HELD, held, ((2, reason),)), NOW_MS)
+        schedule.noticed(NOTICES[2], NOW_MS)
+        assert schedule.due_at_ms == due_at_ms
 
 
 @pytest.mark.parametrize("how", [TryEnd.GRANTED, TryEnd.HELD])

@@ -15,6 +15,7 @@ from harness.simulation.waiting_world import run_waiting_world
 from redfence_server.locking.attempt import Attempt
 from redfence_server.locking.node import Notice
 from redfence_server.locking.tally import Tally
+from redfence_server.waiting.hold_watch import HoldWatch
 from redfence_server.waiting.line import Waiter
 from redfence_server.waiting.queue import WaitQueue
 from redfence_server.waiting.schedule import TrySchedule
@@ -26,7 +27,10 @@ every_seed = pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.slow
 @every_seed
 def test_while_nothing_is_lost_a_free_lock_goes_at_once_to_one_who_waits(seed: int) -> None:
-    """Callers come and go. The lock is never free while they wait, nor held by one that is gone."""
+    """Callers come and go. The lock is never free while they wait, nor held by one that is gone.
+
+    No server tries again and again while the lock is held, also if a node lacks the hold.
+    """
     _run(seed, quiet=True)
 
 
@@ -54,6 +58,16 @@ def _ignore_notice(queue: WaitQueue, notice: Notice) -> None:
     """A waiter is not told of the end of the hold."""
 
 
+def _heed_every_notice(watch: HoldWatch, notice: Notice) -> bool:
+    """The notice of a try's own undo calls for the next try."""
+    return True
+
+
+def _take_for_granted(watch: HoldWatch, node: int, *, granted: bool) -> None:
+    """A node that answers after the decision is taken to have granted the try, whatever it answered."""
+    watch._granted.add(node)
+
+
 def _leave_without_waking(queue: WaitQueue, waiter: Waiter) -> None:
     """The next in line is not woken by one who leaves."""
     with patch.object(queue, "_arm", lambda: None):
@@ -76,8 +90,10 @@ def _wait_for_notices_alone(schedule: TrySchedule) -> float:
     return max(schedule._not_before_ms, schedule._try_at_ms)
 
 
-MUTANTS: dict[str, tuple[type, str, Callable[..., None] | property, bool, str]] = {
+MUTANTS: dict[str, tuple[type, str, Callable[..., object] | property, bool, str]] = {
     "notices are ignored": (WaitQueue, "noticed", _ignore_notice, True, "free for"),
+    "a notice of the own undo is heeded": (HoldWatch, "is_news", _heed_every_notice, True, "tries for"),
+    "a late refusal is not noted": (HoldWatch, "answered_late", _take_for_granted, True, "free for"),
     "one who leaves wakes nobody": (WaitQueue, "leave", _leave_without_waking, True, "free for"),
     "what is given up is not undone": (Attempt, "give_up", _undo_nothing, True, "is gone"),
     "a minority grants": (Tally, "__init__", _count_on_one_node_less, False, "is valid"),

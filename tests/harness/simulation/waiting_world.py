@@ -1,11 +1,13 @@
 """Waiting under seeded chance: whole servers over simulated nodes, and many callers of one lock.
 
 One seed is one trace, on virtual time. In a quiet world nothing is lost, silent or repeated, so a free lock
-must be taken at once. In the other worlds faults come and go, and Acquires are repeated. A world finds
+must be taken at once. But there one node may lose holds, or be the only one that sends notices. In the other
+worlds faults come and go, and Acquires are repeated. A world finds
 
 - a token that was granted twice, or a later one that is not greater; a grant within the validity of another;
 - a call that fails without a fault, is answered after its deadline, or hangs; a waiter that is never granted;
 - a lock that is free for long while a waiter waits, without a fault or a lost notice as the reason;
+- in a quiet world, more tries for a lock than there are reasons to try;
 - in a quiet world, a hold of a caller that is gone; in the end, any remains of any caller.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 from harness.doubles.node_memory import Hold
 from harness.doubles.node_state import FakeNodeState
@@ -21,7 +24,7 @@ from harness.doubles.waiting import keeps_no_waiter
 from harness.simulation.history import Grant, History
 from harness.simulation.living import live
 from harness.simulation.network import Network, NodeHost
-from harness.simulation.processes import Chance, now_ms
+from harness.simulation.processes import Chance, Process, now_ms
 from harness.simulation.redis import SimulatedRedis
 from harness.simulation.servers import ServerHost
 from harness.simulation.waiting_faults import WaitingFaults
@@ -37,6 +40,10 @@ TTLS_MS = (200, 1_000, 5_000)
 FOR_EVER_MS = 3_600_000
 # How long a lock may be free beside a waiter: a server holds back in vain, or rivals split the nodes.
 QUIET_FREE_MS_MAX, FREE_MS_MAX = 80, 250
+# How much longer if a single node sends notices: its notice calls for a try within this time.
+RECHECK_MS = 100
+# How many tries a hold may see beside those of callers that come or leave, and of servers when its ttl ends.
+TRIES_MAX = 30
 # For how long a node may be held by somebody who is gone: the undo is on its way.
 ORPHAN_MS_MAX = 20
 # After the last fault, a notice that it lost is made up for by the end of the longest hold.
@@ -49,15 +56,20 @@ Outcome = Lease | NotGranted | NoQuorumError | ValidityExhaustedError
 
 
 class _Node(FakeNodeState):
-    """A node that tells of each mint."""
+    """A node that tells of each mint, and of each hold that a release or an undo ends."""
 
-    def __init__(self, on_mint: Callable[[str], None]) -> None:
+    def __init__(self, on_mint: Callable[[Mint], None], on_end: Callable[[Hold], None]) -> None:
         super().__init__()
         self._on_mint = on_mint
+        self._on_end = on_end
 
     def _mint(self, mint: Mint, hold: Hold | None, now_ms: float, channel: str) -> Reply:
-        self._on_mint(mint.digest)
+        self._on_mint(mint)
         return super()._mint(mint, hold, now_ms, channel)
+
+    def _end(self, resource: str, hold: Hold) -> None:
+        self._on_end(hold)
+        super()._end(resource, hold)
 
 
 class WaitingWorld:
@@ -79,11 +91,24 @@ class WaitingWorld:
         self._gone_at_ms: dict[str, float] = {}  # by digest: since when nobody asks for what was not granted
         self._fickle: dict[str, asyncio.Task[Outcome]] = {}  # by digest: who leaves in the middle of a try
         self._faults = WaitingFaults(chance, network, self._hosts, self._servers)
+        self._tries: set[str] = set()  # their nonces, since the last grant
+        self._reasons_to_try = 0.0
+        self._granted_at_ms, self._ttl_ms = 0.0, TTLS_MS[0]
+        self._told_at_ms: dict[Process, float] = {}  # by server: when it got notice of a granted lease's end
+        odd = chance.choice(("", "forgets", "speaks")) if quiet and node_count > 1 else ""
+        self._forgets = self._hosts[0] if odd == "forgets" else None
+        self._speaks = self._hosts[0] if odd == "speaks" else None
+        if self._speaks is not None:
+            for host in self._hosts[1:]:
+                host.redis.loses_notices = True
+            for server in self._servers:
+                # Most often the others have decided a try before it answers.
+                network.route(server, self._speaks).latency_ms = (1.0, 4.0)
 
     def _new_host(self, index: int, node_count: int) -> NodeHost:
         name = f"node-{index}"
         redis = SimulatedRedis(clock_ms=now_ms, appendfsync="always", name=name)
-        redis.state = _Node(self._tempt)
+        redis.state = _Node(self._on_mint, partial(self._on_end, index))
         return NodeHost(redis, name).form(index, node_count, 300_000)
 
     async def run(self) -> None:
@@ -186,12 +211,15 @@ class WaitingWorld:
 
         async def acquire() -> Outcome:
             outcome: Outcome
+            self._reasons_to_try += 1
             try:
                 outcome = await self._service(server).acquire(call)
             except (NoQuorumError, ValidityExhaustedError) as error:
                 if self.quiet and within_ms is None:
                     self.history.problem(f"failed without a fault: {error}")
                 outcome = error
+            finally:
+                self._reasons_to_try += 1
             if within_ms is not None and now_ms() > called_at_ms + within_ms + 1:  # the clocks differ
                 self.history.problem("answered after the deadline")
             if isinstance(outcome, Lease):
@@ -200,13 +228,35 @@ class WaitingWorld:
                 grant = Grant(RESOURCE, lease.digest, outcome.token, called_at_ms, now_ms(), until_ms)
                 self.history.granted(grant)
                 self.counts["granted"] += 1
+                self._on_grant(lease.digest, ttl_ms)
             return outcome
 
         return asyncio.create_task(acquire())
 
-    def _tempt(self, digest: str) -> None:
-        """Have somebody fickle leave at some instant of the try that begins, or not."""
-        if (task := self._fickle.get(digest)) is not None and self._chance.random() < 0.2:
+    def _on_grant(self, digest: str, ttl_ms: int) -> None:
+        """Count tries anew, and have the forgetful node forget what all others remember, or not."""
+        self._tries.clear()
+        self._granted_at_ms, self._ttl_ms, self._reasons_to_try = now_ms(), ttl_ms, 0.0
+        everywhere = all(hold and hold.digest == digest for hold in self._holds())
+        if self._forgets is not None and everywhere and self._chance.random() < 0.5:
+            self.counts["forgotten"] += 1
+            del self._forgets.redis.state.holds[RESOURCE]
+
+    def _on_end(self, index: int, hold: Hold) -> None:
+        """Note which servers get notice of the end of a granted lease."""
+        host = self._hosts[index]
+        if any(each.lease == hold.digest for each in self.history.grants.get(RESOURCE, ())):
+            for each in host.connections:
+                if each._client.channel.decode() in hold.notify and not host.redis.loses_notices:
+                    self._told_at_ms[each._server] = now_ms()
+
+    def _on_mint(self, mint: Mint) -> None:
+        """Count the try. Have somebody fickle leave at some instant of it, or not."""
+        self._tries.add(mint.nonce)
+        ends = len(self._servers) * (now_ms() - self._granted_at_ms) / self._ttl_ms
+        if self.quiet and len(self._tries) > TRIES_MAX + self._reasons_to_try + ends:
+            self.history.problem(f"{len(self._tries)} tries for {self._reasons_to_try:.0f} reasons")
+        if (task := self._fickle.get(mint.digest)) is not None and self._chance.random() < 0.2:
             asyncio.get_running_loop().call_later(self._chance.choice((0, 0.0004, 0.001, 0.003)), task.cancel)
 
     # --- what must hold ---------------------------------------------------------------------------
@@ -222,6 +272,8 @@ class WaitingWorld:
         """Check again and again that the lock is not free beside a waiter, nor held without a holder."""
         free_since_ms: float | None = None
         free_ms_max = QUIET_FREE_MS_MAX if self.quiet else FREE_MS_MAX
+        if self._speaks is not None:
+            free_ms_max += RECHECK_MS
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             if self.quiet:
@@ -231,7 +283,7 @@ class WaitingWorld:
                 free_since_ms = None
             elif free_since_ms is None:
                 free_since_ms = now_ms()
-            elif now_ms() - free_since_ms > free_ms_max:
+            elif now_ms() - max(free_since_ms, self._granted_at_ms) > free_ms_max:
                 self.history.problem(f"free for {free_ms_max} ms although {waiting} callers wait")
                 free_since_ms = None
 
@@ -239,7 +291,13 @@ class WaitingWorld:
         return self._holds().count(None) > len(self._hosts) // 2
 
     def _waiting(self) -> int:
-        queues = (self._service(server)._queues.find(RESOURCE) for server in self._servers)
+        """Count waiters, but not those of a server that got no notice while a single node sends them."""
+        told = [
+            server
+            for server in self._servers
+            if self._speaks is None or self._told_at_ms.get(server.process, 0.0) > self._granted_at_ms
+        ]
+        queues = (self._service(server)._queues.find(RESOURCE) for server in told)
         return sum(waiter.idle for queue in queues if queue for waiter in queue.line._waiters)
 
     def _check_orphans(self) -> None:

@@ -16,6 +16,7 @@ SERVER = frozenset(
         "ADMIN_LISTEN",
         "ASSUME_DURABLE",
         "AUDIT_LOG",
+        "BUFFERED_BYTES_MAX",
         "COMMANDS_MAX",
         "COMMANDS_SERVER_MAX",
         "CONNECTIONS_MAX",

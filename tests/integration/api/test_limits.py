@@ -17,7 +17,6 @@ from redfence_proto.v1 import lock_pb2
 from redfence_proto.v1.lock_pb2 import ACQUIRE_OUTCOME_GRANTED
 from redfence_server.http2.settings import Transport
 from redfence_server.http2.wire import framed
-from redfence_server.sharing import shares
 
 CONNECTIONS = 12
 ROOM = 1_000
@@ -74,12 +73,11 @@ async def test_a_peer_with_its_part_of_the_connections_leaves_some_to_another(
 
 
 async def test_sessions_whose_results_are_not_read_end_before_they_fill_the_memory(
-    formed_nodes: FormedNodes, serve: Serve, transport: Transport, monkeypatch: pytest.MonkeyPatch
+    formed_nodes: FormedNodes, serve: Serve, transport: Transport
 ) -> None:
     if transport is Transport.GRPCIO:
         pytest.skip("grpcio keeps the results, and commands_server_max bounds how many there are")
-    monkeypatch.setattr(shares, "_BUFFERED_BYTES", 1024 * 1024)
-    server = await serve(await formed_nodes(3))
+    server = await serve(await formed_nodes(3), buffered_bytes_max=4 * 1024 * 1024)
     bad = lock_pb2.SessionRequest(commands=[lock_pb2.SessionCommand(id=number) for number in range(1, 1_001)])
     with capture_logs() as logs:
         async with RawClient(
@@ -88,14 +86,14 @@ async def test_sessions_whose_results_are_not_read_end_before_they_fill_the_memo
             source="127.0.0.2",
         ) as client:
             streams = []
-            for _ in range(20):
+            for _ in range(60):
                 streams.append(stream_id := client.begin("/redfence.v1.LockService/Session"))
                 client.send(stream_id, framed(bad.SerializeToString()))
             answers = [client.answers[stream_id] for stream_id in streams]
-            await client.until(lambda: sum(each.reset is not None for each in answers) > 10)
+            await client.until(lambda: sum(each.reset is not None for each in answers) > 20)
             ended = [each.reset for each in answers if each.reset is not None]
             assert set(ended) == {ngh2.ErrorCode.ENHANCE_YOUR_CALM}
-            assert len(ended) < 18, "the others keep what the peer may have"
+            assert len(ended) < 50, "the others keep what the peer may have"
             assert (await server.acquire("orders/1")).outcome == ACQUIRE_OUTCOME_GRANTED
     assert not [each for each in logs if each["log_level"] in {"warning", "error"}]
 

@@ -170,7 +170,8 @@ class ServeConfig(BaseModel):
         1_000,
         ge=0,
         le=1_000_000,
-        description="how many new resource names one peer may acquire per second; 0: any number",
+        description="how many new resource names one peer may acquire per second, and twice as many at once; "
+        "0: any number",
     )
     policy_file: Path | None = Field(
         None,

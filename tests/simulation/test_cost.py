@@ -21,12 +21,13 @@ import redfence_proto
 import redfence_server
 from harness.simulation import network
 from harness.simulation.network import Network, NodeHost
-from harness.simulation.processes import Chance, ProcessClock, on_processes
+from harness.simulation.processes import Chance, ProcessClock, now_ms, on_processes
 from harness.simulation.redis import SimulatedRedis
 from harness.simulation.servers import ServerHost
 from redfence_proto.v1 import lock_pb2
 from redfence_server.api.streams import SessionStream
 from redfence_server.sharing.shares import ShareLimits, Shares
+from redfence_server.sharing.turns import COMMANDS_PER_PART
 
 PAIRS = 10
 CALLS_PER_PAIR_MAX = 396
@@ -60,6 +61,19 @@ class Peer:
         self.requests.put_nowait(releases if releases.commands else grpc.aio.EOF)
 
 
+class GreedyPeer(Peer):
+    """The context of a Session that ends when each acquire has its answer."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    async def write(self, response: lock_pb2.SessionResponse) -> None:
+        self.results_per_message.append(len(response.results))
+        if sum(self.results_per_message) == self.count:
+            self.requests.put_nowait(grpc.aio.EOF)
+
+
 def shares_of(server: ServerHost) -> Shares:
     assert server.cluster is not None
     limits = ShareLimits(commands=10_000, connections=0, buffered_bytes=2**30, new_names_per_second=1_000)
@@ -68,12 +82,20 @@ def shares_of(server: ServerHost) -> Shares:
 
 async def serve_pairs(server: ServerHost, chance: Chance, shares: Shares) -> list[int]:
     """Serve all pairs at the same time; return the results in each message to the peer."""
-    assert server.service is not None
     peer = Peer()
+    await serve_acquires(peer, PAIRS, server, chance, shares)
+    return peer.results_per_message
+
+
+async def serve_acquires(
+    peer: Peer, count: int, server: ServerHost, chance: Chance, shares: Shares, *, prefix: str = "orders"
+) -> None:
+    """Serve a Session whose peer sends so many acquires in its first message."""
+    assert server.service is not None
     acquires = lock_pb2.SessionRequest()
-    for number in range(1, PAIRS + 1):
+    for number in range(1, count + 1):
         acquire = acquires.commands.add(id=number).acquire
-        acquire.resource = f"orders/{number}"
+        acquire.resource = f"{prefix}/{number}"
         acquire.lease_id = chance.hex_id()
         acquire.ttl.seconds = acquire.wait_timeout.seconds = 30
         acquire.holder = "worker"
@@ -89,7 +111,6 @@ async def serve_pairs(server: ServerHost, chance: Chance, shares: Shares) -> lis
         peer="peer",
     )
     await stream.serve()
-    return peer.results_per_message
 
 
 class CallCounter:
@@ -152,3 +173,26 @@ def _host(index: int) -> NodeHost:
     clock, name = ProcessClock(offset_ms=1e12), f"node-{index}"
     redis = SimulatedRedis(clock_ms=clock.now_ms, appendfsync="always", name=name)
     return NodeHost(redis, name).form(index, 3, 60_000)
+
+
+@on_processes
+async def test_too_many_new_names_slow_their_stream_and_no_other_one() -> None:
+    """On virtual time, where the work itself takes none."""
+    chance, count = Chance(1), 50 * COMMANDS_PER_PART
+    hosts = [_host(index) for index in range(3)]
+    server = ServerHost("server", hosts, Network(chance, latency_ms=(0.1, 0.1)), chance)
+    await server.until_serving()
+    shares = shares_of(server)
+    await serve_pairs(server, chance, shares)
+    shares.new_names.per_second = 1
+    began_ms = now_ms()
+    flood = asyncio.create_task(
+        serve_acquires(GreedyPeer(count), count, server, chance, shares, prefix="new")
+    )
+    for _ in range(10):
+        await serve_pairs(server, chance, shares)
+    assert not flood.done()
+    assert now_ms() - began_ms < 10
+    await flood
+    assert now_ms() - began_ms > 49 * 5
+    await server.end()

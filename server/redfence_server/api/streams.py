@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
@@ -28,8 +28,11 @@ from redfence_server.waiting.acquiring import AcquireEnd, Acquisition, NotGrante
 
 # A result is below 1 KiB and a message below 64 KiB.
 _RESULTS_PER_MESSAGE_MAX: Final = 60
+# A stream pauses so long after a part with too many new names, so that a flood of them delays others less.
+_AFTER_REFUSALS_S: Final = 0.005
 
 StreamContext = grpc.aio.ServicerContext[Any, Any]
+WriteEnd = Callable[[lock_pb2.SessionResult, Any], None]
 Item = TypeVar("Item")
 
 
@@ -166,7 +169,7 @@ class _Result:
 
     command_id: int
     end: Any
-    write: Callable[[lock_pb2.SessionResult, Any], None]
+    write: WriteEnd
     call: AcquireCall | None = None
 
 
@@ -211,7 +214,7 @@ class SessionStream(Stream[_Result | lock_pb2.Draining]):
         return lock_pb2.SESSION_KIND_SESSION
 
     def _clean_up(self) -> None:
-        self._cancel_acquires()
+        self._on_protocol_error()
         # A grant that no write has taken certainly has not reached the peer.
         for result in self._commands.unwritten:
             if isinstance(result, _Result) and result.call is not None and isinstance(result.end, Lease):
@@ -236,8 +239,7 @@ class SessionStream(Stream[_Result | lock_pb2.Draining]):
         count = len(request.commands)
         if count <= COMMANDS_PER_PART:
             await self._shares.turns.begin(self._peer, count)
-            for command in sorted(request.commands, key=rank):
-                self._start(command, arrived_at_ms)
+            await self._start_part(sorted(request.commands, key=rank), arrived_at_ms)
             return
         # Refuse a peer without room before any other work, so that it costs little.
         self._commands.make_room(count)
@@ -245,13 +247,17 @@ class SessionStream(Stream[_Result | lock_pb2.Draining]):
         order = await in_order(request.commands, turn)
         for first in range(0, count, COMMANDS_PER_PART):
             await turn()
-            for index in order[first : first + COMMANDS_PER_PART]:
-                self._start(request.commands[index], arrived_at_ms)
+            part = [request.commands[index] for index in order[first : first + COMMANDS_PER_PART]]
+            await self._start_part(part, arrived_at_ms)
+
+    async def _start_part(self, commands: Sequence[lock_pb2.SessionCommand], arrived_at_ms: float) -> None:
+        refusals = self._shares.new_names.refusals
+        for command in commands:
+            self._start(command, arrived_at_ms)
+        if self._shares.new_names.refusals > refusals:
+            await asyncio.sleep(_AFTER_REFUSALS_S)
 
     def _on_protocol_error(self) -> None:
-        self._cancel_acquires()
-
-    def _cancel_acquires(self) -> None:
         for acquisition in list(self._acquires.values()):
             acquisition.cancel()
 
@@ -314,9 +320,7 @@ class SessionStream(Stream[_Result | lock_pb2.Draining]):
         self._acquires.pop(command_id, None)
         self._commands.answer(_Result(command_id, end, partial(_write_acquire, call), call))
 
-    def _on_end(
-        self, command_id: int, write: Callable[[lock_pb2.SessionResult, Any], None], end: Any
-    ) -> None:
+    def _on_end(self, command_id: int, write: WriteEnd, end: Any) -> None:
         self._commands.answer(_Result(command_id, end, write))
 
 

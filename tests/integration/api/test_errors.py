@@ -388,10 +388,10 @@ async def as_many_commands_as_a_stream_takes(stage: Stage) -> AsyncIterator[Fail
 @gives(lock_pb2.ERROR_REASON_TOO_MANY_NEW_RESOURCES)
 async def a_burst_of_new_names(stage: Stage) -> AsyncIterator[Failure]:
     server = await stage.serve(await stage.formed_nodes(3), new_resources_per_second=1)
-    for number in range(10):
+    for number in range(2):
         await server.acquire(f"{NAME}/{number}")
     failures = [await failure_of(server.acquire(f"{NAME}/new"))]
-    await server.acquire(f"{NAME}/9")
+    await server.acquire(f"{NAME}/1")
     async with SessionCaller(server) as session:
         failures.append(_of(await session.acquire(f"{NAME}/newer")))
     for failure in failures:

@@ -56,11 +56,11 @@ def test_a_peer_has_a_burst_of_new_names_and_then_so_many_a_second() -> None:
                 return number - first
         return 100
 
-    assert used("a", 0) == 50
-    assert used("b", 1_000) == 50
+    assert used("a", 0) == 10
+    assert used("b", 1_000) == 10
     clock.ms += 2_000
     assert used("a", 2_000) == 10
-    assert "49" in names.recent
+    assert "9" in names.recent
     assert names.refusals == 3
 
 

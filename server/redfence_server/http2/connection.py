@@ -120,20 +120,20 @@ class Connection(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         carrier = self.carrier or transport
-        # `pause_writing` comes whenever the socket is full, so a connection keeps no more than one write.
-        carrier.set_write_buffer_limits(high=0)
         peer = Peer.of(transport)
         buffered = BufferedBytes(self._owner.buffered_bytes, peer_of(peer.address))
         self.out = Output(
             self._http2,
             transport,
-            unread=Unread(self._http2, carrier, buffered),
+            unread=Unread(self._http2, {transport, carrier}, buffered),
             peer=peer,
             buffered=buffered,
             liveness=self._liveness,
             on_reset=self._lose,
             loop=self._loop,
         )
+        # `pause_writing` comes whenever the socket is full, so a connection keeps no more than one write.
+        carrier.set_write_buffer_limits(high=0)
         self._owner.opened(self)
         # asyncio sets it only for some sockets; without it an answer can wait 40 ms for the peer's ACK.
         self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -184,15 +184,17 @@ class Connection(asyncio.BufferedProtocol):
         """Stop both ways: a peer that does not read its answers gets no more work done."""
         if self._transport is None:  # within the handshake of TLS
             return
-        self.out.set_paused(True)
+        self.out.paused = True
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Go on. The peer has read some, so it lives, although the server has read nothing from it."""
         if self._transport is None:
             return
+        self._liveness.heard(self._loop.time())
         self._transport.resume_reading()
-        self.out.set_paused(False)
+        self.out.paused = False
+        self.out.flush_soon()
 
     def connection_lost(self, _: Exception | None) -> None:
         """Cancel every call."""
@@ -200,7 +202,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         # With TLS both transports refer to this connection: a cycle.
         self._transport = None
-        self.out.abort()
+        self.out.end()
         if self._alarm is not None:
             self._alarm.cancel()
         for stream_id in list(self._calls):

@@ -19,13 +19,15 @@ from redfence_server.http2.unread import ENDED, Unread
 _STREAM_QUEUE_BYTES: Final = 64 * 1024
 # What calls queue is written, and counted, after so many bytes, even within a turn.
 _FRESH_BYTES: Final = 64 * 1024
+# One write takes no more, so a socket that is full leaves no more with the transport.
+_WRITE_BYTES: Final = 64 * 1024
 
 
 class Output:
     """Queues the answers of a connection's calls. After the connection's end, every method does nothing.
 
     If a peer leaves more unread than its part of the memory, the calls that wrote last are reset. A client
-    of gRPC shows that as RESOURCE_EXHAUSTED.
+    of gRPC shows that as RESOURCE_EXHAUSTED. The connection ends if that frees too little.
 
     Args:
         transport: takes the bytes.
@@ -36,6 +38,7 @@ class Output:
         peer: the other end of the connection.
         buffered: what the connection makes the server keep.
         closed: the connection has ended, or ends once its last bytes have left.
+        paused: the socket is full, so what is queued stays.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Output:
         self.peer = peer
         self.buffered = buffered
         self.closed = False
+        self.paused = False
         self._http2 = http2
         # Without these after the end, because they refer to this output: a cycle.
         self._transport: Any = transport
@@ -61,10 +65,11 @@ class Output:
         self._liveness = liveness
         self._loop = loop
         self._flushes = False
-        self._paused = False
         # The calls that have queued a message since the last flush, and the bytes of these messages.
         self._wrote: set[int] = set()
         self._fresh = 0
+        # Calls whose answer is complete, but has not left.
+        self._ended: set[int] = set()
         # Ended calls whose request has not ended: the peer is told to stop, once it has the answer.
         self._to_reset: set[int] = set()
         self._waiting_for_room: dict[int, asyncio.Future[None]] = {}
@@ -73,10 +78,14 @@ class Output:
 
     def send_headers(self, stream_id: int, headers: tuple[wire.Header, ...], *, end: bool = False) -> None:
         """Begin the answer of a call; `end` also ends it."""
+        if end:
+            self._ended.add(stream_id)
         self._send(partial(self._http2.send_response, stream_id, headers, end_stream=end))
 
     def send_message(self, stream_id: int, frame: bytes) -> None:
         """Queue one message of a call."""
+        if self.closed:
+            return
         self._wrote.add(stream_id)
         self._send(partial(self._http2.send_data, stream_id, frame))
         self._fresh += len(frame)
@@ -85,6 +94,7 @@ class Output:
 
     def send_trailers(self, stream_id: int, trailers: tuple[wire.Header, ...]) -> None:
         """End the answer of a call."""
+        self._ended.add(stream_id)
         self._send(partial(self._http2.send_trailers, stream_id, trailers))
 
     def stop_request(self, stream_id: int) -> None:
@@ -96,8 +106,8 @@ class Output:
         self._to_reset.discard(stream_id)
 
     async def room(self, stream_id: int) -> None:
-        """Return once at most 64 KiB of the call are queued."""
-        if self.closed or self._unread.queued(stream_id) <= _STREAM_QUEUE_BYTES:
+        """Return once at most 64 KiB of the call are queued; after the end, wait for the call's cancellation."""
+        if not self.closed and self._unread.queued(stream_id) <= _STREAM_QUEUE_BYTES:
             return
         self._waiting_for_room[stream_id] = room = self._loop.create_future()
         try:
@@ -120,25 +130,26 @@ class Output:
         """Tell the peer that this connection takes no more calls."""
         self._try(partial(self._http2.send_goaway, error_code, debug_data=reason))
 
-    def set_paused(self, paused: bool) -> None:  # noqa: FBT001  (named by the method)
-        """Keep what is queued while the peer does not read, or go on writing."""
-        self._paused = paused
-        self.flush_soon()
-
     def close(self) -> None:
-        """Write what is queued, then close the socket."""
+        """Write what is queued, also to a full socket, then close it."""
         if not self.closed:
-            self._paused = False  # the transport closes the socket after the last byte
+            self.paused = False
             self.flush()
+        if not self.closed:
             self.closed = True
             self._transport.close()
 
     def abort(self) -> None:
         """Close the socket at once."""
+        transport = self._transport
+        self.end()
+        if transport is not None:
+            transport.abort()
+
+    def end(self) -> None:
+        """Note that the socket is closed."""
         self.closed = True
-        if self._transport is not None:
-            self._transport.abort()
-            self._transport = self._unread = self._on_reset = None
+        self._transport = self._unread = self._on_reset = None
 
     def flush_soon(self) -> None:
         """Write at the end of this turn of the loop."""
@@ -147,46 +158,44 @@ class Output:
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write what is queued now, as far as the peer's windows allow."""
+        """Write what is queued now, as far as the peer's windows and the socket allow."""
         self._flushes = False
         if self.closed:
             return
-        if not self._paused:
-            self._write()
+        self._write()
+        if not self.paused:
+            queued = self._unread.queued
             for stream_id, room in self._waiting_for_room.items():
-                if not room.done() and self._unread.queued(stream_id) <= _STREAM_QUEUE_BYTES:
+                if not room.done() and queued(stream_id) <= _STREAM_QUEUE_BYTES:
                     room.set_result(None)
+            self._ended = {each for each in self._ended if queued(each)}
             if self._to_reset:
-                self._reset_ended()
+                for stream_id in self._to_reset - self._ended:
+                    self._to_reset.discard(stream_id)
+                    self._try(partial(self._http2.reset_stream, stream_id, 0))
+                self._write()
             if not self._http2.want_read and not self._http2.want_write:
                 self.closed = True
                 self._transport.close()
                 return
         self._count_unread()
 
+    def _write(self) -> None:
+        while not self.paused and (data := self._http2.data_to_send(_WRITE_BYTES)):
+            self._transport.write(data)
+
     def _count_unread(self) -> None:
-        if not self._unread.count():
+        if not self._unread.count(len(self._ended)):
             for stream_id in self._wrote:
                 if self._unread.queued(stream_id):
                     self._try(partial(self._http2.reset_stream, stream_id, ngh2.ErrorCode.ENHANCE_YOUR_CALM))
                     self._on_reset(stream_id)
-            if not self._paused:
-                self._write()  # the library keeps the answer of a call that is reset until then
-            if not self._unread.count():
-                # The socket is full, and what was given to it cannot be taken back.
+            # Resets leave first; then the library drops the answers. A full socket gets no more than this.
+            self._transport.write(self._http2.data_to_send(_WRITE_BYTES))
+            if not self._unread.count(len(self._ended)):
                 self.abort()
         self._wrote.clear()
         self._fresh = 0
-
-    def _reset_ended(self) -> None:
-        for stream_id in [each for each in self._to_reset if not self._unread.queued(each)]:
-            self._to_reset.discard(stream_id)
-            self._try(partial(self._http2.reset_stream, stream_id, 0))
-        self._write()
-
-    def _write(self) -> None:
-        if data := self._http2.data_to_send():
-            self._transport.write(data)
 
     def _send(self, send: Callable[[], None]) -> None:
         self._try(send)

@@ -9,6 +9,9 @@ import ngh2
 
 from redfence_server.http2.buffered import BufferedBytes
 
+# What the library keeps for a call that has ended, besides the bytes of its answer.
+_ENDED_BYTES: Final = 1_200
+
 ENDED: Final = (ngh2.StreamUnavailableError, ngh2.ConnectionStateError, ngh2.ConnectionClosingError)
 """A stream or the connection may have ended before the event that tells it has come here."""
 
@@ -17,15 +20,17 @@ class Unread:
     """Counts what the library has queued and what the socket has not taken.
 
     Args:
-        carrier: the transport of the socket, below TLS.
+        transports: that of the connection and, with TLS, that of the socket.
         buffered: counts it.
     """
 
-    __slots__ = ("_buffered", "_carrier", "_count", "_http2")
+    __slots__ = ("_buffered", "_count", "_http2", "_transports")
 
-    def __init__(self, http2: ngh2.Connection, carrier: asyncio.Transport, buffered: BufferedBytes) -> None:
+    def __init__(
+        self, http2: ngh2.Connection, transports: set[asyncio.Transport], buffered: BufferedBytes
+    ) -> None:
         self._http2 = http2
-        self._carrier = carrier
+        self._transports = transports
         self._buffered = buffered
         self._count = 0
 
@@ -36,9 +41,11 @@ class Unread:
         except ENDED:
             return 0
 
-    def count(self) -> bool:
-        """Count anew; return False, and leave the count, if the peer may not have so much."""
-        kept = self._http2.queued_body_size() + self._carrier.get_write_buffer_size()
+    def count(self, ended: int) -> bool:
+        """Count anew, with so many ended calls; return False, and leave the count, if that is too much."""
+        kept = self._http2.queued_body_size() + ended * _ENDED_BYTES
+        for transport in self._transports:
+            kept += transport.get_write_buffer_size()
         more = kept - self._count
         if more > 0:
             if not self._buffered.add(more):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
@@ -34,9 +35,15 @@ class RawClient:
     """One connection. `async with RawClient(port) as client`."""
 
     def __init__(
-        self, port: int, *, settings: Mapping[ngh2.Setting, int] | None = None, source: str = HOST
+        self,
+        port: int,
+        *,
+        settings: Mapping[ngh2.Setting, int] | None = None,
+        source: str = HOST,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._port = port
+        self._tls = tls
         self._source = source
         self._settings = dict(settings or {})
         self.http2 = ngh2.Connection(ngh2.Role.CLIENT)
@@ -47,7 +54,7 @@ class RawClient:
 
     async def __aenter__(self) -> Self:
         self._reader, self._writer = await asyncio.open_connection(
-            HOST, self._port, local_addr=(self._source, 0)
+            HOST, self._port, local_addr=(self._source, 0), ssl=self._tls
         )
         self.http2.initiate_connection(self._settings)
         self._reading = asyncio.create_task(self._read())
@@ -105,6 +112,10 @@ class RawClient:
     def stop_reading(self) -> None:
         """Read and answer no more, but keep the socket open."""
         self._reading.cancel()
+
+    def read_on(self) -> None:
+        """Read and answer again."""
+        self._reading = asyncio.create_task(self._read())
 
     def unsent(self, stream_id: int) -> int:
         """Return how many bytes of a body the server's windows do not let out."""

@@ -9,7 +9,7 @@ import gzip
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -17,10 +17,12 @@ import ngh2
 import pytest
 
 from harness.http2.raw_client import Answer, RawClient
+from harness.processes.certificates import Authority, Certificate, protection
 from harness.processes.ports import HOST
 from redfence_proto.rich_error import from_trailing_metadata
 from redfence_server.api.serving import LIMITS, new_server
 from redfence_server.http2.call import Call
+from redfence_server.http2.connection import Connection
 from redfence_server.http2.server import Server
 from redfence_server.http2.settings import ConnectionSettings, Transport
 from redfence_server.http2.wire import framed
@@ -59,7 +61,9 @@ class Echo:
         await context.write(str(byte_count).encode())
 
     async def write_much(self, request: bytes, context: Any) -> None:
-        for _ in range(int(request)):
+        if request.startswith(b"late "):
+            await self.go_on.wait()
+        for _ in range(int(request.removeprefix(b"late "))):
             self.begun += 1
             await context.write(b"x" * 1024)
 
@@ -77,17 +81,26 @@ class Echo:
 
 
 class Site:
-    def __init__(self, settings: ConnectionSettings = LIMITS) -> None:
+    def __init__(self, settings: ConnectionSettings = LIMITS, tls: Any = None) -> None:
         self.echo = Echo()
         self.shares = ConnectionShares(Budget(100), Budget(BUFFERED_BYTES))
         self.server = Server(settings, adapt=lambda _, handler: handler, shares=self.shares)
         self.server.add_generic_rpc_handlers([self.echo.handler()])
-        self.port = self.server.add_insecure_port(f"{HOST}:0")
+        address = f"{HOST}:0"
+        self.port = (
+            self.server.add_secure_port(address, tls) if tls else self.server.add_insecure_port(address)
+        )
+
+    @property
+    def connection(self) -> Connection:
+        """The only one."""
+        (connection,) = self.server._connections
+        return connection
 
 
 @asynccontextmanager
-async def serving(**liveness: Any) -> AsyncIterator[Site]:
-    site = Site(replace(LIMITS, liveness=replace(LIMITS.liveness, **liveness)))
+async def serving(tls: Any = None, **liveness: Any) -> AsyncIterator[Site]:
+    site = Site(replace(LIMITS, liveness=replace(LIMITS.liveness, **liveness)), tls)
     await site.server.start()
     raised: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
@@ -390,27 +403,65 @@ async def test_one_peer_makes_the_server_keep_no_more_than_its_part(
     await until(lambda: not buffered.taken)
 
 
+async def test_small_answers_leave_without_waiting_for_an_ack(site: Site, client: RawClient) -> None:
+    await client.call("/test.Echo/Say", b"")
+    assert site.connection._transport is not None
+    connected = site.connection._transport.get_extra_info("socket")
+    assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+# --- full sockets
+
+
+@dataclass
+class Reach:
+    """Holds a site, and opens clients whose windows are open, so that only the socket stops the server."""
+
+    site: Site
+    tls: Any
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[RawClient]:
+        window = {ngh2.Setting.INITIAL_WINDOW_SIZE: 2**31 - 1}
+        async with RawClient(self.site.port, settings=window, source="127.0.0.2", tls=self.tls) as client:
+            client.http2.set_local_window_size(2**31 - 1)
+            await client.call("/test.Echo/Say", b"hello")
+            yield client
+
+    async def fill(self, client: RawClient) -> None:
+        """Let the client read no more, and fill its socket."""
+        client.stop_reading()
+        async with asyncio.timeout(10):
+            while not any(each.out.paused for each in self.site.server._connections):
+                client.send(client.begin("/test.Echo/WriteMuch"), framed(b"60"), end=True)
+                await asyncio.sleep(0)
+
+
+@pytest.fixture(params=["plain", "TLS"])
+async def reach(
+    request: pytest.FixtureRequest, certificate: Certificate, authority: Authority
+) -> AsyncIterator[Reach]:
+    found = protection(f"{HOST}:0", certificate) if request.param == "TLS" else None
+    async with serving(found and found.for_fast()) as site:
+        site.shares.buffered_bytes.size = 2 * 1024 * 1024
+        yield Reach(site, found and authority.client_context())
+
+
 @pytest.mark.parametrize("at_once", [1, 10])
-async def test_what_full_sockets_do_not_take_is_a_part_of_it(site: Site, at_once: int) -> None:
-    """The windows are open, so the bytes go on to the sockets; what these do not take counts as well."""
-    buffered = site.shares.buffered_bytes
-    buffered.size = 2 * 1024 * 1024
+async def test_what_full_sockets_do_not_take_is_a_part_of_it(reach: Reach, at_once: int) -> None:
+    site, buffered = reach.site, reach.site.shares.buffered_bytes
 
     def kept() -> int:
         return sum(
-            each._http2.queued_body_size() + each.out._unread._carrier.get_write_buffer_size()
+            each._http2.queued_body_size()
+            + sum(its.get_write_buffer_size() for its in each.out._unread._transports)
             for each in site.server._connections
             if not each.out.closed
         )
 
-    window = {ngh2.Setting.INITIAL_WINDOW_SIZE: 2**31 - 1}
     async with AsyncExitStack() as stack:
         for _ in range(40):
-            client = await stack.enter_async_context(
-                RawClient(site.port, settings=window, source="127.0.0.2")
-            )
-            client.http2.set_local_window_size(2**31 - 1)
-            await client.call("/test.Echo/Say", b"hello")
+            client = await stack.enter_async_context(reach.client())
             client.stop_reading()
             for _ in range(200 // at_once):
                 for _ in range(at_once):
@@ -419,17 +470,95 @@ async def test_what_full_sockets_do_not_take_is_a_part_of_it(site: Site, at_once
                 # It counts at the end of a turn, or after 64 KiB.
                 assert kept() - 2 * 64 * 1024 <= buffered.taken <= buffered.size // 2
         assert buffered.refusals
-        async with RawClient(site.port) as other:
+        async with RawClient(site.port, tls=reach.tls) as other:
             assert (await other.call("/test.Echo/Say", b"beside")).body == framed(b"beside")
     await until(lambda: not buffered.taken)
 
 
-async def test_small_answers_leave_without_waiting_for_an_ack(site: Site, client: RawClient) -> None:
-    await client.call("/test.Echo/Say", b"")
-    (connection,) = site.server._connections
-    assert connection._transport is not None
-    connected = connection._transport.get_extra_info("socket")
-    assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+async def test_a_peer_that_reads_on_gets_every_answer(reach: Reach) -> None:
+    async with reach.client() as client:
+        await reach.fill(client)
+        stream_ids = [client.begin("/test.Echo/Say") for _ in range(20)]
+        for stream_id in stream_ids:
+            client.send(stream_id, framed(b"later"), end=True)
+        client.read_on()
+        for stream_id in client.answers:
+            answer = await client.closed(stream_id)
+            assert answer.body in {framed(b"hello"), framed(b"later"), framed(b"x" * 1024) * 60}
+    await until(lambda: not reach.site.shares.buffered_bytes.taken)
+
+
+async def test_a_peer_that_only_reads_keeps_its_connection() -> None:
+    """It answers no ping, because the answer to its call comes first."""
+    async with serving(ping_after_s=0.3, ping_timeout_s=0.3) as site, Reach(site, None).client() as client:
+        client.stop_reading()
+        stream_id = client.begin("/test.Echo/WriteMuch")
+        client.send(stream_id, framed(b"1000000"), end=True)
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + 1.5
+        while loop.time() < until_s:
+            assert await client._reader.read(50_000)
+            await asyncio.sleep(0.001)
+
+
+async def test_a_full_socket_loses_the_calls_that_wrote_last_and_no_other(reach: Reach) -> None:
+    site = reach.site
+    async with reach.client() as client:
+        late = [client.begin("/test.Echo/WriteMuch") for _ in range(60)]
+        for stream_id in late:
+            client.send(stream_id, framed(b"late 40"), end=True)
+        await until(lambda: len(site.connection.tasks) == len(late))
+        await reach.fill(client)
+        site.echo.go_on.set()
+        await until(lambda: len(site.connection.tasks) == 0)
+        assert site.shares.buffered_bytes.refusals
+        client.read_on()
+        await client.until(lambda: all(each.closed for each in client.answers.values()))
+        answers = [client.answers[stream_id] for stream_id in late]
+        whole = [each for each in answers if each.body == framed(b"x" * 1024) * 40]
+        assert len(whole) > 10
+        assert {each.reset for each in answers if each not in whole} == {ngh2.ErrorCode.ENHANCE_YOUR_CALM}
+
+
+async def test_answers_without_a_message_count_too_while_the_socket_is_full(reach: Reach) -> None:
+    site, buffered = reach.site, reach.site.shares.buffered_bytes
+    async with reach.client() as client:
+        for _ in range(100):
+            client.send(client.begin("/test.Echo/Wait"), framed(b""), end=True)
+        await until(lambda: len(site.connection.tasks) == 100)
+        await reach.fill(client)
+        await until(lambda: len(site.connection.tasks) == 100)
+        before = buffered.taken
+        site.connection.end_calls(grpc.StatusCode.UNAVAILABLE, "so that they end")
+        await until(lambda: not site.connection.tasks)
+        assert before - 300_000 < buffered.taken < before
+    await until(lambda: not buffered.taken)
+
+
+async def test_a_close_sends_what_is_queued_also_to_a_full_socket(reach: Reach) -> None:
+    async with reach.client() as client:
+        client.stop_reading()
+        stream_id = client.begin("/test.Echo/WriteMuch")
+        client.send(stream_id, framed(b"1000000"), end=True)
+        await until(lambda: reach.site.connection.out.paused)
+        written = reach.site.echo.begun
+        reach.site.connection.out.close()
+        client.read_on()
+        await client.until(lambda: client.ended)
+        assert client.answers[stream_id].body == framed(b"x" * 1024) * written
+
+
+async def test_a_peer_that_may_have_nothing_more_is_closed_in_order(reach: Reach) -> None:
+    """To close writes what is queued, and the frames around it take more bytes than the peer may have."""
+    buffered = reach.site.shares.buffered_bytes
+    async with reach.client() as client:
+        client.stop_reading()
+        client.send(client.begin("/test.Echo/WriteMuch"), framed(b"1000000"), end=True)
+        await until(lambda: reach.site.connection.out.paused)
+        buffered.size = 2 * buffered.taken
+        reach.site.connection.out.close()
+        await until(lambda: not reach.site.server._connections)
 
 
 # --- addresses

@@ -106,7 +106,7 @@ class Output:
         self._to_reset.discard(stream_id)
 
     async def room(self, stream_id: int) -> None:
-        """Return once at most 64 KiB of the call are queued; after the end, wait for the call's cancellation."""
+        """Return once at most 64 KiB of the call are queued; after the end, wait to be cancelled."""
         if not self.closed and self._unread.queued(stream_id) <= _STREAM_QUEUE_BYTES:
             return
         self._waiting_for_room[stream_id] = room = self._loop.create_future()

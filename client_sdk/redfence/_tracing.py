@@ -49,13 +49,13 @@ def _span(trace: Any, name: str, resource: str) -> Iterator[str]:
     finally:
         if span is not None:
             with _faults_logged():
-                # It gets no error, because a lock that another client holds is no failure of the program.
+                # The span gets no error, because a lock that another client holds is no failure of the program.
                 scope.__exit__(None, None, None)
 
 
 @contextmanager
 def _faults_logged() -> Iterator[None]:
-    """Log what samplers and processors of the program raise, each kind once; it must fail no call."""
+    """Log each type of error that the program's OpenTelemetry raises once, and let the call go on."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  (what it raises is the program's code, and may be anything)

@@ -134,7 +134,7 @@ class ServeConfig(BaseModel):
         ge=1,
         le=1_000_000,
         description="how many acquires may wait at a server process; one peer gets at most "
-        "half (docs/security.md says what a peer is)",
+        "half, rounded up (docs/security.md says what a peer is)",
     )
     waiters_per_resource_max: int = Field(
         2_000, ge=1, le=1_000_000, description="how many acquires may wait for one resource"
@@ -163,7 +163,7 @@ class ServeConfig(BaseModel):
         BUFFERED_BYTES_MAX_DEFAULT,
         ge=4 * 1024 * 1024,
         le=2**40,
-        description="how many bytes of unfinished requests and unread answers the server may keep, only with "
+        description="how many bytes of open calls and unread answers the server may keep, only with "
         "the transport fast; one peer gets at most half",
     )
     new_resources_per_second: int = Field(

@@ -177,7 +177,7 @@ def _host(index: int) -> NodeHost:
 
 @on_processes
 async def test_too_many_new_names_slow_their_stream_and_no_other_one() -> None:
-    """On virtual time, where the work itself takes none."""
+    """The test runs on virtual time, so the work itself takes no time."""
     chance, count = Chance(1), 50 * COMMANDS_PER_PART
     hosts = [_host(index) for index in range(3)]
     server = ServerHost("server", hosts, Network(chance, latency_ms=(0.1, 0.1)), chance)

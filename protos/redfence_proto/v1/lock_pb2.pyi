@@ -39,8 +39,9 @@ reports it.
 An error without this ErrorInfo comes from gRPC, a proxy or your own deadline. The outcome is unknown,
 whatever the status code. The same holds for every unanswered command of a stream. Keep the lease id:
 repeat the call with it, or send Release. But never repeat a message or metadata over the limits below: gRPC
-refuses it each time, with RESOURCE_EXHAUSTED and without ErrorInfo. A server may also reset a call, which
-gRPC shows with the same code, if this client leaves too many bytes of its answers unread; read them first.
+refuses it each time, with RESOURCE_EXHAUSTED and without ErrorInfo. A server may also reset a call if this
+client leaves too many bytes of answers unread. gRPC shows that with the same code. Read the answers, then
+repeat the call.
 
 Access. A server with a policy asks for credentials: the metadata "authorization: Bearer TOKEN", or a
 client certificate. Every call and every command of a stream then also fails with UNAUTHENTICATED or
@@ -474,8 +475,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAVAILABLE. The server is stopping: repeat the call at another server, with the same lease id."""
     ERROR_REASON_TOO_MANY_WAITERS: _ErrorReason.ValueType  # 12
     """RESOURCE_EXHAUSTED. Too many acquires wait. Metadata: limit, and scope, which names the limit:
-    "resource", "server" or "connection"; or "peer" if the acquires of this client may take no more of the server's
-    places. That limit is half of the places that other clients leave now.
+    "resource", "server" or "connection"; or "peer" if this client has its part of the server's places. Then limit
+    is how many of its acquires may wait now: half of the places that other clients do not use, rounded up.
     """
     ERROR_REASON_TOO_MANY_COMMANDS: _ErrorReason.ValueType  # 13
     """RESOURCE_EXHAUSTED. Too many commands are unanswered. Metadata: limit, how many of them this stream may have;
@@ -541,8 +542,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     Metadata: field; max for the lock_delay with this ttl, in milliseconds with the unit, if it is too long.
     """
     ERROR_REASON_TOO_MANY_BUFFERED_BYTES: _ErrorReason.ValueType  # 31
-    """RESOURCE_EXHAUSTED. The unfinished requests and unread answers of this client fill its part of the server's
-    memory. A unary call with this error has changed nothing; on a stream, see "Errors" above for unanswered
+    """RESOURCE_EXHAUSTED. The open calls and unread answers of this client fill its part of the server's memory. A unary call with this error has changed nothing; on a stream, see "Errors" above for unanswered
     commands. Metadata: scope, "peer".
     """
 
@@ -586,8 +586,8 @@ ERROR_REASON_DRAINING: ErrorReason.ValueType  # 11
 """UNAVAILABLE. The server is stopping: repeat the call at another server, with the same lease id."""
 ERROR_REASON_TOO_MANY_WAITERS: ErrorReason.ValueType  # 12
 """RESOURCE_EXHAUSTED. Too many acquires wait. Metadata: limit, and scope, which names the limit:
-"resource", "server" or "connection"; or "peer" if the acquires of this client may take no more of the server's
-places. That limit is half of the places that other clients leave now.
+"resource", "server" or "connection"; or "peer" if this client has its part of the server's places. Then limit
+is how many of its acquires may wait now: half of the places that other clients do not use, rounded up.
 """
 ERROR_REASON_TOO_MANY_COMMANDS: ErrorReason.ValueType  # 13
 """RESOURCE_EXHAUSTED. Too many commands are unanswered. Metadata: limit, how many of them this stream may have;
@@ -653,8 +653,7 @@ ERROR_REASON_INVALID_LOCK_DELAY: ErrorReason.ValueType  # 30
 Metadata: field; max for the lock_delay with this ttl, in milliseconds with the unit, if it is too long.
 """
 ERROR_REASON_TOO_MANY_BUFFERED_BYTES: ErrorReason.ValueType  # 31
-"""RESOURCE_EXHAUSTED. The unfinished requests and unread answers of this client fill its part of the server's
-memory. A unary call with this error has changed nothing; on a stream, see "Errors" above for unanswered
+"""RESOURCE_EXHAUSTED. The open calls and unread answers of this client fill its part of the server's memory. A unary call with this error has changed nothing; on a stream, see "Errors" above for unanswered
 commands. Metadata: scope, "peer".
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -95,9 +95,10 @@ class LockServiceServicer(object):
         INVALID_ARGUMENT    a field is malformed or out of bounds; nothing was changed. Do not retry.
         UNAVAILABLE         no quorum of nodes answered in time, or this server is draining; the server undoes
         every mint. Retry after RetryInfo, at any server.
-        RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, or on this
-        connection. Retry after RetryInfo, better at another server. Or this client
-        acquires too many new names a second (TOO_MANY_NEW_RESOURCES).
+        RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, on this connection,
+        or of this client. Retry after RetryInfo, better at another server. Or this
+        client acquires too many new names a second (TOO_MANY_NEW_RESOURCES), or has too
+        many bytes in the server (TOO_MANY_BUFFERED_BYTES).
         DEADLINE_EXCEEDED   the caller's own deadline passed first: outcome unknown. Retry with the same
         lease_id, or send Release. This is rare, because the server tries to answer before
         the deadline.

@@ -39,8 +39,9 @@ reports it.
 An error without this ErrorInfo comes from gRPC, a proxy or your own deadline. The outcome is unknown,
 whatever the status code. The same holds for every unanswered command of a stream. Keep the lease id:
 repeat the call with it, or send Release. But never repeat a message or metadata over the limits below: gRPC
-refuses it each time, with RESOURCE_EXHAUSTED and without ErrorInfo. A server may also reset a call, which
-gRPC shows with the same code, if this client leaves too many bytes of its answers unread; read them first.
+refuses it each time, with RESOURCE_EXHAUSTED and without ErrorInfo. A server may also reset a call if this
+client leaves too many bytes of answers unread. gRPC shows that with the same code. Read the answers, then
+repeat the call.
 
 Access. A server with a policy asks for credentials: the metadata "authorization: Bearer TOKEN", or a
 client certificate. Every call and every command of a stream then also fails with UNAUTHENTICATED or
@@ -118,9 +119,10 @@ class LockServiceStub:
       INVALID_ARGUMENT    a field is malformed or out of bounds; nothing was changed. Do not retry.
       UNAVAILABLE         no quorum of nodes answered in time, or this server is draining; the server undoes
                           every mint. Retry after RetryInfo, at any server.
-      RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, or on this
-                          connection. Retry after RetryInfo, better at another server. Or this client
-                          acquires too many new names a second (TOO_MANY_NEW_RESOURCES).
+      RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, on this connection,
+                          or of this client. Retry after RetryInfo, better at another server. Or this
+                          client acquires too many new names a second (TOO_MANY_NEW_RESOURCES), or has too
+                          many bytes in the server (TOO_MANY_BUFFERED_BYTES).
       DEADLINE_EXCEEDED   the caller's own deadline passed first: outcome unknown. Retry with the same
                           lease_id, or send Release. This is rare, because the server tries to answer before
                           the deadline.
@@ -205,9 +207,10 @@ class LockServiceAsyncStub(LockServiceStub):
       INVALID_ARGUMENT    a field is malformed or out of bounds; nothing was changed. Do not retry.
       UNAVAILABLE         no quorum of nodes answered in time, or this server is draining; the server undoes
                           every mint. Retry after RetryInfo, at any server.
-      RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, or on this
-                          connection. Retry after RetryInfo, better at another server. Or this client
-                          acquires too many new names a second (TOO_MANY_NEW_RESOURCES).
+      RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, on this connection,
+                          or of this client. Retry after RetryInfo, better at another server. Or this
+                          client acquires too many new names a second (TOO_MANY_NEW_RESOURCES), or has too
+                          many bytes in the server (TOO_MANY_BUFFERED_BYTES).
       DEADLINE_EXCEEDED   the caller's own deadline passed first: outcome unknown. Retry with the same
                           lease_id, or send Release. This is rare, because the server tries to answer before
                           the deadline.
@@ -295,9 +298,10 @@ class LockServiceServicer(metaclass=_abc_1.ABCMeta):
           INVALID_ARGUMENT    a field is malformed or out of bounds; nothing was changed. Do not retry.
           UNAVAILABLE         no quorum of nodes answered in time, or this server is draining; the server undoes
                               every mint. Retry after RetryInfo, at any server.
-          RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, or on this
-                              connection. Retry after RetryInfo, better at another server. Or this client
-                              acquires too many new names a second (TOO_MANY_NEW_RESOURCES).
+          RESOURCE_EXHAUSTED  too many calls are waiting: for this resource, at this server, on this connection,
+                              or of this client. Retry after RetryInfo, better at another server. Or this
+                              client acquires too many new names a second (TOO_MANY_NEW_RESOURCES), or has too
+                              many bytes in the server (TOO_MANY_BUFFERED_BYTES).
           DEADLINE_EXCEEDED   the caller's own deadline passed first: outcome unknown. Retry with the same
                               lease_id, or send Release. This is rare, because the server tries to answer before
                               the deadline.

@@ -48,8 +48,8 @@ def http2_settings(settings: ConnectionSettings) -> ngh2.Configuration:
     """Return what the library needs of the settings."""
     return ngh2.Configuration(
         auto_window_update=False,
-        # Larger headers end the connection; up to here the call ends with a status. So much, 80 KB in memory,
-        # a connection can keep with headers that do not end, and no budget counts it.
+        # Larger headers end the connection; up to here the call ends with a status. Headers that never end
+        # keep up to 80 KB for each connection, and no budget counts them.
         max_inbound_header_list_size=4 * settings.metadata_bytes_max,
         max_inbound_header_count=128,
         stream_reset_rate_limit=_RESETS,

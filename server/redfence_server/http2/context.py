@@ -24,7 +24,7 @@ MESSAGE_BYTES: Final = 60
 """What Python keeps for a message besides its bytes."""
 _NO_ROOM: Final = RichError(
     lock_pb2.ERROR_REASON_TOO_MANY_BUFFERED_BYTES,
-    "the unfinished requests and unread answers of this client fill its part of the server's memory; "
+    "the open calls and unread answers of this client fill its part of the server's memory; "
     "end some of them before the next call",
     metadata={"scope": "peer"},
     retry_after_ms=1_000,

@@ -17,9 +17,9 @@ from redfence_server.http2.unread import ENDED, Unread
 
 # A method that writes a stream waits while more of its bytes than this are queued.
 _STREAM_QUEUE_BYTES: Final = 64 * 1024
-# What calls queue is written, and counted, after so many bytes, even within a turn.
+# The output writes and counts queued messages after so many bytes, even within one turn.
 _FRESH_BYTES: Final = 64 * 1024
-# One write takes no more, so a socket that is full leaves no more with the transport.
+# The most bytes of one write, so a full socket leaves no more with the transport.
 _WRITE_BYTES: Final = 64 * 1024
 
 
@@ -32,7 +32,7 @@ class Output:
     Args:
         transport: takes the bytes.
         unread: what the peer has not read of it.
-        on_reset: gets the stream of each call that is reset so.
+        on_reset: gets the stream of each call that the output resets.
 
     Attributes:
         peer: the other end of the connection.
@@ -58,7 +58,7 @@ class Output:
         self.closed = False
         self.paused = False
         self._http2 = http2
-        # Without these after the end, because they refer to this output: a cycle.
+        # `end` clears these, because they refer back to this output: a cycle.
         self._transport: Any = transport
         self._unread: Any = unread
         self._on_reset: Any = on_reset
@@ -190,7 +190,7 @@ class Output:
                 if self._unread.queued(stream_id):
                     self._try(partial(self._http2.reset_stream, stream_id, ngh2.ErrorCode.ENHANCE_YOUR_CALM))
                     self._on_reset(stream_id)
-            # Resets leave first; then the library drops the answers. A full socket gets no more than this.
+            # Resets leave first; then the library drops the answers. A full socket gets one part, too.
             self._transport.write(self._http2.data_to_send(_WRITE_BYTES))
             if not self._unread.count(len(self._ended)):
                 self.abort()

@@ -59,7 +59,7 @@ class TlsConnection(sslproto.SSLProtocol):
             super().connection_made(transport)
 
     def pause_writing(self) -> None:
-        """Let the connection wait as well; asyncio would let it encrypt 512 KiB more."""
+        """Pause the connection, too; asyncio alone would let it encrypt 512 KiB more."""
         self._is_full = True
         super().pause_writing()
         self._connection.pause_writing()

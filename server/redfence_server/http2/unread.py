@@ -42,7 +42,9 @@ class Unread:
             return 0
 
     def count(self, ended: int) -> bool:
-        """Count anew, with so many ended calls; return False, and leave the count, if that is too much."""
+        """Count anew; return False, and change nothing, if the peer may not have so much.
+
+        `ended` calls have a whole answer that has not left."""
         kept = self._http2.queued_body_size() + ended * _ENDED_BYTES
         for transport in self._transports:
             kept += transport.get_write_buffer_size()

@@ -139,7 +139,7 @@ def _connections(shares: Shares | None) -> Iterator[Metric]:
         for name, text in (
             ("connections", "Open connections"),
             ("connections_max", "How many may be open"),
-            ("buffered_bytes", "Bytes of unfinished requests and unread answers"),
+            ("buffered_bytes", "Bytes of open calls and unread answers"),
             ("buffered_bytes_max", "How many there may be"),
         )
     ]

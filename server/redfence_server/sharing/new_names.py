@@ -9,13 +9,13 @@ from redfence_server.errors import TooManyNewResourcesError
 
 # A server remembers at most twice as many names: 30 MB if each is as long as a name may be.
 _RECENT_MAX: Final = 50_000
-# Higher: a peer's first new names delay others longer.
+# A peer may use the new names of so many seconds at once. Higher: they delay others longer.
 _BURST_S: Final = 2.0
 _PEERS_MAX: Final = 10_000
 
 
 class NewNames:
-    """Allows each peer `per_second` new names, and those of 2 s at once; 0 allows any number.
+    """Allows each peer `per_second` new names, and twice as many at once; 0 allows any number.
 
     A name is new if no peer has used it lately at this server.
 

@@ -15,7 +15,7 @@ from redfence_server.sharing.turns import Turns
 # File descriptors that connections of clients leave for nodes, logs and the interpreter.
 _OTHER_FILES: Final = 128
 BUFFERED_BYTES_MAX_DEFAULT: Final = 128 * 1024 * 1024
-"""One peer gets at most half: that of 10,000 calls that wait, with tokens of 2 KB."""
+"""One peer gets at most half of it: enough for 10,000 waiting calls with tokens of 2 KB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class ShareLimits:
     Attributes:
         commands: how many commands of streams may be unanswered.
         connections: how many may be open; 0 for as many as the limit of files allows.
-        buffered_bytes: how many bytes of unfinished requests and unread answers may be kept.
+        buffered_bytes: how many bytes of open calls and unread answers may be kept.
         new_names_per_second: how many each peer may acquire; 0 for any number.
     """
 

@@ -196,7 +196,7 @@ class Acquisition:
             self._fail(defect)
 
     def _on_late_reply(self, node: int, reply: Reply) -> None:
-        """Tell the queue, also if this waiter has left, because the next one relies on this try."""
+        """Tell the queue, also after this waiter has left, because the next one relies on this try."""
         if self._call.wait_ms > 0 and (queue := self._acquirer.queues.find(self._call.resource)) is not None:
             queue.answered_late(node, granted=isinstance(reply, Granted))
 

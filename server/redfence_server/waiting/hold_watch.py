@@ -81,9 +81,9 @@ class HoldWatch:
         self._ended_tokens[notice.node] = notice.token
 
     def is_news(self, notice: Notice) -> bool:
-        """Tell whether a notice can be of another hold than a try made, and its undo ended.
+        """Return False if the node granted the last try that it answered: then the try's undo sent the notice.
 
-        A node answers a try before it sends the notice of the undo. So its last answer decides.
+        A node answers a try before it sends the notice of its undo.
         """
         return notice.node not in self._granted
 

@@ -21,9 +21,8 @@ class WaiterLimits:
 class WaiterLimiter:
     """Counts the acquires that wait; refuses every acquire while it is `closed`.
 
-    A peer may take half of the server's places that other peers leave, so that no peer can keep all others
-    from waiting. Unlike in a `Budget`, that is one place more if their number is odd, so every place is used,
-    also the only one.
+    A peer may take at most half of the places that other peers do not use, rounded up. So a peer leaves places
+    for others, unless there is only one. A `Budget` rounds down, and would leave the last place unused.
 
     Attributes:
         count: the acquires that wait at this server.

@@ -550,7 +550,7 @@ async def test_a_close_sends_what_is_queued_also_to_a_full_socket(reach: Reach) 
 
 
 async def test_a_peer_that_may_have_nothing_more_is_closed_in_order(reach: Reach) -> None:
-    """To close writes what is queued, and the frames around it take more bytes than the peer may have."""
+    """`close` writes what is queued, and the frames around it take more bytes than the peer may have."""
     buffered = reach.site.shares.buffered_bytes
     async with reach.client() as client:
         client.stop_reading()

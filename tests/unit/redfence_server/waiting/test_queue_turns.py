@@ -223,7 +223,7 @@ async def test_a_peer_leaves_as_many_places_free_as_it_has() -> None:
 
 
 async def test_a_refused_peer_is_told_how_many_may_wait_now() -> None:
-    """It has more than that if others came later, so its own count would tell it to keep them."""
+    """Its own count can be greater than the limit, if others came later."""
     (server,) = servers(limits=WaiterLimits(server=12, resource=99, connection=99))
     await server.wait(HOLDER, wait_ms=0)
     waiting = [server.wait(lease_id(number), peer="early") for number in range(1, 7)]

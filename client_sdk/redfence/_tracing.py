@@ -49,7 +49,7 @@ def _span(trace: Any, name: str, resource: str) -> Iterator[str]:
     finally:
         if span is not None:
             with _faults_logged():
-                # The span gets no error, because a lock that another client holds is no failure of the program.
+                # The span gets no error: a lock that another client holds is no failure of the program.
                 scope.__exit__(None, None, None)
 
 

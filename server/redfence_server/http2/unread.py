@@ -42,9 +42,10 @@ class Unread:
             return 0
 
     def count(self, ended: int) -> bool:
-        """Count anew; return False, and change nothing, if the peer may not have so much.
+        """Count anew, with `ended` calls whose whole answer has not left.
 
-        `ended` calls have a whole answer that has not left."""
+        Return False, and change nothing, if the peer may not have so much.
+        """
         kept = self._http2.queued_body_size() + ended * _ENDED_BYTES
         for transport in self._transports:
             kept += transport.get_write_buffer_size()

@@ -81,7 +81,7 @@ class HoldWatch:
         self._ended_tokens[notice.node] = notice.token
 
     def is_news(self, notice: Notice) -> bool:
-        """Return False if the node granted the last try that it answered: then the try's undo sent the notice.
+        """Return False if the node granted the last try that it answered: the undo of that try sent it.
 
         A node answers a try before it sends the notice of its undo.
         """

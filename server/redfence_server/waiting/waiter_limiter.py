@@ -22,7 +22,8 @@ class WaiterLimiter:
     """Counts the acquires that wait; refuses every acquire while it is `closed`.
 
     A peer may take at most half of the places that other peers do not use, rounded up. So a peer leaves
-    places for others, unless there is only one. A `Budget` rounds down, and would leave the last place unused.
+    places for others, unless there is only one. A `Budget` rounds down, and would leave the last place
+    unused.
 
     Attributes:
         count: the acquires that wait at this server.

@@ -365,7 +365,7 @@ def _is_refused(answer: Answer) -> bool:
         assert error is not None
         assert (error.reason_name, error.metadata) == ("TOO_MANY_BUFFERED_BYTES", {"scope": "peer"})
         assert error.retry_after_ms == 1_000
-        return answer.status.startswith("8 the unfin")
+        return answer.status.startswith("8 the open calls")
     return answer.reset == ngh2.ErrorCode.ENHANCE_YOUR_CALM
 
 

@@ -60,6 +60,7 @@ async def test_a_quorum_that_refuses_to_grant_is_not_ready_until_it_would_grant_
     assert (await watching.read()).status == SERVING
     assert await healths(server) == [SERVING] * 4
     lease = (await server.acquire(NAME)).lease
+    await server.until_carried_out()
     written = await log_sizes(nodes)
     assert all(int(size) for size in written)
     await set_all(nodes[:2], setting, "1")

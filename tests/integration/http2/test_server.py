@@ -460,7 +460,7 @@ async def test_what_full_sockets_do_not_take_is_a_part_of_it(reach: Reach, at_on
         )
 
     async with AsyncExitStack() as stack:
-        for _ in range(40):
+        for _ in range(30):
             client = await stack.enter_async_context(reach.client())
             client.stop_reading()
             for _ in range(200 // at_once):
@@ -488,6 +488,7 @@ async def test_a_peer_that_reads_on_gets_every_answer(reach: Reach) -> None:
     await until(lambda: not reach.site.shares.buffered_bytes.taken)
 
 
+@pytest.mark.slow
 async def test_a_peer_that_only_reads_keeps_its_connection() -> None:
     """It answers no ping, because the answer to its call comes first."""
     async with serving(ping_after_s=0.3, ping_timeout_s=0.3) as site, Reach(site, None).client() as client:

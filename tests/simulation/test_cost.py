@@ -194,5 +194,5 @@ async def test_too_many_new_names_slow_their_stream_and_no_other_one() -> None:
     assert not flood.done()
     assert now_ms() - began_ms < 10
     await flood
-    assert now_ms() - began_ms > 49 * 5
+    assert now_ms() - began_ms > 49 * 2
     await server.end()

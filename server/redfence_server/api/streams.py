@@ -29,7 +29,7 @@ from redfence_server.waiting.acquiring import AcquireEnd, Acquisition, NotGrante
 # A result is below 1 KiB and a message below 64 KiB.
 _RESULTS_PER_MESSAGE_MAX: Final = 60
 # A stream pauses so long after a part with too many new names, so that a flood of them delays others less.
-_AFTER_REFUSALS_S: Final = 0.005
+_AFTER_REFUSALS_S: Final = 0.002
 
 StreamContext = grpc.aio.ServicerContext[Any, Any]
 WriteEnd = Callable[[lock_pb2.SessionResult, Any], None]

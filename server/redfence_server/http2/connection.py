@@ -335,6 +335,9 @@ class Connection(asyncio.BufferedProtocol):
             case Action.CLOSE:
                 self.out.goaway()
                 self.out.close()
+                # Unless the peer reads the last bytes.
+                timeout_s = self._owner.settings.liveness.ping_timeout_s
+                self._alarm = self._loop.call_later(timeout_s, self.out.abort)
                 return
             case Action.PING:
                 self.out.ping()

@@ -131,11 +131,13 @@ class Output:
         self._try(partial(self._http2.send_goaway, error_code, debug_data=reason))
 
     def close(self) -> None:
-        """Write what is queued, also to a full socket, then close it."""
+        """Write what is queued, also to a full socket, then close it.
+
+        What a full socket has not taken is lost if the peer has sent more than the server has read.
+        """
         if not self.closed:
-            self.paused = False
-            self.flush()
-        if not self.closed:
+            while data := self._http2.data_to_send(_WRITE_BYTES):
+                self._transport.write(data)
             self.closed = True
             self._transport.close()
 
@@ -185,14 +187,15 @@ class Output:
             self._transport.write(data)
 
     def _count_unread(self) -> None:
-        if not self._unread.count(len(self._ended)):
-            for stream_id in self._wrote:
-                if self._unread.queued(stream_id):
-                    self._try(partial(self._http2.reset_stream, stream_id, ngh2.ErrorCode.ENHANCE_YOUR_CALM))
-                    self._on_reset(stream_id)
-            # Resets leave first; then the library drops the answers. A full socket gets one part, too.
+        # Without a message it grows little, and by calls that have counted until now.
+        if not self._unread.count(len(self._ended)) and self._wrote:
+            unread = [stream_id for stream_id in self._wrote if self._unread.queued(stream_id)]
+            for stream_id in unread:
+                self._try(partial(self._http2.reset_stream, stream_id, ngh2.ErrorCode.ENHANCE_YOUR_CALM))
+                self._on_reset(stream_id)
+            # The library drops an answer once its reset has left, so also a full socket gets one part.
             self._transport.write(self._http2.data_to_send(_WRITE_BYTES))
-            if not self._unread.count(len(self._ended)):
+            if not self._unread.count(len(self._ended)) and not unread:
                 self.abort()
         self._wrote.clear()
         self._fresh = 0

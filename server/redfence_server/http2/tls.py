@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 from asyncio import sslproto
+from typing import Final
 
 from redfence_server.http2.connection import Connection
 from redfence_server.http2.places import Places
+
+_UNLIMITED: Final = 2**40
 
 
 class TlsConnection(sslproto.SSLProtocol):
@@ -47,6 +50,8 @@ class TlsConnection(sslproto.SSLProtocol):
         )
         # By default asyncio reads 256 KiB ahead while the connection does not read.
         self._set_read_buffer_limits(high=self.max_size)  # type: ignore[attr-defined]  # not in typeshed
+        # Only the socket pauses the connection.
+        self._set_write_buffer_limits(high=_UNLIMITED)  # type: ignore[attr-defined]
         self._connection = connection
         self._places = places
         self._is_full = False

@@ -539,28 +539,59 @@ async def test_answers_without_a_message_count_too_while_the_socket_is_full(reac
 
 
 async def test_a_close_sends_what_is_queued_also_to_a_full_socket(reach: Reach) -> None:
+    site = reach.site
     async with reach.client() as client:
-        client.stop_reading()
-        stream_id = client.begin("/test.Echo/WriteMuch")
-        client.send(stream_id, framed(b"1000000"), end=True)
-        await until(lambda: reach.site.connection.out.paused)
-        written = reach.site.echo.begun
-        reach.site.connection.out.close()
-        client.read_on()
-        await client.until(lambda: client.ended)
-        assert client.answers[stream_id].body == framed(b"x" * 1024) * written
-
-
-async def test_a_peer_that_may_have_nothing_more_is_closed_in_order(reach: Reach) -> None:
-    """`close` writes what is queued, and the frames around it take more bytes than the peer may have."""
-    buffered = reach.site.shares.buffered_bytes
-    async with reach.client() as client:
+        late = [client.begin("/test.Echo/WriteMuch") for _ in range(20)]
+        for stream_id in late:
+            client.send(stream_id, framed(b"late 40"), end=True)
+        await until(lambda: len(site.connection.tasks) == len(late))
         client.stop_reading()
         client.send(client.begin("/test.Echo/WriteMuch"), framed(b"1000000"), end=True)
-        await until(lambda: reach.site.connection.out.paused)
-        buffered.size = 2 * buffered.taken
-        reach.site.connection.out.close()
-        await until(lambda: not reach.site.server._connections)
+        await until(lambda: site.connection.out.paused)
+        site.echo.go_on.set()
+        await until(lambda: len(site.connection.tasks) == 1)
+        site.connection.out.close()
+        client.read_on()
+        await client.until(lambda: client.ended)
+        assert {client.answers[stream_id].status for stream_id in late} == {"0 "}
+
+
+async def test_an_idle_connection_ends_though_its_peer_leaves_the_last_bytes_unread() -> None:
+    async with serving(idle_s=0.1, ping_timeout_s=0.1) as site, Reach(site, None).client() as client:
+        await Reach(site, None).fill(client)
+        await until(lambda: not site.server._connections)
+        assert not site.shares.buffered_bytes.taken
+
+
+async def test_small_answers_that_are_not_read_end_their_own_calls_alone(site: Site) -> None:
+    buffered = site.shares.buffered_bytes
+    buffered.size = 400_000
+    window = {ngh2.Setting.INITIAL_WINDOW_SIZE: 0}
+    async with RawClient(site.port, settings=window) as client:
+        waiting = client.begin("/test.Echo/Wait")
+        client.send(waiting, framed(b""), end=True)
+        for _ in range(300):
+            client.send(client.begin("/test.Echo/Say"), framed(b"small"), end=True)
+            await asyncio.sleep(0)
+        await client.until(lambda: sum(each.closed for each in client.answers.values()) > 50)
+        assert buffered.refusals
+        assert not client.answers[waiting].closed
+
+
+async def test_a_call_that_ends_takes_no_other_with_it(reach: Reach) -> None:
+    """Its answer counts before its request is forgotten."""
+    site, buffered = reach.site, reach.site.shares.buffered_bytes
+    async with reach.client() as client:
+        for _ in range(50):
+            client.send(client.begin("/test.Echo/Wait"), framed(b""), end=True)
+        client.stop_reading()
+        client.send(client.begin("/test.Echo/WriteMuch"), framed(b"1000000"), end=True)
+        await until(lambda: site.connection.out.paused)
+        buffered.size = 2 * buffered.taken + 1_000
+        calls = site.connection._calls
+        next(iter(calls.values())).end(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline has passed")
+        await until(lambda: len(calls) < 51)
+        assert not site.connection.out.closed
 
 
 # --- addresses

@@ -34,6 +34,8 @@ _COUNT_MIN: Final = 32
 _COUNT_MAX: Final = 1_000
 # Keys that one call looks at; a page ends there, even if it is empty.
 _KEYS_PER_PAGE_MAX: Final = 10_000
+# So many pages are read at once. A page takes a node some milliseconds, in which it grants nothing.
+_PAGES_AT_ONCE: Final = 4
 _GLOB: Final = re.compile(r"([\\*?\[\]])")
 _RUN_DIGITS: Final = 8
 _TOKEN: Final = re.compile(rb"([0-6]*),([0-6]),([0-9a-f]{0,8}),(\d{1,20})")
@@ -141,16 +143,21 @@ class LockList:
         self._nodes = nodes
         self._keys = keys
         self._look = look
+        self._turns = asyncio.Semaphore(_PAGES_AT_ONCE)
         self._needed = len(nodes) - quorum.majority(len(nodes)) + 1
 
     async def page(self, prefix: str, *, size: int, token: str) -> Page:
-        """Return the next locks whose names begin with a prefix.
+        """Return the next locks whose names begin with a prefix; wait while too many pages are read.
 
         Raises:
             InvalidFieldError: the token is not one of this method.
             NoQuorumError: too few nodes answered.
         """
         at = _Position.of(token, node_count=len(self._nodes)) if token else _Position()
+        async with self._turns:
+            return await self._read_page(prefix, size, at)
+
+    async def _read_page(self, prefix: str, size: int, at: _Position) -> Page:
         silent: dict[int, NoReply] = {}
         found: dict[str, tuple[int, ...]] = {}
         count, looked_at = _COUNT_MIN, 0

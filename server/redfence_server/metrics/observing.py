@@ -269,16 +269,17 @@ class _SessionContext(_CommandContext):
         return message
 
     async def write(self, message: Any) -> None:
-        """Write results, and end their commands."""
-        await self._context.write(message)
-        now_s = self._observer.now_s()
-        for result in message.results:
-            name = result.WhichOneof("result")
-            response = getattr(result, name)
-            outcome = (
-                outcomes.reason_name(response.reason) if name == "error" else outcomes.outcome_of(response)
-            )
-            self._end(result.id, outcome, response, now_s)
+        """Write results, and end their commands, also if the caller leaves as soon as it has them."""
+        try:
+            await self._context.write(message)
+        finally:
+            now_s = self._observer.now_s()
+            for result in message.results:
+                name = result.WhichOneof("result")
+                response = getattr(result, name)
+                is_error = name == "error"
+                outcome = outcomes.reason_name(response.reason) if is_error else outcomes.outcome_of(response)
+                self._end(result.id, outcome, response, now_s)
 
 
 class _KeepAliveContext(_CommandContext):
@@ -289,13 +290,16 @@ class _KeepAliveContext(_CommandContext):
         return message
 
     async def write(self, message: Any) -> None:
-        """Write the answer to a renewal, and end it."""
-        await self._context.write(message)
-        if message.HasField("draining"):
-            return
-        failed = message.HasField("error")
-        outcome = outcomes.reason_name(message.error.reason) if failed else outcomes.outcome_of(message)
-        self._end((message.resource, message.sequence), outcome, message, self._observer.now_s())
+        """Write the answer to a renewal, and end it, also if the caller leaves as soon as it has it."""
+        try:
+            await self._context.write(message)
+        finally:
+            if not message.HasField("draining"):
+                failed = message.HasField("error")
+                outcome = (
+                    outcomes.reason_name(message.error.reason) if failed else outcomes.outcome_of(message)
+                )
+                self._end((message.resource, message.sequence), outcome, message, self._observer.now_s())
 
 
 _TRACED: Final = frozenset({"LockService", "AdminService", "StorageService"})

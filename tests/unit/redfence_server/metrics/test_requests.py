@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
+import grpc
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from redfence_proto.v1 import lock_pb2
 from redfence_server.clock import SystemClock
 from redfence_server.metrics.histogram import BOUNDS_S, Histogram
+from redfence_server.metrics.observing import Observer
 from redfence_server.metrics.outcomes import outcome_of, reason_name
 from redfence_server.metrics.requests import RequestCounts
 from redfence_server.metrics.telemetry import Telemetry
@@ -65,3 +70,53 @@ def test_without_metrics_and_debug_log_no_handler_is_wrapped() -> None:
     assert Telemetry(listen="", logs=False, clock=clock).wrap is None
     assert Telemetry(listen=":0", logs=False, clock=clock).wrap is not None
     assert Telemetry(listen="", logs=True, clock=clock).wrap is not None
+
+
+class LeavingPeer:
+    """The context of a stream whose peer leaves while the answer to its first message is written."""
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+
+    def peer(self) -> str:
+        return "peer"
+
+    async def read(self) -> Any:
+        return self._request
+
+    async def write(self, message: Any) -> None:
+        raise asyncio.CancelledError
+
+
+_DENIED = lock_pb2.CommandError(reason=lock_pb2.ERROR_REASON_PERMISSION_DENIED)
+_RENEWAL = lock_pb2.KeepAliveRequest(resource="a", sequence=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "answer"),
+    [
+        (
+            "Session",
+            lock_pb2.SessionRequest(
+                commands=[lock_pb2.SessionCommand(id=1, acquire=lock_pb2.AcquireRequest())]
+            ),
+            lock_pb2.SessionResponse(results=[lock_pb2.SessionResult(id=1, error=_DENIED)]),
+        ),
+        ("KeepAlive", _RENEWAL, lock_pb2.KeepAliveResponse(resource="a", sequence=1, error=_DENIED)),
+    ],
+)
+async def test_an_answer_counts_though_its_caller_leaves_at_once(
+    method: str, request_: Any, answer: Any
+) -> None:
+    async def serve(_: Any, context: Any) -> None:
+        await context.read()
+        await context.write(answer)
+
+    counts = RequestCounts()
+    observer = Observer(counts, clock=SystemClock(), logs=False)
+    path = f"/redfence.v1.LockService/{method}"
+    handler = observer.wrap(path, grpc.stream_stream_rpc_method_handler(serve))
+    with pytest.raises(asyncio.CancelledError):
+        await handler.stream_stream(None, LeavingPeer(request_))
+    command = "acquire" if method == "Session" else "renew"
+    assert counts.requests("LockService", f"{method}.{command}").ended == {"permission_denied": 1}

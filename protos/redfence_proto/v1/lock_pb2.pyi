@@ -41,7 +41,7 @@ whatever the status code. The same holds for every unanswered command of a strea
 repeat the call with it, or send Release. But never repeat a message or metadata over the limits below: gRPC
 refuses it each time, with RESOURCE_EXHAUSTED and without ErrorInfo. A server may also reset a call if this
 client leaves too many bytes of answers unread. gRPC shows that with the same code. Read the answers, then
-repeat the call.
+repeat the call. Every call can also fail with RESOURCE_EXHAUSTED and the reason TOO_MANY_BUFFERED_BYTES.
 
 Access. A server with a policy asks for credentials: the metadata "authorization: Bearer TOKEN", or a
 client certificate. Every call and every command of a stream then also fails with UNAUTHENTICATED or

@@ -147,10 +147,14 @@ class LockServiceServicer(object):
         server undoes every mint for them. It releases no grant that was sent. After a half-close (ending only
         the sending side) the server answers every pending command, then ends the stream with OK.
 
+        Commands begin in the order in which they came; of one message, releases begin first and cancels last. So
+        a renewal waits behind the acquires that were sent before it, and thousands of them take seconds. Renew
+        leases with a short ttl on a KeepAlive stream.
+
         The server answers a failed command with an `error` and does not end the stream. These codes end it:
         INVALID_ARGUMENT    a command's id is zero or still unanswered (INVALID_COMMAND_ID).
         RESOURCE_EXHAUSTED  more commands are unanswered on this stream than the server allows
-        (TOO_MANY_COMMANDS).
+        (TOO_MANY_COMMANDS), or TOO_MANY_BUFFERED_BYTES.
         OK                  the server drained; it sent `draining` before. Send every unanswered command,
         renewals too, to another server, with the same lease ids.
         """

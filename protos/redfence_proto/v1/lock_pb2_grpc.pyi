@@ -41,7 +41,7 @@ whatever the status code. The same holds for every unanswered command of a strea
 repeat the call with it, or send Release. But never repeat a message or metadata over the limits below: gRPC
 refuses it each time, with RESOURCE_EXHAUSTED and without ErrorInfo. A server may also reset a call if this
 client leaves too many bytes of answers unread. gRPC shows that with the same code. Read the answers, then
-repeat the call.
+repeat the call. Every call can also fail with RESOURCE_EXHAUSTED and the reason TOO_MANY_BUFFERED_BYTES.
 
 Access. A server with a policy asks for credentials: the metadata "authorization: Bearer TOKEN", or a
 client certificate. Every call and every command of a stream then also fails with UNAUTHENTICATED or
@@ -159,10 +159,14 @@ class LockServiceStub:
     server undoes every mint for them. It releases no grant that was sent. After a half-close (ending only
     the sending side) the server answers every pending command, then ends the stream with OK.
 
+    Commands begin in the order in which they came; of one message, releases begin first and cancels last. So
+    a renewal waits behind the acquires that were sent before it, and thousands of them take seconds. Renew
+    leases with a short ttl on a KeepAlive stream.
+
     The server answers a failed command with an `error` and does not end the stream. These codes end it:
       INVALID_ARGUMENT    a command's id is zero or still unanswered (INVALID_COMMAND_ID).
       RESOURCE_EXHAUSTED  more commands are unanswered on this stream than the server allows
-                          (TOO_MANY_COMMANDS).
+                          (TOO_MANY_COMMANDS), or TOO_MANY_BUFFERED_BYTES.
       OK                  the server drained; it sent `draining` before. Send every unanswered command,
                           renewals too, to another server, with the same lease ids.
     """
@@ -247,10 +251,14 @@ class LockServiceAsyncStub(LockServiceStub):
     server undoes every mint for them. It releases no grant that was sent. After a half-close (ending only
     the sending side) the server answers every pending command, then ends the stream with OK.
 
+    Commands begin in the order in which they came; of one message, releases begin first and cancels last. So
+    a renewal waits behind the acquires that were sent before it, and thousands of them take seconds. Renew
+    leases with a short ttl on a KeepAlive stream.
+
     The server answers a failed command with an `error` and does not end the stream. These codes end it:
       INVALID_ARGUMENT    a command's id is zero or still unanswered (INVALID_COMMAND_ID).
       RESOURCE_EXHAUSTED  more commands are unanswered on this stream than the server allows
-                          (TOO_MANY_COMMANDS).
+                          (TOO_MANY_COMMANDS), or TOO_MANY_BUFFERED_BYTES.
       OK                  the server drained; it sent `draining` before. Send every unanswered command,
                           renewals too, to another server, with the same lease ids.
     """
@@ -356,10 +364,14 @@ class LockServiceServicer(metaclass=_abc_1.ABCMeta):
         server undoes every mint for them. It releases no grant that was sent. After a half-close (ending only
         the sending side) the server answers every pending command, then ends the stream with OK.
 
+        Commands begin in the order in which they came; of one message, releases begin first and cancels last. So
+        a renewal waits behind the acquires that were sent before it, and thousands of them take seconds. Renew
+        leases with a short ttl on a KeepAlive stream.
+
         The server answers a failed command with an `error` and does not end the stream. These codes end it:
           INVALID_ARGUMENT    a command's id is zero or still unanswered (INVALID_COMMAND_ID).
           RESOURCE_EXHAUSTED  more commands are unanswered on this stream than the server allows
-                              (TOO_MANY_COMMANDS).
+                              (TOO_MANY_COMMANDS), or TOO_MANY_BUFFERED_BYTES.
           OK                  the server drained; it sent `draining` before. Send every unanswered command,
                               renewals too, to another server, with the same lease ids.
         """

@@ -210,7 +210,7 @@ class OverloadedError(UnavailableError):
         this client have their part of the server.
         For a watch, "peer", "server" or "prefix": this client has too many watches, all clients have too
         many, or too many locks have its prefix.
-        For unanswered commands, "stream" or "peer".
+        For unanswered commands, "stream" or "peer". For bytes in the server, "peer".
         """
         return self.metadata.get("scope", "")
 

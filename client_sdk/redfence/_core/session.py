@@ -181,13 +181,21 @@ class SessionCore:
         self._leases.renew_all_soon(now_ms)
 
     def link_failed(
-        self, error: RedfenceError, *, now_ms: float, refused: Collection[AcquireCall] = ()
+        self,
+        error: RedfenceError,
+        *,
+        now_ms: float,
+        refused: Collection[AcquireCall] = (),
+        is_full: bool = False,
     ) -> None:
-        """Record that a connection failed; fail the waiting calls if every later one will fail, too."""
+        """Record that a connection failed; fail the waiting calls if every later one will fail, too.
+
+        `is_full`: the server has no room for a stream of this client.
+        """
         self._link.last_error = error
         if error.error_reason == "TOO_MANY_COMMANDS" and error.metadata.get("limit", "").isdecimal():
             self._outbox.limit(int(error.metadata["limit"]))
-        wrong = isinstance(error, WrongServiceError) and self._link.address_count == 1
+        wrong = (is_full or isinstance(error, WrongServiceError)) and self._link.address_count == 1
         if wrong or isinstance(error, AccessDeniedError | ClosedError):
             # Waiting does not help against wrong credentials, nor if a fork has broken gRPC.
             self._acquires.refuse_queued(error, refused=refused, now_ms=now_ms)
@@ -197,6 +205,9 @@ class SessionCore:
         """Queue again the calls of a stream that has ended; `error` is None if this client ended it."""
         # The next stream has a new token, if there is one; if not, the server refuses it at once.
         expired = error is not None and error.error_reason == "UNAUTHENTICATED" and self._link.replied
+        is_full = (
+            error is not None and error.error_reason == "TOO_MANY_BUFFERED_BYTES" and not self._link.replied
+        )
         self._link.closed(now_ms)
         self._probe.end()
         acquires: list[AcquireCall] = []
@@ -209,7 +220,7 @@ class SessionCore:
                 self._leases.renewal_lost(call, now_ms=now_ms)
         self._acquires.link_lost(acquires, now_ms=now_ms)
         if error is not None and not expired:
-            self.link_failed(error, now_ms=now_ms, refused=acquires)
+            self.link_failed(error, now_ms=now_ms, refused=acquires, is_full=is_full)
 
     def received(self, response: lock_pb2.SessionResponse, *, now_ms: float) -> None:
         """Process a message of the server: give each result to its call."""

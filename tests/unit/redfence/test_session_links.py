@@ -23,6 +23,7 @@ from redfence import (
     LeaseState,
     LockHeldError,
     OutcomeUnknownError,
+    OverloadedError,
     UnavailableError,
     WrongServiceError,
 )
@@ -103,6 +104,19 @@ def test_refused_credentials_are_told_at_once() -> None:
     world.core.link_failed(AccessDeniedError("who are you?"), now_ms=world.now_ms)
     assert isinstance(acquiring.error, AccessDeniedError)
     assert isinstance(calling.error, AccessDeniedError)
+
+
+@pytest.mark.parametrize(("addresses", "replied"), [(1, False), (1, True), (2, False)])
+def test_a_client_without_room_at_its_only_server_is_told_at_once(addresses: int, *, replied: bool) -> None:
+    """A stream that was answered before may have run the acquire; another server may have room."""
+    world = World(address_count=addresses).connected()
+    if replied:
+        world.held(resource="held")
+    slot, _ = world.ask("other", wait=60)
+    world.broken(OverloadedError("no room", error_reason="TOO_MANY_BUFFERED_BYTES"))
+    assert slot.done() == (addresses == 1 and not replied)
+    if slot.done():
+        assert isinstance(slot.error, OverloadedError)
 
 
 def test_an_expired_token_is_replaced_on_a_new_stream_before_the_caller_hears_of_it() -> None:

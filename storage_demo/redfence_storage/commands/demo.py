@@ -73,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
                 folder=Path(folder),
                 narrate=_narrate,
             )
-            with _served(stage, named=bool(args.server or server_addresses() or args.storage)) as served:
+            named = bool(args.server or server_addresses() or args.storage)
+            with _served(stage, named=named, fenced=not args.no_fencing) as served:
                 survived = play(replace(served, storage=None) if args.no_fencing else served)
     except DemoError as error:
         print(f"redfence demo: {error}", file=sys.stderr)
@@ -86,12 +87,21 @@ def _narrate(line: str) -> None:
 
 
 @contextmanager
-def _served(stage: Stage, *, named: bool) -> Iterator[Stage]:
-    """Yield the stage with a lock server and a storage; start both if none is `named` and not both run."""
+def _served(stage: Stage, *, named: bool, fenced: bool) -> Iterator[Stage]:
+    """Yield the stage with a lock server and a storage; start both if none is `named` and not both run.
+
+    Raises:
+        DemoError: the story is `fenced`, and its storage does not run.
+    """
     from redfence_storage.pause_demo.conductor import DemoError
 
     assert stage.storage is not None
-    if named or stage.credentials or (_is_listening(stage.servers[0]) and _is_listening(stage.storage)):
+    stored = _is_listening(stage.storage)
+    if named or stage.credentials or (_is_listening(stage.servers[0]) and stored):
+        if fenced and not stored:
+            raise DemoError(
+                f"no storage runs on {stage.storage}: start `redfence storage`, or name another by --storage"
+            )
         yield stage
         return
     _narrate(
@@ -126,7 +136,7 @@ def _served(stage: Stage, *, named: bool) -> Iterator[Stage]:
 def _is_listening(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S):
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S):
             return True
     except OSError:
         return False

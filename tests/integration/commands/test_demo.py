@@ -52,7 +52,12 @@ async def test_without_fencing_the_late_write_corrupts_the_file(commands: Comman
 
 
 async def test_the_demo_says_when_it_cannot_be_played(commands: CommandProcesses) -> None:
-    demo = commands.start_redfence("demo", "gc-pause", "--server", "127.0.0.1:1", "--storage", "127.0.0.1:1")
+    nowhere = "127.0.0.1:1"
+    demo = commands.start_redfence("demo", "gc-pause", "--server", nowhere, "--storage", nowhere)
+    await demo.ended(status=2, timeout_s=60)
+    assert demo.stderr.startswith(f"redfence demo: no storage runs on {nowhere}: start `redfence storage`")
+    assert not demo.stdout
+    demo = commands.start_redfence("demo", "gc-pause", "--no-fencing", "--server", nowhere)
     await demo.ended(status=2, timeout_s=60)
     assert demo.stderr.startswith("redfence demo: A:")
 

@@ -133,7 +133,7 @@ class Output:
     def close(self) -> None:
         """Write what is queued, also to a full socket, then close it.
 
-        What a full socket has not taken is lost if the peer has sent more than the server has read.
+        The kernel drops the bytes that have not left if the peer has sent more than the server has read.
         """
         if not self.closed:
             while data := self._http2.data_to_send(_WRITE_BYTES):

@@ -9,7 +9,7 @@ import ngh2
 
 from redfence_server.http2.buffered import BufferedBytes
 
-# What the library keeps for a call that has ended, besides the bytes of its answer.
+# The library keeps about so many bytes for an ended call, besides its answer.
 _ENDED_BYTES: Final = 1_200
 
 ENDED: Final = (ngh2.StreamUnavailableError, ngh2.ConnectionStateError, ngh2.ConnectionClosingError)
